@@ -19,7 +19,8 @@ from PIL import Image
 from torch.nn.functional import conv2d, interpolate
 
 import infinite_tensor
-from infinite_tensor import InfiniteTensor, RegionError, TileStore, ValidationError, noise, open_store, sl
+from infinite_tensor import InfiniteTensor, TileStore, ValidationError, noise, open_store, sl
+from infinite_tensor.errors import RegionError
 
 PIXEL = 50.0  # metres, the unit of heights too
 HEIGHTS = (-3000, -1200, -250, 0, 1, 60, 400, 1000, 1700, 2300, 2700, 3600)

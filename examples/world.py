@@ -23,7 +23,6 @@ from torch.nn.functional import avg_pool2d, interpolate, one_hot
 from infinite_tensor import (
     InfiniteTensor,
     Output,
-    RegionError,
     TensorGroup,
     TensorWindow,
     TileStore,
@@ -31,6 +30,7 @@ from infinite_tensor import (
     cell_generator,
     open_store,
 )
+from infinite_tensor.errors import RegionError
 
 SIDE = 96
 """Side of a window, in pixels."""

@@ -5,30 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from infinite_tensor.errors import (
-    BlobModeError,
-    BlobNotFoundError,
     DamagedDataWarning,
-    DependantsRemainWarning,
     DeviceMismatchError,
     DtypeMismatchError,
     FunctionChangedWarning,
     InfiniteTensorError,
-    LinkNotFollowedWarning,
     MeaningLostWarning,
     OutOfMemoryError,
-    RegionError,
     ShapeMismatchError,
     StoreError,
     TileAccessError,
     UncoveredPixelsWarning,
     ValidationError,
-    WeakerStorageWarning,
 )
 from infinite_tensor.support.lazy import offered_by
 
 if TYPE_CHECKING:
     from infinite_tensor.datasets import GridDataset, PatchDataset
-    from infinite_tensor.filling import FillPlan, FillReport, Mask, Progress
+    from infinite_tensor.filling import Mask
     from infinite_tensor.geometry.regions import sl
     from infinite_tensor.geometry.window import TensorWindow
     from infinite_tensor.groups import TensorGroup
@@ -39,11 +33,10 @@ if TYPE_CHECKING:
     from infinite_tensor.pipelines.predict import predict
     from infinite_tensor.pipelines.sources import from_array, from_image, from_raster
     from infinite_tensor.tensor import InfiniteTensor
-    from infinite_tensor.tilestore import Damage, Garbage, MemoryTileStore, TensorInfo, TileStore
+    from infinite_tensor.tilestore import MemoryTileStore, TileStore
     from infinite_tensor.values.digest import digest
     from infinite_tensor.values.reduction import Reduction
     from infinite_tensor.values.weights import WeightedMean
-    from infinite_tensor.views.copying import CopyReport
     from infinite_tensor_stores import HDF5TileStore, ZarrTileStore, open_store
     from infinite_tensor_stores.blobs import TensorBlob
 
@@ -51,45 +44,32 @@ if TYPE_CHECKING:
 
 # Not `map`, as numpy has it with its `max`: a star import would take Python's own from the file of a user.
 __all__ = [
-    "BlobModeError",
-    "BlobNotFoundError",
-    "CopyReport",
-    "Damage",
     "DamagedDataWarning",
-    "DependantsRemainWarning",
     "DeviceMismatchError",
     "DtypeMismatchError",
-    "FillPlan",
-    "FillReport",
     "FunctionChangedWarning",
-    "Garbage",
     "GridDataset",
     "HDF5TileStore",
     "InfiniteBuffer",
     "InfiniteTensor",
     "InfiniteTensorError",
-    "LinkNotFollowedWarning",
     "Mask",
     "MeaningLostWarning",
     "MemoryTileStore",
     "OutOfMemoryError",
     "Output",
     "PatchDataset",
-    "Progress",
     "Reduction",
-    "RegionError",
     "ShapeMismatchError",
     "StoreError",
     "TensorBlob",
     "TensorGroup",
-    "TensorInfo",
     "TensorWindow",
     "TileAccessError",
     "TileStore",
     "UncoveredPixelsWarning",
     "ValidationError",
     "VirtualTensor",
-    "WeakerStorageWarning",
     "WeightedMean",
     "ZarrTileStore",
     "cell_generator",
@@ -108,7 +88,7 @@ _find, _names = offered_by(
     globals(),
     {
         "infinite_tensor.datasets": ["GridDataset", "PatchDataset"],
-        "infinite_tensor.filling": ["FillPlan", "FillReport", "Mask", "Progress"],
+        "infinite_tensor.filling": ["Mask"],
         "infinite_tensor.geometry.regions": ["sl"],
         "infinite_tensor.geometry.window": ["TensorWindow"],
         "infinite_tensor.groups": ["TensorGroup"],
@@ -119,11 +99,10 @@ _find, _names = offered_by(
         "infinite_tensor.pipelines.predict": ["predict"],
         "infinite_tensor.pipelines.sources": ["from_array", "from_image", "from_raster"],
         "infinite_tensor.tensor": ["InfiniteTensor"],
-        "infinite_tensor.tilestore": ["Damage", "Garbage", "MemoryTileStore", "TensorInfo", "TileStore"],
+        "infinite_tensor.tilestore": ["MemoryTileStore", "TileStore"],
         "infinite_tensor.values.digest": ["digest"],
         "infinite_tensor.values.reduction": ["Reduction"],
         "infinite_tensor.values.weights": ["WeightedMean"],
-        "infinite_tensor.views.copying": ["CopyReport"],
         "infinite_tensor_stores": ["HDF5TileStore", "ZarrTileStore", "open_store"],
         "infinite_tensor_stores.blobs": ["TensorBlob"],
     },

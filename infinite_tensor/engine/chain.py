@@ -156,7 +156,7 @@ class Computation:
     @property
     def workers(self) -> int:
         """On how many threads `f` runs, unless a read says."""
-        return self.tensors[0].store.workers
+        return self.tensors[0].store.contents.workers
 
     def own(self, windows: IntArray) -> IntArray:
         """Window indices of one of its tensors, (N, ndim), as `f` is given them: (N, coordinates)."""

@@ -126,7 +126,11 @@ class Contents(ABC):
         Whether nothing is ever stored.
     flush_requested : bool
         Whether what is finished is to be stored soon.
+    workers : int
+        On how many threads a read runs the ``f`` of a tensor of this store, unless the read says.
     """
+
+    workers = 1
 
     flush_requests: ClassVar[int] = 0
     """How often stores of this process have been asked to flush soon: where it has not changed, none has been."""

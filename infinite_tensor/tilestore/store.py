@@ -38,22 +38,19 @@ class TileStore:
     ----------
     contents : Contents
         What it holds, as the engine uses it.
-    workers : int
-        On how many threads a read runs the ``f`` of a tensor of this store, unless the read says.
     """
 
     shared: bool = False
     """Whether other processes can open it by its pickle, and store in it at the same time."""
 
     contents: Contents
-    workers: int = 1
 
     # Messages name it by its str.
     _named_by_str = True
 
     def __init__(self, contents: Contents, *, workers: int = 1) -> None:
         self.contents = contents
-        self.workers = checked_workers(workers)
+        contents.workers = checked_workers(workers)
 
     @property
     def address(self) -> str | None:

@@ -20,7 +20,6 @@ from infinite_tensor import (
     HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
-    RegionError,
     ShapeMismatchError,
     StoreError,
     TensorWindow,
@@ -31,6 +30,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.engine.chain import node_of
+from infinite_tensor.errors import RegionError
 from tests.support.counting import Counted
 from tests.support.interpreters import run
 from tests.support.stores import sample

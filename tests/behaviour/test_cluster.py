@@ -17,14 +17,13 @@ from infinite_tensor import (
     MemoryTileStore,
     OutOfMemoryError,
     Output,
-    Progress,
     TensorWindow,
     TileStore,
     ValidationError,
     ZarrTileStore,
     sl,
 )
-from infinite_tensor.filling import plan
+from infinite_tensor.filling import Progress, plan
 from infinite_tensor.filling.fill import Request
 from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import parse

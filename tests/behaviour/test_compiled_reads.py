@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from infinite_tensor import InfiniteTensor, RegionError, TensorWindow, ValidationError, sl
+from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, sl
+from infinite_tensor.errors import RegionError
 from tests.behaviour.test_workers import meeting
 from tests.support.interpreters import run
 

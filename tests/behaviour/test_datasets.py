@@ -25,13 +25,13 @@ from infinite_tensor import (
     InfiniteTensor,
     MemoryTileStore,
     PatchDataset,
-    RegionError,
     TensorGroup,
     TensorWindow,
     ValidationError,
     ZarrTileStore,
     sl,
 )
+from infinite_tensor.errors import RegionError
 from tests.support.counting import Counted
 from tests.support.reference import Index
 

@@ -18,13 +18,13 @@ from infinite_tensor import (
     InfiniteTensor,
     MemoryTileStore,
     Output,
-    RegionError,
     StoreError,
     TensorWindow,
     TileStore,
     ValidationError,
     ZarrTileStore,
 )
+from infinite_tensor.errors import RegionError
 from infinite_tensor.groups import TensorGroup
 from tests.support.interpreters import run
 from tests.support.reopening import reopened

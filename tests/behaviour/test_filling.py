@@ -23,8 +23,6 @@ from infinite_tensor import (
     InfiniteTensor,
     MemoryTileStore,
     Output,
-    Progress,
-    RegionError,
     StoreError,
     TensorWindow,
     TileStore,
@@ -32,7 +30,8 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
-from infinite_tensor.filling import cutting
+from infinite_tensor.errors import RegionError
+from infinite_tensor.filling import Progress, cutting
 from tests.support.counting import Counted
 from tests.support.interpreters import CONTEXT
 

@@ -15,11 +15,11 @@ from infinite_tensor import (
     InfiniteTensor,
     MemoryTileStore,
     Output,
-    RegionError,
     TensorWindow,
     TileStore,
     ZarrTileStore,
 )
+from infinite_tensor.errors import RegionError
 from infinite_tensor.geometry.window import WindowGrid
 from tests.support.counting import Counted
 from tests.support.stores import sample

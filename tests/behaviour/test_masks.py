@@ -27,8 +27,6 @@ from infinite_tensor import (
     InfiniteTensor,
     Mask,
     MemoryTileStore,
-    Progress,
-    RegionError,
     TensorGroup,
     TensorWindow,
     TileStore,
@@ -36,6 +34,8 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
+from infinite_tensor.errors import RegionError
+from infinite_tensor.filling import Progress
 from infinite_tensor.filling import mask as mask_module
 from infinite_tensor.filling import plan as plan_module
 from infinite_tensor.filling import stored_only as stored_only_module

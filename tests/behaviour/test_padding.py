@@ -19,13 +19,13 @@ from infinite_tensor import (
     InfiniteTensor,
     MemoryTileStore,
     Output,
-    RegionError,
     TensorWindow,
     TileStore,
     ValidationError,
     ZarrTileStore,
     sl,
 )
+from infinite_tensor.errors import RegionError
 from infinite_tensor.tilestore.stored_definition import definition_of
 from infinite_tensor.values.dtypes import DTYPES
 from tests.support.counting import Counted

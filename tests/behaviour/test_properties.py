@@ -23,9 +23,6 @@ import torch
 from hypothesis import given, note
 
 from infinite_tensor import (
-    DependantsRemainWarning,
-    FillPlan,
-    FillReport,
     HDF5TileStore,
     InfiniteTensor,
     Mask,
@@ -38,7 +35,8 @@ from infinite_tensor import (
 from infinite_tensor.engine import assemble
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.chain import node_of
-from infinite_tensor.filling import cutting, fill
+from infinite_tensor.errors import DependantsRemainWarning
+from infinite_tensor.filling import FillPlan, FillReport, cutting, fill
 from infinite_tensor.filling.fill import Request
 from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import parse

@@ -16,11 +16,9 @@ from zarr.codecs import BloscCodec, ZstdCodec
 from zarr.storage import MemoryStore, WrapperStore
 
 from infinite_tensor import (
-    FillReport,
     HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
-    RegionError,
     StoreError,
     TensorWindow,
     TileStore,
@@ -30,6 +28,8 @@ from infinite_tensor import (
     open_store,
     sl,
 )
+from infinite_tensor.errors import RegionError
+from infinite_tensor.filling import FillReport
 from infinite_tensor_stores.zarr.codec import ChunkCodec
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore

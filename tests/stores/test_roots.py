@@ -18,7 +18,8 @@ import torch
 import zarr
 from zarr.storage import LocalStore
 
-from infinite_tensor import InfiniteTensor, LinkNotFollowedWarning, StoreError, TensorGroup, TensorWindow, ZarrTileStore
+from infinite_tensor import InfiniteTensor, StoreError, TensorGroup, TensorWindow, ZarrTileStore
+from infinite_tensor.errors import LinkNotFollowedWarning
 from infinite_tensor.tilestore import Garbage
 
 MARK = {"format": 1}

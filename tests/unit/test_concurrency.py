@@ -78,12 +78,12 @@ def test_two_stores_in_one_place_have_each_its_own(tmp_path: Path) -> None:
         ZarrTileStore(tmp_path, concurrency=2) as few,
         ZarrTileStore(tmp_path, concurrency=64) as many,
     ):
-        assert (few.concurrency, many.concurrency) == (2, 64)
+        assert (few._concurrency, many._concurrency) == (2, 64)
 
 
 def test_a_pickled_store_keeps_it(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path, concurrency=5) as store, pickle.loads(pickle.dumps(store)) as copy:  # noqa: S301
-        assert copy.concurrency == 5
+        assert copy._concurrency == 5
 
 
 @pytest.mark.parametrize("concurrency", [0, -1, 257, 2.5, True, "16", None])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from infinite_tensor import WeakerStorageWarning
+from infinite_tensor.errors import WeakerStorageWarning
 from infinite_tensor.support.disks import alone_in
 from tests.support.interrupts import LIBRARY, interrupted_at
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from infinite_tensor import InfiniteTensor, RegionError, TensorWindow, sl
+from infinite_tensor import InfiniteTensor, TensorWindow, sl
+from infinite_tensor.errors import RegionError
 from infinite_tensor.geometry.blocks import Blocks
 from infinite_tensor.geometry.points import COORDINATE_LIMIT
 from infinite_tensor.geometry.regions import parse

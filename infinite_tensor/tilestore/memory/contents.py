@@ -289,7 +289,7 @@ class MemoryTileStore(TileStore):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the limits, not the windows."""
-        return partial(type(self), workers=self.workers), (self.cache_size_bytes, self.cache_size_windows)
+        return partial(type(self), workers=self.contents.workers), (self.cache_size_bytes, self.cache_size_windows)
 
     def __str__(self) -> str:
         return str(self.contents)

@@ -142,7 +142,7 @@ class PersistentTileStore(TileStore, Backend):
             "cache_size_bytes": entries.max_bytes,
             "cache_size_tiles": entries.max_items,
             "flush_interval": self._flush_interval,
-            "workers": self.workers,
+            "workers": self.contents.workers,
         }
 
     def __del__(self) -> None:

@@ -115,9 +115,9 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         read_only = mode == "r"
         self._storage_options = storage_options
         self._timeout = check_timeout(timeout)
-        self.concurrency = check_concurrency(concurrency)
+        self._concurrency = check_concurrency(concurrency)
         self._objects = Objects(
-            partial(zarr_store, self.target, storage_options, read_only, self._timeout), self.concurrency
+            partial(zarr_store, self.target, storage_options, read_only, self._timeout), self._concurrency
         )
         self._created: str | None = None
         super().__init__(
@@ -139,7 +139,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         own = {
             "storage_options": self._storage_options,
             "timeout": self._timeout,
-            "concurrency": self.concurrency,
+            "concurrency": self._concurrency,
             "compressors": self._compressors,
         }
         mode = "r" if self.read_only else "r+"

@@ -9,7 +9,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from infinite_tensor import InfiniteTensor, RegionError, TensorGroup, TensorWindow, ValidationError, sl
+from infinite_tensor import InfiniteTensor, TensorGroup, TensorWindow, ValidationError, sl
+from infinite_tensor.errors import RegionError
 from infinite_tensor.groups import export
 from tests.behaviour.groups.world import World, plain
 from tests.support.interpreters import run

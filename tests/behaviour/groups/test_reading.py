@@ -13,7 +13,8 @@ import pytest
 import tensordict
 import torch
 
-from infinite_tensor import MemoryTileStore, RegionError, TensorGroup, ValidationError, sl
+from infinite_tensor import MemoryTileStore, TensorGroup, ValidationError, sl
+from infinite_tensor.errors import RegionError
 from tests.behaviour.groups.world import World, plain
 
 

@@ -12,7 +12,8 @@ import torch
 import zarr
 from tensordict import TensorDict
 
-from infinite_tensor import InfiniteTensor, RegionError, TensorGroup, ValidationError, from_array, sl
+from infinite_tensor import InfiniteTensor, TensorGroup, ValidationError, from_array, sl
+from infinite_tensor.errors import RegionError
 from tests.behaviour.groups.world import plain
 from tests.support.stores import sample
 

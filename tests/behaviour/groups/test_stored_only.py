@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from infinite_tensor import InfiniteTensor, RegionError, TensorGroup, TensorWindow, ValidationError, ZarrTileStore, sl
+from infinite_tensor import InfiniteTensor, TensorGroup, TensorWindow, ValidationError, ZarrTileStore, sl
+from infinite_tensor.errors import RegionError
 from tests.support.counting import Counted
 
 Made = tuple[TensorGroup, dict[str, Counted]]

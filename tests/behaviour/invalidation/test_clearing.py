@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from infinite_tensor import DependantsRemainWarning, MemoryTileStore, TileStore, ValidationError, ZarrTileStore
+from infinite_tensor import MemoryTileStore, TileStore, ValidationError, ZarrTileStore
+from infinite_tensor.errors import DependantsRemainWarning
 from tests.behaviour.invalidation.chain import END, Data, chain_on, ground_on, smooth_over
 
 

@@ -25,16 +25,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infinite_tensor import (
-    InfiniteTensor,
-    RegionError,
-    TensorWindow,
-    ValidationError,
-    ZarrTileStore,
-    cell_generator,
-    noise,
-    sl,
-)
+from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, ZarrTileStore, cell_generator, noise, sl
+from infinite_tensor.errors import RegionError
 from infinite_tensor.pipelines import noise as module
 from infinite_tensor.values.functions import Functions
 from tests.support.counting import Counted

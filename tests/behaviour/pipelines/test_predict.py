@@ -20,7 +20,6 @@ from infinite_tensor import (
     HDF5TileStore,
     InfiniteTensor,
     Mask,
-    Progress,
     Reduction,
     ShapeMismatchError,
     TensorGroup,
@@ -31,6 +30,7 @@ from infinite_tensor import (
     predict,
     sl,
 )
+from infinite_tensor.filling import Progress
 from infinite_tensor.filling.progress import TensorReport
 from tests.behaviour.pipelines.arrays import Located
 from tests.support.stores import sample

@@ -16,7 +16,6 @@ import torch
 
 from infinite_tensor import (
     InfiniteTensor,
-    Progress,
     TensorGroup,
     TensorWindow,
     ValidationError,
@@ -25,6 +24,7 @@ from infinite_tensor import (
     predict,
     sl,
 )
+from infinite_tensor.filling import Progress
 from tests.behaviour.pipelines.arrays import Recorded
 from tests.support.interpreters import CONTEXT
 

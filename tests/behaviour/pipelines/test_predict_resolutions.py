@@ -20,7 +20,6 @@ from infinite_tensor import (
     InfiniteTensor,
     Mask,
     Output,
-    RegionError,
     TensorGroup,
     TensorWindow,
     ZarrTileStore,
@@ -28,6 +27,7 @@ from infinite_tensor import (
     predict,
     sl,
 )
+from infinite_tensor.errors import RegionError
 from tests.support.stores import sample
 
 pytest.importorskip("tensordict")

@@ -21,13 +21,13 @@ from infinite_tensor import (
     InfiniteTensor,
     MemoryTileStore,
     Output,
-    RegionError,
     TensorWindow,
     TileStore,
     ValidationError,
     ZarrTileStore,
     sl,
 )
+from infinite_tensor.errors import RegionError
 from tests.behaviour.views.shown import pixels_of, ramp, ramp_of, tensor_of
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore

@@ -26,13 +26,13 @@ from infinite_tensor import (
     HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
-    RegionError,
     TileAccessError,
     TileStore,
     ValidationError,
     ZarrTileStore,
     sl,
 )
+from infinite_tensor.errors import RegionError
 from infinite_tensor.views.face import FaceStore
 from tests.behaviour.views.shown import (
     WINDOW,

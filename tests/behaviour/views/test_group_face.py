@@ -11,7 +11,8 @@ import torch
 import xarray
 import zarr
 
-from infinite_tensor import InfiniteTensor, RegionError, TensorGroup, TensorWindow, ValidationError, sl
+from infinite_tensor import InfiniteTensor, TensorGroup, TensorWindow, ValidationError, sl
+from infinite_tensor.errors import RegionError
 from tests.behaviour.views.shown import NO_NAMES, member, names_of
 from tests.support.dict_store import DictTileStore
 

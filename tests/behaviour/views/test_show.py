@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from infinite_tensor import InfiniteTensor, RegionError, TensorWindow, ValidationError, from_array, sl
+from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, from_array, sl
+from infinite_tensor.errors import RegionError
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
 from tests.support.reference import Index

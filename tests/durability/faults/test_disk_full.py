@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from infinite_tensor import DependantsRemainWarning, HDF5TileStore, InfiniteTensor, StoreError, TensorWindow
+from infinite_tensor import HDF5TileStore, InfiniteTensor, StoreError, TensorWindow
+from infinite_tensor.errors import DependantsRemainWarning
 from tests.durability.faults.conftest import Open, pair, wait_for_writers
 from tests.durability.faults.disks import SmallDisk
 

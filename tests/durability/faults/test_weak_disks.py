@@ -17,15 +17,8 @@ import pytest
 import torch
 from fsspec.asyn import AsyncFileSystem
 
-from infinite_tensor import (
-    HDF5TileStore,
-    StoreError,
-    TensorBlob,
-    TensorGroup,
-    ValidationError,
-    WeakerStorageWarning,
-    ZarrTileStore,
-)
+from infinite_tensor import HDF5TileStore, StoreError, TensorBlob, TensorGroup, ValidationError, ZarrTileStore
+from infinite_tensor.errors import WeakerStorageWarning
 from infinite_tensor.support import disks
 from infinite_tensor_stores.loop import sync
 from tests.behaviour.views.exports.scenes import REGION, names_in, opened, pattern, plane, truth

@@ -13,13 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from infinite_tensor import (
-    DependantsRemainWarning,
-    InfiniteTensorError,
-    MemoryTileStore,
-    StoreError,
-    ValidationError,
-)
+from infinite_tensor import InfiniteTensorError, MemoryTileStore, StoreError, ValidationError
+from infinite_tensor.errors import DependantsRemainWarning
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from tests.durability.hostile.honest import (
     EXPECTED,

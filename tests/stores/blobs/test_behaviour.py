@@ -14,7 +14,8 @@ import zarr
 from zarr.codecs import GzipCodec, ZstdCodec
 from zarr.storage import LocalStore
 
-from infinite_tensor import BlobModeError, RegionError, StoreError, TensorBlob, ValidationError
+from infinite_tensor import StoreError, TensorBlob, ValidationError
+from infinite_tensor.errors import BlobModeError, RegionError
 from infinite_tensor.values.dtypes import DTYPES
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import SHAPE, made, numbered

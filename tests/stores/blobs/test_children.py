@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from infinite_tensor import BlobModeError, StoreError, TensorBlob
+from infinite_tensor import StoreError, TensorBlob
+from infinite_tensor.errors import BlobModeError
 from tests.behaviour.test_fork import LIMIT, in_child
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import blocks_held, made, numbered

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from infinite_tensor import RegionError, StoreError, TensorBlob
+from infinite_tensor import StoreError, TensorBlob
+from infinite_tensor.errors import RegionError
 from infinite_tensor_stores.zarr.layout import DOCUMENT
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import SHAPE, append, made, numbered

@@ -24,7 +24,8 @@ import zarr
 from zarr.abc.buffer import Buffer
 from zarr.storage import MemoryStore, WrapperStore
 
-from infinite_tensor import BlobNotFoundError, RegionError, StoreError, TensorBlob
+from infinite_tensor import StoreError, TensorBlob
+from infinite_tensor.errors import BlobNotFoundError, RegionError
 from infinite_tensor_stores.blobs.writers import FOLDER, RENEWAL, SECONDS, Lease
 from infinite_tensor_stores.targets import zarr_store
 from infinite_tensor_stores.zarr.layout import DOCUMENT

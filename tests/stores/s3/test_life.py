@@ -15,7 +15,8 @@ import pytest
 import torch
 from s3fs import S3FileSystem
 
-from infinite_tensor import DependantsRemainWarning, StoreError, TileAccessError
+from infinite_tensor import StoreError, TileAccessError
+from infinite_tensor.errors import DependantsRemainWarning
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.support.chain import NAMES, STAGES, Chain, Window, expected, open_chain_store, random_parts
 from tests.support.interpreters import QUIET_FORKS, Team

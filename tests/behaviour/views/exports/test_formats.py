@@ -10,7 +10,8 @@ import rasterio
 import torch
 from PIL import Image
 
-from infinite_tensor import InfiniteTensor, RegionError, TensorWindow, ValidationError, from_array, sl
+from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, from_array, sl
+from infinite_tensor.errors import RegionError
 from tests.behaviour.views.exports.scenes import REGION, names_in, opened, plane, truth
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
