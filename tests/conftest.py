@@ -17,6 +17,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
@@ -54,6 +55,12 @@ def pytest_make_collect_report(
         report.outcome = "skipped"
         report.longrepr = (str(Path(collector.nodeid)), 1, f"Skipped: needs the package {missing[1]}")
     return report
+
+
+def pytest_configure() -> None:
+    """Have Ctrl-C be what it is in a terminal: a shell has what it runs in the background ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
