@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from infinite_tensor.engine.chain import Node, NodeHolder, node_of
-from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Job, Request, fill, is_filled, prepare, writable
 from infinite_tensor.filling.invalidate import Invalidation, invalidate
 from infinite_tensor.filling.plan import FillPlan
 from infinite_tensor.filling.progress import FillReport, Watcher
 from infinite_tensor.geometry.regions import Selection
-from infinite_tensor.support.arguments import check_fill, checked_bytes, checked_flag, checked_shard
+from infinite_tensor.support.arguments import check_fill, checked_bytes, checked_count, checked_flag, checked_shard
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -214,9 +212,8 @@ def plan_together(
     ValidationError
         If the regions cannot be filled within `max_memory`.
     """
-    if shards is not None and (operator.index(shards)) < 1:
-        raise ValidationError(f"shards must be a positive int, got {shards}")
-    return _job(requests, max_memory, None).plan(shards)
+    count = None if shards is None else checked_count("shards", shards)
+    return _job(requests, max_memory, None).plan(count)
 
 
 def fill_together(

@@ -264,7 +264,10 @@ def predict(
             where=where,
         )
     f.forget()
-    return together.group(made) if together and isinstance(made, InfiniteTensor) else made
+    if together is None:
+        return made
+    assert isinstance(made, InfiniteTensor)
+    return together.group(made, MemoryTileStore(cache_size_bytes=_CACHE_BYTES))
 
 
 def _results(

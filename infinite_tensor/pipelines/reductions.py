@@ -14,11 +14,9 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.groups import TensorGroup
 from infinite_tensor.pipelines.prediction import Result, Returned
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.tilestore import MemoryTileStore
+from infinite_tensor.tilestore import TileStore
 from infinite_tensor.values.dtypes import checked_dtype
 from infinite_tensor.values.reduction import Reduction, reduced, reduction_to_json
-
-_CACHE_BYTES = 2**24
 
 
 @dataclass(frozen=True)
@@ -92,9 +90,9 @@ class Reductions:
         functions = [None if each is None else each.function for each in self._reductions]
         return dict(zip(self._channels, functions, strict=True))
 
-    def group(self, made: InfiniteTensor) -> TensorGroup:
-        """The results by their names, read from the tensor that keeps them."""
-        dims, store = tuple(range(1, made.ndim)), MemoryTileStore(cache_size_bytes=_CACHE_BYTES)
+    def group(self, made: InfiniteTensor, store: TileStore) -> TensorGroup:
+        """The results by their names, read from the tensor that keeps them; `store` holds windows that were read."""
+        dims = tuple(range(1, made.ndim))
         tensors = {
             name: made.map(
                 each,

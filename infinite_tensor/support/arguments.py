@@ -65,9 +65,14 @@ def check_fill(workers: object, client: object, progress: object, shard: object)
 
 def checked_workers(value: object) -> int:
     """`value` as a number of threads; ValidationError if it is no positive int."""
+    return checked_count("workers", value)
+
+
+def checked_count(name: str, value: object) -> int:
+    """The argument of this name as an int; ValidationError if it is no positive one."""
     count = as_index(value)
     if count is None or count < 1:
-        raise ValidationError(f"workers must be a positive int, got {quoted(value)}")
+        raise ValidationError(f"{name} must be a positive int, got {quoted(value)}")
     return count
 
 

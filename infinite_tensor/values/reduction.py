@@ -162,10 +162,12 @@ class Reduction:
 
 
 def reduced(reduction: Reduction, values: torch.Tensor) -> torch.Tensor:
-    """What values of shape (in_channels, N), on the CPU, become."""
+    """What values of shape (in_channels, N) become."""
     function = reduction.function
     if function == _ARGMAX:
-        return torch.from_numpy(_numbers_of_largest(values.numpy()))
+        numbers = torch.empty(values.shape[1:], dtype=_labels_dtype(len(values)), device=values.device)
+        _argmax(as_array(values), as_array(numbers))
+        return numbers
     return _KEEPING[function](values) if isinstance(function, str) else function(values)
 
 

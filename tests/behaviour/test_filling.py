@@ -522,3 +522,10 @@ def test_what_is_stored_in_a_read_only_store_is_filled_already(tmp_path: Path) -
         assert t.fill(slice(0, 64), progress=False).windows == 0
         with pytest.raises(ValidationError, match="read-only, and lacks some of tensor 't'"):
             t.fill(slice(0, 65), progress=False)
+
+
+@pytest.mark.parametrize("shards", [0, -1, 1.5, "8", True])
+def test_a_plan_in_what_is_no_number_of_shards_is_refused(shards: Any) -> None:
+    t = InfiniteTensor((None,), lambda _ctx: torch.ones(4), TensorWindow((4,)))
+    with pytest.raises(ValidationError, match="shards must be a positive int, got"):
+        t.plan(slice(0, 8), shards=shards)

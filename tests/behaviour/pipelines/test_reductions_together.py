@@ -51,6 +51,12 @@ def test_each_is_what_it_is_alone() -> None:
         assert torch.equal(group[name][...], alone[...])
 
 
+def test_scores_may_be_of_a_dtype_that_numpy_has_not() -> None:
+    half = HOW | {"autocast": torch.bfloat16}
+    group, alone = (predict(NET, IMAGE, reduce=each, **half) for each in ({"labels": "argmax"}, "argmax"))
+    assert torch.equal(group["labels"][...], alone[...])
+
+
 def test_scores_are_kept_once(tmp_path: Path) -> None:
     half: dict[str, Any] = {"region": sl[0:32, 0:70]}
     with ZarrTileStore(tmp_path / "both", tile_size=16) as both, ZarrTileStore(tmp_path / "one", tile_size=16) as one:
