@@ -23,7 +23,6 @@ LIBRARY = tuple(f"{module.__path__[0]}/" for module in (infinite_tensor, infinit
 """The folders of the library."""
 
 _PATIENCE = 30.0
-_FINALIZER = weakref.finalize.__call__.__code__
 
 Line: TypeAlias = tuple[str, int]
 """A file and the number of a line."""
@@ -178,12 +177,21 @@ def _is_in_a_finalizer(frame: FrameType, outermost: FrameType) -> bool:
     """
     caller: FrameType | None = frame
     while caller is not None and caller is not outermost:
-        code = caller.f_code
-        # One that is called by hand is given no reference.
-        if code.co_name == "__del__" or (code is _FINALIZER and caller.f_locals["_"] is not None):
+        if caller.f_code.co_name == "__del__" or _is_told_of_the_dead(caller):
             return True
         caller = caller.f_back
     return False
+
+
+def _is_told_of_the_dead(frame: FrameType) -> bool:
+    """Whether it is the callback of a weak reference, which is given that and has no use for it.
+
+    A `weakref.finalize` that is called by hand is given none.
+    """
+    code = frame.f_code
+    last = code.co_varnames[code.co_argcount - 1] if code.co_argcount else ""
+    given = frame.f_locals.get(last) if last.startswith("_") else None
+    return isinstance(given, weakref.ref) and given() is None
 
 
 class _Lines:
