@@ -2,21 +2,144 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import operator
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MethodType
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.hooks import RemovableHandle
 
 from infinite_tensor.errors import DeviceMismatchError, ValidationError
-from infinite_tensor.modules.tensor_like import TensorLike
 from infinite_tensor.support.arguments import checked_flag
+
+if TYPE_CHECKING:
+    # To a type checker it is one: what a tensor has is given to it below.
+    Base: TypeAlias = torch.Tensor
+else:
+    Base = object
+
+
+class TensorLike(Base):
+    """Has the operators, methods and attributes of a tensor, and is taken for one by the functions of torch.
+
+    It cannot be changed in place: what would change is a value that is gone afterwards.
+    """
+
+    __array_priority__ = torch.Tensor.__array_priority__
+    """Numbers of numpy on the left of an operator leave it to what stands on the right, as they do with a tensor."""
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The tensor that it stands for."""
+        raise NotImplementedError
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch on the values of all that stand for a tensor among its arguments."""
+        kwargs = kwargs or {}
+        # The names of functions are nothing that could be traced.
+        if not torch.compiler.is_compiling():
+            changed = [kwargs.get("out"), *(args[:1] if _is_in_place(func.__name__) else ())]
+            for each in changed:
+                if isinstance(each, TensorLike):
+                    each._refuse(func.__name__)  # noqa: SLF001  (its own)
+        return func(*_values(args), **_values(kwargs))
+
+    def __array_wrap__(self, array: Any, context: object = None, return_scalar: bool = False) -> torch.Tensor:
+        """What functions of numpy give back for a tensor."""
+        return torch.from_numpy(np.asarray(array))
+
+    def _refuse(self, operation: str) -> NoReturn:
+        raise TypeError(
+            f"{operation} would change {self!r}, which is computed when it is read; change what it is computed from, "
+            "or work on a copy: .value.clone()"
+        )
+
+    __hash__ = object.__hash__
+
+
+def _values(given: Any) -> Any:
+    """`given`, with values for what stands for a tensor in it, in lists, tuples and dicts too."""
+    if isinstance(given, TensorLike):
+        return given.value
+    if isinstance(given, list | tuple):
+        values = [_values(each) for each in given]
+        if all(map(operator.is_, values, given)):
+            return given
+        return tuple(values) if isinstance(given, tuple) else values
+    if type(given) is dict:
+        return {key: _values(each) for key, each in given.items()}
+    return given
+
+
+_OF_TWO = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift", "matmul")
+_SPECIAL = (
+    *_OF_TWO,
+    *(f"r{name}" for name in _OF_TWO),
+    *("lt", "le", "eq", "ne", "gt", "ge"),
+    *("neg", "pos", "abs", "invert", "array", "dlpack", "dlpack_device", "cuda_array_interface"),
+    *("getitem", "len", "iter", "reversed", "contains", "bool", "int", "float", "complex", "index", "format"),
+)
+_IN_PLACE = (*(f"i{name}" for name in _OF_TWO), "setitem", "delitem")
+
+
+def _is_in_place(name: str) -> bool:
+    return (name.endswith("_") and not name.endswith("__")) or name.strip("_") in _IN_PLACE
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def method(self: TensorLike, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.value, name)(*_values(args), **_values(kwargs))
+
+    return method
+
+
+def _attribute(name: str) -> property:
+    def attribute(self: TensorLike) -> Any:
+        return getattr(self.value, name)
+
+    return property(attribute)
+
+
+def _refusal(name: str) -> Callable[..., NoReturn]:
+    def refuse(self: TensorLike, *_args: object, **_kwargs: object) -> NoReturn:
+        self._refuse(name)
+
+    return refuse
+
+
+def _forward_what_tensors_have() -> None:
+    """Give `TensorLike` the operators and the public members of a tensor.
+
+    Not by ``__getattr__``: Python would ask it too where a property of its own fails with an AttributeError, and
+    the reason would be lost.
+    """
+    members = [name for name in dir(torch.Tensor) if not name.startswith("_") and name not in TensorLike.__dict__]
+    for name in (*members, *(f"__{name}__" for name in (*_SPECIAL, *_IN_PLACE))):
+        if _is_in_place(name):
+            setattr(TensorLike, name, _refusal(name))
+        elif callable(inspect.getattr_static(torch.Tensor, name)):
+            setattr(TensorLike, name, _method(name))
+        else:
+            setattr(TensorLike, name, _attribute(name))
+
+
+_forward_what_tensors_have()
+
 
 Materializer: TypeAlias = "str | Callable[[Any, torch.dtype, torch.device], torch.Tensor]"
 

@@ -13,7 +13,7 @@ import torch
 from torch.autograd import backward
 
 from infinite_tensor import VirtualTensor
-from infinite_tensor.modules.tensor_like import TensorLike
+from infinite_tensor.modules.virtual_tensor import TensorLike
 from tests.behaviour.modules.nets import Doubling, virtual
 
 # torch's own result of a numpy function takes arguments as numpy 1 gives them.
@@ -37,10 +37,10 @@ COMPARISONS = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, 
 ACCOUNTED = (
     *("__class__", "__init__", "__new__", "__repr__", "__str__", "__dir__", "__hash__", "__annotations__"),
     *("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__deepcopy__", "__torch_dispatch__"),
-    *("__dlpack_c_exchange_api__", "__array_priority__", "__div__", "__rdiv__", "__idiv__", "__long__", "__nonzero__"),
+    *("__dlpack_c_exchange_api__", "__div__", "__rdiv__", "__idiv__", "__long__", "__nonzero__"),
 )
 """What a virtual tensor has in a way of its own: it is copied with its module, and prints what it is. The capsule is a
-promise about memory, `__array_ufunc__` comes before the priority, and the last five are those of Python 2."""
+promise about memory, and the last five are those of Python 2."""
 
 
 def outcome(function: Callable[[Any], Any], x: object) -> object:
@@ -95,11 +95,12 @@ def test_it_gives_what_a_tensor_gives(function: Callable[[Any], Any], value: tor
 
 
 @pytest.mark.parametrize("function", [*ARITHMETIC, operator.matmul, *COMPARISONS])
-def test_an_array_on_the_left_is_taken_like_one_on_the_right(function: Callable[[Any, Any], Any]) -> None:
-    # A tensor refuses it there.
-    got = function(MATRIX, virtual(VALUES["matrix"]))
-    assert isinstance(got, torch.Tensor)
-    assert np.array_equal(got.numpy(), function(MATRIX, VALUES["matrix"].numpy()))
+@pytest.mark.parametrize("array", [MATRIX, np.array(0.1)], ids=["matrix", "number"])
+def test_an_array_on_the_left_is_taken_as_a_tensor_takes_it(
+    function: Callable[[Any, Any], Any], array: np.ndarray[Any, Any]
+) -> None:
+    x = VALUES["matrix"]
+    assert outcome(partial(function, array), virtual(x)) == outcome(partial(function, array), x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
@@ -115,13 +116,6 @@ def test_a_number_of_numpy_on_the_left_is_taken_as_a_tensor_takes_it(number: Any
     x = torch.tensor([0.1, 0.3, 2.0]).to(dtype)
     for function in (*COMPARISONS, *ARITHMETIC, *BITWISE, operator.matmul):
         assert outcome(partial(function, number), virtual(x)) == outcome(partial(function, number), x), function
-
-
-@pytest.mark.parametrize("function", COMPARISONS)
-def test_an_array_of_one_number_is_compared_like_the_number(function: Callable[[Any, Any], Any]) -> None:
-    # numpy hands over both in the same way.
-    x = virtual(torch.tensor([0.1, 0.3]))
-    assert torch.equal(function(np.array(0.1), x), function(np.float64(0.1), x.value))
 
 
 @pytest.mark.parametrize(
@@ -141,12 +135,6 @@ def test_a_function_of_numpy_has_the_dtype_that_numpy_gives_it(
     assert outcome(function, virtual(value)) == outcome(function, value)
 
 
-def test_a_function_of_numpy_that_tells_true_from_false_gives_bools() -> None:
-    # Of a tensor it gives numbers.
-    x = VALUES["matrix"]
-    assert torch.equal(x[np.greater(virtual(x), 4)], torch.tensor([6.0, 8.0]))
-
-
 def test_gradients_flow_through_an_operator_with_a_number_of_numpy() -> None:
     module = Doubling()
     total = (np.float64(3) * module.twice).sum() + operator.mul(module.twice, np.float32(1)).sum()
@@ -155,25 +143,9 @@ def test_gradients_flow_through_an_operator_with_a_number_of_numpy() -> None:
     assert torch.equal(module.gradient, torch.full((2, 2), 8.0))
 
 
-def test_gradients_flow_through_an_operator_with_an_array() -> None:
-    module = Doubling()
-    total = (MATRIX.astype(np.float32) * module.twice).sum() + np.add(module.twice, MATRIX.astype(np.float32)).sum()
-    backward(total)
-    assert torch.equal(module.gradient, 2 * torch.tensor(MATRIX, dtype=torch.float32) + 2)
-
-
-def test_an_array_is_changed_in_place_by_it() -> None:
-    changed = same = np.ones((2, 2))
-    changed += virtual(VALUES["matrix"])
-    np.add.at(changed, 0, virtual(VALUES["number"]))
-    assert changed is same
-    assert same.tolist() == [[6, 8], [7, 9]]
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        lambda x: np.add(np.ones((2, 2)), 1, out=x),
         lambda x: x.__ilshift__(1),
         lambda x: x.__irshift__(1),
         lambda x: x.__imatmul__(x),
