@@ -18,7 +18,7 @@ from infinite_tensor.errors import (
     UncoveredPixelsWarning,
     ValidationError,
 )
-from infinite_tensor.support.lazy import offered_by
+from infinite_tensor.support import offered_by
 
 if TYPE_CHECKING:
     from infinite_tensor.datasets import GridDataset, PatchDataset

@@ -11,8 +11,7 @@ import torch
 from infinite_tensor.engine.chain import TensorInStore, node_of
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.batching import Batching
-from infinite_tensor.support.arguments import checked_device, checked_id
-from infinite_tensor.support.given import array_advice, quoted
+from infinite_tensor.support.given import array_advice, checked_device, checked_id, quoted
 from infinite_tensor.support.nested import show
 from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, arg_definitions, as_tensors, tensors_of
 from infinite_tensor.tilestore import TileStore

@@ -10,8 +10,7 @@ import torch
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow, checked_edge, coordinates_of, followed
-from infinite_tensor.support.arguments import checked_id
-from infinite_tensor.support.given import quoted
+from infinite_tensor.support.given import checked_id, quoted
 from infinite_tensor.support.nested import Key, leaves, show
 from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import check_followed, check_output_window, checked_shape

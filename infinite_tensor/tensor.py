@@ -24,9 +24,8 @@ from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.regions import Region, parse
 from infinite_tensor.geometry.window import Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared
-from infinite_tensor.support.arguments import checked_device, checked_id, checked_workers
 from infinite_tensor.support.functions import Unmovable
-from infinite_tensor.support.given import array_advice, members, quoted
+from infinite_tensor.support.given import array_advice, checked_device, checked_id, checked_workers, members, quoted
 from infinite_tensor.support.nested import show
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.messages import mismatch, warn_of_uncovered

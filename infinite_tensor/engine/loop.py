@@ -23,7 +23,7 @@ from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.engine.plan import Workload, build
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.geometry.points import IntArray, joined
-from infinite_tensor.support.gradients import without_gradients
+from infinite_tensor.support.functions import without_gradients
 from infinite_tensor.support.interrupts import Mark, interrupts_shown
 from infinite_tensor.support.threads import begin
 

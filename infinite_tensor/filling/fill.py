@@ -37,8 +37,7 @@ from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Wa
 from infinite_tensor.geometry.points import Index, is_empty
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window_sets import IndexProduct, Intervals
-from infinite_tensor.support.arguments import MemoryTooSmallError, whole_mebibytes
-from infinite_tensor.support.given import quoted, word
+from infinite_tensor.support.given import MemoryTooSmallError, quoted, whole_mebibytes, word
 from infinite_tensor.support.interrupts import Mark, store_call
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tilestore.inventory import TILE_STATES

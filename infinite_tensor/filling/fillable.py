@@ -12,7 +12,7 @@ from infinite_tensor.filling.invalidate import Invalidation, invalidate
 from infinite_tensor.filling.plan import FillPlan
 from infinite_tensor.filling.progress import FillReport, Watcher
 from infinite_tensor.geometry.regions import Selection
-from infinite_tensor.support.arguments import check_fill, checked_bytes, checked_count, checked_flag, checked_shard
+from infinite_tensor.support.given import check_fill, checked_bytes, checked_count, checked_flag, checked_shard
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from infinite_tensor.engine.chain import Node
-from infinite_tensor.support.arguments import checked_progress
+from infinite_tensor.support.given import checked_progress
 from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of, shown_id
 

@@ -34,8 +34,7 @@ from infinite_tensor.groups.members import (
 from infinite_tensor.groups.saved import checked_tensor, opened_tensor, save_group, stored_members
 from infinite_tensor.groups.stored_only import StoredOnlyGroup
 from infinite_tensor.groups.tensordicts import assembled, import_tensordict
-from infinite_tensor.support.arguments import checked_device, checked_flag, checked_id, checked_workers
-from infinite_tensor.support.given import quoted
+from infinite_tensor.support.given import checked_device, checked_flag, checked_id, checked_workers, quoted
 from infinite_tensor.support.nested import Key, as_key, chosen, is_key, listed, named_leaves, nested, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore

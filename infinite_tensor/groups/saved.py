@@ -13,8 +13,7 @@ import torch
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.groups.members import GroupMember, Members, shown_scale
-from infinite_tensor.support.arguments import checked_id
-from infinite_tensor.support.given import quoted
+from infinite_tensor.support.given import checked_id, quoted
 from infinite_tensor.support.nested import Key, named_leaves, nested, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore

@@ -18,7 +18,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.hooks import RemovableHandle
 
 from infinite_tensor.errors import DeviceMismatchError, ValidationError
-from infinite_tensor.support.arguments import checked_flag
+from infinite_tensor.support.given import checked_flag
 
 if TYPE_CHECKING:
     # To a type checker it is one: what a tensor has is given to it below.

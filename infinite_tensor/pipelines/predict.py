@@ -29,16 +29,19 @@ from infinite_tensor.pipelines.prediction import (
 )
 from infinite_tensor.pipelines.reductions import Reductions
 from infinite_tensor.pipelines.sources import from_array, least_cache_of
-from infinite_tensor.support.arguments import (
+from infinite_tensor.support.given import (
     MemoryTooSmallError,
+    as_index,
     check_fill,
     checked_bytes,
     checked_device,
     checked_flag,
     checked_id,
+    members,
+    quoted,
     whole_mebibytes,
+    word,
 )
-from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor

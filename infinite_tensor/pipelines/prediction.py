@@ -18,8 +18,8 @@ from infinite_tensor.geometry.window import TensorWindow, WindowGrid, checked_ed
 from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import Index
 from infinite_tensor.pipelines.sliding import is_one_padding, names_of, of_dimensions, slid_dims
+from infinite_tensor.support.functions import without_gradients
 from infinite_tensor.support.given import as_index, as_ratio, members, number, quoted, word
-from infinite_tensor.support.gradients import without_gradients
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.dtypes import checked_dtype
 from infinite_tensor.values.reduction import Reduction

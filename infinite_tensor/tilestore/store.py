@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.support.arguments import checked_age, checked_flag, checked_id, checked_workers
+from infinite_tensor.support.given import checked_age, checked_flag, checked_id, checked_workers
 from infinite_tensor.support.interrupts import store_method, store_query
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.dependants import dependants_in, readers_in

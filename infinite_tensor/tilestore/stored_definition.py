@@ -13,8 +13,7 @@ from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.padding import PADDINGS
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import Shape, TensorWindow, checked_edge
-from infinite_tensor.support.arguments import checked_id
-from infinite_tensor.support.given import as_index, quoted
+from infinite_tensor.support.given import as_index, checked_id, quoted
 from infinite_tensor.support.nested import Key
 from infinite_tensor.tilestore.layout import layout_of, tile_shape_of
 from infinite_tensor.values.checks import check_followed, check_output_window, checked_shape

@@ -20,8 +20,8 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid, followed
 from infinite_tensor.support.allocation import Array, as_array, as_tensor
+from infinite_tensor.support.functions import without_gradients
 from infinite_tensor.support.given import as_index, quoted, word
-from infinite_tensor.support.gradients import without_gradients
 from infinite_tensor.values.dtypes import checked_dtype, dtype_name
 from infinite_tensor.values.fingerprint import function_name
 from infinite_tensor.values.weights import WeightedMean, check_mean, lifted

@@ -10,8 +10,7 @@ import numpy as np
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.stored_only import StoredOnly
-from infinite_tensor.support.arguments import checked_flag
-from infinite_tensor.support.given import as_index, members, quoted, word
+from infinite_tensor.support.given import as_index, checked_flag, members, quoted, word
 from infinite_tensor.support.tables import count_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.frame import Frame, Pixels, nodata_of

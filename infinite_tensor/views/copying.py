@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.geometry.regions import Selection, parse
-from infinite_tensor.support.arguments import checked_flag, checked_id, checked_progress
-from infinite_tensor.support.given import quoted
+from infinite_tensor.support.given import checked_flag, checked_id, checked_progress, quoted
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of, shown_id
 from infinite_tensor.tilestore.layout import Record

@@ -21,8 +21,7 @@ from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.groups.group import TensorGroup
 from infinite_tensor.groups.members import shown_scale
-from infinite_tensor.support.arguments import checked_flag
-from infinite_tensor.support.given import quoted
+from infinite_tensor.support.given import checked_flag, quoted
 from infinite_tensor.support.nested import show
 from infinite_tensor.support.tables import bytes_of, code, count_of, escaped, facts, note, panel, shown_id, table
 from infinite_tensor.tensor import InfiniteTensor

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TensorWindow, ValidationError, ZarrTileStore
-from infinite_tensor.support.arguments import checked_bytes
+from infinite_tensor.support.given import checked_bytes
 
 
 @pytest.mark.parametrize(

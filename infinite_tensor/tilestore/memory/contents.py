@@ -13,7 +13,7 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, tiles_of
 from infinite_tensor.support.allocation import as_array, as_tensor
-from infinite_tensor.support.arguments import checked_bytes
+from infinite_tensor.support.given import checked_bytes
 from infinite_tensor.support.interrupts import Mark, store_method
 from infinite_tensor.tilestore.contents import Access, Contents
 from infinite_tensor.tilestore.inventory import Dropped, Inventory, StoredSize, TensorInfo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from infinite_tensor.support.lazy import offered_by
+from infinite_tensor.support import offered_by
 
 if TYPE_CHECKING:
     from infinite_tensor.tilestore.inventory import Damage, Garbage, StoredSize, TensorInfo

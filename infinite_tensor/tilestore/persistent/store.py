@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.support.arguments import checked_age, checked_bytes, checked_flag
 from infinite_tensor.support.exit import flush_at_exit
 from infinite_tensor.support.forks import renew_in_children
-from infinite_tensor.support.given import quoted
+from infinite_tensor.support.given import checked_age, checked_bytes, checked_flag, quoted
 from infinite_tensor.support.interrupts import store_method
 from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.lru import LRU, check_limit

@@ -16,9 +16,8 @@ from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.filling.stored_only import StoredOnly
-from infinite_tensor.support.arguments import checked_flag, checked_progress, checked_workers
 from infinite_tensor.support.disks import publish, synchronize, unfinished_file
-from infinite_tensor.support.given import quoted, word
+from infinite_tensor.support.given import checked_flag, checked_progress, checked_workers, quoted, word
 from infinite_tensor.support.nested import Key
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.messages import warn_of_lost

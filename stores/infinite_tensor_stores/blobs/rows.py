@@ -13,7 +13,7 @@ from infinite_tensor.errors import RegionError, StoreError
 from infinite_tensor.support.allocation import new_block, new_result
 from infinite_tensor.support.exit import flush_at_exit
 from infinite_tensor.support.forks import renew_in_children
-from infinite_tensor.support.gradients import outside_inference_mode
+from infinite_tensor.support.functions import outside_inference_mode
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor_stores.blobs.blocks import DamagedBlockError, blocks_of
 from infinite_tensor_stores.blobs.header import Header
