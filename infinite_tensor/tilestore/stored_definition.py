@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -44,6 +46,12 @@ T = TypeVar("T")
 FORMAT = 1
 """Of what a store holds; what a later version of this library has stored with a higher one is refused."""
 
+_FIELDS = (
+    *("format", "shape", "dtype", "output_window", "edge", "args", "blend", "blend_init", "reduce", "version"),
+    *("functions", "output", "dims", "tile_size"),
+)
+"""All that decides what a definition means, but for what pixels mean."""
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -73,20 +81,19 @@ class StoredTensor:
         StoreError
             If it is in the format of a later version.
         """
-        given = {**_typed(dict, "it", stored)}
+        given = _typed(dict, "it", stored)
+        fields = {name: given[name] for name in _FIELDS if name in given}
+        try:
+            text = json.dumps(fields)
+        except (TypeError, ValueError, RecursionError):
+            text = json.dumps(json_value("definition", fields, DEEPEST_JSON + 1))
+        found = _parsed(text)
         # Looked at when it is asked for: it may be long.
-        meaning = given.pop("meaning", None)
-        fields = {**_typed(dict, "it", json_value("definition", given, DEEPEST_JSON + 1)), "meaning": meaning}
-        version = as_index(fields.get("format", FORMAT))
-        if version is None or version < 1:
-            raise ValidationError(f"format must be a positive int, got {fields['format']!r:.200}")
-        if version > FORMAT:
-            raise StoreError(
-                f"it has format {version}, this version reads up to {FORMAT}; open it with a later "
-                "version of this library"
-            )
-        definition = definition_of(fields)
-        return cls(definition, _tile_size(definition, fields.get("tile_size")))
+        meaning = given.get("meaning")
+        if meaning is None:
+            return found
+        told = replace(found.definition, meaning=StoredMeaning(meaning, found.definition.shape))
+        return replace(found, definition=told)
 
     @classmethod
     def of(cls, store: object, tensor_id: str, stored: object) -> StoredTensor:
@@ -111,6 +118,22 @@ class StoredTensor:
         blend, blend_init = blend_of(definition.blend), scalar_from_json(definition.blend_init)
         reduction = None if definition.reduction is None else reduction_from_json(definition.reduction)
         return TensorSpec(tensor_id, definition, torch.device("cpu"), blend, blend_init, self.tile_size, reduction)
+
+
+# A definition is asked for again and again on the way to its tensor, and takes ten times as long to parse as to write.
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> StoredTensor:
+    """What a definition without what it means says; errors as of `StoredTensor.from_json`."""
+    fields = _typed(dict, "it", json_value("definition", json.loads(text), DEEPEST_JSON + 1))
+    version = as_index(fields.get("format", FORMAT))
+    if version is None or version < 1:
+        raise ValidationError(f"format must be a positive int, got {fields['format']!r:.200}")
+    if version > FORMAT:
+        raise StoreError(
+            f"it has format {version}, this version reads up to {FORMAT}; open it with a later version of this library"
+        )
+    definition = definition_of(fields)
+    return StoredTensor(definition, _tile_size(definition, fields.get("tile_size")))
 
 
 def definition_of(fields: Mapping[str, Any]) -> Definition:
