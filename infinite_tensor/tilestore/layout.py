@@ -137,6 +137,8 @@ class Record:
         How many complete tiles this process has stored, and how many bytes, not compressed.
     current : bool
         Whether what a read hands in may be stored: the tensor was neither cleared nor invalidated.
+    is_sparse : bool
+        Whether most tiles were missing when last looked for.
     """
 
     spec: TensorSpec
@@ -145,6 +147,7 @@ class Record:
     bound: object = None
     written: list[int] = field(default_factory=lambda: [0, 0])
     current: bool = True
+    is_sparse: bool = False
     _holder: weakref.ref[Holder] | None = field(default=None, init=False)
 
     @property

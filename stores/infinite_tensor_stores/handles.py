@@ -79,10 +79,6 @@ class TensorHandle(ABC):
     def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
         """Which tiles of a box ``[low, high)`` are complete, and of which there is a log."""
 
-    def find_partials(self, low: Sequence[int], high: Sequence[int]) -> set[Index]:
-        """Of which tiles of a box there is a log."""
-        return self.find_tiles(low, high)[1]
-
     @abstractmethod
     def damages(self, *, repair: bool) -> Iterator[Damage]:
         """What is damaged of all that is stored; dropped as it is found, where it is to be repaired."""
@@ -211,7 +207,3 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
     def _find_tiles(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
         handle = self._handle(tensor_id)
         return (set(), set()) if handle is None else handle.find_tiles(low, high)
-
-    def _find_partials(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> set[Index]:
-        handle = self._handle(tensor_id)
-        return set() if handle is None else handle.find_partials(low, high)

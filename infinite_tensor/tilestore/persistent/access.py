@@ -22,7 +22,7 @@ from infinite_tensor.tilestore.inventory import NOTHING, Known, missing_windows
 from infinite_tensor.tilestore.layout import Record, copy_shared
 from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.tilestore.persistent.cache import TileCache
-from infinite_tensor.tilestore.persistent.transfer import Entry
+from infinite_tensor.tilestore.persistent.storage import Entry
 
 
 class TileAccess(Access):

@@ -11,17 +11,30 @@ from typing import Any
 
 import torch
 
+from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import MOST_AT_ONCE, Index, check_count
 from infinite_tensor.tilestore.inventory import Damage, Garbage, StoredSize, TensorInfo
+from infinite_tensor.tilestore.messages import damaged_definition, damaged_group, in_the_way, warn_of_damage
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR, Document, Documents, name_of
+from infinite_tensor.tilestore.persistent.documents import (
+    GROUP,
+    KINDS,
+    TENSOR,
+    Document,
+    checked,
+    id_of,
+    kind_of,
+    may_begin,
+    name_of,
+    sealed,
+)
 
 _TILES_AT_ONCE = 64
 DOCUMENT_METHODS = ("_read_documents", "_create_document", "_delete_document", "_list_documents")
 _BY_DOCUMENTS = frozenset(
     f"_{method}"
     for method in (
-        *("read_definition", "write_definition", "delete_tensor", "list_tensors", "read_definitions"),
+        *("read_definition", "write_definition", "delete_tensor", "list_tensors"),
         *("read_group", "write_group", "delete_group", "list_groups"),
     )
 )
@@ -87,8 +100,7 @@ class Backend(ABC):
     @property
     def _documents(self) -> Documents:
         """The definitions in its documents."""
-        moving = self._read_documents, self._create_document, self._list_documents
-        return Documents(self, *moving, self._document_path, self._is_ours, self._check_definition)
+        return Documents(self)
 
     # Definitions of tensors.
 
@@ -111,41 +123,10 @@ class Backend(ABC):
             raise NotImplementedError(f"{type(self).__name__} does not list its tensors")
         return self._documents.ids(TENSOR)
 
-    def _ids_beginning(self, prefix: str) -> list[str]:
-        """Ids of the tensors that are stored whose ids begin with `prefix`."""
-        if offers(self, "_list_documents"):
-            return self._documents.ids(TENSOR, prefix)
-        return [tensor_id for tensor_id in self._list_tensors() if tensor_id.startswith(prefix)]
-
-    def _some_ids(self, most: int) -> tuple[list[str], int]:
-        """The first ids of tensors, up to `most`, and how many more there may be; quick, however many there are."""
-        if offers(self, "_list_documents"):
-            return self._documents.some_ids(TENSOR, most)
-        found = sorted(self._list_tensors())
-        return found[:most], len(found[most:])
-
-    def _holds(self, tensor_id: str) -> bool:
-        """Whether there is a definition of a tensor, intact or not."""
-        if offers(self, "_read_documents"):
-            return self._documents.holds(tensor_id, TENSOR)
-        return self._read_definition(tensor_id) is not None
-
     @property
     def _is_near(self) -> bool:
         """Whether it takes no request to read a definition, so that all may be read for a warning."""
         return True
-
-    def _read_definitions(self) -> dict[str, dict[str, Any]]:
-        """The definitions of tensors, by their ids; none where they cannot be listed.
-
-        A backend that can read many at once does. It may leave out those with neither args nor an output. One that is
-        damaged is left out with a `DamagedDataWarning`.
-        """
-        if offers(self, "_list_documents"):
-            return self._documents.readers()
-        listed = self._list_tensors() if offers(self, "_list_tensors") else []
-        definitions = {tensor_id: self._read_definition(tensor_id) for tensor_id in listed}
-        return {tensor_id: definition for tensor_id, definition in definitions.items() if definition is not None}
 
     # Groups: definitions apart from those of tensors, whose ids they may have.
 
@@ -239,10 +220,6 @@ class Backend(ABC):
         """Another text after each `_delete_tiles` of a tensor, by whatever process; None where that is not kept."""
         return None
 
-    def _find_partials(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> set[Index]:
-        """Of which tiles of a box ``[low, high)`` parts are stored; some may be complete by now."""
-        return self._find_tiles(tensor_id, low, high)[1]
-
     def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
         """What is stored of a tensor."""
         raise NotImplementedError(f"{type(self).__name__} does not describe its tensors")
@@ -292,3 +269,118 @@ def _keeps_no_documents(backend: Backend) -> NotImplementedError:
         f"{type(backend).__name__} keeps no documents, and so no groups: it needs the methods {missing}, see "
         "infinite_tensor.tilestore.persistent.backend"
     )
+
+
+class Documents:
+    """The definitions of tensors and groups that a backend keeps as documents: read, written, listed and checked."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def read(self, given: str, kind: str) -> dict[str, Any] | None:
+        """The definition of an id, None where there is none; StoreError if it is damaged, or not of this library."""
+        name = name_of(given, kind)
+        try:
+            return self.find(name)
+        except ValueError as error:
+            damaged = damaged_group if kind == GROUP else damaged_definition
+            raise damaged(self._backend, given, self._backend._document_path(name), error) from error
+
+    def find(self, name: str) -> dict[str, Any] | None:
+        """The definition under a name, None where there is none.
+
+        Raises
+        ------
+        ValueError
+            If it is damaged.
+        StoreError
+            If it is in a format of a later version, or what lies there is not of this library.
+        """
+        try:
+            return self.definition_in(name, *self._backend._read_documents([name]))
+        except ValueError:
+            self.check_ours(name)
+            raise
+
+    def write(self, given: str, kind: str, definition: Mapping[str, Any]) -> None:
+        """Create the definition of an id. Where somebody else has just created it, leave that one."""
+        self._backend._create_document(name_of(given, kind), sealed(definition))
+
+    def ids(self, kind: str, prefix: str = "") -> list[str]:
+        """The ids that begin with `prefix`, as names tell them, those of damaged documents too; else documents do.
+
+        Documents of other ids are not read, and none is checked, which takes far longer.
+        """
+        found: list[str] = []
+        names = [name for name in self._backend._list_documents(kind) if may_begin(name, prefix)]
+        for name, document in zip(names, self._backend._read_documents(names), strict=True):
+            if not self._is_there(name, document):
+                continue
+            told = id_of(name) or _id_in(name, document)
+            if told is None:
+                what = f"is damaged, and does not tell which {KINDS[kind]} it defined"
+                warn_of_damage(self._backend, f"{self._backend._document_path(name)} {what}")
+            elif told.startswith(prefix):
+                found.append(told)
+        return found
+
+    def some_ids(self, kind: str, most: int) -> tuple[list[str], int]:
+        """The first ids that names tell, up to `most`, and how many more there may be. No document is checked."""
+        names = sorted(self._backend._list_documents(kind))
+        looked = names[: 2 * most]
+        found = zip(looked, self._backend._read_documents(looked), strict=True)
+        # A name may be left behind by a tensor that was cleared.
+        told = [id_of(name) or name for name, document in found if document is not None]
+        return told[:most], len(told[most:]) + len(names) - len(looked)
+
+    def holds(self, given: str, kind: str) -> bool:
+        """Whether there is a document of ours for an id, intact or not."""
+        name = name_of(given, kind)
+        return self._is_there(name, *self._backend._read_documents([name]))
+
+    def _is_there(self, name: str, document: Document) -> bool:
+        return document is not None and (isinstance(document, dict) or self._backend._is_ours(name))
+
+    def readers(self) -> dict[str, dict[str, Any]]:
+        """The definitions of tensors, by their ids, less those that are computed from nothing and beside nothing."""
+        names, found = self._backend._list_documents(TENSOR), {}
+        for name, document in zip(names, self._backend._read_documents(names), strict=True):
+            # To check one takes far longer than to read it.
+            if isinstance(document, dict) and document.get("args") == [] and "output" not in document:
+                continue
+            try:
+                definition = self.definition_in(name, document)
+            except (ValueError, StoreError) as error:
+                if self._backend._is_ours(name):
+                    what = f"the definition in {self._backend._document_path(name)} cannot be read ({error})"
+                    warn_of_damage(self._backend, what)
+                continue
+            if definition is not None:
+                found[str(definition["tensor_id"])] = definition
+        return found
+
+    def definition_in(self, name: str, document: Document) -> dict[str, Any] | None:
+        """The definition that a document is, None for none; ValueError and StoreError as of `find`."""
+        if document is None:
+            return None
+        try:
+            definition = checked(document, name)
+        except StoreError as error:
+            where = self._backend._document_path(name)
+            raise StoreError(f"{self._backend}: the definition in {where} cannot be read: {error}") from error
+        if kind_of(name) == TENSOR:
+            self._backend._check_definition(definition)
+        return definition
+
+    def check_ours(self, name: str) -> None:
+        """StoreError if what lies under the name of a document is not of this library."""
+        if not self._backend._is_ours(name):
+            what = f"{KINDS[kind_of(name)]} {id_of(name) or name!r}"
+            raise in_the_way(self._backend, self._backend._document_path(name), what)
+
+
+def _id_in(name: str, document: Document) -> str | None:
+    """The id in a document, if its name is made of that."""
+    kind = kind_of(name)
+    given = document.get(f"{KINDS[kind]}_id") if isinstance(document, dict) else None
+    return given if isinstance(given, str) and name_of(given, kind) == name else None

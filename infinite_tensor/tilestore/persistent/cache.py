@@ -15,13 +15,11 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index, inside
 from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.support.interrupts import Mark
-from infinite_tensor.tilestore.inventory import Known
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.tilestore.persistent.registry import Registry
-from infinite_tensor.tilestore.persistent.storage import Storage
-from infinite_tensor.tilestore.persistent.transfer import Entry, Key, TileLoader, TileStorer
+from infinite_tensor.tilestore.persistent.storage import Entry, Key, Storage
 from infinite_tensor.tilestore.persistent.writer import Write, Writer
 
 _FEW_TENSORS = 64
@@ -64,8 +62,6 @@ class TileCache:
         self.flush_interval = flush_interval
         self._read_only = read_only
         self._writer: Writer[Key, TileInProgress] = Writer()
-        self._loader = TileLoader(storage, registry)
-        self._storer = TileStorer(storage)
         self._many_tensors = 2 * _FEW_TENSORS
         self.renew()
 
@@ -106,10 +102,6 @@ class TileCache:
         finally:
             self.lock.release()
         return None if self._writer.failed or not isinstance(entry, torch.Tensor) else entry
-
-    def known_partials(self, record: Record, tiles: Sequence[Index]) -> dict[Index, Known]:
-        """The windows that incomplete tiles hold in storage."""
-        return self._loader.known_partials(record, tiles)
 
     def held(self, record: Record, low: Sequence[int], high: Sequence[int]) -> dict[Index, Entry]:
         """The tiles of a box ``[low, high)`` that are in memory."""
@@ -170,7 +162,10 @@ class TileCache:
                 mine = [tile for tile in unknown if tile not in theirs]
                 self._loading.update(dict.fromkeys([(record, tile) for tile in mine], mark))
             try:
-                loaded = self._loader.load(record, mine)
+                loaded = self._storage.load(record, mine)
+                if not self._registry.is_known(record):
+                    # Cleared while this read is in progress: what is there now is not of this tensor.
+                    loaded = {tile: TileInProgress(record, tile) for tile in mine}
                 with self.lock:
                     self._hand_out(record, self._enter(record, loaded), reader, entries)
                     self.entries.evict(self._release)
@@ -255,7 +250,7 @@ class TileCache:
         with self.lock:
             records = {record for record, _ in (*self.entries, *self._writer.jobs()) if record.current}
         for record in records:
-            self._storage.bind_again(record.spec.tensor_id, record.bound)
+            self._storage.backend._bind_again(record.spec.tensor_id, record.bound)
 
     def submit_partials(self) -> None:
         """Send every tile in progress to storage."""
@@ -399,7 +394,7 @@ class TileCache:
         return entries
 
     def _write(self) -> Write[Key, TileInProgress]:
-        return partial(self._storer.store, self._storage.backend, self.lock)
+        return partial(self._storage.store, self._storage.backend, self.lock)
 
     def _submit(self, jobs: Mapping[Key, TileInProgress]) -> None:
         """Have tiles stored, but those that have no place in storage."""

@@ -27,10 +27,10 @@ from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.tilestore.messages import changed_meanwhile, check_functions
 from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.tilestore.persistent.access import TileAccess
+from infinite_tensor.tilestore.persistent.backend import offers
 from infinite_tensor.tilestore.persistent.cache import TileCache
 from infinite_tensor.tilestore.persistent.registry import Registry
-from infinite_tensor.tilestore.persistent.storage import Storage
-from infinite_tensor.tilestore.persistent.transfer import Entry, Key
+from infinite_tensor.tilestore.persistent.storage import Entry, Key, Storage
 from infinite_tensor.values.definition import same
 from infinite_tensor.values.spec import TensorSpec
 
@@ -153,7 +153,7 @@ class PersistentContents(Contents):
                 known[tile] = entry
         unread = sorted(partial - complete - known.keys())
         for begin in range(0, len(unread), _TILES_AT_ONCE):
-            known |= self.tiles.known_partials(record, unread[begin : begin + _TILES_AT_ONCE])
+            known |= self.storage.known_partials(record, unread[begin : begin + _TILES_AT_ONCE])
         return Inventory(record.layout, frozenset(complete), {t: w for t, w in known.items() if t not in complete})
 
     @store_method
@@ -166,7 +166,7 @@ class PersistentContents(Contents):
         # Where one is missing it is mostly the first.
         while some := list(itertools.islice(tiles, most)):
             most = _TILES_AT_ONCE
-            if not self.storage.has_tiles(spec.tensor_id, some):
+            if len(self.storage.those_there(spec.tensor_id, some)) < len(some):
                 return False
         return True
 
@@ -185,7 +185,8 @@ class PersistentContents(Contents):
     def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:
         """How many complete tiles are in storage, and how many more in memory."""
         self.check_open()
-        stored = self.storage.stored_size(tensor_id, definition, most)
+        with self.storage.asked("describe", tensor_id) as backend:
+            stored = backend._stored_size(tensor_id, definition, most)
         record = self.registry.records.get(tensor_id)
         pending = 0 if record is None else self.tiles.pending(record)
         return None if stored is None else replace(stored, pending=pending)
@@ -232,7 +233,7 @@ class PersistentContents(Contents):
 
     def specs_at_hand(self) -> list[TensorSpec]:
         """All of them from storage that is near; elsewhere those that are registered here."""
-        if self.storage.is_near:
+        if self.storage.backend._is_near:
             return self.specs_downstream()
         return [record.spec for record in self.registry.known()]
 
@@ -240,7 +241,9 @@ class PersistentContents(Contents):
         """Whether tiles can be deleted here."""
         self.check_open()
         self.check_writable(f"drop what it holds of tensor {tensor_id!r}")
-        self.storage.check_droppable(tensor_id)
+        backend = self.storage.backend
+        if not offers(backend, "_delete_tiles"):
+            backend._delete_tiles(tensor_id, [])
 
     def drop(self, spec: TensorSpec, windows: BoxUnion) -> Dropped:
         """Drop every tile that one of the windows touches, after a flush."""
@@ -258,18 +261,36 @@ class PersistentContents(Contents):
             self.registry.records[spec.tensor_id] = new
             spec.hold(new.holder())
         self.tiles.hand_over(record, new, tiles)
-        return Dropped(tiles=self.storage.drop(spec.tensor_id, tiles))
+        with self.storage.asked("drop", spec.tensor_id) as backend, self.storage.writing:
+            complete, partial = backend._find_tiles(spec.tensor_id, *tiles.hull)
+            found = tiles.held(list(complete | partial))
+            # Where there are few, also what nobody finds any more: parts behind a gap in a log.
+            few = tiles.most_points <= _TILES_AT_ONCE
+            backend._delete_tiles(spec.tensor_id, list(tiles.points()) if few else found)
+            backend._flush_backend()
+        return Dropped(tiles=len(found))
 
-    def drop_partials(self, older_than: float) -> Garbage:
-        """Delete what is stored of half-computed tiles, and look those up again that are in memory; after a flush."""
-        dropped = self.storage.drop_partials(older_than)
-        for record in self.registry.known():
-            self.tiles.drop_in_progress(record.spec.tensor_id)
-        return dropped
+    def collect_garbage(self, older_than: float | None) -> Garbage:
+        """Delete, after a flush, what no definition refers to, and half-computed tiles that are so many seconds old."""
+        self.flush()
+        with self.storage.asked("clean") as backend:
+            collected = backend._collect_garbage()
+            if older_than is not None:
+                with self.storage.writing:
+                    collected += backend._drop_partials(older_than)
+                # They are looked up again.
+                for record in self.registry.known():
+                    self.tiles.drop_in_progress(record.spec.tensor_id)
+        return collected
 
     def generation(self, spec: TensorSpec) -> tuple[str, str] | None:
         """Its incarnation, and the last drop in it."""
-        return None if self.closed else self.storage.generation(spec.tensor_id)
+        if self.closed:
+            return None
+        with self.storage.asked("read", spec.tensor_id) as backend:
+            stored = backend._read_definition(spec.tensor_id)
+            drops = None if stored is None else backend._generation(spec.tensor_id)
+        return None if stored is None or drops is None else (stored.get("incarnation", ""), drops)
 
     def tensor_ids(self, prefix: str = "") -> list[str]:
         """Ids of all tensors that are stored or known, which begin with `prefix`, sorted."""
@@ -291,7 +312,10 @@ class PersistentContents(Contents):
         """What is stored of one tensor, after a flush."""
         self.flush()
         definition = self.registry.definition_of(tensor_id)
-        return self.storage.describe(tensor_id, definition) or TensorInfo(tensor_id, definition, 0, 0, 0, "memory")
+        with self.storage.asked("describe", tensor_id) as backend:
+            if backend._read_definition(tensor_id) is not None:
+                return backend._describe_tensor(tensor_id, definition)
+        return TensorInfo(tensor_id, definition, 0, 0, 0, "memory")
 
     def digest_of(self, tensor_id: str) -> str | None:
         """What a tensor is, None where that cannot be told."""
@@ -304,7 +328,8 @@ class PersistentContents(Contents):
             self.registry.tile_sizes.pop(tensor_id, None)
             if record is not None:
                 self.tiles.forget(record)
-            self.storage.delete_tensor(tensor_id)
+            with self.storage.asked("delete", tensor_id) as backend, self.storage.writing:
+                backend._delete_tensor(tensor_id)
 
     def check_current(self, record: Record) -> None:
         """StoreError if the store was closed, or the tensor cleared or invalidated since this was its record.
@@ -336,26 +361,33 @@ class PersistentContents(Contents):
     def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:
         """What is damaged of all that is stored of a tensor, after a flush; dropped, where it is to be repaired."""
         self.flush()
-        found = self.storage.verify(tensor_id, repair=repair)
+        with self.storage.asked("verify", tensor_id) as backend:
+            found = backend._verify_tensor(tensor_id, repair=repair)
         if repair and found:
             self.tiles.drop_stored(tensor_id)
         return found
 
     def read_group(self, group_id: str) -> dict[str, Any] | None:
         """The definition of a group as it is stored, or None."""
-        return self.storage.read_group(group_id)
+        with self.storage.asked("read", group_id=group_id) as backend:
+            return backend._read_group(group_id)
 
     def write_group(self, group_id: str, definition: dict[str, Any]) -> None:
         """Create a group."""
-        self.storage.write_group(group_id, definition)
+        with self.storage.asked("save", group_id=group_id) as backend:
+            backend._write_group(group_id, definition)
+            backend._flush_backend()
 
     def delete_group(self, group_id: str) -> None:
         """Delete a group."""
-        self.storage.delete_group(group_id)
+        with self.storage.asked("delete", group_id=group_id) as backend:
+            backend._delete_group(group_id)
+            backend._flush_backend()
 
     def group_ids(self) -> list[str]:
         """Ids of all groups."""
-        return self.storage.group_ids()
+        with self.storage.asked("list") as backend:
+            return backend._list_groups()
 
     def flush(self) -> None:
         """Store everything finished so far; StoreError if something could not be. It stays in memory."""
@@ -381,7 +413,7 @@ class PersistentContents(Contents):
                 self.tiles.drop_stored()
                 for record in self.registry.known():
                     self.registry.forget(record.spec.tensor_id)
-                self.storage.close()
+                self.storage.backend._close_backend()
                 self._released = True
 
     def raise_failure(self) -> None:

@@ -144,7 +144,8 @@ class Registry:
         found = StoredTensor.of(self._storage, tensor_id, stored)
         tile = _checked_tile(self._storage, spec, given, found)
         layout = layout_of(spec.shape, tile, spec.dtype, spec.reduction)
-        bound = self._storage.bind(tensor_id, stored)
+        with self._storage.asked("open", tensor_id) as backend:
+            bound = backend._bind_tensor(tensor_id, stored)
         own = _as_stored(spec, found.definition)
         return Record(own, layout, found.definition.functions, bound)
 

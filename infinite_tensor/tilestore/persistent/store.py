@@ -125,9 +125,7 @@ class PersistentTileStore(TileStore, Backend):
         self._check_open()
         self.contents.check_writable("collect garbage")
         age = checked_age(older_than) if checked_flag("partial", partial) else None
-        self.contents.flush()
-        collected = self.contents.storage.collect_garbage()
-        return collected if age is None else collected + self.contents.drop_partials(age)
+        return self.contents.collect_garbage(age)
 
     def _flush_at_exit(self) -> None:
         if not self.closed:

@@ -277,11 +277,7 @@ class ZarrTensor(TensorHandle):
             return set(found[:count]), set(found[count:])
         chunks = (place.tile_of_chunk(key) for keys in self._objects.pages(f"{place.array}/c") for key in keys)
         complete = {tile for tile in chunks if tile is not None and inside(tile, low, high)}
-        return complete, self.find_partials(low, high)
-
-    def find_partials(self, low: Sequence[int], high: Sequence[int]) -> set[Index]:
-        """The tiles of a box that have a log."""
-        return {tile for tile in self._logged() if inside(tile, low, high)}
+        return complete, {tile for tile in self._logged() if inside(tile, low, high)}
 
     def _candidates(self, tiles: Sequence[Index]) -> list[Index]:
         """Those of some tiles of which something may be stored."""
