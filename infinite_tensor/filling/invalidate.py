@@ -24,8 +24,7 @@ from infinite_tensor.geometry.window_sets import (
 )
 from infinite_tensor.support.tables import Tabular, count_of, shown_id
 from infinite_tensor.tilestore.contents import Contents
-from infinite_tensor.tilestore.dependants import sources_first
-from infinite_tensor.tilestore.inventory import Dropped
+from infinite_tensor.tilestore.inventory import Dropped, sources_first
 from infinite_tensor.values.definition import Padding, modes_of
 from infinite_tensor.values.spec import TensorSpec
 

@@ -1,4 +1,4 @@
-"""What a store tells of itself: what is stored of a region or a tensor, what is damaged, what was deleted."""
+"""What a store tells of itself: what is stored of a region or a tensor, what is damaged, which tensors read which."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import json
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from operator import sub
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, points_of_boxes, unique_points
 from infinite_tensor.geometry.window import WindowGrid
-from infinite_tensor.support.tables import bytes_of, code, count_of, escaped, facts, panel
+from infinite_tensor.support.tables import bytes_of, code, count_of, escaped, facts, panel, shown_id
 from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.values.spec import TensorSpec
+
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -278,3 +281,95 @@ def missing_windows(
 
 def _ends(layout: TileLayout) -> IntArray:
     return np.array([np.iinfo(np.int64).max if n is None else n for n in layout.shape], dtype=np.int64)
+
+
+MOST_LISTED = 12
+"""Ids that the repr of a store shows."""
+_MOST_CHARACTERS = 40
+"""Of an id; it may have any number."""
+
+
+def listing(found: Callable[[], tuple[Sequence[str], int] | None]) -> str:
+    """What the repr of a store lists: some of its tensors, and how many more there may be. Raises nothing.
+
+    ``found()`` returns the ids that are shown, and how many more there are; None of a store that is closed.
+    """
+    try:
+        some = found()
+    except Exception as error:  # noqa: BLE001  (a debugger may show a store that is half made, or half gone)
+        return f"what it holds cannot be listed ({type(error).__name__})"
+    if some is None:
+        return "closed"
+    ids, more = some
+    if not ids:
+        return "no tensors" if not more else f"up to {count_of(more)} tensors"
+    return f"{_counted(ids, more)} {', '.join(map(_shown, ids))}{f' and up to {count_of(more)} more' if more else ''}"
+
+
+def _counted(ids: Sequence[str], more: int) -> str:
+    if more:
+        return "tensors"
+    return "1 tensor" if len(ids) == 1 else f"{len(ids)} tensors"
+
+
+def _shown(tensor_id: str) -> str:
+    shown = shown_id(tensor_id)
+    if shown != tensor_id:
+        return shown
+    return repr(tensor_id if len(tensor_id) <= _MOST_CHARACTERS else f"{tensor_id[:_MOST_CHARACTERS]}...")
+
+
+# Which tensors are computed from which, by what their definitions say.
+
+
+def readers_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | None) -> list[str]:
+    """Ids of the tensors that name another one as an arg, sorted; a digest of None stands for any."""
+    return sorted(
+        spec.tensor_id
+        for spec in specs
+        if any(arg.tensor_id == tensor_id and digest in (None, arg.digest) for arg in spec.definition.args)
+    )
+
+
+def dependants_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | None) -> list[str]:
+    """Ids of the tensors that are computed from another one, each before those that it is computed from."""
+    known = list(specs)
+    by_arg: defaultdict[tuple[str, str], list[TensorSpec]] = defaultdict(list)
+    for spec in known:
+        for arg in spec.definition.args:
+            if arg.tensor_id is not None:
+                by_arg[arg.tensor_id, arg.digest].append(spec)
+    first = set(readers_in(known, tensor_id, digest))
+
+    def readers(name: str) -> list[str]:
+        if name == tensor_id:
+            return sorted(first)
+        return [spec.tensor_id for spec in by_arg[name, digests[name]]]
+
+    digests = {spec.tensor_id: spec.definition.digest for spec in known}
+    return list(reversed(sources_first([tensor_id], readers)))[:-1]
+
+
+def sources_first(roots: Iterable[K], readers: Callable[[K], Iterable[K]]) -> list[K]:
+    """`roots` and everything downstream of them, each before what reads it. Without recursion."""
+    finished: dict[K, None] = {}
+    entered: set[K] = set()
+    for root in roots:
+        if root not in entered:
+            entered.add(root)
+            _finish(root, readers, entered, finished)
+    return list(reversed(finished))
+
+
+def _finish(root: K, readers: Callable[[K], Iterable[K]], entered: set[K], finished: dict[K, None]) -> None:
+    stack: list[tuple[K, Iterator[K]]] = [(root, iter(readers(root)))]
+    while stack:
+        key, rest = stack[-1]
+        for reader in rest:
+            if reader not in entered:
+                entered.add(reader)
+                stack.append((reader, iter(readers(reader))))
+                break
+        else:
+            finished[key] = None
+            stack.pop()

@@ -12,9 +12,15 @@ from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.support.given import checked_age, checked_flag, checked_id, checked_workers
 from infinite_tensor.support.interrupts import store_method, store_query
 from infinite_tensor.tilestore.contents import Contents
-from infinite_tensor.tilestore.dependants import dependants_in, readers_in
-from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
-from infinite_tensor.tilestore.listing import listing
+from infinite_tensor.tilestore.inventory import (
+    MOST_LISTED,
+    Damage,
+    Garbage,
+    TensorInfo,
+    dependants_in,
+    listing,
+    readers_in,
+)
 from infinite_tensor.tilestore.messages import warn_of_dependants
 from infinite_tensor.values.definition import Blend
 from infinite_tensor.values.reduction import Reduction
@@ -101,7 +107,10 @@ class TileStore:
         return own(self) if own is not TileStore.__repr__ else f"{type(self).__name__}()"
 
     def __repr__(self) -> str:
-        return f"{self}: {listing(lambda: self.contents)}"
+        return f"{self}: {listing(self._some_ids)}"
+
+    def _some_ids(self) -> tuple[Sequence[str], int] | None:
+        return None if self.closed else self.contents.some_ids(MOST_LISTED)
 
     # Tensors.
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
-from collections.abc import Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.exit import flush_at_exit
@@ -15,11 +18,30 @@ from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.persistent.backend import DOCUMENT_METHODS, Backend, offers
 from infinite_tensor.tilestore.persistent.contents import PersistentContents
-from infinite_tensor.tilestore.persistent.former_keywords import taking_former_keywords
 from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.store import TileStore
 
 _OF_DEFINITIONS = ("_read_definition", "_write_definition", "_delete_tensor")
+
+K = TypeVar("K", bound=type)
+
+
+def taking_former_keywords(kind: K) -> K:
+    """A class of stores that takes ``tile_cache_size=`` of version 0.2, unless that is its own."""
+    constructor: Callable[..., None] | None = vars(kind).get("__init__")
+    if constructor is None or "tile_cache_size" in inspect.signature(constructor).parameters:
+        return kind
+
+    @functools.wraps(constructor)
+    def construct(self: Any, /, *args: Any, **kwargs: Any) -> None:
+        if "tile_cache_size" in kwargs:
+            message = "tile_cache_size= is deprecated; use cache_size_tiles="
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            kwargs["cache_size_tiles"] = kwargs.pop("tile_cache_size")
+        constructor(self, *args, **kwargs)
+
+    kind.__init__ = construct  # type: ignore[misc]
+    return kind
 
 
 @taking_former_keywords
