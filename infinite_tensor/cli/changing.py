@@ -139,8 +139,11 @@ def predict(
         **options,
     )
     outputs = [made] if isinstance(made, infinite_tensor.InfiniteTensor) else list(made.values(True, True))
-    with outputs[0].tile_store:
-        records = [{"tensor_id": t.tensor_id, "shape": t.shape, "dtype": str(t.dtype)[6:]} for t in outputs]
+    # Several reductions of one output read the tensor that keeps them, and are not stored themselves.
+    kept = [t if f"{t.tensor_id}/".startswith(f"{tensor_id}/") else t.args[0] for t in outputs]
+    stored = {t.tensor_id: t for t in kept}
+    with next(iter(stored.values())).tile_store:
+        records = [{"tensor_id": i, "shape": t.shape, "dtype": str(t.dtype)[6:]} for i, t in stored.items()]
     if as_json:
         print_json({"store": target, "tensors": records})
     else:

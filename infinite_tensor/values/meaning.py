@@ -197,6 +197,19 @@ class Georeference(Fact):
         gcps = [[(row - y) / down, (column - x) / across, u, v, w] for row, column, u, v, w in self.gcps]
         return Georeference(self.called, rows.d, columns.d, self.crs, transform, gcps, rpcs)
 
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any], shape: Shape) -> Self:  # noqa: ARG003  (some kinds need it)
+        """See `Fact`."""
+        crs, transform, gcps, rpcs = (fields[name] for name in ("crs", "transform", "gcps", "rpcs"))
+        if not isinstance(crs, str | None):
+            raise TypeError(f"the CRS {crs!r}")
+        if rpcs is not None:
+            lists = {name: [float(each) for each in rpcs[name]] for name in _RPC_LISTS}
+            rpcs = {**rpcs, **{name: float(rpcs[name]) for name in _RPC_NUMBERS}, **lists}
+        a, b, c, d, e, f = map(float, (0,) * 6 if transform is None else transform)
+        points = [[*map(float, (row, column, x, y, z))] for row, column, x, y, z in gcps]
+        return cls(**{**fields, "transform": transform and [a, b, c, d, e, f], "gcps": points, "rpcs": rpcs})
+
     def agrees_with(self, other: Any) -> bool:
         """Whether pixels lie at the same places."""
         mine, its = self.transform, other.transform
@@ -209,6 +222,10 @@ class Georeference(Fact):
         # Ten metres, say, or a billionth of a degree.
         pixel = math.hypot(mine[0], mine[3])
         return bool(max(a, b, d, e) <= _SAME_SIZE * pixel and max(c, f) <= _SAME_PLACE * pixel)
+
+
+_RPC_NUMBERS = [f"{each}_{what}" for each in ("height", "lat", "line", "long", "samp") for what in ("off", "scale")]
+_RPC_LISTS = [f"{each}_{what}_coeff" for each in ("line", "samp") for what in ("num", "den")]
 
 
 def _same_crs(one: str | None, other: str | None) -> bool:

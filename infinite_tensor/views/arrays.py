@@ -13,6 +13,7 @@ from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.support.given import as_index, checked_flag, members, quoted, word
 from infinite_tensor.support.tables import count_of
 from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tilestore.messages import warn_of_lost
 from infinite_tensor.views.frame import Frame, Pixels, nodata_of
 from infinite_tensor.views.metadata import attributes_of, coordinates_of, plain_name_of
 
@@ -40,6 +41,7 @@ def xarray_of(
     data = lazily(pixels) if checked_flag("lazy", lazy) else pixels[(slice(None),) * pixels.ndim]
     nodata = nodata_of(source.nodata, source.dtype) if isinstance(source, StoredOnly) else None
     meaning = frame.meaning(dict(enumerate(tensor.dims)))
+    warn_of_lost("what to_xarray returns", meaning.lost)
     attrs = attributes_of(meaning, frame.dtype) | ({} if nodata is None else {"_FillValue": nodata})
     if "_FillValue" in attrs:
         attrs["_FillValue"] = frame.dtype.type(attrs["_FillValue"])

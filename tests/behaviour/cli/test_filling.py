@@ -225,6 +225,8 @@ def test_predict_reduces_each_output_as_it_is_told(cli: CommandLine, model: Path
     ]
     found = cli("predict", "--module", f"{model}:net", *given, "--reduce", f"{model}:largest", "--tensor-id", "one")
     assert found.json["tensors"][0]["shape"] == [24, 24]
+    found = cli("predict", "--module", f"{model}:net", *given, *each, "--tensor-id", "two")
+    assert found.json["tensors"] == [{"tensor_id": "two", "shape": [2, 24, 24], "dtype": "float32"}]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from fractions import Fraction
@@ -309,6 +311,24 @@ def test_ground_control_points_and_rational_polynomials_move_with_pixels(crs: CR
         assert (file.rpcs.samp_off, file.rpcs.samp_scale) == ((32 - 8.5) / 2, 15)
 
 
+def test_what_is_malformed_in_a_store_is_lost_and_told(tmp_path: Path) -> None:
+    zeros = [0.0] * 20
+    rpcs = RPC(100, 200, 40, 1, zeros, zeros, 24.0, 20.0, 14, 1, zeros, zeros, 32.0, 30.0)
+    with rasterio.open(saved(tmp_path / "in.tif", np.zeros((1, 32, 40), np.uint8)), "r+") as file:
+        file.rpcs = rpcs
+    entries: dict[Any, Any] = {}
+    with DictTileStore(entries) as store:
+        from_raster(tmp_path / "in.tif").map(lambda x: x, store=store, tensor_id="out").fill(..., progress=False)
+    (key,) = [key for key in entries if "definition" in key]
+    definition = json.loads(entries[key])
+    (place,) = definition["meaning"]["facts"]
+    del place["rpcs"]["lat_off"]
+    entries[key] = json.dumps(definition)
+    t = DictTileStore(entries).open("out")
+    with pytest.warns(MeaningLostWarning, match="out.tif is without place ''"):
+        t.export(..., tmp_path / "out.tif")
+
+
 def test_the_mask_of_a_raster_is_in_its_export(tmp_path: Path) -> None:
     path, mask = saved(tmp_path / "in.tif", world()), np.zeros((ROWS, COLUMNS), "uint8")
     mask[5:30, 20:50] = 255
@@ -445,7 +465,8 @@ def test_the_transform_that_rioxarray_writes_is_not_that_of_other_pixels(has_mid
     x, y = middles(TRANSFORM, 1, COLUMNS)[0, 0], middles(TRANSFORM, ROWS, 1)[1, :, 0]
     coords = {"spatial_ref": ((), 0, said)} | ({"y": y, "x": x} if has_middles else {})
     t = from_array(xarray.DataArray(world(), coords, ("band", "y", "x"))).map(halved, scale=0.5, window=16)
-    assert t.to_xarray()["spatial_ref"].attrs == {"crs_wkt": UTM.to_wkt()}
+    with contextlib.nullcontext() if has_middles else pytest.warns(MeaningLostWarning, match="is without transform"):
+        assert t.to_xarray()["spatial_ref"].attrs == {"crs_wkt": UTM.to_wkt()}
     if has_middles:
         t.export(..., tmp_path / "out.tif")
         assert_is_where_it_says(tmp_path / "out.tif")
@@ -504,6 +525,13 @@ def test_uneven_coordinates_are_kept_bit_by_bit(tmp_path: Path) -> None:
         found = store.open("out").to_xarray()
         assert np.array_equal(found["both"], uneven)
         assert np.array_equal(found["x"], uneven[0])
+
+
+def test_a_coordinate_that_has_no_numbers_is_told_by_to_xarray() -> None:
+    months = xarray.date_range("2000-01", periods=3, freq="MS", use_cftime=True, calendar="noleap")
+    t = from_array(xarray.DataArray(np.zeros((3, 4)), {"time": months}, ("time", "x")))
+    with pytest.warns(MeaningLostWarning, match="to_xarray returns is without coordinate 'time'"):
+        assert t.to_xarray()["time"].dtype == np.int64
 
 
 def test_what_a_store_has_no_room_for_is_told_by_exports(tmp_path: Path) -> None:
