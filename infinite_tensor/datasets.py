@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import indent
 from typing import Any, TypeAlias, TypeVar
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
-from infinite_tensor.errors import RegionError, ValidationError
+from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape
@@ -29,8 +29,8 @@ Transform: TypeAlias = Callable[[Any], Any]
 
 _T = TypeVar("_T")
 
-_EXAMPLE = 10
-"""Patches along a side of the region that a message shows as an example."""
+_EXAMPLE = "0:1000"
+"""What a message shows of a region, along a dimension without ends."""
 
 
 @dataclass(frozen=True)
@@ -100,23 +100,22 @@ class _Patches(Dataset[Any]):
         self._sources = sources
         self._transform = transform
         leaves = _leaves(sources)
-        asked = _Asked(type(self).__name__, [leaf.shape for leaf in leaves], patch_size)
-        self._cuts = [_cut(leaf, asked, stride, region) for leaf in leaves]
+        self._cuts = [_cut(leaf, patch_size, stride, region) for leaf in leaves]
         self._axes = self._cuts[0].axes
         for cut in self._cuts[1:]:
             if cut.axes != self._axes:
                 raise ValidationError(
                     "all that is read must be cut alike along the dimensions that patch_size is about, got "
-                    f"{_shown(self._axes)} of {self._cuts[0].source!r} and {_shown(cut.axes)} of {cut.source!r}"
-                    f"{asked.as_group()}"
+                    f"{_shown(self._axes)} of {self._cuts[0].source!r} and {_shown(cut.axes)} of {cut.source!r}; where "
+                    "some have channels first, give a TensorGroup of them, with dims=(-2, -1)"
                 )
         self._positions = self._length = math.prod(axis.positions for axis in self._axes)
         if not self._positions:
-            sizes, extents = ([axis.size for axis in self._axes], [axis.high - axis.low for axis in self._axes])
-            advice = asked.advice(self._cuts[0].source.shape, self._cuts[0].box)
+            sizes = tuple(axis.size for axis in self._axes)
+            extents = tuple(axis.high - axis.low for axis in self._axes)
             raise ValidationError(
-                f"no patch of {tuple(sizes)} pixels fits into a region of {tuple(extents)}"
-                f"{advice or '; give a larger region or a smaller patch_size'}"
+                f"no patch of {sizes} pixels fits into a region of {extents}; give a larger region, or patch_size="
+                f"{tuple(map(min, sizes, extents))}, say"
             )
 
     def __repr__(self) -> str:
@@ -378,99 +377,12 @@ def _leaves(sources: object) -> list[Source]:
     return leaves
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What a dataset was asked for, so that messages can show the call that was meant.
-
-    Attributes
-    ----------
-    kind : str
-        Class of the dataset.
-    shapes : sequence of shapes
-        Those of all that it reads.
-    patch_size : object
-        As it was given.
-    """
-
-    kind: str
-    shapes: Sequence[Shape]
-    patch_size: object
-
-    def with_region(self, shape: Shape) -> str:
-        """The call with a region, for a tensor with unbounded dimensions; ValidationError of `patch_size`."""
-        sizes = sizes_of("patch_size", self.patch_size, shape)
-        fitting = {d: min(size, shape[d] or size) for d, size in sizes.items()}
-        patch_size = quoted(self.patch_size) if fitting == sizes else str(tuple(fitting.values()))
-        first = shape.index(None)
-        parts = [f"0:{_EXAMPLE * sizes[d]}" if n is None else ":" for d, n in enumerate(shape) if d >= first]
-        return f"{self.kind}(t, {patch_size}, region=sl[{', '.join(['...'] * (first > 0) + parts)}])"
-
-    def advice(self, shape: Shape, box: Selection) -> str:
-        """What a message about the sizes of patches ends with: the ones that were meant, or nothing."""
-        if self._is_mixed:
-            return self.as_group()
-        extents = {d: box.stop[d] - box.start[d] for d in range(len(shape)) if d not in box.squeezed}
-        one = as_index(self.patch_size)
-        given = [one] * len(extents) if one is not None else _sizes_in(self.patch_size)
-        if len(given) == len(shape):
-            given = [given[d] for d in extents]
-        finite = [d for d in extents if shape[d] is not None]
-        meant = _meant(given, extents, finite)
-        if meant is None:
-            return ""
-        whole = [d for d, size in zip(extents, meant, strict=True) if d in finite and size == extents[d]]
-        takes = f", which takes dimension {', '.join(map(str, whole))} whole" if whole else ""
-        return f"; give patch_size={meant}{takes}"
-
-    @property
-    def _is_mixed(self) -> bool:
-        return len(set(map(len, self.shapes))) > 1
-
-    def as_group(self) -> str:
-        """What a message about finite tensors of which some have more dimensions ends with; nothing of others."""
-        ndim = min(map(len, self.shapes))
-        one = as_index(self.patch_size)
-        given = [one] * ndim if one is not None else _sizes_in(self.patch_size)
-        told = len(given) >= ndim and min(given) > 0
-        if not told or not self._is_mixed or any(None in shape for shape in self.shapes):
-            return ""
-        size, shared = one or tuple(given[-ndim:]), tuple(range(-ndim, 0))
-        tensors = f"TensorGroup({{'image': ..., 'labels': ...}}, dims={shared})"
-        return f"; where some of them have channels first, give {self.kind}({tensors}, {size})"
-
-
-def _sizes_in(patch_size: object) -> list[int]:
-    """The sizes that were given for several dimensions; none where one of them is no size."""
-    sizes = [as_index(size) or 0 for size in members(patch_size) or ()]
-    return sizes if min(sizes, default=0) > 0 else []
-
-
-def _meant(given: Sequence[int], extents: Mapping[int, int], finite: Sequence[int]) -> Index | None:
-    """A size for each dimension, where finite dimensions for which none is given, or one too large, stay whole.
-
-    None if there is no telling, or nothing of it is a patch.
-    """
-    channels = sorted(finite, key=extents.__getitem__)[: max(0, len(extents) - len(given))]
-    named = any(extents[d] in given for d in channels)
-    if named or not given or min(given) < 1 or len(given) + len(channels) != len(extents):
-        return None
-    sizes = iter(given)
-    asked = {d: extent if d in channels else next(sizes) for d, extent in extents.items()}
-    meant = {d: min(size, extents[d]) if d in finite else size for d, size in asked.items()}
-    cut = [d for d, size in asked.items() if d not in channels and size <= extents[d]]
-    fits = all(size <= extents[d] for d, size in meant.items())
-    return tuple(meant.values()) if cut and fits else None
-
-
-def _cut(source: Source, asked: _Asked, stride: object, region: object) -> _PatchGrid:
+def _cut(source: Source, patch_size: object, stride: object, region: object) -> _PatchGrid:
     """How a source is cut, where a stride of None means wherever a patch may lie."""
-    box = _box(region, source.shape, asked)
+    box = _box(region, source.shape)
     dims = [d for d in range(source.ndim) if d not in box.squeezed]
     extents = tuple(None if source.shape[d] is None else box.stop[d] - box.start[d] for d in dims)
-    try:
-        sizes = sizes_of("patch_size", asked.patch_size, extents)
-    except ValidationError as error:
-        raise ValidationError(f"{error}{asked.advice(source.shape, box)}") from None
+    sizes = sizes_of("patch_size", patch_size, extents)
     units = [_unit(source, d) for d in dims]
     every = units if stride is None else stride
     one = as_index(every)
@@ -491,36 +403,22 @@ def _unit(source: Source, d: int) -> int:
     return math.lcm(*(scale[d].denominator for scale in scales))
 
 
-def _box(region: object, shape: Shape, asked: _Asked) -> Selection:
+def _box(region: object, shape: Shape) -> Selection:
     if region is None:
         unbounded = [d for d, extent in enumerate(shape) if extent is None]
         if unbounded:
+            example = ", ".join([":" if extent else _EXAMPLE for extent in shape])
             raise ValidationError(
                 f"dimensions {', '.join(map(str, unbounded))} of shape {shape} are unbounded, so patches need a region "
-                f"with a start and a stop for each of them, such as {asked.with_region(shape)}"
+                f"with a start and a stop for each of them, such as region=sl[{example}]"
             )
         region = ...
-    try:
-        box = parse(region, shape)
-    except RegionError as error:
-        meant = _with_first_dimensions(region, shape)
-        raise RegionError(f"{error}{'' if meant is None else f'; give region={meant}'}") from None
+    box = parse(region, shape)
     if box.steps.count(1) < len(shape):
         raise ValidationError(f"region must hold ints and slices without a step, got {quoted(region)}")
     if len(box.squeezed) == len(shape):
         raise ValidationError(f"region must have a slice, or it leaves no dimension to cut, got {quoted(region)}")
     return box
-
-
-def _with_first_dimensions(region: object, shape: Shape) -> str | None:
-    """A region that was given for the last dimensions alone, with the others; None if it is no such region."""
-    parts = region if isinstance(region, tuple) else (region,)
-    try:
-        parse((..., *parts), shape)
-    except RegionError:
-        return None
-    ends = [f"{part.start}:{part.stop}" if isinstance(part, slice) else str(part) for part in parts]
-    return f"sl[{', '.join(['...', *ends])}]"
 
 
 def _brackets(box: Selection) -> str:
