@@ -18,6 +18,7 @@ from zarr.storage import MemoryStore
 
 from infinite_tensor import HDF5TileStore, StoreError, ZarrTileStore
 from infinite_tensor.testing import PersistentStoreTests
+from infinite_tensor.tilestore import testing as earlier
 from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore
 from infinite_tensor_stores.loop import sync
 from tests.support.dict_store import DictTileStore
@@ -166,3 +167,7 @@ class _Losing(PersistentStoreTests):
 def test_a_failing_test_of_the_suite_says_what_it_found() -> None:
     with pytest.raises(AssertionError, match=r"same_bits\(None, tensor\("):
         _Losing().test_a_tile_of_nothing_but_fill_values_is_there({})
+
+
+def test_the_suite_is_found_under_its_earlier_name() -> None:
+    assert earlier.PersistentStoreTests is PersistentStoreTests
