@@ -18,7 +18,7 @@ from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.support.allocation import Array
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import Mark, store_method, store_query
-from infinite_tensor.tilestore.inventory import Dropped, Inventory, StoredSize, TensorInfo
+from infinite_tensor.tilestore.inventory import Damage, Dropped, Garbage, Inventory, StoredSize, TensorInfo
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values.spec import TensorSpec
 
@@ -329,6 +329,14 @@ class Contents(ABC):
         """Delete everything of one tensor."""
 
     @abstractmethod
+    def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:
+        """What is damaged of all that is stored of a tensor, after a flush; dropped, where it is to be repaired."""
+
+    def collect_garbage(self, older_than: float | None) -> Garbage:  # noqa: ARG002  (there is none in memory)
+        """Delete, after a flush, what no definition refers to, and half-computed tiles that are so many seconds old."""
+        return Garbage()
+
+    @abstractmethod
     def clear_cache(self, tensor_id: str) -> None:
         """Drop from memory what can be had again, after storing what is pending."""
 
@@ -356,24 +364,21 @@ class Contents(ABC):
             raise StoreError(f"{self}: group {group_id!r} was created and is gone again; try once more")
         return found
 
-    def read_group(self, group_id: str) -> dict[str, Any] | None:  # noqa: ARG002  (for those that keep groups)
+    @abstractmethod
+    def read_group(self, group_id: str) -> dict[str, Any] | None:
         """The definition of a group as it is stored, or None."""
-        raise self._keeps_no_groups()
 
-    def write_group(self, group_id: str, definition: dict[str, Any]) -> None:  # noqa: ARG002  (likewise)
+    @abstractmethod
+    def write_group(self, group_id: str, definition: dict[str, Any]) -> None:
         """Create a group; where another process has just created it, leave that one's definition."""
-        raise self._keeps_no_groups()
 
-    def delete_group(self, group_id: str) -> None:  # noqa: ARG002  (likewise)
+    @abstractmethod
+    def delete_group(self, group_id: str) -> None:
         """Delete a group; one that does not exist is no error."""
-        raise self._keeps_no_groups()
 
+    @abstractmethod
     def group_ids(self) -> list[str]:
         """Ids of all groups."""
-        raise self._keeps_no_groups()
-
-    def _keeps_no_groups(self) -> NotImplementedError:
-        return NotImplementedError(f"{self} keeps no groups")
 
     # Its life.
 

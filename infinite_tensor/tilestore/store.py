@@ -129,6 +129,7 @@ class TileStore:
         self._check_open()
         return self.contents.definition_of(tensor_id)
 
+    @store_method
     def tensor_info(self, tensor_id: str) -> TensorInfo:
         """What is known and stored of one tensor, after a flush; StoreError if there is none of that id."""
         self._check_open()
@@ -248,8 +249,9 @@ class TileStore:
         self._check_open()
         self.contents.clear_cache(tensor_id)
 
+    @store_method
     def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:
-        """Read everything that is stored of a tensor, and list what is damaged.
+        """Read everything that is stored of a tensor, after a flush, and list what is damaged.
 
         Other processes may continue meanwhile. A damaged tile that one of them has just replaced may be dropped all
         the same by a repair, and is then computed once more.
@@ -272,13 +274,16 @@ class TileStore:
         StoreError
             If the store holds no tensor of that id, or cannot be read.
         """
-        checked_flag("repair", repair)
-        self.tensor_definition(tensor_id)
-        # Nothing decays in memory.
-        return []
+        self._check_open()
+        if checked_flag("repair", repair):
+            self.contents.check_writable(f"repair tensor {tensor_id!r}")
+        return self.contents.verify(tensor_id, repair=repair)
 
+    @store_method
     def gc(self, *, partial: bool = False, older_than: float = 3600.0) -> Garbage:
         """Delete what no tensor of the store refers to: leavings of processes that were killed or cleared a tensor.
+
+        What is pending is stored first.
 
         Other processes may continue to read and fill the store; none should be creating tensors meanwhile.
 
@@ -299,9 +304,9 @@ class TileStore:
             If something cannot be deleted, or the backend cannot delete half-computed tiles at all.
         """
         self._check_open()
-        checked_flag("partial", partial)
-        checked_age(older_than)
-        return Garbage()
+        self.contents.check_writable("collect garbage")
+        age = checked_age(older_than)
+        return self.contents.collect_garbage(age if checked_flag("partial", partial) else None)
 
     # Elsewhere, and under another id.
 
@@ -456,6 +461,7 @@ class TileStore:
 
     # Its life.
 
+    @store_method
     def flush(self) -> None:
         """Return when everything finished so far is stored.
 
@@ -476,6 +482,7 @@ class TileStore:
         """
         self.contents.request_flush()
 
+    @store_method
     def close(self, *, discard: bool = False) -> None:
         """Flush, then release memory and files. Closing twice is no error.
 

@@ -16,7 +16,7 @@ from infinite_tensor.support.allocation import as_array, as_tensor
 from infinite_tensor.support.given import checked_bytes
 from infinite_tensor.support.interrupts import Mark, store_method
 from infinite_tensor.tilestore.contents import Access, Contents
-from infinite_tensor.tilestore.inventory import Dropped, Inventory, StoredSize, TensorInfo
+from infinite_tensor.tilestore.inventory import Damage, Dropped, Inventory, StoredSize, TensorInfo
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import check_limit
 from infinite_tensor.tilestore.memory.access import MemoryAccess
@@ -199,6 +199,11 @@ class MemoryContents(Contents):
         """Forget all windows of a tensor."""
         self.kept.forget_windows(tensor_id)
 
+    def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:  # noqa: ARG002  (nothing decays in memory)
+        """Nothing is damaged."""
+        self.definition_of(tensor_id)
+        return []
+
     def close(self, *, discard: bool) -> None:  # noqa: ARG002  (there is nothing that could not be stored)
         """Forget everything."""
         with self.lock:
@@ -281,11 +286,6 @@ class MemoryTileStore(TileStore):
     def cache_size_windows(self) -> int | None:
         """Limit in windows, None for no limit."""
         return self.contents.kept.windows.max_items
-
-    @store_method
-    def close(self, *, discard: bool = False) -> None:
-        """Forget everything."""
-        super().close(discard=discard)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the limits, not the windows."""

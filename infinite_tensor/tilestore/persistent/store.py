@@ -12,9 +12,7 @@ from typing import Any, TypeVar
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.exit import flush_at_exit
 from infinite_tensor.support.forks import renew_in_children
-from infinite_tensor.support.given import checked_age, checked_bytes, checked_flag, quoted
-from infinite_tensor.support.interrupts import store_method
-from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
+from infinite_tensor.support.given import checked_bytes, quoted
 from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.persistent.backend import DOCUMENT_METHODS, Backend, offers
 from infinite_tensor.tilestore.persistent.contents import PersistentContents
@@ -111,43 +109,6 @@ class PersistentTileStore(TileStore, Backend):
         # A finalizer may use a store that the garbage collector has forgotten.
         self.contents.storage.attach(self)
         super()._check_open()
-
-    @store_method
-    def tensor_info(self, tensor_id: str) -> TensorInfo:
-        """What is known and stored of one tensor, after a flush; StoreError if there is none of that id."""
-        return super().tensor_info(tensor_id)
-
-    @store_method
-    def flush(self) -> None:
-        """Return when everything finished so far is stored.
-
-        Raises
-        ------
-        StoreError
-            If something could not be stored. It stays in memory; the next flush tries again.
-        """
-        super().flush()
-
-    @store_method
-    def close(self, *, discard: bool = False) -> None:
-        """Flush, then release memory and files. Closing twice is no error; see `TileStore.close`."""
-        super().close(discard=discard)
-
-    @store_method
-    def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:
-        """Read everything that is stored of a tensor, after a flush, and list what is damaged."""
-        self._check_open()
-        if checked_flag("repair", repair):
-            self.contents.check_writable(f"repair tensor {tensor_id!r}")
-        return self.contents.verify(tensor_id, repair=repair)
-
-    @store_method
-    def gc(self, *, partial: bool = False, older_than: float = 3600.0) -> Garbage:
-        """Delete, after a flush, what no tensor of the store refers to; see `TileStore.gc`."""
-        self._check_open()
-        self.contents.check_writable("collect garbage")
-        age = checked_age(older_than) if checked_flag("partial", partial) else None
-        return self.contents.collect_garbage(age)
 
     def _flush_at_exit(self) -> None:
         if not self.closed:
