@@ -126,9 +126,11 @@ class SharedFile:
             self.groups.setdefault(name, slots)
 
     def finish(self, slots: TileSlots, tile: Index) -> None:
-        """Have the next flush delete the log of a tile that is complete, though nobody may have its tensor then."""
-        slots.log.finish([tile])
-        self.finished.add(slots)
+        """Delete the log of a tile: of a complete one by the next flush, though nobody may have its tensor then."""
+        if slots.has([tile])[0]:
+            self.finished.add(slots)
+        else:
+            slots.log.delete([tile])
 
     def delete(self, name: str) -> None:
         """Delete a tensor, its definition first: without it the rest is garbage."""
@@ -147,55 +149,45 @@ class SharedFile:
     def collect_garbage(self) -> Garbage:
         """Delete groups without a definition, and the logs of complete tiles."""
         with self.lock:
-            parts = size = 0
+            collected = Garbage()
+            self.h5.flush()
             for name in tensors_in(self.h5):
                 if DEFINITION not in self.h5[name]:
                     sizes = _sizes(self.h5[name])
                     self.delete(name)
-                    pruned = len(sizes), sum(sizes)
-                else:
-                    pruned = self._prune(name)
-                parts, size = parts + pruned[0], size + pruned[1]
+                    collected += Garbage(len(sizes), sum(sizes))
+                elif (slots := self._slots(name)) is not None:
+                    collected += Garbage(*slots.prune())
             self.flush()
-            return Garbage(parts, size)
+            return collected
 
     def drop_partials(self) -> Garbage:
         """Delete the logs of tiles that are not complete."""
         with self.lock:
             collected = Garbage()
             for name in tensors_in(self.h5):
-                definition = self._definition(name)
-                if definition is not None:
-                    log = self.group(name, definition).log
-                    tiles = log.tiles()
-                    log.finish(tiles)
-                    parts, size = log.prune()
+                if (slots := self._slots(name)) is not None:
+                    tiles = slots.partial_tiles()
+                    parts, size = slots.log.delete(tiles)
                     collected += Garbage(parts, size, len(tiles), size)
             self.flush()
             return collected
 
-    def _definition(self, name: str) -> dict[str, Any] | None:
+    def _slots(self, name: str) -> TileSlots | None:
+        """The tiles of a tensor; None where its definition is damaged: to be verified, not to be cleaned."""
         try:
-            return checked(document_in(self.h5[name][DEFINITION]), name)
+            definition = checked(document_in(self.h5[name][DEFINITION]), name)
         except (KeyError, ValueError, StoreError):
-            # To be verified, not to be cleaned.
             return None
-
-    def _prune(self, name: str) -> tuple[int, int]:
-        definition = self._definition(name)
-        if definition is None:
-            return 0, 0
-        group = self.group(name, definition)
-        self.h5.flush()
-        return group.log.prune()
+        return self.group(name, definition)
 
     def flush(self, older_than: float = 0.0) -> None:
         """Bring everything into the file, unless that was done less than `older_than` seconds ago."""
         with self.lock:
             if self.process == os.getpid() and time.monotonic() - self._flushed >= older_than:
                 self.h5.flush()
-                for slots in {*self.finished, *self.groups.values()}:
-                    slots.log.prune()
+                for slots in self.finished:
+                    slots.prune()
                 self.finished.clear()
                 give_back(self.h5)
                 self._flushed = time.monotonic()

@@ -11,13 +11,13 @@ the other, each a chunk of its own, and a table beside them tells which tile a s
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import secrets
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import count
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -154,67 +154,55 @@ class PartLog:
         self._place = place
         self._most = most
         self._ends: dict[Index, int] = {}
-        self._finished: set[Index] = set()
         for name in folder:
             found = _PART.fullmatch(name)
             if found is not None:
                 tile, number = tuple([int(i) for i in found["tile"].split(",")]), int(found["number"])
                 self._ends[tile] = max(self._ends.get(tile, 0), number + 1)
 
-    def __len__(self) -> int:
-        return len(self._ends) - len(self._finished)
-
     def close(self) -> None:
         """Forget the group of a tensor that is being cleared."""
-        self._folder, self._ends, self._finished = None, {}, set()
+        self._folder, self._ends = None, {}
 
     def place(self, tile: Index) -> str:
         """What names a partial tile of this tensor, and of no other."""
         return f"{self._place}/{','.join(map(str, tile))}"
 
     def tiles(self) -> list[Index]:
-        """The tiles that have a log, also those whose log is finished."""
+        """The tiles that have a log."""
         return list(self._ends)
 
     def read(self, tile: Index) -> list[bytes | Exception]:
         """The parts that are stored of a partial tile, or what is wrong with them."""
-        return [] if tile in self._finished else [data for _, data in self._parts(tile)]
+        return list(map(self._part_in, self._names(tile)))
 
     def append(self, tile: Index, part: bytes) -> None:
         """Add a part to the log of a partial tile."""
         if self._folder is None:
             return
-        if tile in self._finished:
-            self._delete(tile)
         # A store of this process that was dropped may still be adding parts: take the next number that is free.
-        number = next(n for n in count(self._ends.get(tile, 0)) if _part(tile, n) not in self._folder)
+        number = next(n for n in itertools.count(self._ends.get(tile, 0)) if _part(tile, n) not in self._folder)
         self._folder.create_dataset(_part(tile, number), data=np.frombuffer(part, dtype=np.uint8))
         self._ends[tile] = number + 1
 
-    def finish(self, tiles: Iterable[Index]) -> None:
-        """Delete the logs of tiles that are complete, as `prune` is called next."""
-        self._finished.update(tile for tile in tiles if tile in self._ends)
-
-    def delete(self, tiles: Iterable[Index]) -> None:
-        """Delete the logs of tiles, whether or not these are complete; one that has none is no error."""
+    def delete(self, tiles: Iterable[Index]) -> tuple[int, int]:
+        """Delete the logs of tiles; how many parts, and the bytes that they took. One that has none is no error."""
+        parts = size = 0
         for tile in tiles:
-            if tile in self._ends:
-                self._delete(tile)
-
-    def prune(self) -> tuple[int, int]:
-        """Delete the logs that are finished, once what took their place is safely in the file.
-
-        Their space is used again at once: a kill would else find neither the log nor the complete tile.
-        Returns how many parts were deleted, and the bytes that they took.
-        """
-        deleted = [self._delete(tile) for tile in list(self._finished)]
-        return sum(parts for parts, _ in deleted), sum(size for _, size in deleted)
+            names = self._names(tile)
+            size += sum(self._folder[name].id.get_storage_size() for name in names)
+            parts += len(names)
+            for name in names:
+                del self._folder[name]
+            # Forgotten last: what is interrupted continues at the next call.
+            self._ends.pop(tile, None)
+        return parts, size
 
     def damages(self, tile: Index, *, repair: bool) -> list[Damage]:
         """Which parts of the log of a tile are damaged; deleted, where they are to be repaired."""
         found = []
-        for name, data in self._parts(tile):
-            reason = self._wrong_with(tile, data)
+        for name in self._names(tile):
+            reason = self._wrong_with(tile, self._part_in(name))
             if reason is not None:
                 found.append(Damage("partial", tile, f"{self._folder.name}/{name}", reason))
                 if repair:
@@ -235,11 +223,10 @@ class PartLog:
         # Not `values()`: it holds h5py's lock until it is exhausted, for ever where an error that is kept keeps it.
         return sum(self._folder[name].id.get_storage_size() for name in list(self._folder))
 
-    def _parts(self, tile: Index) -> list[tuple[str, bytes | Exception]]:
+    def _names(self, tile: Index) -> list[str]:
         if self._folder is None:
             return []
-        names = [_part(tile, number) for number in range(self._ends.get(tile, 0))]
-        return [(name, self._part_in(name)) for name in names if name in self._folder]
+        return [name for number in range(self._ends.get(tile, 0)) if (name := _part(tile, number)) in self._folder]
 
     def _part_in(self, name: str) -> bytes | Exception:
         try:
@@ -250,18 +237,6 @@ class PartLog:
             raise
         except Exception as error:  # noqa: BLE001  (h5py raises what it pleases on a damaged file)
             return error
-
-    def _delete(self, tile: Index) -> tuple[int, int]:
-        deleted, size = 0, 0
-        # Forgotten last: what is interrupted continues at the next call.
-        for number in range(self._ends.get(tile, 0)):
-            if self._folder is not None and _part(tile, number) in self._folder:
-                size += self._folder[_part(tile, number)].id.get_storage_size()
-                del self._folder[_part(tile, number)]
-                deleted += 1
-        self._ends.pop(tile, None)
-        self._finished.discard(tile)
-        return deleted, size
 
 
 def _part(tile: Index, number: int) -> str:
@@ -308,9 +283,6 @@ class TileSlots:
         self._vacant: list[int] = np.setdiff1d(np.arange(self._end), used, assume_unique=True).tolist()
         self._largest_part = largest_part(tensor, layout)
         self.log = PartLog(group["partial"], _place_of(self.name, self.incarnation), self._largest_part)
-        logged = self.log.tiles()
-        complete = (self._index.find(logged) >= 0).tolist()
-        self.log.finish(tile for tile, done in zip(logged, complete, strict=True) if done)
 
     def _check_datasets(self, layout: TileLayout) -> None:
         wanted = np.dtype(stored_dtype(layout.dtype)), layout.tile_shape
@@ -357,6 +329,25 @@ class TileSlots:
         self._data = self._table = None
         self._index = TileIndex(np.empty((0, len(self.layout.tile_shape)), np.int64), np.empty(0, np.int64))
         self.log.close()
+
+    # Partial tiles. The log of a complete one is garbage, and not read.
+
+    def read_logs(self, tiles: Sequence[Index]) -> list[list[bytes | Exception]]:
+        """The parts that are stored of each tile that is not complete, or what is wrong with them."""
+        return [[] if done else self.log.read(tile) for tile, done in zip(tiles, self.has(tiles), strict=True)]
+
+    def partial_tiles(self) -> list[Index]:
+        """The tiles that have a log and are not complete."""
+        logged = self.log.tiles()
+        return [tile for tile, done in zip(logged, self.has(logged), strict=True) if not done]
+
+    def prune(self) -> tuple[int, int]:
+        """Delete the logs of complete tiles, which are safely in the file by now; returns as `PartLog.delete`.
+
+        The space of a log is used again at once: a kill would else find neither the log nor the complete tile.
+        """
+        logged = self.log.tiles()
+        return self.log.delete(itertools.compress(logged, self.has(logged)))
 
     # Complete tiles.
 
@@ -501,7 +492,7 @@ class TileSlots:
     def describe(self) -> tuple[int, int, int]:
         """How many tiles are complete, how many partial, and the bytes that all of it takes."""
         stored = self._data.id.get_storage_size() + self._table.id.get_storage_size() + self.log.size()
-        return len(self._index), len(self.log), stored
+        return len(self._index), len(self.partial_tiles()), stored
 
 
 def _place_of(name: str, incarnation: str) -> str:

@@ -90,12 +90,11 @@ class HDF5Tensor(TensorHandle):
 
     def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
         """What their logs hold."""
-        log = self.slots.log
         with self._file.lock:
             self._file.opened(self.owner)
             self._check_there()
-            parts = list(map(log.read, tiles))
-        return list(map(self.partial_from, map(log.place, tiles), parts))
+            parts = self.slots.read_logs(tiles)
+        return list(map(self.partial_from, map(self.slots.log.place, tiles), parts))
 
     def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
         """Add a part to the log of each, or finish it."""
