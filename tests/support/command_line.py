@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infinite_tensor.cli.running import run
+from tests.support.interpreters import start
 
 COMMAND = [sys.executable, "-m", "infinite_tensor.cli"]
+AS_A_SCRIPT = ["-c", "from infinite_tensor.cli import main; main()"]
+"""The command for one of the `interpreters`."""
+PATIENCE = 120.0
 
 
 @dataclass(frozen=True)
@@ -41,10 +46,11 @@ class CommandLine:
         return Outcome(code, *self._capsys.readouterr())
 
 
-def in_a_process(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def in_a_process(*arguments: object, stdout: str | None = None, **environment: str) -> Outcome:
     """What a process of its own does, which has no terminal."""
-    command = [*COMMAND, *map(str, arguments)]
-    variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | environment
-    return subprocess.run(
-        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=variables, timeout=120, check=False
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        printed = [Path(folder, name) for name in ("stdout", "stderr")]
+        variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | environment
+        streams = [os.devnull, stdout or printed[0], printed[1]]
+        wait = start([*AS_A_SCRIPT, *arguments], streams, environment=variables)
+        return Outcome(wait(PATIENCE), *(path.read_text() if path.exists() else "" for path in printed))

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -207,26 +207,48 @@ def run(*arguments: object, cwd: Path | None = None, patience: float = _PATIENCE
     For tests of what a script does with the library: one of how it starts, ends or imports needs an interpreter of its
     own.
     """
-    argv = list(map(str, arguments))
     with tempfile.TemporaryDirectory() as folder:
         printed = [Path(folder, name) for name in ("stdout", "stderr")]
-        process = CONTEXT.Process(target=_become, args=(argv, cwd or Path.cwd(), printed))
-        process.start()
+        code = start(arguments, [os.devnull, *printed], cwd=cwd)(patience)
+        return subprocess.CompletedProcess(list(map(str, arguments)), code, *(path.read_text() for path in printed))
+
+
+def start(
+    arguments: Sequence[object],
+    streams: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Callable[[float], int]:
+    """Begin ``python arguments...`` between three files or devices; what is returned waits for its exit code."""
+    argv = list(map(str, arguments))
+    process = CONTEXT.Process(target=_become, args=(argv, cwd or Path.cwd(), streams, dict(environment)))
+    process.start()
+
+    def wait(patience: float) -> int:
         process.join(patience)
         if process.exitcode is None:
             process.kill()
             raise subprocess.TimeoutExpired(argv, patience)
-        return subprocess.CompletedProcess(argv, process.exitcode, *(path.read_text() for path in printed))
+        return process.exitcode
+
+    return wait
 
 
-def _become(argv: list[str], cwd: Path, printed: list[Path]) -> None:
+def _become(argv: list[str], cwd: Path, streams: Sequence[str | Path], environment: dict[str, str]) -> None:
     """Run a script as the main module."""
     # Its own processes are started as in any other interpreter.
     multiprocessing.set_start_method(None, force=True)
-    for number, path in enumerate(printed, start=1):
-        opened = os.open(path, os.O_WRONLY | os.O_CREAT)
+    for number, path in enumerate(streams):
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY)
         os.dup2(opened, number)
         os.close(opened)
+    os.environ.clear()
+    os.environ.update(environment)
+    # To the end of the process.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding=environment.get("PYTHONIOENCODING"), closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     os.chdir(cwd)
     main = sys.modules["__main__"] = ModuleType("__main__")
     if argv[0] == "-c":

@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import pty
 import re
-import signal
 import subprocess
 import sys
 import termios
-import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
-from tests.support.command_line import COMMAND, in_a_process
+from tests.support.command_line import AS_A_SCRIPT, COMMAND, PATIENCE, in_a_process
+from tests.support.interpreters import start
 
 from .conftest import ramp
-
-_PATIENCE = 120.0
 
 
 def modules(*arguments: object) -> set[str]:
@@ -30,7 +29,7 @@ def modules(*arguments: object) -> set[str]:
         "print('imported', *sys.modules); sys.exit(code)"
     )
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE)
+    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     return set(found.stdout.rpartition("imported ")[2].split())
 
 
@@ -42,31 +41,32 @@ def test_help_and_wrong_arguments_import_nothing_that_takes_long(store: Path) ->
 
 def test_a_process_ends_with_the_exit_code(store: Path) -> None:
     listed = in_a_process("ls", store)
-    assert (listed.returncode, listed.stderr) == (0, "")
-    assert listed.stdout.startswith("tensor_id  shape")
-    assert in_a_process("ls", store / "nothing").returncode == 1
-    assert in_a_process("ls").returncode == 2
-
-
-def test_a_long_line_stays_a_line_where_there_is_no_terminal(store: Path) -> None:
-    assert len(in_a_process("ls", store, COLUMNS="20").stdout.splitlines()) > 3
-    assert len(in_a_process("ls", store).stdout.splitlines()) == 3
-
-
-def test_a_reader_that_has_seen_enough_is_no_error(store: Path) -> None:
-    process = subprocess.Popen([*COMMAND, "ls", str(store)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.close()
-    _, err = process.communicate(timeout=_PATIENCE)
-    assert (process.returncode, err) == (141, b"")
+    assert (listed.code, listed.err) == (0, "")
+    assert listed.out.startswith("tensor_id  shape")
+    assert in_a_process("ls", store / "nothing").code == 1
+    assert in_a_process("ls").code == 2
 
 
 def test_what_the_output_cannot_hold_is_escaped(store: Path) -> None:
     with ZarrTileStore(store) as opened:
         InfiniteTensor((4,), ramp, TensorWindow((4,)), tile_store=opened, tensor_id="日本")
     found = in_a_process("ls", store, PYTHONIOENCODING="latin-1")
-    assert (found.returncode, found.stderr) == (0, "")
-    assert "\\u65e5\\u672c" in found.stdout
+    assert (found.code, found.err) == (0, "")
+    assert "\\u65e5\\u672c" in found.out
+
+
+def test_a_long_line_stays_a_line_where_there_is_no_terminal(store: Path) -> None:
+    assert len(in_a_process("ls", store, COLUMNS="20").out.splitlines()) > 3
+    assert len(in_a_process("ls", store).out.splitlines()) == 3
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(store: Path) -> None:
+    # An interpreter of its own: what Python does of itself at the end must fail no more.
+    process = subprocess.Popen([*COMMAND, "ls", str(store)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err) == (141, b"")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
@@ -74,114 +74,101 @@ def test_what_the_output_cannot_hold_is_escaped(store: Path) -> None:
 def test_an_output_that_is_full_is_told_in_a_line(options: list[str], store: Path) -> None:
     command, *others = options
     name = ["rows"] if command == "read" else []
-    with Path("/dev/full").open("w") as full:
-        found = subprocess.run(
-            [*COMMAND, command, str(store), *name, *others],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            timeout=_PATIENCE,
-        )
-    assert (found.returncode, found.stderr) == (1, "Error: cannot print: No space left on device\n")
+    found = in_a_process(command, store, *name, *others, stdout="/dev/full")
+    assert (found.code, found.err) == (1, "Error: cannot print: No space left on device\n")
 
 
-SLOW = """
-import time, torch
+INTERRUPTED = """
+import itertools, signal, torch
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
 
-def slow(ctx):
-    # The fill of an interrupt must not end before that comes: it takes 500 s. The test waits for a tile.
-    time.sleep(0.05)
+calls = itertools.count(1)
+
+def interrupted(*_):
+    if next(calls) == {calls}:
+        signal.raise_signal(signal.SIGINT)
     return torch.ones(4, 4)
 
 t = InfiniteTensor(
-    (None, None), slow, TensorWindow((4, 4)), tile_store=ZarrTileStore({store!r}, tile_size=4), tensor_id="t"
+    (None, None), interrupted, TensorWindow((4, 4)), tile_store=ZarrTileStore({store!r}, tile_size=4), tensor_id="t"
 )
 """
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows sends no SIGINT to another process")
 def test_an_interrupted_fill_exits_with_130_and_keeps_what_is_finished(tmp_path: Path) -> None:
     store = tmp_path / "s.zarr"
-    (tmp_path / "slow.py").write_text(SLOW.format(store=str(store)))
-    command = [*COMMAND, "fill", "--module", f"{tmp_path / 'slow.py'}:t", "--region", "0:400,0:400"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + _PATIENCE
-    while not list(store.glob("t-t/tiles-*/c/*/*")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=_PATIENCE)
-    assert (process.returncode, out) == (130, "")
-    assert err == "Interrupted: what was finished is stored; the same command continues\n"
+    (tmp_path / "code.py").write_text(INTERRUPTED.format(store=str(store), calls=20))
+    found = in_a_process("fill", "--module", f"{tmp_path / 'code.py'}:t", "--region", "0:400,0:400")
+    assert (found.code, found.out) == (130, "")
+    assert found.err == "Interrupted: what was finished is stored; the same command continues\n"
     with ZarrTileStore(store, mode="r") as opened:
-        assert 0 < opened.tensor_info("t").tiles_complete < 10_000
+        assert 0 < opened.tensor_info("t").tiles_complete < 20
         assert opened.verify("t") == []
 
 
-SLOW_NET = """
-import time, numpy, torch
+INTERRUPTED_NET = """
+import itertools, signal, torch
 from infinite_tensor import predict
 
-numpy.save({source!r}, numpy.zeros((1, 64, 80000), "float32"))
+calls = itertools.count(1)
 
 def net(batch):
-    # As above.
-    time.sleep(0.05)
+    if next(calls) == 20:
+        signal.raise_signal(signal.SIGINT)
     return batch
 
 if __name__ == "__main__":
-    predict(net, torch.zeros(1, 64, 80000), {store!r}, window=64, overlap=0, batch_size=1, dims=("c", "y", "x"))
+    predict(net, torch.zeros(1, 64, 8000), {store!r}, window=64, overlap=0, batch_size=1, dims=("c", "y", "x"))
 """
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows sends no SIGINT to another process")
 @pytest.mark.parametrize("started", ["python", "command", "overwrite"])
 def test_an_interrupted_predict_says_in_a_line_how_it_continues(started: str, tmp_path: Path) -> None:
-    store, source, script = (tmp_path / name for name in ("s.zarr", "i.npy", "slow_net.py"))
-    script.write_text(SLOW_NET.format(store=str(store), source=str(source)))
+    store, source, script = (tmp_path / name for name in ("s.zarr", "i.npy", "code.py"))
+    script.write_text(INTERRUPTED_NET.format(store=str(store)))
+    said = ": predict was stopped, what it has computed is stored; call it again{} and it continues from there"
+    if started == "python":
+        found = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=PATIENCE)
+        *others, last = found.stderr.splitlines()
+        assert last == "KeyboardInterrupt" + said.format("")
+        assert len(others) <= 10
+        return
+    np.save(source, np.zeros((1, 64, 8000), np.float32))
     options = ["--window", "64", "--overlap", "0", "--batch-size", "1", "--dims", "c,y,x"]
-    command = {"python": [sys.executable, str(script)]}.get(
-        started, [*COMMAND, "predict", "--module", f"{script}:net", str(source), str(store), *options]
-    )
-    if started != "python":
-        np.save(source, np.zeros((1, 64, 80000), np.float32))
     if started == "overwrite":
         with ZarrTileStore(store) as opened:
             InfiniteTensor((4,), lambda _ctx: 0, TensorWindow((4,)), tile_store=opened, tensor_id="prediction")
-        command += ["--overwrite"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + _PATIENCE
-    while not list(store.glob("t-prediction/partials-*/*")) + list(store.glob("t-prediction/tiles-*/c/*/*/*")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=_PATIENCE)
+        options.append("--overwrite")
+    outcome = in_a_process("predict", "--module", f"{script}:net", source, store, *options)
     without = ", but without --overwrite," if started == "overwrite" else ""
-    said = f": predict was stopped, what it has computed is stored; call it again{without} and it continues from there"
-    first, *others = err.splitlines()[::-1]
-    assert first == ("KeyboardInterrupt" if started == "python" else "Interrupted") + said
-    assert len(others) <= 10 if started == "python" else not others
+    assert (outcome.code, outcome.err) == (130, f"Interrupted{said.format(without)}\n")
+    with ZarrTileStore(store, mode="r") as opened:
+        info = opened.tensor_info("prediction")
+    assert info.tiles_complete + info.tiles_partial > 0
+
+
+def everything(terminal: int) -> bytes:
+    """What is shown until nobody has the other end open any more, which Linux tells by an error."""
+    shown = b""
+    with suppress(OSError):
+        while part := os.read(terminal, 2**16):
+            shown += part
+    return shown
 
 
 def on_a_terminal(*arguments: object, keys: bytes = b"", plain: bool = True) -> tuple[int, str]:
     """The exit code of a command, and what it shows on a terminal on which somebody presses keys."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 100))
-    process = subprocess.Popen([*COMMAND, *map(str, arguments)], stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    os.write(ours, keys)
-    shown = b""
-    try:
-        while part := os.read(ours, 2**16):
-            shown += part
-    except OSError:
-        # So Linux tells that nobody has the other end open any more.
-        pass
+    with ThreadPoolExecutor(1) as reader:
+        shown = reader.submit(everything, ours)
+        wait = start([*AS_A_SCRIPT, *arguments], [os.ttyname(theirs)] * 3)
+        os.write(ours, keys)
+        code = wait(PATIENCE)
+        os.close(theirs)
     os.close(ours)
-    text = shown.decode()
-    return process.wait(_PATIENCE), re.sub(r"\x1b\[[0-9;]*m", "", text) if plain else text
+    text = shown.result().decode()
+    return code, re.sub(r"\x1b\[[0-9;]*m", "", text) if plain else text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="terminals differ")
@@ -206,6 +193,7 @@ def test_a_question_that_is_not_answered_is_a_no(store: Path) -> None:
 def test_an_error_is_coloured_on_a_terminal_that_wants_colours(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, shown = on_a_terminal("ls", store / "nothing", plain=False)
     assert shown.startswith("\x1b[1;31mError:\x1b[0m")
+    # Passed on to the process.
     monkeypatch.setenv("NO_COLOR", "1")
     _, shown = on_a_terminal("ls", store / "nothing", plain=False)
     assert "\x1b[31m" not in shown
@@ -214,8 +202,8 @@ def test_an_error_is_coloured_on_a_terminal_that_wants_colours(store: Path, monk
 
 @pytest.mark.skipif(sys.platform != "linux", reason="terminals differ")
 def test_a_fill_shows_a_bar_on_a_terminal(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(SLOW.format(store=str(tmp_path / "s.zarr")))
-    code, shown = on_a_terminal("fill", "--module", f"{tmp_path / 'slow.py'}:t", "--region", "0:8,0:8")
+    (tmp_path / "code.py").write_text(INTERRUPTED.format(store=str(tmp_path / "s.zarr"), calls=20))
+    code, shown = on_a_terminal("fill", "--module", f"{tmp_path / 'code.py'}:t", "--region", "0:8,0:8")
     assert code == 0
     assert "4/4 [" in shown
     assert "4 tiles stored" in shown
