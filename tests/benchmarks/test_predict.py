@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.benchmarks.predict import Run, check_labels, main, run_once
+from tests.benchmarks.predict import check_labels, main, run_once
 from tests.benchmarks.workloads.sliding import CASES, Case, measured
 
 TINY = CASES["classes-1536"].tiny
@@ -61,7 +60,3 @@ def test_the_smoke_measures_without_installing_monai(tmp_path: Path, capsys: pyt
     assert "MONAI is left out" in said.err
     assert not absent.exists()
     assert [run["subject"] for run in json.loads(written.read_text())["runs"]] == ["ours", "loop", "net"]
-
-
-def runs(seconds: Mapping[str, list[float]], memory: int) -> list[Run]:
-    return [Run("a", who, each, each, memory, 121, 121) for who, some in seconds.items() for each in some]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from PIL import Image
 
 from tests.support.interpreters import run
@@ -82,30 +78,6 @@ def test_blur_draws_the_same_picture_from_the_store(blurred: Runs) -> None:
     assert (blurred.pictures[0] == blurred.pictures[1]).all()
 
 
-READER = """
-import hashlib, json, sys
-from pathlib import Path
-import torch
-from infinite_tensor import MemoryTileStore, open_store
-folder, photograph, target = sys.argv[1:]
-sys.path.insert(0, folder)
-import blur
-torch.set_num_threads(1)
-image = blur.read_image(Path(photograph))
-region = (slice(None), slice(0, image.shape[1]), slice(0, image.shape[2]))
-with open_store(target, tile_size=blur.SIDE) as store:
-    opened = store.open("twice")[region]
-with open_store(target, tile_size=blur.SIDE) as store:
-    _, twice = blur.blurred_plane(image, 4.0, store)
-    report = twice.fill(region, progress=False)
-    rebuilt = twice[region]
-_, twice = blur.blurred_plane(image, 4.0, MemoryTileStore())
-computed = twice[region]
-bits = [hashlib.sha256(read.numpy().tobytes()).hexdigest() for read in (opened, rebuilt, computed)]
-print(json.dumps({"calls": report.windows, "bits": bits}))
-"""
-
-
 FAR = ("--x", 50_000_000, "--y", -123_456_789)
 SIZE = 96
 
@@ -131,18 +103,3 @@ def test_neighbouring_terrain_from_another_store_continues_the_picture(far: Runs
     neighbour = pixels_of(tmp_path / "terrain.png")
     assert (neighbour[:, :-shift] == far.pictures[0][:, shift:]).all()
     assert (neighbour[:, -shift:] != far.pictures[0][:, :shift]).any()
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As the examples themselves: for small windows, threads only get in each other's way."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def terrain(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> ModuleType:  # noqa: ARG001
-    monkeypatch.syspath_prepend(EXAMPLES)
-    return importlib.import_module("terrain")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import os
 import signal
@@ -10,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from PIL import Image
 
 from infinite_tensor import ZarrTileStore
 from tests.docs.test_examples import EXAMPLES
+from tests.support.interpreters import run
 
 WINDOWS = 11 * 8
 """Of 1024 pixels, 768 apart, over 8000 x 6000."""
@@ -73,17 +72,12 @@ def labels_in(store: Path) -> torch.Tensor:
     return stored
 
 
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(EXAMPLES)
-    return importlib.import_module("segment")
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ran]]:
     """Two on one store, of which the second draws another picture."""
-    folder = tmp_path_factory.mktemp("segment")
-    return folder, [run_until(None, folder, "--size", 1000, "--output", name) for name in ("first.png", "second.png")]
+    folder, options = tmp_path_factory.mktemp("segment"), (EXAMPLES, "--steps", 1, "--size", 1000, "--output")
+    done = [run("-c", TOLD, *options, name, cwd=folder) for name in ("first.png", "second.png")]
+    return folder, [Ran(each.stdout.count("called\n"), each.returncode) for each in done]
 
 
 def test_a_part_is_segmented_once(runs: tuple[Path, list[Ran]]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +24,6 @@ from infinite_tensor import (
 )
 from infinite_tensor.values.dtypes import DTYPES
 
-Stored: TypeAlias = Callable[[TensorDict], Any]
 ROWS = 700
 
 

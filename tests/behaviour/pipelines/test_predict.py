@@ -503,9 +503,6 @@ def test_windows_are_computed_on_several_threads_alike() -> None:
     assert torch.equal(found[...], predict(Net(), picture, **options)[...])
 
 
-SCORER = Net(seed=3).eval()
-
-
 def test_other_floats_are_converted_for_the_network() -> None:
     picture = image(3, 40, 40)
     found = predict(Net(), picture.double(), window=(32, 32), progress=False)

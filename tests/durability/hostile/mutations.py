@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import safetensors.torch
@@ -16,7 +15,6 @@ from infinite_tensor.tilestore.partial import PartialTile, _digest
 from infinite_tensor.values.dtypes import DTYPES, dtype_name
 
 Path: TypeAlias = tuple[Any, ...]
-Change: TypeAlias = Callable[[Any], Any]
 
 _TOO_DEEP = "a list 100,000 lists deep"
 _TOO_LONG = "an int of 5,000 digits"
