@@ -3,31 +3,74 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from infinite_tensor.errors import ValidationError
+import numpy as np
+import torch
+
+from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.filling.progress import Tally, Watcher
+from infinite_tensor.geometry.points import Index, IntArray, as_tuples, inside, is_empty
 from infinite_tensor.geometry.regions import Selection, parse
+from infinite_tensor.support.allocation import as_array, as_tensor
 from infinite_tensor.support.given import checked_flag, checked_id, checked_progress, quoted
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of, shown_id
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.memory.contents import MemoryContents
+from infinite_tensor.tilestore.memory.window_cache import Row
+from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent.contents import PersistentContents
 from infinite_tensor.tilestore.store import TileStore
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import differences
 from infinite_tensor.values.functions import changes
 from infinite_tensor.values.spec import TensorSpec
-from infinite_tensor.views.moving import TensorCopy, Tiles, windows_into_tiles
 from infinite_tensor_stores import shared_store
 from infinite_tensor_stores.targets import is_local, local_path
 
 _INTERRUPTED = (
     "The copy was interrupted; what it has moved is there. Call store.copy again with the same arguments to continue."
 )
+_BATCH_TILES = 256
+_BATCH_BYTES = 2**25
+"""About so much of pixels is on its way at a time."""
+_BATCH_WINDOWS = 1024
+_BATCH_WINDOW_BYTES = 2**24
+
+
+@dataclass(frozen=True)
+class TensorCopy:
+    """One tensor's part of a `CopyReport`.
+
+    Attributes
+    ----------
+    tensor_id : str
+        Its id.
+    tiles : int
+        Complete tiles that were moved.
+    partial : int
+        Incomplete tiles of which windows were moved.
+    windows : int
+        Windows that were moved one by one, from memory.
+    there : int
+        Tiles, or windows, that were there before and were not moved.
+    damaged : int
+        Tiles that are damaged where they come from, and were left out: they are computed when they are needed.
+    bytes : int
+        All that was moved, in bytes, as it was moved: compressed, where nothing was encoded anew.
+    """
+
+    tensor_id: str
+    tiles: int = 0
+    partial: int = 0
+    windows: int = 0
+    there: int = 0
+    damaged: int = 0
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -302,3 +345,266 @@ def _copy(job: _Job, source: _Contents, target: PersistentContents, tally: Tally
     # What was known of incomplete tiles may be less than is stored by now.
     target.tiles.drop_in_progress(spec.tensor_id)
     return copied
+
+
+def _stored(record: Record, source: PersistentContents, selection: Selection | None) -> tuple[list[Index], list[Index]]:
+    """The complete tiles that are stored of a tensor, or of a region, and the incomplete ones, in order."""
+    if selection is not None and is_empty(selection.start, selection.stop):
+        return [], []
+    layout = record.layout
+    start, stop = layout.pixels if selection is None else (selection.start, selection.stop)
+    complete, begun = source.storage.find(record.spec.tensor_id, *layout.box(start, stop))
+    return sorted(complete), sorted(begun - complete)
+
+
+class Tiles:
+    """Moves the tiles of one tensor between two storages, some at a time, and looks at each again once it is there."""
+
+    def __init__(
+        self,
+        record: Record,
+        source: PersistentContents,
+        there: Record,
+        target: PersistentContents,
+        tally: Tally,
+    ) -> None:
+        self._record = record
+        self._source = source
+        self._there = there
+        self._target = target
+        self._tally = tally
+        self._tensor_id = tensor_id = record.spec.tensor_id
+        encoding = source.storage.encoding(tensor_id)
+        self._alike = encoding is not None and encoding == target.storage.encoding(tensor_id)
+        self._copied = TensorCopy(tensor_id)
+        self._begun_there: set[Index] = set()
+
+    def copy(self, selection: Selection | None) -> TensorCopy:
+        """Copy all that is stored, or what is stored of a region."""
+        complete, begun = _stored(self._record, self._source, selection)
+        self._tally.expect(len(complete) + len(begun))
+        there = self._find(complete, begun)
+        for some in self._batches(complete):
+            missing = [tile for tile in some if tile not in there] if there is not None else self._missing(some)
+            self._move(missing)
+            self._add(there=len(some) - len(missing))
+            self._tally.count(self._tensor_id, len(some))
+        for some in self._batches(begun):
+            self._move_partials(some if there is None else [tile for tile in some if tile not in there])
+            self._tally.count(self._tensor_id, len(some))
+        return self._copied
+
+    def _find(self, *tiles: Sequence[Index]) -> set[Index] | None:
+        """Which tiles of the target are complete, where it can list them."""
+        wanted = [tile for some in tiles for tile in some]
+        if not wanted or not self._target.storage.finds_tiles:
+            return None
+        low = [min(along) for along in zip(*wanted, strict=True)]
+        high = [max(along) + 1 for along in zip(*wanted, strict=True)]
+        complete, self._begun_there = self._target.storage.find(self._tensor_id, low, high)
+        return complete
+
+    def _missing(self, tiles: Sequence[Index]) -> list[Index]:
+        there = set(self._target.storage.those_there(self._tensor_id, tiles))
+        self._begun_there.update(tile for tile in tiles if tile not in there)
+        return [tile for tile in tiles if tile not in there]
+
+    def _batches(self, tiles: Sequence[Index]) -> Iterator[Sequence[Index]]:
+        length = max(1, min(_BATCH_TILES, _BATCH_BYTES // self._record.layout.tile_bytes))
+        return (tiles[begin : begin + length] for begin in range(0, len(tiles), length))
+
+    def _add(self, **more: int) -> None:
+        self._copied = replace(
+            self._copied, **{name: getattr(self._copied, name) + count for name, count in more.items()}
+        )
+
+    def _move(self, tiles: Sequence[Index]) -> None:
+        """Move complete tiles that are missing; then what is there of their windows is of no use any more."""
+        if not tiles:
+            return
+        moved = self._move_encoded(tiles) if self._alike else self._move_decoded(tiles)
+        begun = [tile for tile in moved if tile in self._begun_there]
+        with self._target.storing(self._there) as storage:
+            if begun:
+                # A backend may know of no more parts than it has read.
+                storage.read_partials(self._there, begun)
+            storage.write(self._tensor_id, {}, dict.fromkeys(begun), "copy")
+        self._add(tiles=len(moved), bytes=sum(moved.values()), damaged=len(tiles) - len(moved))
+
+    def _move_encoded(self, tiles: Sequence[Index]) -> dict[Index, int]:
+        found = self._source.storage.read_encoded(self._tensor_id, tiles)
+        self._source.check_current(self._record)
+        present = {tile: data for tile, data in found.items() if data is not None}
+        with self._target.storing(self._there) as storage:
+            storage.write_encoded(self._tensor_id, present)
+        again = self._target.storage.read_encoded(self._tensor_id, list(present))
+        self._target.check_current(self._there)
+        _check(self._there, self._target, (tile for tile, data in present.items() if again[tile] != data))
+        return {tile: len(data) for tile, data in present.items()}
+
+    def _move_decoded(self, tiles: Sequence[Index]) -> dict[Index, int]:
+        found = self._source.storage.read_tiles(self._record, tiles)
+        self._source.check_current(self._record)
+        present = {tile: block for tile, block in found.items() if block is not None}
+        _store_blocks(self._there, self._target, present)
+        return {tile: block.nbytes for tile, block in present.items()}
+
+    def _move_partials(self, tiles: Sequence[Index]) -> None:
+        """Add what is known of incomplete tiles to what is known there."""
+        if not tiles:
+            return
+        target = self._target.storage
+        found = self._source.storage.read_partials(self._record, tiles)
+        self._source.check_current(self._record)
+        known = target.read_partials(self._there, tiles)
+        news = {tile: _news(part, known[tile]) for tile, part in found.items() if part is not None}
+        parts = {tile: part for tile, part in news.items() if part is not None}
+        if parts:
+            with self._target.storing(self._there):
+                target.write(self._tensor_id, {}, parts, "copy")
+            again = target.read_partials(self._there, list(parts))
+            self._target.check_current(self._there)
+            lacking = [tile for tile, part in parts.items() if not _knows(again[tile], part)]
+            # Somebody else may have completed it there meanwhile.
+            _check(self._there, self._target, set(lacking) - set(target.those_there(self._tensor_id, lacking)))
+        self._add(partial=len(parts), there=len(news) - len(parts), bytes=sum(part.nbytes for part in parts.values()))
+        # Somebody else may have completed it here meanwhile.
+        gone = [tile for tile, part in found.items() if part is None]
+        self._begun_there.update(tile for tile in gone if known[tile] is not None)
+        self._move(self._source.storage.those_there(self._tensor_id, gone) if gone else [])
+
+
+def _store_blocks(record: Record, target: PersistentContents, blocks: Mapping[Index, torch.Tensor]) -> None:
+    """Store complete tiles, and read them back."""
+    with target.storing(record) as storage:
+        storage.write(record.spec.tensor_id, blocks, {}, "copy")
+    again = target.storage.read_tiles(record, list(blocks))
+    target.check_current(record)
+    _check(record, target, (tile for tile, block in blocks.items() if not _same_bits(again[tile], block)))
+
+
+def _check(record: Record, target: PersistentContents, wrong: Iterable[Index]) -> None:
+    """StoreError where a tile that was just written is not read back as it was."""
+    tiles = sorted(wrong)
+    if tiles:
+        more = f" and {len(tiles) - 1} more" if len(tiles) > 1 else ""
+        raise StoreError(
+            f"{target}: tile {tiles[0]}{more} of tensor {record.spec.tensor_id!r} was copied, and is not read back as "
+            "it was written; its storage may be damaged. The original is as it was: copy again"
+        )
+
+
+def _same_bits(found: torch.Tensor | None, expected: torch.Tensor) -> bool:
+    return found is not None and torch.equal(
+        found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8)
+    )
+
+
+def _news(part: PartialTile, known: PartialTile | None) -> PartialTile | None:
+    """What of a part is not known yet; None where all is."""
+    if known is None:
+        return part
+    longer = part.prefix_length > known.prefix_length
+    pieces = {index: piece for index, piece in part.pieces.items() if index not in known.pieces}
+    if not longer and not pieces:
+        return None
+    return PartialTile(part.prefix if longer else None, part.prefix_length if longer else 0, pieces)
+
+
+def _knows(found: PartialTile | None, part: PartialTile) -> bool:
+    """Whether what is read back of an incomplete tile holds what was written."""
+    if found is None or found.prefix_length < part.prefix_length:
+        return False
+    if (
+        part.prefix is not None
+        and found.prefix_length == part.prefix_length
+        and not _same_bits(found.prefix, part.prefix)
+    ):
+        return False
+    return all(_same_bits(found.pieces.get(index), piece) for index, piece in part.pieces.items())
+
+
+# Windows of a store in memory, which keeps no tiles.
+
+
+def windows_into_tiles(
+    spec: TensorSpec, source: MemoryContents, target: PersistentContents, selection: Selection | None, tally: Tally
+) -> TensorCopy:
+    """From memory into tiles: windows that are missing there are blended in, as those of a read are."""
+    on_cpu = replace(spec, device=torch.device("cpu"))
+    with target.lock:
+        record = target.registry.record_of(on_cpu)
+    target.check_there(record)
+    windows = _kept_windows(spec, source, selection)
+    tally.expect(len(windows))
+    moved = size = 0
+    taken: list[Index] = []
+    with closing(target.access(on_cpu)) as access:
+        for some in _window_batches(windows, spec):
+            rows = _rows(spec, source, some)
+            taken += rows
+            wanted = _among(access.add(*_bounds(spec, some)), rows.keys())
+            if wanted:
+                blocks = [as_tensor(rows[index].window(index)).to("cpu") for index in wanted]
+                access.deposit(np.array(wanted, dtype=np.int64), as_array(torch.stack(blocks)))
+                moved, size = moved + len(blocks), size + sum(block.nbytes for block in blocks)
+            access.keep(None)
+            tally.count(spec.tensor_id, len(some))
+    source.check_current(spec)
+    target.check_current(record)
+    target.flush()
+    _check_stored(on_cpu, target, taken)
+    target.check_there(record)
+    return TensorCopy(spec.tensor_id, windows=moved, there=len(taken) - moved, bytes=size)
+
+
+def _kept_windows(spec: TensorSpec, source: MemoryContents, selection: Selection | None) -> list[Index]:
+    """The windows in memory, or those over a region, in order."""
+    with source.lock:
+        windows = sorted(source.kept.windows.of(spec.tensor_id)) if source.kept.keeps(spec) else []
+    if selection is None:
+        return windows
+    if is_empty(selection.start, selection.stop):
+        return []
+    box = spec.grid.box(selection.start, selection.stop)
+    return [index for index in windows if inside(index, *box)]
+
+
+def _window_batches(windows: Sequence[Index], spec: TensorSpec) -> Iterator[Sequence[Index]]:
+    size = int(np.prod(spec.gathered.definition.output_window.size)) * spec.gathered.dtype.itemsize
+    length = max(1, min(_BATCH_WINDOWS, _BATCH_WINDOW_BYTES // max(1, size)))
+    return (windows[begin : begin + length] for begin in range(0, len(windows), length))
+
+
+def _rows(spec: TensorSpec, source: MemoryContents, windows: Sequence[Index]) -> dict[Index, Row]:
+    """Those of some windows that are still there, each by itself: a row of many would keep the others alive."""
+    taken = source.kept.take(spec, windows)
+    return {index: Row(index, row.window(index)[None]) for index, row in taken.items()}
+
+
+def _bounds(spec: TensorSpec, windows: Sequence[Index]) -> tuple[IntArray, IntArray]:
+    """The pixels of windows, as far as they lie inside of the tensor."""
+    starts, stops = spec.grid.bounds(np.array(windows, dtype=np.int64))
+    for d, extent in enumerate(spec.shape):
+        if extent is not None:
+            np.clip(starts[:, d], 0, extent, out=starts[:, d])
+            np.clip(stops[:, d], 0, extent, out=stops[:, d])
+    return starts, stops
+
+
+def _among(points: IntArray, wanted: object) -> list[Index]:
+    return [index for index in as_tuples(points) if index in wanted]  # type: ignore[operator]
+
+
+def _check_stored(spec: TensorSpec, target: PersistentContents, windows: Sequence[Index]) -> None:
+    """StoreError where storage does not give a window back that was to be copied; its checksums tell of damage."""
+    target.tiles.drop_stored(spec.tensor_id)
+    with closing(target.access(spec)) as access:
+        for some in _window_batches(windows, spec):
+            lacking = _among(access.add(*_bounds(spec, some)), set(some))
+            if lacking:
+                raise StoreError(
+                    f"{target}: window {lacking[0]} of tensor {spec.tensor_id!r} was copied, and is not read back; "
+                    "its storage may be damaged. The original is as it was: copy again"
+                )
+            access.keep(None)

@@ -2,6 +2,13 @@
 
 What leans on zarr is its abstract class of stores, with the helpers that this has for subclasses. The tests compare
 every key, byte and listing with those of an array that zarr itself has written.
+
+zarr runs every store on one event loop, and decodes in the thread pool of that loop: a chunk that was computed on
+either would wait forever as soon as its ``f`` reads any Zarr array. So chunks are computed on threads of our own, at a
+bounded number of places. A request that an ``f`` makes takes none, since all places may be waiting for that ``f``; it
+is recognized by its context, since event loops run what they are given in a copy of the caller's. An ``f`` that asks on
+threads of its own is not recognized: when no place has become free for some seconds, one more request is computed
+beside them.
 """
 
 from __future__ import annotations
@@ -9,21 +16,28 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import os
 import re
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
 
+from infinite_tensor.engine.claims import is_nested
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.support.forks import cached_property
+from infinite_tensor.support.exit import end_before_flush
+from infinite_tensor.support.forks import cached_property, renew_in_children
 from infinite_tensor.support.nested import Key
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.frame import Frame
@@ -38,7 +52,6 @@ from infinite_tensor.views.metadata import (
     is_plain_name,
     path_of,
 )
-from infinite_tensor.views.requests import Requests
 
 if TYPE_CHECKING:
     from zarr.abc.buffer import Buffer, BufferPrototype
@@ -47,6 +60,11 @@ Bytes: TypeAlias = "bytes | memoryview"
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _KEYS_AT_ONCE = 1000
+
+T = TypeVar("T")
+PLACES = max(4, os.cpu_count() or 1)
+"""Requests that are computed at a time, beside those that an ``f`` makes."""
+_PATIENCE_SECONDS = 5.0
 
 
 def zarr_of(tensor: InfiniteTensor, region: object = None) -> zarr.Array[Any]:
@@ -154,7 +172,6 @@ class FaceStore(Store):
             raise ValueError("what a tensor computes cannot be written; open it with read_only=True, or mode='r'")
         super().__init__(read_only=True)
         self._faces = dict(faces)
-        self._requests: Requests[Bytes] = Requests()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._faces,)
@@ -207,7 +224,7 @@ class FaceStore(Store):
             is_main = threading.current_thread() is threading.main_thread()
             found = None if is_main else face.chunk_in_memory(index)
             if found is None:
-                found = await self._requests.get(key, partial(face.chunk, index))
+                found = await answered((face, index), partial(face.chunk, index))
         return (prototype or default_buffer_prototype()).buffer.from_bytes(found[_range_of(byte_range, len(found))])
 
     async def get_partial_values(
@@ -307,3 +324,131 @@ def _range_of(part: ByteRequest | None, length: int) -> slice:
         case SuffixByteRequest(suffix):
             return slice(max(0, length - suffix), None)
     raise TypeError(f"Unexpected byte_range, got {part!r}; zarr.abc.store has the kinds that there are")
+
+
+# Computing what event loops ask for.
+
+
+async def answered(key: Hashable, compute: Callable[[], T]) -> T:
+    """What ``compute()`` returns or raises; CancelledError when the process ends before it begins.
+
+    Nobody is given what had begun before they asked: pixels may have been invalidated meanwhile. They wait for its end
+    without a place, and find in memory what it has left there.
+    """
+    work = partial(_told, partial(copy_context().run, compute))
+    # Whoever has asked before may wait for the f that asks now. No window is computed twice all the same.
+    answer, is_own = (_beside(work), True) if is_nested() else _PLACES_OF_ALL.take(key, work)
+    while True:
+        if not await _ends(answer):
+            if _PLACES_OF_ALL.are_stuck() and (not is_own or answer.cancel()):
+                answer, is_own = _beside(work), True
+        elif is_own:
+            break
+        else:
+            answer, is_own = _PLACES_OF_ALL.take(key, work)
+    if answer.cancelled():
+        raise _ended()
+    return answer.result()
+
+
+def _told(work: Callable[[], T]) -> T:
+    """Raise something else than what would end an event loop, or mean something to it."""
+    try:
+        return work()
+    except Exception:
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"{type(error).__name__} was raised while a chunk was computed") from error
+
+
+def _ended() -> asyncio.CancelledError:
+    # No error: of each of a thousand chunks that nobody waits for any more, asyncio would print a traceback.
+    return asyncio.CancelledError("the process ends, so no more is computed")
+
+
+def _beside(work: Callable[[], T]) -> Future[T]:
+    """Have work done at no place, on a thread of its own."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(work())
+        except Exception as error:  # noqa: BLE001  (whoever asked gets it)
+            answer.set_exception(error)
+
+    answer.set_running_or_notify_cancel()
+    threading.Thread(target=run, name="infinite_tensor-face-beside", daemon=True).start()
+    return answer
+
+
+async def _ends(answer: Future[Any]) -> bool:
+    """Wait for an answer for a while, and whether it has come. Who gives up leaves it to others."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    answer.add_done_callback(lambda _: _tell(loop, ready))
+    return bool((await asyncio.wait([ready], timeout=_PATIENCE_SECONDS))[0])
+
+
+def _tell(loop: asyncio.AbstractEventLoop, ready: asyncio.Future[None]) -> None:
+    # A closed loop raises it: nobody waits there any more.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(_set, ready)
+
+
+def _set(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+class _Places:
+    """The threads that all requests of this process share."""
+
+    def __init__(self) -> None:
+        self._renew_after_fork()
+        renew_in_children(self)
+
+    def _renew_after_fork(self) -> None:
+        self._threads = ThreadPoolExecutor(PLACES, thread_name_prefix="infinite_tensor-face")
+        self._lock = threading.Lock()
+        self._under_way: dict[Hashable, Future[Any]] = {}
+        self._last_free = time.monotonic()
+        self._ended = False
+
+    def take(self, key: Hashable, work: Callable[[], T]) -> tuple[Future[T], bool]:
+        """Have work done once a place is free; or what is under way for this key, and that it is not this work.
+
+        CancelledError when the process ends.
+        """
+        with self._lock:
+            before = self._under_way.get(key)
+            if before is not None and not before.done():
+                return before, False
+            if self._ended:
+                raise _ended()
+            answer = self._under_way[key] = self._threads.submit(self._work, key, work)
+        return answer, True
+
+    def _work(self, key: Hashable, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        finally:
+            self._last_free = time.monotonic()
+            self._under_way.pop(key, None)
+
+    def are_stuck(self) -> bool:
+        """Whether no place has become free for a while; true for one caller at a time."""
+        with self._lock:
+            now = time.monotonic()
+            stuck = now - self._last_free >= _PATIENCE_SECONDS
+            if stuck:
+                self._last_free = now
+            return stuck
+
+    def end(self) -> None:
+        """Wait for what is under way, and cancel what waits for a place."""
+        self._ended = True
+        self._threads.shutdown(cancel_futures=True)
+
+
+_PLACES_OF_ALL = _Places()
+end_before_flush(_PLACES_OF_ALL.end)

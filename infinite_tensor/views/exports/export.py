@@ -23,8 +23,14 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.messages import warn_of_lost
 from infinite_tensor.values.definition import Number
 from infinite_tensor.views.exports.cutout import Cutout, Sink, Source, computed, explained, stored, stream, units_in
-from infinite_tensor.views.exports.files import check_png, opened_npy, opened_png
-from infinite_tensor.views.exports.tiff import check_tiff, opened_tiff, unsaid_by_tiff
+from infinite_tensor.views.exports.files import (
+    check_png,
+    check_tiff,
+    opened_npy,
+    opened_png,
+    opened_tiff,
+    unsaid_by_tiff,
+)
 from infinite_tensor.views.exports.zarrs import Content, opened_zarr
 from infinite_tensor.views.face import Face, with_distinct_dims
 from infinite_tensor.views.frame import shown_value, state_of

@@ -1,20 +1,38 @@
-"""Regions as files of numpy, and as PNG images."""
+"""Regions as files of numpy, as PNG images, and as tiled TIFFs: GeoTIFFs where it is known where the pixels are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.pipelines.readers import RasterReader
+from infinite_tensor.pipelines.sliding import CHANNELS
 from infinite_tensor.support.disks import allocate_file
+from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Georeference, crs_of
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
+from infinite_tensor.views.metadata import nodata_in
 
 _MODES = ((1, "uint8"), (1, "uint16"), (3, "uint8"), (4, "uint8"))
 """Channels and dtypes that pillow writes as they are."""
+_BLOCK = 512
+_LONGEST = 2**31 - 1
+_MOST_BANDS = 65_535
+_TOGETHER = 4
+"""So many bands are stored pixel by pixel, as the colours of an image; more are stored band by band."""
+_CACHE_BYTES = 2**25
+"""GDAL would take a twentieth of the machine's memory."""
+_ACROSS = frozenset({"x", "lon", "longitude", "easting"})
+"""What coordinates along columns are called."""
+_EVEN = 1e-3
+"""Rounding moves no pixel by more than this, in pixels."""
 
 
 @contextmanager
@@ -61,3 +79,282 @@ def _image() -> Any:
     except ImportError as error:
         raise ImportError("format 'png' needs the package pillow: pip install pillow") from error
     return Image
+
+
+# TIFF.
+
+
+def check_tiff(cutout: Cutout) -> None:
+    """ValidationError if a region is no image that TIFF has."""
+    _rasterio()
+    bands, rows, columns = cutout.image("tiff")
+    if cutout.dtype.kind not in "iufc":
+        raise ValidationError(
+            f"format 'tiff' holds integers, floats and complex numbers, and the tensor is "
+            f"{cutout.tensor.dtype}; convert it first, as in t.map(lambda x: x.to(torch.uint8), "
+            'dtype="uint8").export(...), or write .npy or .zarr'
+        )
+    if bands > _MOST_BANDS or max(rows, columns) > _LONGEST:
+        raise ValidationError(
+            f"a TIFF has at most {_MOST_BANDS} bands and {_LONGEST} rows and columns, and the region {bands} of "
+            f"{rows} x {columns}; write .zarr"
+        )
+    crs = _said_of(cutout).profile.get("crs")
+    if crs and not _is_held(crs):
+        raise ValidationError(f"no GeoTIFF holds the CRS of the raster, {crs.to_string()}; write .npy or .zarr")
+
+
+def _is_held(crs: Any) -> bool:
+    """Whether a GeoTIFF can have a CRS. GDAL writes others, such as those of rotated poles, into a second file."""
+    with _rasterio().Env(GDAL_PAM_ENABLED=False), _without_georeference(), _rasterio().MemoryFile() as file:
+        with file.open(driver="GTiff", width=1, height=1, count=1, dtype="uint8", crs=crs):
+            pass
+        with file.open() as found:
+            return found.crs is not None
+
+
+@contextmanager
+def opened_tiff(cutout: Cutout, path: Path) -> Iterator[Sink]:
+    """A file for an image."""
+    from rasterio.windows import Window  # noqa: PLC0415  (of an extra)
+
+    bands, rows, columns = cutout.image("tiff")
+    unit, block = _unit_of(cutout, bands)
+    said, dtype, mask = _said_of(cutout), _dtype_of(cutout), _mask_of(cutout)
+    settings = {"GDAL_CACHEMAX": _CACHE_BYTES, "GDAL_TIFF_INTERNAL_MASK": True}
+
+    def put(place: Place, pixels: Pixels) -> None:
+        box = list(place)
+        channels = slice(0, 1) if cutout.channels is None else box.pop(cutout.channels)
+        pixels = pixels[None] if cutout.channels is None else np.moveaxis(pixels, cutout.channels, 0)
+        window = Window.from_slices(*box)
+        with _rasterio().Env(**settings):
+            indexes = list(range(channels.start + 1, channels.stop + 1))
+            file.write(pixels.astype(dtype, copy=False), indexes=indexes, window=window)
+            if mask is not None and channels.start == 0:
+                file.write_mask(mask(*box), window=window)
+
+    with _rasterio().Env(**settings), _without_georeference():
+        file = _rasterio().open(
+            path,
+            "w",
+            driver="GTiff",
+            count=bands,
+            height=rows,
+            width=columns,
+            dtype=dtype.name,
+            tiled=True,
+            blockysize=block[0],
+            blockxsize=block[1],
+            interleave="pixel" if bands <= _TOGETHER else "band",
+            compress="deflate",
+            # The libtiff of older wheels predicts no integers of 64 bits.
+            predictor={"f": 3, "c": 1}.get(dtype.kind, 2 if dtype.itemsize < 8 else 1),
+            # Wherever the file might have 4 GiB, which others cannot have.
+            BIGTIFF="IF_SAFER",
+            **said.profile,
+        )
+    with file:
+        # Colours cannot be set after pixels.
+        for name, value in said.attributes.items():
+            if name == "colormap":
+                file.write_colormap(1, value)
+            else:
+                setattr(file, name, value)
+        file.update_tags(**said.tags)
+        yield Sink(unit, put)
+
+
+def _rasterio() -> Any:
+    try:
+        import rasterio  # noqa: PLC0415  (of an extra)
+    except ImportError as error:
+        raise ImportError("format 'tiff' needs the package rasterio: pip install rasterio") from error
+    return rasterio
+
+
+def _unit_of(cutout: Cutout, bands: int) -> tuple[Index, tuple[int, int]]:
+    """The box that is written at a time, and the rows and columns of a block in the file: a tile where it has them."""
+    unit = [min(n, extent) for n, extent in zip(cutout.frame.tile, cutout.frame.shape, strict=True)]
+    block = []
+    for number, d in enumerate(cutout.kept):
+        tile = cutout.frame.tile[d]
+        if number == cutout.channels:
+            unit[d] = bands if bands <= _TOGETHER else min(unit[d], bands)
+        else:
+            block.append(tile if tile % 16 == 0 and tile <= 2 * _BLOCK else _BLOCK)
+            unit[d] = block[-1]
+    return tuple(unit), (block[0], block[1])
+
+
+@contextmanager
+def _without_georeference() -> Iterator[None]:
+    """A file that does not say where it is is nothing to be warned of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", _rasterio().errors.NotGeoreferencedWarning)
+        yield
+
+
+# What a file says beside pixels.
+
+
+def _dtype_of(cutout: Cutout) -> np.dtype[Any]:
+    """The dtype of the file; GDAL has no float16."""
+    return np.dtype(np.float32) if cutout.dtype == np.float16 else cutout.dtype
+
+
+def _mask_of(cutout: Cutout) -> Callable[[slice, slice], Any] | None:
+    """What reads the mask of some rows and columns of the file; None where there is none."""
+    reader, (y, x) = getattr(cutout.tensor.f, "reader", None), cutout.frame.origin[-2:]
+    known = [code for code in cutout.meaning.of(Code) if code.called == "mask"]
+    if not known or not isinstance(reader, RasterReader) or cutout.kept[-2:] != (1, 2):
+        return None
+    return lambda rows, columns: reader.read_mask(
+        slice(rows.start + y, rows.stop + y), slice(columns.start + x, columns.stop + x)
+    )
+
+
+def unsaid_by_tiff(cutout: Cutout) -> list[str]:
+    """What is known of pixels that the file does not say, as messages call it."""
+    said = _said_of(cutout).said
+    return [label for label in cutout.meaning.labels if label not in said]
+
+
+class _Said(NamedTuple):
+    """What a file says beside pixels.
+
+    Attributes
+    ----------
+    profile : dict
+        With what it is opened.
+    attributes : dict
+        What is set of the open file, as rasterio calls it.
+    tags : dict of str to str
+        All else that has a name.
+    said : set of str
+        All of it, as messages call it.
+    """
+
+    profile: dict[str, Any]
+    attributes: dict[str, Any]
+    tags: dict[str, str]
+    said: set[str]
+
+
+def _said_of(cutout: Cutout) -> _Said:
+    """What the file of a cutout says."""
+    bands, _, _ = cutout.image("tiff")
+    rows, columns = (number for number in range(len(cutout.kept)) if number != cutout.channels)
+    found = _Said({}, {}, {}, set())
+    for fact in cutout.meaning.facts:
+        if isinstance(fact, Georeference):
+            if (fact.rows, fact.columns) == (rows, columns):
+                _say_place(fact, found)
+        elif isinstance(fact, Coordinate):
+            _say_coordinate(fact, cutout, bands, found)
+        elif isinstance(fact, Code):
+            _say_code(fact, cutout, bands, found)
+        elif isinstance(fact, Attribute):
+            found.said.update(fact.labels)
+            if fact.called == "units":
+                found.attributes["units"] = [str(fact.value)] * bands
+            else:
+                found.tags[fact.called] = fact.value if isinstance(fact.value, str) else json.dumps(fact.value)
+    if "transform" not in found.profile and "gcps" not in found.profile:
+        _say_coordinates(cutout, rows, columns, found)
+    if cutout.nodata is not None:
+        found.profile["nodata"] = cutout.nodata
+    return found
+
+
+def _say_place(place: Georeference, found: _Said) -> None:
+    """A file has a transform, or else ground control points."""
+    from rasterio import Affine  # noqa: PLC0415  (of an extra)
+    from rasterio.control import GroundControlPoint  # noqa: PLC0415
+    from rasterio.crs import CRS  # noqa: PLC0415
+    from rasterio.rpc import RPC  # noqa: PLC0415
+
+    crs = None if place.crs is None else crs_of(place.crs)
+    if crs is not None:
+        found.profile["crs"] = crs
+    if place.transform is not None:
+        found.profile["transform"] = Affine(*place.transform)
+    elif place.gcps:
+        # They are written with one, which may be empty.
+        found.profile.setdefault("crs", CRS())
+        found.profile["gcps"] = [GroundControlPoint(row, column, x, y, z) for row, column, x, y, z in place.gcps]
+    if place.rpcs is not None:
+        found.attributes["rpcs"] = RPC(**place.rpcs)
+    unsaid = {"CRS": crs is None, "GCPs": place.transform is not None}
+    found.said.update(label for label in place.labels if not unsaid.get(label))
+
+
+def _say_coordinate(coordinate: Coordinate, cutout: Cutout, bands: int, found: _Said) -> None:
+    """Those of the channels are their names, and what stands for all pixels is a tag."""
+    texts = coordinate.values.reshape(-1).astype(str).tolist()
+    called, dims = coordinate.called, [*coordinate.dims]
+    of_channels = called.lower() in CHANNELS if not dims else called == cutout.dims[dims[0]]
+    if dims not in ([], [cutout.channels]) or "crs_wkt" in coordinate.attrs:
+        return
+    if called == "units":
+        found.attributes["units"] = texts if dims else texts * bands
+    elif of_channels:
+        found.attributes["descriptions"] = texts if dims else texts * bands
+    elif not dims:
+        found.tags[called] = texts[0]
+    else:
+        return
+    found.said.update(coordinate.labels)
+
+
+def _say_code(code: Code, cutout: Cutout, bands: int, found: _Said) -> None:
+    values, dtype = code.value if code.along is not None else [code.value] * bands, _dtype_of(cutout)
+    if code.along not in (None, cutout.channels):
+        return
+    if code.called == "nodata":
+        nodata = None if code.along is not None else nodata_in(code.value, dtype)
+        if nodata is None:
+            return
+        found.profile["nodata"] = nodata
+    elif code.called in ("scale", "offset"):
+        found.attributes[f"{code.called}s"] = values
+    elif code.called == "colour map":
+        if bands > 1 or dtype.name not in ("uint8", "uint16"):
+            return
+        found.attributes["colormap"] = {value: tuple(colour) for value, *colour in code.value}
+    elif code.called == "mask":
+        if _mask_of(cutout) is None:
+            return
+    else:
+        found.tags[code.called] = json.dumps(code.value)
+    found.said.update(code.labels)
+
+
+def _say_coordinates(cutout: Cutout, rows: int, columns: int, found: _Said) -> None:
+    """The transform of coordinates that lie in even steps, and the CRS that is said of them."""
+    from rasterio import Affine  # noqa: PLC0415  (of an extra)
+
+    known = cutout.meaning.of(Coordinate)
+    own = {fact.dims[0]: fact for fact in known if len(fact.dims) == 1 and fact.called == cutout.dims[fact.dims[0]]}
+    if rows not in own or columns not in own or own[columns].called.lower() not in _ACROSS:
+        return
+    (a, c), (e, f) = (_even_steps(own[d].values) for d in (columns, rows))
+    if not a or not e:
+        return
+    found.profile["transform"] = Affine(a, 0, c, 0, e, f)
+    found.said.update(own[rows].labels + own[columns].labels)
+    for fact in known:
+        crs = crs_of(fact.attrs["crs_wkt"]) if "crs_wkt" in fact.attrs else None
+        if crs is not None:
+            found.profile["crs"] = crs
+            found.said.update(fact.labels)
+
+
+def _even_steps(values: Pixels) -> tuple[float, float]:
+    """From one number to the next, and where the first pixel begins; no step where there is none that is even."""
+    if values.dtype.kind not in "iuf" or len(values) < 2:
+        return 0.0, 0.0
+    numbers = values.astype(np.float64)
+    step = float(numbers[-1] - numbers[0]) / (len(numbers) - 1)
+    even = np.abs(numbers - (numbers[0] + step * np.arange(len(numbers)))).max() <= _EVEN * abs(step)
+    return (step if even else 0.0), float(numbers[0]) - step / 2
