@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -18,7 +18,6 @@ from infinite_tensor.filling.mask import placed
 from infinite_tensor.filling.progress import Watcher
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape
-from infinite_tensor.groups.export import save_tensordict
 from infinite_tensor.groups.members import (
     GroupMember,
     Members,
@@ -32,8 +31,7 @@ from infinite_tensor.groups.members import (
     unit_of,
 )
 from infinite_tensor.groups.saved import checked_tensor, opened_tensor, save_group, stored_members
-from infinite_tensor.groups.stored_only import StoredOnlyGroup
-from infinite_tensor.groups.tensordicts import assembled, import_tensordict
+from infinite_tensor.groups.tensordicts import StoredOnlyGroup, assembled, import_tensordict, save_tensordict
 from infinite_tensor.support.given import checked_device, checked_flag, checked_id, checked_workers, quoted
 from infinite_tensor.support.nested import Key, as_key, chosen, is_key, listed, named_leaves, nested, show
 from infinite_tensor.tensor import InfiniteTensor
@@ -44,11 +42,6 @@ from infinite_tensor.values.definition import Number
 if TYPE_CHECKING:
     import zarr
     from tensordict import TensorDictBase
-
-_WRITING = frozenset(
-    ("set", "set_", "set_at_", "update", "update_", "update_at_", "del_", "pop", "rename_key_", "setdefault", "clear")
-)
-"""Methods of a TensorDict that write."""
 
 
 class TensorGroup(Fillable):
@@ -549,16 +542,9 @@ class TensorGroup(Fillable):
     def _tensors(self) -> list[InfiniteTensor]:
         return [member.tensor for member in self._members.values()]
 
-    def __setitem__(self, key: object, value: object) -> NoReturn:
-        raise _read_only()
-
-    def __delitem__(self, key: object) -> NoReturn:
-        raise _read_only()
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _WRITING:
-            raise AttributeError(f"TensorGroup has no method {name!r}: {_READ_ONLY}")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    if TYPE_CHECKING:
+        # `predict` returns a tensor or a group, and who asks for what a tensor has knows which it is.
+        def __getattr__(self, name: str) -> Any: ...
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by reference, as tensors are."""
@@ -573,16 +559,6 @@ class TensorGroup(Fillable):
     def __repr__(self) -> str:
         lines = [_line(member) for member in self._members.values()]
         return f"{type(self).__name__}(shape={self.shape}, tensors:\n    " + "\n    ".join(lines) + ")"
-
-
-_READ_ONLY = (
-    "a TensorGroup is read-only. A dictionary that is stored and written in place is tensordict's own: "
-    "TensorDict.memmap(path), or PersistentTensorDict on HDF5 or Zarr, which TensorGroup.from_tensordict reads"
-)
-
-
-def _read_only() -> TypeError:
-    return TypeError(_READ_ONLY)
 
 
 def group_of_outputs(tensors: Mapping[Key, InfiniteTensor]) -> TensorGroup:

@@ -1,18 +1,37 @@
-"""What is read of a group, as a TensorDict; the package tensordict is imported when it is needed."""
+"""What is read of a group, as a TensorDict: in memory, of what is stored alone, and as files that tensordict opens.
+
+The package tensordict is imported when it is needed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import errno
+import itertools
+import math
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from infinite_tensor.geometry.regions import Selection
-from infinite_tensor.groups.members import GroupMember, Members
-from infinite_tensor.support.nested import Key
+from infinite_tensor.engine.chain import node_of
+from infinite_tensor.errors import InfiniteTensorError, StoreError, ValidationError
+from infinite_tensor.filling.stored_only import stored_pixels
+from infinite_tensor.geometry.points import with_entry
+from infinite_tensor.geometry.regions import Selection, parse
+from infinite_tensor.groups.members import GroupMember, Members, read_members, shape_of, unit_of
+from infinite_tensor.support.disks import allocate_file, publish, remove, synchronize
+from infinite_tensor.support.nested import Key, chosen, show
+from infinite_tensor.values.definition import Number, pixel_value
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
+
+_BLOCK_BYTES = 2**25
+"""How much is read and written at a time, of all tensors together."""
 
 
 def import_tensordict() -> Any:
@@ -69,3 +88,147 @@ def assembled(
         return kind(entries, batch_size=size, device=device)
 
     return level(0, list(members))  # type: ignore[no-any-return]
+
+
+class StoredOnlyGroup:
+    """What is stored of the tensors of a group: a view that is read as the group is, and never computes.
+
+    Each tensor shows what its own `InfiniteTensor.stored_only` shows. Of one of them alone, take
+    ``group[key].stored_only()``.
+    """
+
+    def __init__(self, members: Members, fill_value: Number | Mapping[Any, Any], device: torch.device | None) -> None:
+        self._members = members
+        self._device = device
+        self._fill_values: dict[Key, Number] = chosen("fill_value", fill_value, members, 0)
+        for key, value in self._fill_values.items():
+            pixel_value(f"fill_value of {show(key)}", value, members[key].tensor.dtype)
+
+    def __getitem__(self, indices: object) -> Any:
+        """What is stored of a region of all tensors, or of each of a list of regions.
+
+        Parameters
+        ----------
+        indices
+            As `TensorGroup.read` takes them, in pixels of the group.
+
+        Returns
+        -------
+        TensorDict or list of TensorDict
+            As `TensorGroup.read` returns them.
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If `indices` is no region, or has a step along a dimension in which a tensor has a scale.
+        """
+        import_tensordict()
+        shape = shape_of(self._members)
+        regions = [parse(region, shape) for region in (indices if isinstance(indices, list) else [indices])]
+        found = [self._read(region) for region in regions]
+        return found if isinstance(indices, list) else found[0]
+
+    def _read(self, region: Selection) -> Any:
+        results = {}
+        for key, member in self._members.items():
+            pixels = stored_pixels(node_of(member.tensor), member.selection(region), self._fill_values[key])
+            results[key] = member.arranged(pixels, region.squeezed)
+        return assembled(self._members, results, region, self._device)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{show(key)}: {value!r}" for key, value in self._fill_values.items())
+        return f"StoredOnlyGroup(shape={shape_of(self._members)}, fill values: {shown})"
+
+
+# Files.
+
+
+def save_tensordict(members: Members, region: Selection, path: Path, workers: int | None, *, overwrite: bool) -> None:
+    """`TensorGroup.save_tensordict`; see there."""
+    with _explained(path):
+        _check_free(path, overwrite=overwrite)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+        # Before anything is written: a name that is not valid Unicode, or that the file system does not allow.
+        "".join(itertools.chain.from_iterable(members)).encode()
+        with suppress(FileNotFoundError):
+            os.lstat(unfinished)
+    try:
+        with _explained(path):
+            sample = {key: _empty(member, region) for key, member in members.items()}
+            files = _created(unfinished, members, sample, region)
+        for block in _blocks(members, region):
+            (results,) = read_members(members, [block], workers)
+            with _explained(path):
+                for key, name in files.items():
+                    # Mapped again each time, so that what has been written does not stay in memory.
+                    like, found = sample[key], results[key]
+                    mapped = torch.from_file(name, shared=True, size=like.numel(), dtype=like.dtype)
+                    mapped.view(like.shape)[_place(members[key], region, block, found.ndim)] = found.cpu()
+        with _explained(path):
+            synchronize(unfinished)
+            publish(unfinished, path, overwrite=overwrite)
+    finally:
+        remove(unfinished)
+
+
+def _created(folder: Path, members: Members, sample: Mapping[Key, torch.Tensor], region: Selection) -> dict[Key, str]:
+    """The files of a memory-mapped TensorDict, created without content; none of tensors without pixels."""
+    skeleton: Any = assembled(members, sample, region, torch.device("cpu")).memmap_like(folder)
+    names = {key: skeleton.get(key).filename for key, tensor in sample.items() if tensor.numel()}
+    del skeleton
+    for name in names.values():
+        allocate_file(Path(name))
+    return names
+
+
+def _blocks(members: Members, region: Selection) -> Iterator[Selection]:
+    """A region in blocks of whole pixels of every tensor, rows that lie together first."""
+    nbytes = sum(math.prod(each.selection(region).shape) * each.tensor.dtype.itemsize for each in members.values())
+    for d, (start, stop) in enumerate(zip(region.start, region.stop, strict=True)):
+        unit = unit_of(members, d)
+        middle = (start + stop) // (2 * unit) * unit
+        if nbytes > _BLOCK_BYTES and start < middle < stop:
+            yield from _blocks(members, region._replace(stop=with_entry(region.stop, d, middle)))
+            yield from _blocks(members, region._replace(start=with_entry(region.start, d, middle)))
+            return
+    yield region
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Name the path in what the file system, or the library that writes, refuses."""
+    try:
+        yield
+    except InfiniteTensorError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        message = f"cannot write {str(path)!r}: {type(error).__name__}: {error}"
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            message += "; give a shorter name: those of the tensors become names of files too"
+            raise ValidationError(message) from error
+        raise (ValidationError if isinstance(error, ValueError) else StoreError)(message) from error
+
+
+def _empty(member: GroupMember, region: Selection) -> torch.Tensor:
+    """A tensor of the shape and dtype of what is read of a member, which takes no memory."""
+    box = torch.zeros((), dtype=member.tensor.dtype, device="cpu").expand(member.selection(region).shape)
+    squeezed = [member.dims[d] for d in region.squeezed]
+    return member.arranged(box[tuple(0 if d in squeezed else slice(None) for d in range(box.ndim))], region.squeezed)
+
+
+def _place(member: GroupMember, region: Selection, block: Selection, ndim: int) -> tuple[slice, ...]:
+    """Where a block of a member lies in the whole of it."""
+    whole, part = member.selection(region), member.selection(block)
+    shared = [own for d, own in enumerate(member.dims) if d not in region.squeezed]
+    at = [slice(part.start[own] - whole.start[own], part.stop[own] - whole.start[own]) for own in shared]
+    return (*at, *[slice(None)] * (ndim - len(at)))
+
+
+def _check_free(path: Path, *, overwrite: bool) -> None:
+    if not path.exists() and not path.is_symlink():
+        return
+    if not overwrite:
+        raise ValidationError(f"there is something at {str(path)!r} already; give another path, or overwrite=True")
+    if not (path / "meta.json").is_file() or path.is_symlink():
+        raise ValidationError(f"what is at {str(path)!r} is no memory-mapped TensorDict, so it is not overwritten")

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from infinite_tensor import InfiniteTensor, TensorGroup, TensorWindow, ValidationError, sl
 from infinite_tensor.errors import RegionError
-from infinite_tensor.groups import export
+from infinite_tensor.groups import tensordicts
 from tests.behaviour.groups.world import World, plain
 from tests.support.interpreters import run
 
@@ -25,11 +25,11 @@ def group_with_a_coarse_one() -> TensorGroup:
     return TensorGroup({"world": World().group, "coarse": {"c": coarse}}, scale={"coarse": 0.5})
 
 
-@pytest.mark.parametrize("block_bytes", [export._BLOCK_BYTES, 999])
+@pytest.mark.parametrize("block_bytes", [tensordicts._BLOCK_BYTES, 999])
 def test_plain_tensordict_opens_what_was_written(
     block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(tensordicts, "_BLOCK_BYTES", block_bytes)
     group = group_with_a_coarse_one()
     region = sl[-6:14, 2:20]
     group.save_tensordict(region, tmp_path / "out")

@@ -29,7 +29,7 @@ def test_a_name_too_long_for_a_file_is_refused_and_leaves_nothing(key: tuple[str
 
 
 def test_a_name_that_is_not_valid_unicode_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="not valid Unicode"):
+    with pytest.raises(ValidationError, match="UnicodeEncodeError"):
         TensorGroup({"\udcff": tensor()}).save_tensordict(sl[0:4], tmp_path / "out")
     assert files_in(tmp_path) == []
 

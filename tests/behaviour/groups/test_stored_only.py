@@ -76,7 +76,6 @@ def test_another_process_may_be_handed_it(made: Made) -> None:
 
 def test_it_is_what_the_group_is(made: Made) -> None:
     view = made[0].stored_only({"maps": 3})
-    assert (view.shape, view.ndim) == ((None, None), 2)
     assert repr(view) == "StoredOnlyGroup(shape=(None, None), fill values: 'fine': 0, ('maps', 'coarse'): 3)"
 
 
