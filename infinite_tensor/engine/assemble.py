@@ -20,9 +20,8 @@ from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.loop import Loop, Regions, run_steps
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import StoreError
-from infinite_tensor.geometry.blocks import Blocks
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.geometry.regions import Selection
+from infinite_tensor.geometry.regions import Blocks, Selection
 from infinite_tensor.support.allocation import IN_PARTS, new_result
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.interrupts import running_f, store_call

@@ -13,8 +13,7 @@ import torch
 from infinite_tensor.engine.chain import Node, node_of
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.reads import Views
-from infinite_tensor.geometry.blocks import Blocks
-from infinite_tensor.geometry.regions import Region, Selection, parse
+from infinite_tensor.geometry.regions import Blocks, Region, Selection, parse
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.support.allocation import IN_PARTS, new_result
 from infinite_tensor.support.interrupts import store_call

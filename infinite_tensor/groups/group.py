@@ -122,7 +122,7 @@ class TensorGroup(Fillable):
         ValidationError
             If something in it is no tensor, or has no pixels.
         """
-        from infinite_tensor.pipelines.tensordicts import tensors_of  # noqa: PLC0415
+        from infinite_tensor.pipelines.sources import tensors_of  # noqa: PLC0415
 
         tensors = tensors_of(td, version, tile_store, tensor_id)
         shared = tuple(range(td.batch_dims))

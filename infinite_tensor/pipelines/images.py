@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from infinite_tensor.errors import InfiniteTensorError, StoreError
-from infinite_tensor.pipelines.orientation import turn_of
-from infinite_tensor.pipelines.readers import ArrayReader, RasterReader, Reader, as_tensor, page_of
+from infinite_tensor.pipelines.rasters import RasterReader, page_of, turn_of
+from infinite_tensor.pipelines.readers import ArrayReader, Reader, as_tensor
 from infinite_tensor.support.forks import Lock
 from infinite_tensor.support.given import as_index
 from infinite_tensor.values.arrays import Box

@@ -17,8 +17,8 @@ from infinite_tensor.errors import ShapeMismatchError, ValidationError
 from infinite_tensor.support.functions import Calling
 from infinite_tensor.support.given import quoted
 from infinite_tensor.values.arrays import check_unmasked
+from infinite_tensor.values.digest import Modes
 from infinite_tensor.values.fingerprint import Reach, Setting, networks_in
-from infinite_tensor.values.modes import Modes
 
 Index: TypeAlias = tuple[int, ...]
 Outputs: TypeAlias = dict[str | None, torch.Tensor]

@@ -20,6 +20,7 @@ from infinite_tensor.groups import TensorGroup
 from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import BatchedNetwork, Index, Outputs, device_of
 from infinite_tensor.pipelines.prediction import (
+    Reductions,
     Result,
     Returned,
     Sliding,
@@ -27,7 +28,6 @@ from infinite_tensor.pipelines.prediction import (
     returned_before,
     returned_by,
 )
-from infinite_tensor.pipelines.reductions import Reductions
 from infinite_tensor.pipelines.sources import from_array, least_cache_of
 from infinite_tensor.support.given import (
     MemoryTooSmallError,
@@ -48,9 +48,9 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.values.checks import stand_in
 from infinite_tensor.values.definition import resolved_blend
+from infinite_tensor.values.digest import Modes
 from infinite_tensor.values.dims import default_name, label_of
 from infinite_tensor.values.fingerprint import networks_in
-from infinite_tensor.values.modes import Modes
 from infinite_tensor.values.weights import WeightedMean
 
 if TYPE_CHECKING:

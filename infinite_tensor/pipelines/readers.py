@@ -1,4 +1,4 @@
-"""Reads parts of arrays of any library, and of rasters, as torch tensors.
+"""Reads parts of arrays of any library as torch tensors, and what these say of their pixels.
 
 A reader works on several threads, in forked children, and by its pickle: `reopening` knows how.
 """
@@ -8,17 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import threading
-import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.pipelines.meanings import meaning_of_raster
-from infinite_tensor.pipelines.orientation import Turn, orientation_of, turn_of
 from infinite_tensor.pipelines.reopening import (
     Opened,
     by_absolute_path,
@@ -29,7 +27,7 @@ from infinite_tensor.pipelines.reopening import (
     opened_in_child,
 )
 from infinite_tensor.support.forks import renew_in_children
-from infinite_tensor.support.given import as_index, quoted
+from infinite_tensor.support.given import quoted
 from infinite_tensor.values import stamps
 from infinite_tensor.values.arrays import (
     CHUNK_BYTES,
@@ -43,7 +41,9 @@ from infinite_tensor.values.arrays import (
     memory_map_of,
 )
 from infinite_tensor.values.checks import dense, stand_in
+from infinite_tensor.values.definition import json_value
 from infinite_tensor.values.dtypes import DTYPES
+from infinite_tensor.values.meaning import MOST_COORDINATES, Attribute, Code, Coordinate, Fact, Meaning
 from infinite_tensor.values.stamps import Stamps
 from infinite_tensor_stores.targets import is_in_memory, shown
 
@@ -139,7 +139,7 @@ class ArrayReader(Reader):
         self._locks = locks_of(self._array)
         self._inherited = False
         if library_of(self._array) in _FAITHFUL:
-            self.dtype = _torch_dtype(self._array.dtype, self._array)
+            self.dtype = torch_dtype_of(self._array.dtype, self._array)
         else:
             # Others may scale what a file holds, and say what the file holds.
             self.dtype = self._read((slice(0, 1),) * len(self.shape)).dtype
@@ -233,7 +233,7 @@ def _prepared(array: Any) -> Any:
         return array.translate_to[(0,) * array.ndim]
     if isinstance(array, np.ndarray) and array.dtype.names is not None:
         # A field may have the name of an attribute.
-        _torch_dtype(array.dtype, array)
+        torch_dtype_of(array.dtype, array)
     check_unmasked(array, "a has")
     return np.asarray(array) if isinstance(array, np.ndarray) else stand_in(array)
 
@@ -255,7 +255,7 @@ def _file_of(array: Any) -> str | None:
     return None if mapped is None else os.fspath(mapped.filename)  # type: ignore[arg-type]
 
 
-def _torch_dtype(given: Any, array: Any) -> torch.dtype:
+def torch_dtype_of(given: Any, array: Any) -> torch.dtype:
     """The dtype that stands for that of an array; ValidationError where a tensor cannot have it."""
     try:
         dtype = given if isinstance(given, torch.dtype) else np.dtype(getattr(given, "numpy_dtype", given))
@@ -334,7 +334,7 @@ def as_tensor(block: Any, array: Any = None) -> torch.Tensor:
         raise ValidationError("a has sparse blocks; give a.map_blocks(lambda block: block.todense()) of Dask")
     check_unmasked(block, "a has")
     block = np.asarray(block)
-    dtype = _torch_dtype(block.dtype, array)
+    dtype = torch_dtype_of(block.dtype, array)
     if dtype is torch.bfloat16:
         return as_tensor(block.view(np.uint16)).view(torch.bfloat16)
     if dtype is torch.bool:
@@ -361,138 +361,63 @@ def _reopened(shown: str, shape: tuple[int, ...], dtype: torch.dtype, opened: Op
     return reader
 
 
-_GDAL_CACHE_BYTES = 2**23
-"""GDAL would keep blocks in a twentieth of the machine's memory, beside those that the tensor keeps."""
+# What xarray says of pixels.
 
 
-class RasterReader(Reader):
-    """Reads windows of a raster, on each thread and in each process from a handle of its own.
+_CODES = {
+    "_FillValue": "nodata",
+    "missing_value": "nodata",
+    "scale_factor": "scale",
+    "add_offset": "offset",
+    **{name: name for name in ("flag_values", "flag_masks", "flag_meanings", "valid_min", "valid_max", "valid_range")},
+}
+"""Attributes that say what numbers stand for, by the conventions of netCDF, and what that is called here."""
 
-    Parameters
-    ----------
-    path : str
-        A path, or whatever else rasterio opens.
-    page : int or None
-        Of a TIFF with several; None is the first, with a warning that there are others.
 
-    Attributes
-    ----------
-    crs, transform, nodata
-        As rasterio has them.
-    meaning : Meaning
-        What the file says of its pixels.
-    """
+def meaning_of_array(array: Any, dims: Sequence[str]) -> Meaning | None:
+    """What xarray knows of an array, whose dimensions have these names here; None of other arrays."""
+    if not type(array).__module__.startswith("xarray."):
+        return None
+    # What an export says of the origin holds of the export.
+    said, lost = _said({name: value for name, value in array.attrs.items() if name != "infinite_tensor"})
+    codes = {_CODES[name]: value for name, value in reversed(said.items()) if name in _CODES}
+    facts: list[Fact] = [Attribute(name, value) for name, value in said.items() if name not in _CODES]
+    facts += [Code(name, float(value) if value == "NaN" else value) for name, value in codes.items()]
+    renamed = dict(zip(array.dims, dims, strict=True))
+    for name, coordinate in getattr(array, "coords", {}).items():
+        values = _values_of(coordinate)
+        if values is None:
+            lost.append(f"coordinate {name!r}")
+            continue
+        called = renamed[name] if coordinate.dims == (name,) else str(name)
+        numbers, attrs = [array.dims.index(dim) for dim in coordinate.dims], _said(coordinate.attrs)[0]
+        # That of rioxarray stays where it is when pixels move; coordinates, which say the same, do not.
+        if attrs.pop("GeoTransform", None) and not {*array.dims[-2:]} <= {*array.coords}:
+            lost.append("transform")
+        facts.append(Coordinate(called, numbers, values, attrs))
+    return Meaning(tuple(facts), tuple(lost))
 
-    def __init__(self, path: str, page: object = None) -> None:
-        self._path = path
-        self._handles = threading.local()
-        pages = [each for each in self._handle().subdatasets if each.startswith("GTIFF_DIR:")]
-        number = page_of(path, page, max(1, len(pages)))
-        if number:
-            self._path, self._handles = pages[number], threading.local()
-        raster = self._handle()
-        if len(set(raster.dtypes)) > 1:
-            raise ValidationError(
-                f"{path} has bands of different dtypes, {raster.dtypes}; give one file for each dtype"
-            )
-        # A place on Earth is that of the pixels as they are stored.
-        self._turn = Turn() if _has_place(raster) else turn_of(orientation_of(raster, path))
-        self._extents = (raster.height, raster.width)
-        self.shape = (raster.count, *self._turn.ordered(*self._extents))
-        if not raster.count:
-            raise ValidationError(f"{path} has no bands, but subdatasets: give one of {raster.subdatasets}")
-        self.dtype = _dtype_of_bands(raster)
-        together = raster.interleaving is not None and raster.interleaving.value == "PIXEL"
-        blocks = self._turn.ordered(*raster.block_shapes[0])
-        self.chunks = cut((raster.count if together else 1, *blocks), self.dtype.itemsize)
-        self.crs, self.transform, self.nodata = raster.crs, raster.transform, raster.nodata
-        self.meaning = meaning_of_raster(raster)
 
-    @property
-    def colours(self) -> tuple[str, ...]:
-        """What each band is, in the words of rasterio."""
-        # Of another handle GDAL may have told of a bad tag, which rasterio raises at the next call that can fail.
-        with _opened_raster(self._path) as raster:
-            return tuple(each.name for each in raster.colorinterp)
-
-    def _handle(self) -> Any:
-        handles, process = self._handles, os.getpid()
-        # A forked child shares the position in the file with its parent.
-        if getattr(handles, "process", None) != process:
-            handles.raster, handles.process = _opened_raster(self._path), process
-        return handles.raster
-
-    def _read(self, region: Box) -> torch.Tensor:
-        import rasterio  # noqa: PLC0415  (of an extra)
-        from rasterio.windows import Window  # noqa: PLC0415
-
-        bands, rows, columns = region
-        window = Window.from_slices(*self._turn.in_file(rows, columns, self._extents))
+def _said(attrs: Mapping[Any, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Attributes that JSON can hold, and what messages call the others."""
+    said, lost = {}, []
+    for name, value in attrs.items():
         try:
-            with rasterio.Env(GDAL_CACHEMAX=_GDAL_CACHE_BYTES):
-                block = self._handle().read(list(range(bands.start + 1, bands.stop + 1)), window=window)
-            return as_tensor(self._turn.turned(block)).to(self.dtype)
-        except OSError as error:
-            raise StoreError(f"{self._path} cannot be read: {error}") from error
-
-    def read_mask(self, rows: slice, columns: slice) -> Any:
-        """The mask of some pixels, of all bands: 0 where there is no data."""
-        from rasterio.windows import Window  # noqa: PLC0415  (of an extra)
-
-        window = Window.from_slices(*self._turn.in_file(rows, columns, self._extents))
-        return self._turn.turned(self._handle().read_masks(1, window=window))
-
-    def _stamps(self) -> Stamps:
-        return stamps.of_raster(self._path, self._handle().files)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_handles"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._handles = threading.local()
-
-    def __repr__(self) -> str:
-        return f"raster({self._path!r})"
+            said[str(name)] = json_value(str(name), value.tolist() if isinstance(value, _OF_NUMPY) else value)
+        except ValidationError:
+            lost.append(f"attribute {name!r}")
+    return said, lost
 
 
-def page_of(path: str, page: object, count: int) -> int:
-    """The page to read of a file that has so many; of None the first, with a warning if there are others."""
-    if page is None:
-        if count > 1:
-            warnings.warn(
-                f"{path} has {count} pages, of which the first is read; give page=0 for that one, up to "
-                f"page={count - 1} for others",
-                stacklevel=4,
-            )
-        return 0
-    number = as_index(page)
-    if number is None or not 0 <= number < count:
-        raise ValidationError(
-            f"page must be an int from 0 to {count - 1}, got {quoted(page)}: the number of pages in {path} is {count}"
-        )
-    return number
+_OF_NUMPY = np.ndarray | np.generic
 
 
-def _has_place(raster: Any) -> bool:
-    """Whether a raster says where on Earth it is."""
-    return not (raster.crs is None and raster.transform.is_identity and not raster.gcps[0] and raster.rpcs is None)
-
-
-def _dtype_of_bands(raster: Any) -> torch.dtype:
-    """That of the values in a file, for which GDAL may have a larger one."""
-    if raster.dtypes[0] == "complex_int16":
-        return torch.complex64
-    half = raster.dtypes[0] == "float32" and raster.tags(1, ns="IMAGE_STRUCTURE").get("NBITS") == "16"
-    return torch.float16 if half else _torch_dtype(raster.dtypes[0], raster)
-
-
-def _opened_raster(path: str) -> Any:
-    try:
-        import rasterio  # noqa: PLC0415  (of an extra)
-    except ImportError as error:
-        raise ImportError("from_raster needs the package rasterio: pip install rasterio") from error
-    try:
-        return rasterio.open(path)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be opened as a raster: {error}") from error
+def _values_of(coordinate: Any) -> npt.NDArray[Any] | None:
+    """Numbers, dates or texts; None for all else, and for more than are kept in memory."""
+    if coordinate.size > MOST_COORDINATES:
+        return None
+    values = np.asarray(coordinate.values)
+    if values.dtype.kind in "OT" and all(isinstance(each, str) for each in values.reshape(-1).tolist()):
+        values = values.astype(str)
+    kind = values.dtype.kind
+    return values if kind == "U" or (kind in "biufmM" and values.itemsize <= 8) else None

@@ -32,9 +32,8 @@ from infinite_tensor.geometry.points import Index, with_entry
 from infinite_tensor.geometry.window import WindowGrid, followed
 from infinite_tensor.support.allocation import Array, as_array, as_tensor, copied
 from infinite_tensor.support.forks import cached_property
-from infinite_tensor.values.averaging import Averaging
 from infinite_tensor.values.definition import Blend, Number
-from infinite_tensor.values.weights import WeightedMean, accumulator_of, check_dtype, is_even, real_dtype
+from infinite_tensor.values.weights import Averaging, WeightedMean, accumulator_of, check_dtype, is_even, real_dtype
 
 _LEFT_TO_NUMPY = frozenset(map(np.dtype, ("uint16", "uint32", "uint64", "complex64", "complex128")))
 """torch cannot add the former, and to add the latter it multiplies: what is infinite becomes NaN."""

@@ -9,7 +9,7 @@ import types
 from dataclasses import dataclass
 from functools import lru_cache
 
-from infinite_tensor.values.plain import sha256_of
+from infinite_tensor.values.objects import sha256_of
 
 _FILLING = {"add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "move_to_end", "pop"}
 _FILLING |= {"popitem", "popleft", "remove", "setdefault", "update", "__setitem__", "__delitem__"}

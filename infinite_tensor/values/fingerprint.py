@@ -33,9 +33,24 @@ from infinite_tensor.values.digest import (
     digest_of_tensor,
     state_of,
 )
-from infinite_tensor.values.holding import NOTHING, class_attribute, closure_of, held_by, parts_of_attribute, unwrapped
-from infinite_tensor.values.packages import OURS, is_installed, name_of, top
-from infinite_tensor.values.plain import MOST_MEMBERS, is_container, members_of, plain, said_at_once, sha256_of
+from infinite_tensor.values.objects import (
+    MOST_MEMBERS,
+    NOTHING,
+    OURS,
+    class_attribute,
+    closure_of,
+    held_by,
+    is_container,
+    is_installed,
+    members_of,
+    name_of,
+    parts_of_attribute,
+    plain,
+    said_at_once,
+    sha256_of,
+    top,
+    unwrapped,
+)
 
 _MOST_LOOKS = 50_000
 """At so many values: what lies behind them is opaque."""

@@ -42,7 +42,7 @@ from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore import blended
 from infinite_tensor.tilestore.layout import TileLayout
-from infinite_tensor.values import averaging
+from infinite_tensor.values import weights
 from tests.support import reference
 from tests.support.dict_store import DictTileStore
 from tests.support.pipelines import Action, Fill, Forget, Pipeline, Read, Selection, Together, box_of, pipelines
@@ -462,7 +462,7 @@ def _run(
         patch.setattr(blended, "_TILE_BYTES", pipeline.block_bytes // 4)
         patch.setattr(cutting, "_STEP_BYTES", pipeline.block_bytes // 2)
         patch.setattr(fill, "_DEFAULT_HELD", pipeline.block_bytes)
-        patch.setattr(averaging, "_IN_TILE", pipeline.block_bytes)
+        patch.setattr(weights, "_IN_TILE", pipeline.block_bytes)
         history = History(pipeline, open_store, persistent=persistent, bounded=bounded)
         try:
             for action in pipeline.actions:

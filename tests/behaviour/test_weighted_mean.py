@@ -24,7 +24,7 @@ from infinite_tensor import (
     WeightedMean,
     ZarrTileStore,
 )
-from infinite_tensor.values import averaging
+from infinite_tensor.values import weights
 from tests.support.dict_store import DictTileStore
 from tests.support.reference import Box, Index, Reference, Stage, region, same_bits
 from tests.support.stores import sample
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixels
 @pytest.fixture(params=[100, 2**16], ids=lambda n: f"{n} in a tile")
 def _tiles_of_weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of weights are worked out for tiles of about so many pixels, which share them where they lie alike."""
-    monkeypatch.setattr(averaging, "_IN_TILE", request.param)
+    monkeypatch.setattr(weights, "_IN_TILE", request.param)
 
 
 STORES: dict[str, Callable[[Path], TileStore]] = {

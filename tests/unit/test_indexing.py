@@ -11,9 +11,8 @@ import torch
 
 from infinite_tensor import InfiniteTensor, TensorWindow, sl
 from infinite_tensor.errors import RegionError
-from infinite_tensor.geometry.blocks import Blocks
 from infinite_tensor.geometry.points import COORDINATE_LIMIT
-from infinite_tensor.geometry.regions import parse
+from infinite_tensor.geometry.regions import Blocks, parse
 from infinite_tensor.geometry.window import WindowGrid
 
 UNBOUNDED = (None, None)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm
 
 from infinite_tensor import ValidationError, digest
-from infinite_tensor.values.modes import Modes, mode_matters
+from infinite_tensor.values.digest import Modes, mode_matters
 
 OF_TORCH: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "Dropout": (nn.Dropout, True),

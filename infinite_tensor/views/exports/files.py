@@ -13,7 +13,7 @@ import numpy as np
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.pipelines.readers import RasterReader
+from infinite_tensor.pipelines.rasters import RasterReader
 from infinite_tensor.pipelines.sliding import CHANNELS
 from infinite_tensor.support.disks import allocate_file
 from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Georeference, crs_of

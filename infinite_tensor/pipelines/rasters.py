@@ -1,0 +1,310 @@
+"""Reads parts of rasters as torch tensors, turned as EXIF says, and what they say of their pixels: by rasterio."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import warnings
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import torch
+
+from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.pipelines.readers import Reader, as_tensor, torch_dtype_of
+from infinite_tensor.support.given import as_index, quoted
+from infinite_tensor.values import stamps
+from infinite_tensor.values.arrays import Box, cut
+from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Fact, Georeference, Meaning
+from infinite_tensor.values.stamps import Stamps
+
+_GDAL_CACHE_BYTES = 2**23
+"""GDAL would keep blocks in a twentieth of the machine's memory, beside those that the tensor keeps."""
+
+
+class RasterReader(Reader):
+    """Reads windows of a raster, on each thread and in each process from a handle of its own.
+
+    Parameters
+    ----------
+    path : str
+        A path, or whatever else rasterio opens.
+    page : int or None
+        Of a TIFF with several; None is the first, with a warning that there are others.
+
+    Attributes
+    ----------
+    crs, transform, nodata
+        As rasterio has them.
+    meaning : Meaning
+        What the file says of its pixels.
+    """
+
+    def __init__(self, path: str, page: object = None) -> None:
+        self._path = path
+        self._handles = threading.local()
+        pages = [each for each in self._handle().subdatasets if each.startswith("GTIFF_DIR:")]
+        number = page_of(path, page, max(1, len(pages)))
+        if number:
+            self._path, self._handles = pages[number], threading.local()
+        raster = self._handle()
+        if len(set(raster.dtypes)) > 1:
+            raise ValidationError(
+                f"{path} has bands of different dtypes, {raster.dtypes}; give one file for each dtype"
+            )
+        # A place on Earth is that of the pixels as they are stored.
+        self._turn = Turn() if _has_place(raster) else turn_of(orientation_of(raster, path))
+        self._extents = (raster.height, raster.width)
+        self.shape = (raster.count, *self._turn.ordered(*self._extents))
+        if not raster.count:
+            raise ValidationError(f"{path} has no bands, but subdatasets: give one of {raster.subdatasets}")
+        self.dtype = _dtype_of_bands(raster)
+        together = raster.interleaving is not None and raster.interleaving.value == "PIXEL"
+        blocks = self._turn.ordered(*raster.block_shapes[0])
+        self.chunks = cut((raster.count if together else 1, *blocks), self.dtype.itemsize)
+        self.crs, self.transform, self.nodata = raster.crs, raster.transform, raster.nodata
+        self.meaning = meaning_of_raster(raster)
+
+    @property
+    def colours(self) -> tuple[str, ...]:
+        """What each band is, in the words of rasterio."""
+        # Of another handle GDAL may have told of a bad tag, which rasterio raises at the next call that can fail.
+        with _opened_raster(self._path) as raster:
+            return tuple(each.name for each in raster.colorinterp)
+
+    def _handle(self) -> Any:
+        handles, process = self._handles, os.getpid()
+        # A forked child shares the position in the file with its parent.
+        if getattr(handles, "process", None) != process:
+            handles.raster, handles.process = _opened_raster(self._path), process
+        return handles.raster
+
+    def _read(self, region: Box) -> torch.Tensor:
+        import rasterio  # noqa: PLC0415  (of an extra)
+        from rasterio.windows import Window  # noqa: PLC0415
+
+        bands, rows, columns = region
+        window = Window.from_slices(*self._turn.in_file(rows, columns, self._extents))
+        try:
+            with rasterio.Env(GDAL_CACHEMAX=_GDAL_CACHE_BYTES):
+                block = self._handle().read(list(range(bands.start + 1, bands.stop + 1)), window=window)
+            return as_tensor(self._turn.turned(block)).to(self.dtype)
+        except OSError as error:
+            raise StoreError(f"{self._path} cannot be read: {error}") from error
+
+    def read_mask(self, rows: slice, columns: slice) -> Any:
+        """The mask of some pixels, of all bands: 0 where there is no data."""
+        from rasterio.windows import Window  # noqa: PLC0415  (of an extra)
+
+        window = Window.from_slices(*self._turn.in_file(rows, columns, self._extents))
+        return self._turn.turned(self._handle().read_masks(1, window=window))
+
+    def _stamps(self) -> Stamps:
+        return stamps.of_raster(self._path, self._handle().files)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_handles"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._handles = threading.local()
+
+    def __repr__(self) -> str:
+        return f"raster({self._path!r})"
+
+
+def page_of(path: str, page: object, count: int) -> int:
+    """The page to read of a file that has so many; of None the first, with a warning if there are others."""
+    if page is None:
+        if count > 1:
+            warnings.warn(
+                f"{path} has {count} pages, of which the first is read; give page=0 for that one, up to "
+                f"page={count - 1} for others",
+                stacklevel=4,
+            )
+        return 0
+    number = as_index(page)
+    if number is None or not 0 <= number < count:
+        raise ValidationError(
+            f"page must be an int from 0 to {count - 1}, got {quoted(page)}: the number of pages in {path} is {count}"
+        )
+    return number
+
+
+def _has_place(raster: Any) -> bool:
+    """Whether a raster says where on Earth it is."""
+    return not (raster.crs is None and raster.transform.is_identity and not raster.gcps[0] and raster.rpcs is None)
+
+
+def _dtype_of_bands(raster: Any) -> torch.dtype:
+    """That of the values in a file, for which GDAL may have a larger one."""
+    if raster.dtypes[0] == "complex_int16":
+        return torch.complex64
+    half = raster.dtypes[0] == "float32" and raster.tags(1, ns="IMAGE_STRUCTURE").get("NBITS") == "16"
+    return torch.float16 if half else torch_dtype_of(raster.dtypes[0], raster)
+
+
+def _opened_raster(path: str) -> Any:
+    try:
+        import rasterio  # noqa: PLC0415  (of an extra)
+    except ImportError as error:
+        raise ImportError("from_raster needs the package rasterio: pip install rasterio") from error
+    try:
+        return rasterio.open(path)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be opened as a raster: {error}") from error
+
+
+def meaning_of_raster(raster: Any) -> Meaning:
+    """What rasterio finds in a file, whose dimensions are bands, rows and columns."""
+    from rasterio.enums import ColorInterp, MaskFlags  # noqa: PLC0415  (of an extra)
+
+    gcps, crs = raster.gcps
+    crs = raster.crs or crs
+    place = Georeference(
+        "",
+        1,
+        2,
+        crs.to_wkt(version="WKT2_2019") if crs else None,
+        None if raster.transform.is_identity else [*raster.transform[:6]],
+        [[gcp.row, gcp.col, gcp.x, gcp.y, gcp.z or 0.0] for gcp in gcps],
+        None if raster.rpcs is None else raster.rpcs.to_dict(),
+    )
+    facts: list[Fact] = [place] if place.labels else []
+    if any(raster.descriptions):
+        facts.append(Coordinate("band", [0], np.array([each or "" for each in raster.descriptions]), {}))
+    if len({*raster.units}) > 1:
+        facts.append(Coordinate("units", [0], np.array([each or "" for each in raster.units]), {}))
+    elif raster.units[0]:
+        facts.append(Attribute("units", raster.units[0]))
+    per_band = {"nodata": (raster.nodatavals, None), "scale": (raster.scales, 1.0), "offset": (raster.offsets, 0.0)}
+    for name, (values, default) in per_band.items():
+        if len({*map(repr, values)}) > 1:
+            facts.append(Code(name, [*values], 0))
+        elif values[0] != default:
+            facts.append(Code(name, values[0]))
+    if raster.count == 1 and raster.colorinterp[0] is ColorInterp.palette:
+        facts.append(Code("colour map", [[value, *colour] for value, colour in raster.colormap(1).items()]))
+    if raster.mask_flag_enums[0] == [MaskFlags.per_dataset]:
+        facts.append(Code("mask", True))
+    return Meaning(tuple(facts))
+
+
+# How a picture is turned: where its rows and columns lie in the file, and which files say so.
+
+
+_TAG = 0x0112
+_BIG = 43
+"""The version of a TIFF of more than 4 GiB."""
+
+
+class Turn(NamedTuple):
+    """From rows and columns in a file to those of the picture: they are first reversed, and then swapped."""
+
+    swapped: bool = False
+    up: bool = False
+    left: bool = False
+
+    def ordered(self, rows: Any, columns: Any) -> tuple[Any, Any]:
+        """What belongs to the rows of the picture and to its columns, of what belongs to those in the file; or back."""
+        return (columns, rows) if self.swapped else (rows, columns)
+
+    def in_file(self, rows: slice, columns: slice, extents: tuple[int, int]) -> tuple[slice, slice]:
+        """Where a region of the picture lies in a file of so many rows and columns."""
+        rows, columns = self.ordered(rows, columns)
+        return (
+            _reversed(rows, extents[0]) if self.up else rows,
+            _reversed(columns, extents[1]) if self.left else columns,
+        )
+
+    def turned(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Pixels as the picture has them; rows and columns are the last two dimensions. It may be a view."""
+        pixels = pixels[..., :: -1 if self.up else 1, :: -1 if self.left else 1]
+        return pixels.swapaxes(-2, -1) if self.swapped else pixels
+
+
+_TURNS = {
+    2: Turn(left=True),
+    3: Turn(up=True, left=True),
+    4: Turn(up=True),
+    5: Turn(swapped=True),
+    6: Turn(swapped=True, up=True),
+    7: Turn(swapped=True, up=True, left=True),
+    8: Turn(swapped=True, left=True),
+}
+
+
+def turn_of(orientation: int) -> Turn:
+    """What an EXIF orientation means; one that EXIF does not know turns nothing."""
+    return _TURNS.get(orientation, Turn())
+
+
+def _reversed(part: slice, extent: int) -> slice:
+    return slice(extent - part.stop, extent - part.start)
+
+
+def orientation_of(raster: Any, path: str) -> int:
+    """That of a raster, 1 where none is told: by rasterio of a JPEG, by the file of a local TIFF, PNG or WebP."""
+    said = raster.tags().get("EXIF_Orientation", "")
+    if said.isdecimal():
+        return int(said)
+    if raster.driver not in ("GTiff", *_EXIF) or not Path(path).is_file():
+        return 1
+    with Path(path).open("rb") as file:
+        try:
+            if raster.driver == "GTiff":
+                return _in_directory(file, int(raster.get_tag_item("IFD_OFFSET", "TIFF", bidx=1)))
+            begin = _EXIF[raster.driver](file)
+            file.seek(begin)
+            order = _order(file)
+            return _in_directory(file, begin + _unpacked(file, f"{order}2xI")[0], begin)
+        except struct.error:
+            # The file ends before.
+            return 1
+
+
+def _exif_in_png(file: BinaryIO) -> int:
+    """Where EXIF begins, which is a TIFF within the file."""
+    file.seek(8)
+    while True:
+        size, name = _unpacked(file, ">I4s")
+        if name == b"eXIf":
+            return file.tell()
+        file.seek(size + 4, os.SEEK_CUR)
+
+
+def _exif_in_webp(file: BinaryIO) -> int:
+    file.seek(12)
+    while True:
+        name, size = _unpacked(file, "<4sI")
+        if name == b"EXIF":
+            begin = file.tell()
+            return begin + (6 if file.read(6) == b"Exif\0\0" else 0)
+        file.seek(size + size % 2, os.SEEK_CUR)
+
+
+_EXIF = {"PNG": _exif_in_png, "WEBP": _exif_in_webp}
+
+
+def _in_directory(file: BinaryIO, at: int, begin: int = 0) -> int:
+    """The orientation in one directory of a TIFF that begins in a file at `begin`."""
+    file.seek(begin)
+    order = _order(file)
+    big = _unpacked(file, f"{order}H")[0] == _BIG
+    file.seek(at)
+    for _ in range(_unpacked(file, order + ("Q" if big else "H"))[0]):
+        # One short stands in its entry, in place of the offset of more.
+        tag, value = _unpacked(file, order + ("H10xH6x" if big else "H6xH2x"))
+        if tag == _TAG:
+            return int(value)
+    return 1
+
+
+def _order(file: BinaryIO) -> str:
+    return "<" if file.read(2) == b"II" else ">"
+
+
+def _unpacked(file: BinaryIO, form: str) -> tuple[Any, ...]:
+    return struct.unpack(form, file.read(struct.calcsize(form)))

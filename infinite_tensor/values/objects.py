@@ -1,0 +1,264 @@
+"""What there is to say of objects of Python: whose code they are of, what they hold, and what plain values are.
+
+No code of a user is run for it.
+"""
+
+from __future__ import annotations
+
+import array
+import datetime as dt
+import decimal
+import enum
+import fractions
+import functools
+import hashlib
+import marshal
+import operator
+import pathlib
+import re
+import site
+import sys
+import sysconfig
+import types
+import uuid
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+from infinite_tensor.values.arrays import digest_of_array
+
+OURS = frozenset({"infinite_tensor", "infinite_tensor_stores"})
+
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+_INSTALLED = tuple(
+    {
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    }
+)
+
+
+def top(module: str) -> str:
+    """The package that a module is in."""
+    return module.partition(".")[0]
+
+
+@lru_cache(maxsize=4096)
+def is_installed(module: str, file: str | None = None) -> bool:
+    """Whether code of a module, in a file as far as that is known, is of no project."""
+    package = top(module)
+    if package == "__main__":
+        return False
+    home = getattr(sys.modules.get(module) or sys.modules.get(package), "__file__", None)
+    # Code that was compiled from a string, as that of dataclasses, is of the module it stands in.
+    path = file if file is not None and not file.startswith("<") else home
+    if path is None:
+        return package in sys.stdlib_module_names
+    return path.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(pathlib.PurePath(path).parts)
+
+
+def name_of(kind: type) -> str:
+    """What a class is called by its module; one of a project just by itself, as a script has a name only for others."""
+    module = str(kind.__module__)
+    is_known = top(module) in OURS or is_installed(module)
+    return f"{module}.{kind.__qualname__}" if is_known else kind.__qualname__
+
+
+NOTHING = object()
+"""The value of a name that has none yet."""
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """The module that others are wrapped around to compile it, or to spread it over devices."""
+    while True:
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            module = module.module
+        elif name_of(type(module)) == "torch._dynamo.eval_frame.OptimizedModule":
+            # By name: importing the class would import the compiler.
+            module = module.get_submodule("_orig_mod")
+        else:
+            return module
+
+
+def unwrapped(value: Any) -> Any:
+    """What another function or module is only wrapped around, to compile it, cache it, or spread it over devices."""
+    while True:
+        kind = type(value)
+        if issubclass(kind, nn.Module):
+            return bare(value)
+        if issubclass(kind, staticmethod | classmethod):
+            value = value.__func__
+        elif issubclass(kind, weakref.ref):
+            value = weakref.ref.__call__(value)
+        elif issubclass(kind, types.FunctionType | functools._lru_cache_wrapper):  # noqa: SLF001  (it has no public name)
+            # Any other wrapper is code of its own, and reaches what it wraps.
+            attribute = "_torchdynamo_orig_callable" if issubclass(kind, types.FunctionType) else "__wrapped__"
+            if attribute not in value.__dict__:
+                return value
+            value = value.__dict__[attribute]
+        else:
+            return value
+
+
+def closure_of(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    """The variables around a function, by name."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # it is empty: the name has no value yet
+            yield name, NOTHING
+
+
+def held_by(value: object) -> dict[str, object]:
+    """The attributes that an object has by itself; properties are not called."""
+    try:
+        held = dict(object.__getattribute__(value, "__dict__"))
+    except (AttributeError, TypeError, ValueError):
+        held = {}
+    for kind in type(value).__mro__:
+        for name, slot in vars(kind).items():
+            if isinstance(slot, types.MemberDescriptorType):
+                try:
+                    held[name] = slot.__get__(value)
+                except AttributeError:  # it is empty
+                    continue
+    return held
+
+
+def class_attribute(kind: type, name: str) -> object:
+    """What a class, or the first of those that it is made of, has under a name; None for nothing."""
+    return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
+
+
+def parts_of_attribute(value: object) -> list[object]:
+    """The functions that an attribute of a class stands for, or its value."""
+    if isinstance(value, property):
+        # A setter is for who prepares an object.
+        return [] if value.fget is None else [value.fget]
+    if isinstance(value, functools.cached_property):
+        return [value.func]
+    if isinstance(value, functools.partialmethod):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, functools.singledispatchmethod):
+        return [value.func, *value.dispatcher.registry.values()]
+    if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):
+        return []
+    return [unwrapped(value)]
+
+
+MOST_MEMBERS = 10_000
+"""Of a container with other objects in it; of a larger one, so many are looked at, evenly spread, and it is opaque."""
+
+Members: TypeAlias = list[tuple[str, str, object]]
+
+
+def sha256_of(said: Iterable[str]) -> str:
+    """One digest of several texts, which tells where one ends and the next one begins."""
+    digest = hashlib.sha256()
+    for part in said:
+        digest.update(f"{len(part)}:{part}".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def plain(value: Any) -> str | None:  # noqa: PLR0911  (one case for each kind)
+    """What there is to say of a value with no others in it; None for all others. Strings may be secret: a digest."""
+    kind = type(value)
+    if value is None or kind in (bool, float, complex):
+        return repr(value)
+    if issubclass(kind, enum.Enum):
+        return f"{kind.__qualname__}.{value._name_} = {plain(value._value_)}"
+    if issubclass(kind, int):
+        return int.__repr__(value) if int.bit_length(value) < 1000 else f"#{sha256_of([hex(value)])}"
+    if issubclass(kind, np.generic) and not value.dtype.hasobject:
+        return f"{value.dtype} {value.item()!r}" if value.dtype.kind in "biufc" else f"#{digest_of_array(value)}"
+    if issubclass(kind, float):
+        return float.__repr__(value)
+    if issubclass(kind, str | bytes | bytearray):
+        raw = value.encode("utf-8", "surrogatepass") if issubclass(kind, str) else bytes(value)
+        return f"#{hashlib.sha256(kind.__name__.encode() + raw).hexdigest()}"
+    if issubclass(kind, _TOLD_BY_REPR):
+        return repr(value)
+    if kind is torch.device:
+        # The same is computed on another one, as far as it can be.
+        return "a device"
+    if issubclass(kind, slice):
+        ends = [plain(each) for each in (value.start, value.stop, value.step)]
+        return None if None in ends else f"slice({', '.join(map(str, ends))})"
+    return f"#{sha256_of([kind.__name__, repr(value)])}" if issubclass(kind, _HASHED_BY_REPR) else None
+
+
+_TOLD_BY_REPR = (
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+    torch.Size,
+    np.dtype,
+    range,
+    type(...),
+    type(NotImplemented),
+)
+_GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
+_CONTAINERS = (dict, types.MappingProxyType, list, tuple, deque, set, frozenset, *_GETTERS)
+_HASHED_BY_REPR = (
+    pathlib.PurePath,
+    decimal.Decimal,
+    fractions.Fraction,
+    dt.date,
+    dt.time,
+    dt.timedelta,
+    uuid.UUID,
+    array.array,
+    re.Pattern,
+)
+
+
+def is_container(value: Any) -> bool:
+    """Whether a value has members, as `members_of` lists them."""
+    kind = type(value)
+    return issubclass(kind, _CONTAINERS) or (issubclass(kind, np.ndarray) and value.dtype.hasobject)
+
+
+def members_of(value: Any) -> Members:
+    """The members of a container, each with the step to it and its key."""
+    kind = type(value)
+    if issubclass(kind, dict | types.MappingProxyType):
+        # A copy, as other threads may add to it, and by no method of the user's.
+        items = list(dict.items(value)) if issubclass(kind, dict) else list(value.items())
+        made = [(".default_factory", "", value.default_factory)] if issubclass(kind, defaultdict) else []
+        return [*made, *((f"[{_key(key)}]", f"{type(key).__name__}={plain(key)}", member) for key, member in items)]
+    if issubclass(kind, _GETTERS):
+        # What they are made of, by no code of it.
+        return [(f"[{at}]", "", member) for at, member in enumerate(kind.__reduce__(value)[1])]
+    for base in (list, tuple, deque):
+        if issubclass(kind, base):
+            return [(f"[{at}]", "", member) for at, member in enumerate([*base.__iter__(value)])]
+    for unordered in (set, frozenset):
+        if issubclass(kind, unordered):
+            return [("{}", "", member) for member in [*unordered.__iter__(value)]]
+    return [(f"[{at}]", "", member) for at, member in enumerate(value.ravel().tolist())]
+
+
+def said_at_once(value: Any) -> str | None:
+    """A digest of a very large container of nothing but numbers and texts; None for all else."""
+    kind = type(value)
+    if kind not in (list, tuple, deque, dict, set, frozenset) or len(value) <= MOST_MEMBERS:
+        return None
+    try:
+        if kind in (list, tuple, deque):
+            said = [marshal.dumps(list(value), 2)]
+        else:
+            said = sorted(marshal.dumps(each, 2) for each in list(value.items() if kind is dict else value))
+    except ValueError:
+        return None
+    return f"#{kind.__name__}{hashlib.sha256(b''.join(said)).hexdigest()}"
+
+
+def _key(key: object) -> str:
+    return repr(key) if type(key) in (str, int, bool, float) and len(repr(key)) < 80 else type(key).__name__
