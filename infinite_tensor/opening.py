@@ -20,7 +20,6 @@ from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import check_args
 from infinite_tensor.values.definition import (
-    UNKNOWN,
     Blend,
     Definition,
     blend_name,
@@ -29,12 +28,11 @@ from infinite_tensor.values.definition import (
 )
 from infinite_tensor.values.reduction import (
     Reduction,
-    UnknownReduction,
     check_gathered_mean,
     check_reduction,
     reduction_to_json,
+    unknown_in,
 )
-from infinite_tensor.values.weights import WeightedMean
 
 
 def open_tensor(
@@ -140,20 +138,16 @@ def _bind(
 ) -> InfiniteTensor:
     spec, definition = stored.spec(tensor_id), stored.definition
     used = spec.blend if blend is None else blend
-    if f is not None and isinstance(used, UNKNOWN):
-        given = "WeightedMean(weights)" if isinstance(used, WeightedMean) else "..."
-        raise ValidationError(f"tensor {tensor_id!r} is blended by {used.name!r}; give it as blend={given}")
     if blend is not None:
         check_same(tensor_id, definition, replace(definition, blend=blend_name(blend)), store)
     reduction = spec.reduction if reduce is None else reduce
-    if f is not None and isinstance(reduction, UnknownReduction):
-        raise ValidationError(
-            f"tensor {tensor_id!r} is reduced by {reduction.name!r}; give it as reduce=Reduction(...)"
-        )
+    for unknown in filter(None, map(unknown_in, (used, reduction))):
+        if f is not None:
+            raise ValidationError(f"tensor {tensor_id!r} needs {unknown.name!r}; give it as {unknown.given}")
     if reduce is not None:
         check_same(tensor_id, definition, replace(definition, reduction=reduction_to_json(reduce)), store)
         check_reduction(reduce, definition.shape, definition.output_window, definition.dtype, device)
-    if not isinstance(used, UNKNOWN):
+    if not unknown_in(used):
         check_gathered_mean(reduction, used, definition.output_window, definition.dtype, spec.blend_init)
         check_blend(used, definition.gathered.dtype, device)
     if args:

@@ -25,7 +25,7 @@ from infinite_tensor.values.dtypes import dtype_name
 from infinite_tensor.values.fingerprint import function_name
 from infinite_tensor.values.functions import Functions
 from infinite_tensor.values.reduction import Reduction, gathered_shape, gathered_window, reduction_from_json
-from infinite_tensor.values.weights import KINDS, UnknownWeights, WeightedMean, mean_from_json, mean_to_json
+from infinite_tensor.values.weights import KINDS, Unknown, WeightedMean, mean_from_json, mean_to_json
 
 if TYPE_CHECKING:
     from infinite_tensor.values.meaning import Meaning, StoredMeaning
@@ -401,7 +401,7 @@ _KNOWN: tuple[Blend, ...] = (
 def blend_of(name: Json) -> Blend | None:
     """The blend that `blend_name` named, as far as it is ours or one of torch's own: nothing in a store is imported.
 
-    Another one stands as one that raises ValidationError when it is needed; that is one of `UNKNOWN`.
+    Another one stands as one that raises ValidationError when it is needed; that is an `Unknown`.
     """
     if name is None:
         return None
@@ -410,22 +410,7 @@ def blend_of(name: Json) -> Blend | None:
     for blend in _KNOWN:
         if blend_name(blend) == name:
             return blend
-    return UnknownBlend(name)
-
-
-class UnknownBlend:
-    """Stands for a blend of which only the name is known."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, *_blocks: torch.Tensor) -> torch.Tensor:
-        """Raise ValidationError: there is nothing to call."""
-        raise ValidationError(f"this needs the blend {self.name!r}; give it to store.open(..., blend=...)")
-
-
-UNKNOWN = UnknownBlend, UnknownWeights
-"""What stands for a blend of which only the name is known."""
+    return Unknown(name, "blend=...")
 
 
 def functions_of(

@@ -11,6 +11,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from infinite_tensor.support.functions import without_gradients
 from infinite_tensor.support.given import as_index, quoted, word
 from infinite_tensor.values.dtypes import checked_dtype, dtype_name
 from infinite_tensor.values.fingerprint import function_name
-from infinite_tensor.values.weights import WeightedMean, check_mean, lifted
+from infinite_tensor.values.weights import Unknown, WeightedMean, check_mean, lifted
 
 _Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -44,6 +45,7 @@ _KEEPING: Mapping[str, _Function] = {"softmax": _softmax, "sigmoid": torch.sigmo
 _NAMES = (_ARGMAX, *_KEEPING)
 
 
+@dataclass(frozen=True, init=False, repr=False)
 class Reduction:
     """What is stored of each pixel: a function of all the values that its windows were blended to.
 
@@ -87,6 +89,11 @@ class Reduction:
     tensor([0, 0, 0, 0, 1, 1], dtype=torch.uint8)
     """
 
+    function: str | _Function
+    in_channels: int
+    out_channels: int | None
+    dtype: torch.dtype
+
     def __init__(
         self,
         function: str | _Function,
@@ -98,66 +105,32 @@ class Reduction:
         if name not in _NAMES if name is not None else not callable(function):
             names = ", ".join(map(repr, _NAMES))
             raise ValidationError(f"a Reduction is one of {names}, or a function of a tensor, got {quoted(function)}")
-        self._function: Any = function if name is None else name
-        self._in_channels = _checked_channels("in_channels", in_channels)
-        self._out_channels = None if out_channels is None else _checked_channels("out_channels", out_channels)
-        self._dtype = checked_dtype(dtype)
-        if name is not None:
-            self._check_named(name)
-
-    def _check_named(self, name: str) -> None:
-        if self._out_channels is not None:
+        if name is not None and out_channels is not None:
             raise ValidationError(
-                f"out_channels is for functions that are given, got {self._out_channels} for {name!r}; leave it out"
+                f"out_channels is for functions that are given, got {out_channels} for {name!r}; leave it out"
             )
-        if name in _KEEPING:
-            self._out_channels = self._in_channels
-            if not self._dtype.is_floating_point:
-                raise ValidationError(f"{name!r} reduces real floating values, got dtype={self._dtype}")
-        elif self._dtype.is_complex:
-            raise ValidationError(f"{name!r} reduces real values, got dtype={self._dtype}")
-
-    @property
-    def function(self) -> str | _Function:
-        """The function, or its name."""
-        function: str | _Function = self._function
-        return function
-
-    @property
-    def in_channels(self) -> int:
-        """How many values per pixel ``f`` returns."""
-        return self._in_channels
-
-    @property
-    def out_channels(self) -> int | None:
-        """How many values per pixel are stored; None for a single one, along no dimension."""
-        return self._out_channels
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What ``f`` returns."""
-        return self._dtype
+        known, count = checked_dtype(dtype), _checked_channels("in_channels", in_channels)
+        if name in _KEEPING and not known.is_floating_point:
+            raise ValidationError(f"{name!r} reduces real floating values, got dtype={known}")
+        if name == _ARGMAX and known.is_complex:
+            raise ValidationError(f"{name!r} reduces real values, got dtype={known}")
+        results = None if out_channels is None else _checked_channels("out_channels", out_channels)
+        put = object.__setattr__
+        put(self, "function", function if name is None else name)
+        put(self, "in_channels", count)
+        put(self, "out_channels", count if name in _KEEPING else results)
+        put(self, "dtype", known)
 
     def _reaches(self) -> Mapping[str, object]:
         """What a reduction is looked at for."""
-        return {"reduce": self._function}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Reduction) and self._fields() == other._fields()
-
-    def __hash__(self) -> int:
-        return hash(self._fields())
-
-    def _fields(self) -> tuple[object, ...]:
-        return self._function, self._in_channels, self._out_channels, self._dtype
+        return {"reduce": self.function}
 
     def __repr__(self) -> str:
-        name = self._function if isinstance(self._function, str) else None
-        parts = [repr(self._function) if name is None else repr(name), str(self._in_channels)]
-        if name is None and self._out_channels is not None:
-            parts.append(f"out_channels={self._out_channels}")
-        if self._dtype != torch.float32:
-            parts.append(f"dtype={self._dtype}")
+        parts = [repr(self.function), str(self.in_channels)]
+        if not isinstance(self.function, str) and self.out_channels is not None:
+            parts.append(f"out_channels={self.out_channels}")
+        if self.dtype != torch.float32:
+            parts.append(f"dtype={self.dtype}")
         return f"Reduction({', '.join(parts)})"
 
 
@@ -171,27 +144,14 @@ def reduced(reduction: Reduction, values: torch.Tensor) -> torch.Tensor:
     return _KEEPING[function](values) if isinstance(function, str) else function(values)
 
 
-class UnknownReduction(Reduction):
-    """Stands for a reduction by a function of which only the name is known."""
-
-    def __init__(self, name: str, in_channels: int, out_channels: int | None, dtype: torch.dtype) -> None:
-        super().__init__(_Unknown(name), in_channels, out_channels, dtype)
-        self.name = name
-
-
-class _Unknown:
-    """Stands for a function of which only the name is known."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __call__(self, _values: torch.Tensor) -> torch.Tensor:
-        raise ValidationError(
-            f"this needs the function {self._name!r} of a Reduction; give it to store.open(..., reduce=Reduction(...))"
-        )
-
-    def __repr__(self) -> str:
-        return f"<{self._name}, which is not known here>"
+def unknown_in(blend_or_reduction: object) -> Unknown | None:
+    """What of a blend or a reduction is not known, as only its name is stored."""
+    found = blend_or_reduction
+    if isinstance(found, WeightedMean):
+        found = found.weights
+    elif isinstance(found, Reduction):
+        found = found.function
+    return found if isinstance(found, Unknown) else None
 
 
 def _checked_channels(name: str, given: object) -> int:
@@ -203,12 +163,9 @@ def _checked_channels(name: str, given: object) -> int:
 
 def reduction_to_json(reduction: Reduction) -> dict[str, Any]:
     """What a definition says of a reduction, by a name that stands for its function."""
-    if isinstance(reduction, UnknownReduction):
-        name = reduction.name
-    else:
-        name = reduction.function if isinstance(reduction.function, str) else function_name(reduction.function)
+    function, unknown = reduction.function, unknown_in(reduction)
     return {
-        "function": name,
+        "function": unknown.name if unknown else function if isinstance(function, str) else function_name(function),
         "in_channels": reduction.in_channels,
         "out_channels": reduction.out_channels,
         "dtype": dtype_name(reduction.dtype),
@@ -223,10 +180,9 @@ def reduction_from_json(stored: object) -> Reduction:
     if not isinstance(stored, Mapping) or not isinstance(stored.get("function"), str):
         raise ValidationError(f"reduce must describe a Reduction, got {quoted(stored)}")
     name, channels, dtype = stored["function"], stored.get("in_channels"), checked_dtype(stored.get("dtype"))
-    if name in _NAMES:
-        found = Reduction(name, channels, None, dtype)  # type: ignore[arg-type]
-    else:
-        found = UnknownReduction(name, channels, stored.get("out_channels"), dtype)  # type: ignore[arg-type]
+    results = None if name in _NAMES else stored.get("out_channels")
+    function = name if name in _NAMES else Unknown(name, "reduce=Reduction(...)")
+    found = Reduction(function, channels, results, dtype)  # type: ignore[arg-type]
     if reduction_to_json(found) != stored:
         raise ValidationError(f"reduce must describe a Reduction, got {quoted(stored)}")
     return found
@@ -256,7 +212,7 @@ def check_reduction(
         )
     if reduction.out_channels is not None:
         _check_channels(reduction.out_channels, shape, window)
-    if callable(reduction.function) and not isinstance(reduction, UnknownReduction):
+    if callable(reduction.function) and not unknown_in(reduction):
         Reducer(reduction, dtype, WindowGrid(window, shape)).tried(device)
 
 

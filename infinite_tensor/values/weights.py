@@ -13,6 +13,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -74,21 +75,23 @@ class WeightedMean:
 
     def __init__(self, weights: Any, sigma_scale: float | Sequence[float] = _SIGMA_SCALE) -> None:
         self._kind: str | None = None
-        self._given: torch.Tensor | None = None
+        self._given: torch.Tensor | Unknown | None = None
         self._sigma_scale = _checked_scale(sigma_scale)
         if isinstance(weights, str):
             self._kind = _checked_kind(weights)
         else:
-            self._given = _checked_weights(weights)
+            self._given = weights if isinstance(weights, Unknown) else _checked_weights(weights)
         if self._kind != "gaussian" and self._sigma_scale != _SIGMA_SCALE:
             raise ValidationError(
                 f"sigma_scale is for 'gaussian' weights only, got {quoted(sigma_scale)}; leave it out"
             )
 
     @property
-    def weights(self) -> str | torch.Tensor:
-        """The kind of weights, or a copy of those that were given."""
-        return self._kind if self._given is None else self._given.clone()  # type: ignore[return-value]
+    def weights(self) -> str | torch.Tensor | Unknown:
+        """The kind of weights, or a copy of those that were given, or what is stored of them."""
+        if isinstance(self._given, torch.Tensor):
+            return self._given.clone()
+        return self._kind or self._given  # type: ignore[return-value]
 
     @property
     def sigma_scale(self) -> float | tuple[float, ...]:
@@ -102,36 +105,39 @@ class WeightedMean:
         return hash(repr(mean_to_json(self)))
 
     def __repr__(self) -> str:
+        if isinstance(self._given, Unknown):
+            return f"WeightedMean(<weights of digest {self._given.name}>)"
         if self._given is not None:
             return f"WeightedMean(<weights of shape {tuple(self._given.shape)}>)"
         scale = "" if self._kind != "gaussian" else f", sigma_scale={self._sigma_scale}"
         return f"WeightedMean({self._kind!r}{scale})"
 
 
-class UnknownWeights(WeightedMean):
-    """Stands for a weighted mean of which only a digest of the weights is known."""
+@dataclass(frozen=True)
+class Unknown:
+    """Stands for a function, or for weights, of which only a name or a digest is stored.
 
-    def __init__(self, name: str) -> None:
-        super().__init__("mean")
-        self.name = name
+    Attributes
+    ----------
+    name : str
+        What is stored.
+    given : str
+        As what a user gives it.
+    """
 
-    @property
-    def weights(self) -> str | torch.Tensor:
-        """Raise ValidationError: they are not there."""
-        raise ValidationError(
-            f"this needs the weights of a weighted mean, of which only the digest {self.name!r} is stored; give them "
-            "to store.open(..., blend=WeightedMean(weights))"
-        )
+    name: str
+    given: str
 
-    def __repr__(self) -> str:
-        return f"WeightedMean(<weights of digest {self.name}>)"
+    def __call__(self, *_values: torch.Tensor) -> torch.Tensor:
+        """Raise ValidationError: there is nothing to call."""
+        raise ValidationError(f"this needs {self.name!r}; give it to store.open(..., {self.given})")
 
 
 def mean_to_json(mean: WeightedMean) -> dict[str, Any]:
     """What a definition says of a mean: its kind, or a digest of the weights that were given."""
-    if isinstance(mean, UnknownWeights):
-        return {"weights": mean.name}
     weights, scale = mean.weights, mean.sigma_scale
+    if isinstance(weights, Unknown):
+        return {"weights": weights.name}
     if isinstance(weights, torch.Tensor):
         return {"weights": _digest(weights)}
     if weights != "gaussian":
@@ -149,7 +155,8 @@ def mean_from_json(stored: object) -> WeightedMean:
     if not isinstance(stored, Mapping) or not isinstance(stored.get("weights"), str):
         raise ValidationError(f"blend must be a name, a weighted mean or None, got {quoted(stored)}")
     name, scale = stored["weights"], stored.get("sigma_scale", _SIGMA_SCALE)
-    mean = UnknownWeights(name) if _DIGEST.fullmatch(name) else WeightedMean(name, scale)
+    weights = Unknown(name, "blend=WeightedMean(weights)") if _DIGEST.fullmatch(name) else name
+    mean = WeightedMean(weights, scale)
     if mean_to_json(mean) != stored:
         raise ValidationError(f"blend must be a weighted mean, got {quoted(stored)}")
     return mean
@@ -163,7 +170,7 @@ def lifted(mean: WeightedMean) -> WeightedMean:
 
 def is_even(mean: WeightedMean) -> bool:
     """Whether a mean is known to have weights that are all 1."""
-    return not isinstance(mean, UnknownWeights) and isinstance(mean.weights, str) and mean.weights == "mean"
+    return isinstance(mean.weights, str) and mean.weights == "mean"
 
 
 def weights_over(mean: WeightedMean, window: TensorWindow) -> torch.Tensor:
@@ -171,6 +178,8 @@ def weights_over(mean: WeightedMean, window: TensorWindow) -> torch.Tensor:
     kind, scale = mean.weights, mean.sigma_scale
     if isinstance(kind, torch.Tensor):
         return kind.reshape((1,) * (window.ndim - kind.ndim) + kind.shape)
+    if isinstance(kind, Unknown):
+        return kind()
     scales = scale if isinstance(scale, tuple) else (scale,) * window.ndim
     weights = np.ones((), dtype=np.float32)
     # In this order, as each product is rounded.
@@ -189,7 +198,7 @@ def check_dtype(mean: WeightedMean, dtype: torch.dtype) -> None:
             f"blend {mean!r} divides, and {dtype} holds no fractions: use torch.float32, and convert what is read "
             "(t[...].round().to(dtype))"
         )
-    if not isinstance(mean, UnknownWeights) and isinstance(mean.weights, torch.Tensor):
+    if isinstance(mean.weights, torch.Tensor):
         _check_positive(mean.weights.to(real_dtype(accumulator_of(dtype))))
 
 
@@ -210,12 +219,11 @@ def check_mean(blend: object, window: TensorWindow, dtype: torch.dtype, blend_in
 
 
 def _check_window(mean: WeightedMean, window: TensorWindow) -> None:
-    scale, size = mean.sigma_scale, window.size
+    weights, scale, size = mean.weights, mean.sigma_scale, window.size
     if isinstance(scale, tuple) and len(scale) != len(size):
         raise ValidationError(
             f"sigma_scale must be a number or one per dimension of the window ({len(size)}), got {quoted(scale)}"
         )
-    weights = None if isinstance(mean, UnknownWeights) else mean.weights
     if isinstance(weights, torch.Tensor):
         given = tuple(weights.shape)
         paired = zip(reversed(given), reversed(size), strict=False)

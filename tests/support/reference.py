@@ -247,6 +247,7 @@ def weights_of(mean: WeightedMean, window: TensorWindow) -> torch.Tensor:
             ).float(),
             "gaussian": torch.exp((at - (n - 1) / 2).float() ** 2 / (-2 * (n * scale) ** 2)),
         }
+        assert isinstance(given, str)
         weights = weights * profiles[given].reshape([-1 if i == d else 1 for i in range(len(window.size))])
     return weights.clamp(min=max(weights.min().item(), 1e-3)) if given == "gaussian" else weights
 

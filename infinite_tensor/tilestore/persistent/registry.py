@@ -14,8 +14,8 @@ from infinite_tensor.tilestore.layout import Record, TileLayout, layout_of, tile
 from infinite_tensor.tilestore.messages import changed_args, check_same, mismatch, unknown_tensor
 from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.stored_definition import FORMAT, StoredTensor
-from infinite_tensor.values.definition import UNKNOWN, Definition, differences
-from infinite_tensor.values.reduction import UnknownReduction
+from infinite_tensor.values.definition import Definition, differences
+from infinite_tensor.values.reduction import unknown_in
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -72,7 +72,7 @@ class Registry:
         tile, given = record.layout.tile_shape, self.given_tile(spec)
         if given not in (None, tile):
             raise mismatch(spec.tensor_id, [f"tile_size: stored {list(tile)}, given {list(given)}"], self._storage)
-        if isinstance(record.spec.blend, UNKNOWN) or isinstance(record.spec.reduction, UnknownReduction):
+        if unknown_in(record.spec.blend) or unknown_in(record.spec.reduction):
             # Opened for reading before; now there is the blend to continue with.
             record.spec = _as_stored(spec, record.spec.definition)
         spec.hold(record.holder())
