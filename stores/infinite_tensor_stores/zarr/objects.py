@@ -250,13 +250,8 @@ class Objects:
         if self.root is not None:
             yield from _paged(_empty_folders(self.root, prefix), length)
 
-    def sized_pages(self, prefix: str) -> Iterator[dict[str, int]]:
-        """The keys of all objects below a folder with their sizes in bytes, 0 for one that has gone meanwhile."""
-        for page in self.stored_pages(prefix):
-            yield {key: stored.size for key, stored in page.items()}
-
     def stored_pages(self, prefix: str) -> Iterator[dict[str, Stored]]:
-        """The same, with when each object was written."""
+        """The keys of all objects below a folder, with the size of each, 0 for one that has gone, and its time."""
         if isinstance(self.store, RemoteStore):
             # A listing tells it, which otherwise takes a request each.
             listed = _listed(self.store.list_objects(f"{prefix}/"))

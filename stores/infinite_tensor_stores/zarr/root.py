@@ -9,15 +9,16 @@ Garbage is what no definition refers to: incarnations that are gone, logs of com
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from zarr.storage import LocalStore, StorePath
 
@@ -344,6 +345,21 @@ def _is_name_of_ours(name: str) -> bool:
     return name.startswith((TENSOR, GROUP))
 
 
+Log: TypeAlias = Mapping[int, Stored]
+"""The parts of the log of a tile, by their numbers."""
+
+
+def logs_in(objects: Objects, place: Place) -> Mapping[Index, Log]:
+    """All logs of a tensor, even of complete tiles."""
+    logs: dict[Index, dict[int, Stored]] = {}
+    for page in objects.stored_pages(place.logs):
+        for key, stored in page.items():
+            part = place.tile_of_part(key)
+            if part is not None:
+                logs.setdefault(part[0], {})[part[1]] = stored
+    return logs
+
+
 class Sweep:
     """Deletes garbage and counts it. What is not ours is left alone, and what lies behind a link out of the store too.
 
@@ -383,7 +399,7 @@ class Sweep:
                 if DOCUMENT not in inside or len(incarnations) > 1:
                     self._sweep_incarnations(name, inside)
                 if DOCUMENT in inside and any(f"partial-{incarnation}" in inside for incarnation in incarnations):
-                    self._sweep_logs(name)
+                    self._delete_logs(name, self._complete)
         # Processes that were killed may have left files behind that stand for no object.
         if isinstance(innermost(self._objects.store), LocalStore):
             self._sweep_temporary_files([name for name in self._objects.children("") if is_temporary(name, DOCUMENT)])
@@ -396,21 +412,22 @@ class Sweep:
     def drop_partials(self, older_than: float) -> Garbage:
         """Delete the logs to which nothing has been added for so many seconds."""
         latest = time.time() - older_than if older_than else math.inf
+
+        def old(_place: Place, logs: Mapping[Index, Log]) -> list[Index]:
+            return [tile for tile, log in logs.items() if all(_is_old(part, latest) for part in log.values())]
+
         for name, inside in self._root.ours().items():
-            place = self._place(name) if DOCUMENT in inside else None
-            if place is not None:
+            if DOCUMENT in inside:
                 with left_alone():
-                    self._drop_logs(place, latest)
+                    self._delete_logs(name, old)
         return Garbage(self._deleted, self._bytes, len(self.logs), self._bytes)
 
-    def _drop_logs(self, place: Place, latest: float) -> None:
-        """Delete the logs of a tensor of which no part was written after a time."""
-        logs: dict[Index, dict[int, Stored]] = {}
-        for page in self._objects.stored_pages(place.logs):
-            for key, stored in page.items():
-                part = place.tile_of_part(key)
-                if part is not None:
-                    logs.setdefault(part[0], {})[part[1]] = stored
+    def _delete_logs(self, name: str, chosen: Callable[[Place, Mapping[Index, Log]], list[Index]]) -> None:
+        """Delete those logs of a tensor that ``chosen(place, logs)`` names; none where its definition is damaged."""
+        place = self._place(name)
+        if place is None:
+            return
+        logs = logs_in(self._objects, place)
 
         async def drop(tile: Index) -> None:
             # The last part first: a kill in between leaves a log without gaps.
@@ -421,12 +438,16 @@ class Sweep:
                 with suppress(OSError):
                     (self._objects.root / place.log(tile)).rmdir()
 
-        old = [tile for tile, parts in logs.items() if all(_is_old(stored, latest) for stored in parts.values())]
-        self._objects.each(drop, old)
-        self._count(
-            sum(len(logs[tile]) for tile in old), sum(part.size for tile in old for part in logs[tile].values())
-        )
-        self.logs += map(place.log, old)
+        tiles = chosen(place, logs)
+        self._objects.each(drop, tiles)
+        for log in map(logs.__getitem__, tiles):
+            self._count(len(log), sum(part.size for part in log.values()))
+        self.logs += map(place.log, tiles)
+
+    def _complete(self, place: Place, tiles: Iterable[Index]) -> list[Index]:
+        """Those of some tiles that have a chunk."""
+        wanted = list(tiles)
+        return list(itertools.compress(wanted, self._objects.exist(map(place.chunk, wanted))))
 
     def _place(self, name: str) -> Place | None:
         """Where the tiles of a tensor are; None where its definition does not tell."""
@@ -448,28 +469,13 @@ class Sweep:
                 continue
             if self._objects.run(self._objects.delete_link, prefix):
                 continue
-            found = [(len(sizes), sum(sizes.values())) for sizes in self._objects.sized_pages(prefix)]
+            pages = self._objects.stored_pages(prefix)
+            found = [(len(page), sum(stored.size for stored in page.values())) for page in pages]
             # Counting may have taken long.
             if not self._in_use(name, incarnation):
                 self._objects.run(self._objects.delete_folder, prefix)
                 for number, size in found:
                     self._count(number, size)
-
-    def _sweep_logs(self, name: str) -> None:
-        """Delete the logs of complete tiles."""
-        place = self._place(name)
-        if place is None:
-            return
-        for sizes in self._objects.sized_pages(place.logs):
-            parts = [(key, part[0]) for key in sizes if (part := place.tile_of_part(key)) is not None]
-            tiles = list(dict.fromkeys(tile for _, tile in parts))
-            exist = self._objects.exist(map(place.chunk, tiles))
-            complete = {tile for tile, there in zip(tiles, exist, strict=True) if there}
-            deleted = [sizes[key] for key, tile in parts if tile in complete]
-            finished = list(map(place.log, complete))
-            self._objects.each(self._objects.delete_folder, finished)
-            self._count(len(deleted), sum(deleted))
-            self.logs += finished
 
     def _in_use(self, name: str, incarnation: str) -> bool:
         """Whether the definition of a group names this incarnation, or cannot be read to the end."""

@@ -41,7 +41,7 @@ from infinite_tensor_stores.zarr.layout import (
     why_no_ome,
 )
 from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, Objects
-from infinite_tensor_stores.zarr.root import Root, Sweep
+from infinite_tensor_stores.zarr.root import Root, Sweep, logs_in
 from infinite_tensor_stores.zarr.tensor import ZarrTensor
 
 
@@ -282,15 +282,12 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         # Without the tensor itself: it may have codecs that nobody has chosen.
         place = Place.of(definition)
         complete, stored = 0, 0
-        for sizes in self._objects.sized_pages(f"{place.array}/c"):
-            chunks = [size for key, size in sizes.items() if place.tile_of_chunk(key) is not None]
+        for page in self._objects.stored_pages(f"{place.array}/c"):
+            chunks = [chunk.size for key, chunk in page.items() if place.tile_of_chunk(key) is not None]
             complete += len(chunks)
             stored += sum(chunks)
-        logs: set[Index] = set()
-        for sizes in self._objects.sized_pages(place.logs):
-            parts = {key: part[0] for key in sizes if (part := place.tile_of_part(key)) is not None}
-            logs.update(parts.values())
-            stored += sum(sizes[key] for key in parts)
+        logs = logs_in(self._objects, place)
+        stored += sum(part.size for log in logs.values() for part in log.values())
         # A log that another process has left behind does not make a complete tile partial.
         begun = self._objects.exist(map(place.chunk, logs)).count(False)
         return TensorInfo(tensor_id, definition, complete, begun, stored, place.array, why_no_ome(definition))
