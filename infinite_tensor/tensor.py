@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -267,16 +266,6 @@ class InfiniteTensor(Fillable):
         """Number of dimensions."""
         return len(self.shape)
 
-    def numel(self) -> int:
-        """Number of pixels; TypeError where a dimension is unbounded."""
-        self._check_finite("count the pixels of")
-        return math.prod(extent or 0 for extent in self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all pixels; TypeError where a dimension is unbounded."""
-        return self.numel() * self.dtype.itemsize
-
     @property
     def dtype(self) -> torch.dtype:
         """Element type."""
@@ -362,18 +351,6 @@ class InfiniteTensor(Fillable):
     def tile_store(self) -> TileStore:
         """Where windows are kept."""
         return self._node.store
-
-    def dim(self) -> int:
-        """Number of dimensions, as `torch.Tensor.dim`."""
-        return self.ndim
-
-    def size(self, dim: int | None = None) -> Shape | int | None:
-        """The shape, or its entry `dim`, as `torch.Tensor.size`."""
-        if dim is None:
-            return self.shape
-        if not -self.ndim <= dim < self.ndim:
-            raise IndexError(f"dimension {dim} is out of range for a tensor with {self.ndim} dimensions")
-        return self.shape[dim]
 
     def to_json(self) -> dict[str, Json]:
         """The definition, as JSON: what decides the values, and the fingerprints of the functions.

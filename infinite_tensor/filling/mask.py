@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,7 +18,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index, IntArray
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window import LARGEST
-from infinite_tensor.support.given import as_index, members, number, quoted, word
+from infinite_tensor.support.given import as_index, members, number, quoted
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values.arrays import check_unmasked
 from infinite_tensor.values.dims import label_of
@@ -81,7 +80,11 @@ class Mask:
                 "has one dimension or more"
             )
         _check_dense(self.values)
-        self.dims = None if dims is None else _checked_dims(dims)
+        self.dims = None if dims is None else members(dims)
+        if self.dims is None is not dims:
+            raise ValidationError(
+                f"dims of a mask must be a tuple of numbers or names of dimensions, got {quoted(dims)}"
+            )
         self.scale = _fractions("scale", scale)
         self.origin = _fractions("origin", origin)
         if any(entry <= 0 for entry in (self.scale if isinstance(self.scale, tuple) else [self.scale])):
@@ -102,17 +105,16 @@ def placed(where: object, names: Sequence[str], region: Selection) -> PlacedMask
     mask = where if isinstance(where, Mask) else Mask(where)
     sliced = _is_sliced(mask.values)
     count = len(mask.values.shape) if sliced else ndim if mask.dims is None else len(mask.dims)
-    dims = range(ndim - count, ndim) if mask.dims is None else [_number_of(entry, names) for entry in mask.dims]
-    if len(dims) != count or count > ndim or not all(-ndim <= d < ndim for d in dims):
-        found = f"shape {tuple(mask.values.shape)}" if sliced else f"{len(dims)} dimensions"
+    dims: Sequence[int | str] = range(ndim - count, ndim) if mask.dims is None else mask.dims
+    numbers = [names.index(d) if isinstance(d, str) and names.count(d) == 1 else as_index(d) for d in dims]
+    own = tuple([d % ndim for d in numbers if d is not None and -ndim <= d < ndim])
+    if not len(own) == len(numbers) == count == len(set(own)):
+        has = f"shape {tuple(mask.values.shape)}" if sliced else f"{len(numbers)} dimensions"
         named = "" if mask.dims is None else f", and dims={quoted(mask.dims)}"
         raise ValidationError(
-            f"a mask has one dimension for each of dims, which are among the {ndim} of what is filled; this has "
-            f"{found}{named}"
+            f"a mask has one dimension for each of dims, which are different numbers or names of what is filled, "
+            f"{tuple(names)}; this has {has}{named}"
         )
-    own = tuple(d % ndim for d in dims)
-    if len(set(own)) < count:
-        raise ValidationError(f"dims of a mask must differ, got {quoted(mask.dims)}")
     lies = []
     for name, given in (("scale", mask.scale), ("origin", mask.origin)):
         lies.append(given if isinstance(given, tuple) else (given,) * count)
@@ -185,25 +187,8 @@ class PlacedMask:
         return WantedTiles(layout, tuple(low), np.broadcast_to(wanted, counts))
 
 
-class Wanted(ABC):
-    """Which pixels of a tensor are to be filled, and the tiles that windows over them are stored in."""
-
-    @abstractmethod
-    def __contains__(self, tile: Index) -> bool:
-        """Whether windows are stored in a tile."""
-
-    @property
-    @abstractmethod
-    def count(self) -> int:
-        """How many tiles they are."""
-
-    @abstractmethod
-    def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
-        """What is wanted of the pixels ``[start, stop)``."""
-
-
 @dataclass(frozen=True)
-class WantedTiles(Wanted):
+class WantedTiles:
     """Which tiles of a box are wanted.
 
     Attributes
@@ -227,6 +212,7 @@ class WantedTiles(Wanted):
         return cls(layout, tuple(low), np.broadcast_to(np.True_, [b - a for a, b in zip(low, high, strict=True)]))
 
     def __contains__(self, tile: Index) -> bool:
+        """Whether windows are stored in a tile."""
         place = tuple([i - a for i, a in zip(tile, self.low, strict=True)])
         inside = all(0 <= i < n for i, n in zip(place, self.wanted.shape, strict=True))
         return inside and bool(self.wanted[place])
@@ -263,7 +249,7 @@ class WantedTiles(Wanted):
         return np.maximum(starts, start), np.minimum(stops, stop)
 
 
-class WantedPixels(Wanted):
+class WantedPixels:
     """Some regions of a tensor, and the tiles that hold them."""
 
     def __init__(self, layout: TileLayout, regions: Boxes) -> None:
@@ -271,6 +257,7 @@ class WantedPixels(Wanted):
         self._tiles = set(layout.grid.indices(*regions))
 
     def __contains__(self, tile: Index) -> bool:
+        """Whether windows are stored in a tile."""
         return tile in self._tiles
 
     @property
@@ -281,6 +268,10 @@ class WantedPixels(Wanted):
     def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
         """What of them lies in the pixels ``[start, stop)``."""
         return clipped(self._regions, start, stop)
+
+
+Wanted: TypeAlias = WantedTiles | WantedPixels
+"""Which pixels of a tensor are to be filled, and the tiles that windows over them are stored in."""
 
 
 def clipped(regions: Boxes, start: Sequence[int], stop: Sequence[int]) -> Boxes:
@@ -384,7 +375,7 @@ def _any_in_slices(values: Any, ranges: Sequence[_Ranges]) -> BoolArray:
     pixels = tuple(slice(of_d[0][0], of_d[-1][1]) for of_d in ranges)
     wanted = _truth(values[pixels])
     if wanted.shape != (shape := tuple(pixel.stop - pixel.start for pixel in pixels)):
-        raise ValidationError(f"the mask gave shape {wanted.shape} for {_text(pixels)}, and that is {shape}")
+        raise ValidationError(f"the mask gave shape {wanted.shape} for {pixels}, and that is {shape}")
     for d, of_d in enumerate(ranges):
         before = np.zeros([n + (axis == d) for axis, n in enumerate(wanted.shape)], dtype=np.int64)
         np.cumsum(wanted, axis=d, out=before[(slice(None),) * d + (slice(1, None),)])
@@ -401,31 +392,8 @@ def _any_by_call(values: Callable[..., Any], ranges: Sequence[_Ranges]) -> BoolA
 
 
 def _is_sliced(values: Any) -> bool:
-    """Whether it has a shape of ints, at least one, and can be sliced."""
-    try:
-        extents = [extent is None or as_index(extent) is not None for extent in values.shape]
-        return hasattr(type(values), "__getitem__") and bool(extents) and all(extents)
-    except Exception:  # noqa: BLE001  (each kind of array fails in its own way)
-        return False
-
-
-def _checked_dims(given: object) -> tuple[int | str, ...]:
-    dims = members(given)
-    entries = [as_index(d) if word(d) is None else word(d) for d in ([None] if dims is None else dims)]
-    if None in entries:
-        raise ValidationError(f"dims of a mask must be a tuple of numbers or names of dimensions, got {quoted(given)}")
-    return tuple(entry for entry in entries if entry is not None)
-
-
-def _number_of(dim: int | str, names: Sequence[str]) -> int:
-    if isinstance(dim, int):
-        return dim
-    if names.count(dim) != 1:
-        raise ValidationError(
-            f"dims of a mask: {quoted(dim)} is not the name of one dimension of what is filled, which has "
-            f"{tuple(names)}; give one of these, or a number"
-        )
-    return names.index(dim)
+    """Whether it has dimensions, and can be sliced."""
+    return hasattr(type(values), "__getitem__") and len(getattr(values, "shape", ())) > 0
 
 
 def _fractions(name: str, given: object) -> Fraction | tuple[Fraction, ...]:
@@ -476,9 +444,5 @@ def _array(values: Any) -> npt.NDArray[Any]:
     check_unmasked(values, "an array of wanted pixels has")
     try:
         return np.asarray(values)
-    except Exception as error:
+    except (TypeError, ValueError) as error:
         raise ValidationError(f"a mask must hold bools or numbers, got {quoted(values)}: {error!s:.200}") from error
-
-
-def _text(pixels: Sequence[slice]) -> str:
-    return f"[{', '.join(f'{each.start}:{each.stop}' for each in pixels)}]"

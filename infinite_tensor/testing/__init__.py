@@ -17,12 +17,10 @@ nor the store object itself can vouch for what is stored.
 import pytest
 
 # Before they are imported: then a failing assert says what it has compared.
-pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in ("copies", "definitions", "life", "tiles")))
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in ("tensors", "tiles")))
 
-from infinite_tensor.testing.copies import CopyTests  # noqa: E402
-from infinite_tensor.testing.definitions import DefinitionTests, GroupTests  # noqa: E402
-from infinite_tensor.testing.life import LifeTests, UpkeepTests  # noqa: E402
-from infinite_tensor.testing.tiles import PartialTileTests, TileTests  # noqa: E402
+from infinite_tensor.testing.tensors import DefinitionTests, GroupTests, LifeTests, UpkeepTests  # noqa: E402
+from infinite_tensor.testing.tiles import CopyTests, PartialTileTests, TileTests  # noqa: E402
 
 __all__ = ["PersistentStoreTests"]
 

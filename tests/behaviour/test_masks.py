@@ -288,8 +288,8 @@ class TestKindsOfMasks:
             ("mask.png", "a mask must be a tensor"),
             (np.ones((2, 2, 2)), r"this has shape \(2, 2, 2\)"),
             (Mask(np.ones((8, 8)), dims=(0,)), r"this has shape \(8, 8\), and dims=\(0,\)"),
-            (Mask(np.ones((8, 8)), dims=(0, 2)), r"among the 2 of what is filled"),
-            (Mask(np.ones((8, 8)), dims=(0, -2)), r"dims of a mask must differ, got \(0, -2\)"),
+            (Mask(np.ones((8, 8)), dims=(0, 2)), "different numbers or names of what is filled"),
+            (Mask(np.ones((8, 8)), dims=(0, -2)), r"different numbers .* dims=\(0, -2\)"),
             (Mask(np.ones((8, 8)), scale=(1, 1, 1)), r"scale of a mask must have one entry per dimension of it \(2\)"),
             (Mask(np.ones((8, 8)), origin=(1,)), "origin of a mask must have one entry per dimension"),
             (np.full((8, 8), "yes"), "a mask must hold bools or numbers"),
@@ -305,9 +305,9 @@ class TestKindsOfMasks:
             (TensorGroup({"t": lazily(torch.ones(8, 8))}, dims=(0, 1)), "a mask must hold bools or numbers"),
             (
                 Mask(np.ones((8, 8)), dims=("y", "x")),
-                r"'y' is not the name .*\('dim_0', 'dim_1'\); give one",
+                r"names of what is filled, \('dim_0', 'dim_1'\)",
             ),
-            (Mask(np.ones((8, 8)), dims=("dim_1", 1)), "dims of a mask must differ, got"),
+            (Mask(np.ones((8, 8)), dims=("dim_1", 1)), "different numbers"),
             (np.ones((8, 7)), "along dimension 1 its 7 pixels lie over 0:7, and the region is 0:8"),
             (Mask(np.ones((9, 9)), origin=(0, 0.5)), "along dimension 1 its 9 pixels lie over 0.5:9.5"),
             (Mask(np.ones((2, 2)), scale=(4, 3.5)), "along dimension 1 its 2 pixels lie over 0:7"),
@@ -333,7 +333,6 @@ class TestKindsOfMasks:
             ({"scale": None}, "scale of a mask must be a finite number"),
             ({"origin": math.inf}, "origin of a mask must be a finite number"),
             ({"dims": "yx"}, "dims of a mask must be a tuple of numbers or names of dimensions, got 'yx'"),
-            ({"dims": (0, 1.5)}, "dims of a mask must be a tuple of numbers or names"),
         ],
     )
     def test_bad_arguments_are_refused(self, options: dict[str, Any], message: str) -> None:
@@ -348,7 +347,7 @@ class TestKindsOfMasks:
                 return torch.ones(3, 8)
 
         t, _ = counted(ZarrTileStore(tmp_path, tile_size=TILE))
-        with pytest.raises(ValidationError, match=r"the mask gave shape \(3, 8\) for \[0:8, 0:8\]"):
+        with pytest.raises(ValidationError, match=r"the mask gave shape \(3, 8\) for .*, and that is \(8, 8\)"):
             t.fill(box(8, 8), where=Short(), progress=False)
 
     def test_of_no_pixels_nothing_is_wanted(self, tmp_path: Path) -> None:
@@ -638,10 +637,10 @@ class TestSkipped:
         assert set(of_named.calls) == {(0, 1), (1, 1)}
         assert set(of_turned.calls) == {(1, 0), (1, 1)}
         disagreeing = TensorGroup({"named": named, "turned": turned})
-        with pytest.raises(ValidationError, match=r"'y' is not the name of one dimension .*\('dim_0', 'x'\)"):
+        with pytest.raises(ValidationError, match=r"names of what is filled, \('dim_0', 'x'\)"):
             disagreeing.plan(box(8, 8), where=Mask([0, 1], scale=4, dims=("y",)))
         one_name_twice = TensorGroup({"a": made("a", ("x", "dim_1"))[0], "b": made("b", ("dim_0", "x"))[0]})
-        with pytest.raises(ValidationError, match="'x' is not the name of one dimension"):
+        with pytest.raises(ValidationError, match=r"names of what is filled, \('x', 'x'\)"):
             one_name_twice.plan(box(8, 8), where=Mask([0, 1], scale=4, dims=("x",)))
 
 
