@@ -20,7 +20,7 @@ from infinite_tensor.engine.chain import Node, NodeHolder, chain_of, node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Job, carry_out, job_for
 from infinite_tensor.filling.mask import Target, WantedPixels
-from infinite_tensor.filling.plan import NOTHING_LEFT_OUT, Demand, Share, demands, shares_of
+from infinite_tensor.filling.plan import Demand, Share, demands, shares_of
 from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Watcher
 
 if TYPE_CHECKING:
@@ -96,11 +96,11 @@ def _is_filled(demand: Demand) -> bool:
 
 
 def _reports(job: Job, chain: Sequence[Node], done: Sequence[Done]) -> list[TensorReport]:
-    """What was done, per tensor, and what was left out."""
+    """What was done, per tensor, and what a mask has left out."""
     written: dict[str, list[Done]] = {}
     for each in done:
         written.setdefault(each.process, []).append(each)
-    left_out, reports = job.left_out(), []
+    skipped, reports = job.skipped, []
     for at, node in enumerate(chain):
         # A process may be at several shards at a time.
         tiles, nbytes = (
@@ -111,8 +111,7 @@ def _reports(job: Job, chain: Sequence[Node], done: Sequence[Done]) -> list[Tens
             for n in (0, 1)
         )
         windows = sum(each.windows[at] for each in done)
-        without = left_out.get(node, NOTHING_LEFT_OUT)
-        reports.append(TensorReport(node.spec.tensor_id, windows, tiles, nbytes, *without))
+        reports.append(TensorReport(node.spec.tensor_id, windows, tiles, nbytes, skipped[node]))
     return reports
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -20,15 +21,12 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.cutting import Bands, cut_into_bands, held_bytes, shard_of, side_by_side
 from infinite_tensor.filling.mask import PlacedMask, TakenTiles, Target, WantedTiles, taken_tiles
 from infinite_tensor.filling.plan import (
-    NOTHING_LEFT_OUT,
     SKIPPED,
     FilledRegion,
     FillPlan,
-    LeftOut,
     demands,
     estimated,
     in_shares,
-    left_out,
     share_of,
     tensor_plan,
     tile_states,
@@ -85,12 +83,13 @@ class Job:
         """How many bands are worked through one after the other."""
         return sum(bands.band_count for each in self.passes for bands in itertools.islice(each.values(), 1))
 
-    def left_out(self) -> dict[Node, LeftOut]:
-        """How many tiles of the regions are not stored, per tensor that is filled."""
-        targets: dict[Node, list[Target]] = {}
+    @property
+    def skipped(self) -> Counter[Node]:
+        """How many tiles masks leave out of the regions, per tensor that is filled."""
+        found: Counter[Node] = Counter()
         for target in self.targets:
-            targets.setdefault(target.node, []).append(target)
-        return {node: left_out(regions) for node, regions in targets.items()}
+            found[target.node] += target.box_count - target.tile_count
+        return found
 
     @property
     def stores(self) -> list[TileStore]:
@@ -316,13 +315,12 @@ def carry_out(job: Job, workers: int | None, tally: Tally) -> None:
 
 
 def _reports(job: Job, before: Mapping[Node, tuple[int, int]], tally: Tally) -> Iterator[TensorReport]:
-    left_out = job.left_out()
+    skipped = job.skipped
     for node, earlier in before.items():
         # A tensor that has been cleared meanwhile is counted from 0 again.
         written = zip(node.contents.written(node.spec.tensor_id), earlier, strict=True)
         tiles, nbytes = (max(0, now - then) for now, then in written)
-        without = left_out.get(node, NOTHING_LEFT_OUT)
-        yield TensorReport(node.spec.tensor_id, tally.windows[node], tiles, nbytes, *without)
+        yield TensorReport(node.spec.tensor_id, tally.windows[node], tiles, nbytes, skipped[node])
 
 
 def _fill(

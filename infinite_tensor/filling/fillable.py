@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from infinite_tensor.engine.chain import Node, NodeHolder, node_of
-from infinite_tensor.filling.fill import Job, Request, fill, is_filled, prepare, writable
+from infinite_tensor.filling.fill import Request, fill, is_filled, prepare, writable
 from infinite_tensor.filling.invalidate import Invalidation, invalidate
 from infinite_tensor.filling.plan import FillPlan
 from infinite_tensor.filling.progress import FillReport, Watcher
@@ -68,7 +68,8 @@ class Fillable(ABC):
         ValidationError
             If the region cannot be filled within `max_memory`, or a mask does not cover it.
         """
-        return plan_together(self._requests(region, where), max_memory=max_memory, shards=shards)
+        count = None if shards is None else checked_count("shards", shards)
+        return prepare(self._requests(region, where), checked_bytes("max_memory", max_memory)).plan(count)
 
     def fill(
         self,
@@ -134,7 +135,20 @@ class Fillable(ABC):
         KeyboardInterrupt
             After a Ctrl-C, with a note that says how to continue.
         """
-        return fill_together(self._requests(region, where), workers, max_memory, client, progress, shard)
+        check_fill(workers, client, progress, shard)
+        workers = None if workers is None else int(workers)
+        requests = self._requests(region, where)
+        job = writable(prepare(requests, checked_bytes("max_memory", max_memory), checked_shard(shard)))
+        try:
+            if client is not None:
+                # What only a cluster needs.
+                from infinite_tensor.filling.cluster import fill_on_cluster  # noqa: PLC0415
+
+                return fill_on_cluster([request.tensor for request in requests], job, client, workers, progress)
+            return fill(job, workers, progress)
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(_INTERRUPTED)
+            raise
 
     def is_filled(self, region: object, where: object = None) -> bool:
         """Whether a `fill` of a region would compute nothing.
@@ -200,55 +214,3 @@ class Fillable(ABC):
         if region is not None:
             parts = [(node_of(request.tensor), request.selection) for request in self._requests(region)]
         return invalidate(parts, dependants=checked_flag("dependants", dependants))
-
-
-def plan_together(
-    requests: Sequence[Request], *, max_memory: int | str | None = None, shards: int | None = None
-) -> FillPlan:
-    """What `fill_together` would cost; computes nothing. A tensor upstream of several of them counts once.
-
-    Raises
-    ------
-    ValidationError
-        If the regions cannot be filled within `max_memory`.
-    """
-    count = None if shards is None else checked_count("shards", shards)
-    return _job(requests, max_memory, None).plan(count)
-
-
-def fill_together(
-    requests: Sequence[Request],
-    workers: int | None = None,
-    max_memory: int | str | None = None,
-    client: Client | None = None,
-    progress: bool | str | Watcher = True,
-    shard: tuple[int, int] | None = None,
-) -> FillReport:
-    """Compute and store every tile that some regions touch; parameters and errors as for `Fillable.fill`.
-
-    Tensors that share some upstream are filled side by side where memory allows it, so that what several of them need
-    is computed once, whatever its store keeps; otherwise one after the other, those that others read first.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        After a Ctrl-C, with a note that says how to continue.
-    """
-    check_fill(workers, client, progress, shard)
-    workers = None if workers is None else int(workers)
-    job = writable(_job(requests, max_memory, shard))
-    try:
-        if client is not None:
-            # What only a cluster needs.
-            from infinite_tensor.filling.cluster import fill_on_cluster  # noqa: PLC0415
-
-            return fill_on_cluster([request.tensor for request in requests], job, client, workers, progress)
-        return fill(job, workers, progress)
-    except KeyboardInterrupt as interrupt:
-        interrupt.add_note(_INTERRUPTED)
-        raise
-
-
-def _job(requests: Sequence[Request], max_memory: object, shard: object) -> Job:
-    most = checked_bytes("max_memory", max_memory)
-    return prepare(requests, most, checked_shard(shard))

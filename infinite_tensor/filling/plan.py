@@ -420,16 +420,6 @@ def tensor_plan(demand: Demand) -> TensorPlan:
     return TensorPlan(node.spec.tensor_id, demand.needed, stored, calls, demand.tiles, demand.tiles * tile_bytes)
 
 
-class LeftOut(NamedTuple):
-    """Tiles of a region that a fill does not store: those that no window covers, and those that its mask leaves out."""
-
-    uncovered: int
-    skipped: int
-
-
-NOTHING_LEFT_OUT = LeftOut(0, 0)
-
-
 def tile_states(target: Target) -> StateArray:
     """For each tile of a region, the one of `TILE_STATES` that it is in, or "skipped"."""
     node, start, stop = target.node, target.start, target.stop
@@ -438,17 +428,3 @@ def tile_states(target: Target) -> StateArray:
     if isinstance(target.wanted, WantedTiles):
         states[(states == "missing") & ~target.wanted.wanted] = SKIPPED
     return states
-
-
-def left_out(targets: Sequence[Target]) -> LeftOut:
-    """How many tiles of some regions of one tensor a fill does not store, each once."""
-    if all(target.is_whole for target in targets):
-        regions = [Intervals.of_box(target.start, target.stop) for target in targets]
-        return LeftOut(uncovered_tiles(targets[0].node, regions), 0)
-    tiles: dict[str, set[Index]] = {"uncovered": set(), SKIPPED: set(), "missing": set(), "stored": set()}
-    for target in targets:
-        states = tile_states(target)
-        low, _ = target.node.contents.layout(target.node.spec).box(target.start, target.stop)
-        for state, known in tiles.items():
-            known.update(as_tuples(np.argwhere(states == state) + low))
-    return LeftOut(len(tiles["uncovered"]), len(tiles[SKIPPED] - tiles["missing"] - tiles["stored"]))

@@ -177,17 +177,14 @@ class TensorReport:
         Complete tiles that were stored.
     bytes : int
         All that was stored, in bytes, not compressed.
-    uncovered : int
-        Tiles of the region that no window covers: nothing is stored of them.
     skipped : int
-        Tiles of the region that the mask leaves out, and that are not stored.
+        Tiles of the region that the mask leaves out.
     """
 
     tensor_id: str
     windows: int
     tiles: int
     bytes: int
-    uncovered: int = 0
     skipped: int = 0
 
 
@@ -209,7 +206,7 @@ class FillReport(Tabular):
     seconds: float
     bands: int = 1
 
-    _HEADINGS: ClassVar = ("tensor", "windows", "tiles", "stored", "uncovered", "skipped")
+    _HEADINGS: ClassVar = ("tensor", "windows", "tiles", "stored", "skipped")
 
     @property
     def windows(self) -> int:
@@ -222,13 +219,8 @@ class FillReport(Tabular):
         return sum(tensor.tiles for tensor in self.tensors)
 
     @property
-    def uncovered(self) -> int:
-        """Tiles that no window covers, of all tensors that were filled."""
-        return sum(tensor.uncovered for tensor in self.tensors)
-
-    @property
     def skipped(self) -> int:
-        """Tiles that the mask leaves out and that are not stored, of all tensors that were filled."""
+        """Tiles that the mask leaves out, of all tensors that were filled."""
         return sum(tensor.skipped for tensor in self.tensors)
 
     @property
@@ -246,11 +238,11 @@ class FillReport(Tabular):
 
 
 def _cells(figures: TensorReport | FillReport) -> list[str]:
-    counts = count_of(figures.windows), count_of(figures.tiles), bytes_of(figures.bytes)
-    return [*counts, count_if_any(figures.uncovered), count_if_any(figures.skipped)]
+    counts = count_of(figures.windows), count_of(figures.tiles)
+    return [*counts, bytes_of(figures.bytes), count_if_any(figures.skipped)]
 
 
 def _tiles_of(report: FillReport) -> str:
     """What became of the tiles, for the end of a bar."""
-    left_out = (report.uncovered, "uncovered"), (report.skipped, "skipped by the mask")
-    return ", ".join([f"{count_of(report.tiles)} tiles stored", *(f"{count_of(n)} {why}" for n, why in left_out if n)])
+    skipped = f", {count_of(report.skipped)} skipped by the mask" if report.skipped else ""
+    return f"{count_of(report.tiles)} tiles stored{skipped}"

@@ -25,11 +25,11 @@ from infinite_tensor import (
 )
 from infinite_tensor.filling import Progress, plan
 from infinite_tensor.filling.fill import Request
-from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import parse
 from tests.support.clusters import chain, cluster, computed, meeting, more_workers, one_worker_killed, with_ends
 from tests.support.files_of_a_store import Files
 from tests.support.interpreters import CONTEXT
+from tests.support.together import fill_together, plan_together
 
 REGION = sl[-70:90, 0:150]
 

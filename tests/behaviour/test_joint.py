@@ -34,7 +34,6 @@ from infinite_tensor import (
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.filling.fill import Request
-from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.filling.mask import Target
 from infinite_tensor.filling.plan import demands
 from infinite_tensor.geometry.regions import parse
@@ -44,6 +43,7 @@ from infinite_tensor.tilestore.memory.contents import MemoryContents
 from infinite_tensor.values.spec import TensorSpec
 from tests.behaviour.test_threads import LIMIT, started
 from tests.support.counting import Counted
+from tests.support.together import fill_together, plan_together
 
 RGB = Output((3, None, None), torch.float32, TensorWindow((3, 6, 6), stride=(3, 4, 4), dimension_map=(None, 0, 1)))
 MASK = Output((None, None), torch.bool, TensorWindow((4, 4)))

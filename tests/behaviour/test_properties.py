@@ -38,7 +38,6 @@ from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import DependantsRemainWarning
 from infinite_tensor.filling import FillPlan, FillReport, cutting, fill
 from infinite_tensor.filling.fill import Request
-from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore import blended
 from infinite_tensor.tilestore.layout import TileLayout
@@ -47,6 +46,7 @@ from tests.support import reference
 from tests.support.dict_store import DictTileStore
 from tests.support.pipelines import Action, Fill, Forget, Pipeline, Read, Selection, Together, box_of, pipelines
 from tests.support.reference import Box, Index, Reference, Stage, TooManyWindows, Where, windows_over
+from tests.support.together import fill_together, plan_together
 
 pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
 

@@ -17,7 +17,6 @@ from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.filling.fill import Request
-from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.tilestore.contents import Access
 from infinite_tensor.tilestore.memory.access import MemoryAccess
@@ -25,6 +24,7 @@ from infinite_tensor.tilestore.memory.contents import MemoryContents
 from infinite_tensor.values.spec import TensorSpec
 from tests.behaviour.test_threads import LIMIT, started
 from tests.support.counting import Counted
+from tests.support.together import fill_together, plan_together
 
 WINDOW = TensorWindow((4, 4))
 HALO = TensorWindow((6, 6), stride=4, offset=-1)
