@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple, TypeAlias
@@ -22,7 +22,7 @@ from infinite_tensor.geometry.window_sets import (
     same_windows,
     windows_over,
 )
-from infinite_tensor.support.tables import Tabular, count_of, shown_id
+from infinite_tensor.support.tables import Tabular, count_of
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.inventory import Dropped, sources_first
 from infinite_tensor.values.definition import Padding, modes_of
@@ -54,6 +54,11 @@ class TensorInvalidation:
     start: tuple[int | None, ...]
     stop: tuple[int | None, ...]
 
+    @property
+    def _pixels(self) -> str:
+        ends = zip(self.start, self.stop, strict=True)
+        return f"[{', '.join(':'.join('' if end is None else str(end) for end in each) for each in ends)}]"
+
 
 @dataclass(frozen=True)
 class Invalidation(Tabular):
@@ -67,7 +72,12 @@ class Invalidation(Tabular):
 
     tensors: tuple[TensorInvalidation, ...]
 
-    _HEADINGS: ClassVar = ("tensor", "windows", "tiles", "pixels", "store")
+    _COLUMNS: ClassVar = {
+        "windows": ("windows", count_of),
+        "tiles": ("tiles", count_of),
+        "pixels": ("_pixels", str),
+        "store": ("store", str),
+    }
 
     @property
     def windows(self) -> int:
@@ -82,24 +92,6 @@ class Invalidation(Tabular):
     @property
     def _title(self) -> str:
         return "dropped"
-
-    def _rows(self) -> list[list[str]]:
-        rows = [
-            [
-                shown_id(one.tensor_id),
-                count_of(one.windows),
-                count_of(one.tiles),
-                _region(one.start, one.stop),
-                one.store,
-            ]
-            for one in self.tensors
-        ]
-        return [*rows, ["all", count_of(self.windows), count_of(self.tiles), "", ""]]
-
-
-def _region(start: Iterable[int | None], stop: Iterable[int | None]) -> str:
-    ends = (("" if a is None else str(a), "" if b is None else str(b)) for a, b in zip(start, stop, strict=True))
-    return f"[{', '.join(f'{a}:{b}' for a, b in ends)}]"
 
 
 _NO_END = FARTHEST // 2

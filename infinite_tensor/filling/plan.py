@@ -373,7 +373,14 @@ class FillPlan(Tabular):
     exact: bool
     bands: int = 1
 
-    _HEADINGS: ClassVar = ("tensor", "needed", "stored", "to compute", "calls of f", "tiles", "written")
+    _COLUMNS: ClassVar = {
+        "needed": ("needed", count_of),
+        "stored": ("stored", count_of),
+        "to compute": ("windows", count_of),
+        "calls of f": ("calls", count_of),
+        "tiles": ("tiles", count_of),
+        "written": ("bytes_written", bytes_of),
+    }
 
     @property
     def windows(self) -> int:
@@ -389,18 +396,6 @@ class FillPlan(Tabular):
     def bytes_written(self) -> int:
         """Bytes of tiles that are stored, not compressed."""
         return sum(tensor.bytes_written for tensor in self.tensors)
-
-    def _rows(self) -> list[list[str]]:
-        rows = [
-            [
-                shown_id(tensor.tensor_id),
-                *map(count_of, (tensor.needed, tensor.stored, tensor.windows, tensor.calls, tensor.tiles)),
-                bytes_of(tensor.bytes_written),
-            ]
-            for tensor in self.tensors
-        ]
-        total = ["all", "", "", count_of(self.windows), count_of(self.calls), "", bytes_of(self.bytes_written)]
-        return [*rows, total]
 
     @property
     def _title(self) -> str:

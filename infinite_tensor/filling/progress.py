@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeAlias
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.support.given import checked_progress
 from infinite_tensor.support.interrupts import running_f
-from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of, shown_id
+from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,12 @@ class FillReport(Tabular):
     seconds: float
     bands: int = 1
 
-    _HEADINGS: ClassVar = ("tensor", "windows", "tiles", "stored", "skipped")
+    _COLUMNS: ClassVar = {
+        "windows": ("windows", count_of),
+        "tiles": ("tiles", count_of),
+        "stored": ("bytes", bytes_of),
+        "skipped": ("skipped", count_if_any),
+    }
 
     @property
     def windows(self) -> int:
@@ -232,14 +237,6 @@ class FillReport(Tabular):
     def _title(self) -> str:
         bands = f", in {count_of(self.bands)} bands" if self.bands > 1 else ""
         return f"filled in {self.seconds:.1f} s{bands}"
-
-    def _rows(self) -> list[list[str]]:
-        return [*([shown_id(tensor.tensor_id), *_cells(tensor)] for tensor in self.tensors), ["all", *_cells(self)]]
-
-
-def _cells(figures: TensorReport | FillReport) -> list[str]:
-    counts = count_of(figures.windows), count_of(figures.tiles)
-    return [*counts, bytes_of(figures.bytes), count_if_any(figures.skipped)]
 
 
 def _tiles_of(report: FillReport) -> str:

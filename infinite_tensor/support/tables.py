@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 _RANDOM_ID = re.compile(r"([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(/.*)?")
 """That of a tensor, or of an output of one ``f``, whose key stands behind it."""
 
 
 class Tabular(ABC):
-    """A value that prints as a table, in a notebook as an HTML one."""
+    """What several tensors take or have taken: prints as a table with a row for each, in a notebook as an HTML one."""
 
-    _HEADINGS: ClassVar[Sequence[str]]
+    tensors: tuple[Any, ...]
+
+    _COLUMNS: ClassVar[Mapping[str, tuple[str, Callable[[Any], str]]]]
+    """Of which attribute of each tensor a column is, and how it is shown, by its heading.
+
+    Where this has it too, it stands below all of them. A column of empty cells is not shown.
+    """
 
     @property
     @abstractmethod
     def _title(self) -> str:
         """What stands above the table."""
-
-    @abstractmethod
-    def _rows(self) -> list[list[str]]:
-        """A cell for each heading, per row. A column of empty cells is not shown."""
 
     def __str__(self) -> str:
         return _text_table(self._title, *self._table())
@@ -34,9 +36,14 @@ class Tabular(ABC):
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         """The headings and rows to show."""
-        rows = self._rows()
-        shown = [number for number in range(len(self._HEADINGS)) if any(row[number] for row in rows)]
-        return [self._HEADINGS[number] for number in shown], [[row[number] for number in shown] for row in rows]
+        rows = [[shown_id(each.tensor_id), *self._cells(each)] for each in self.tensors]
+        rows.append(["all", *self._cells(self)])
+        headings = ["tensor", *self._COLUMNS]
+        shown = [number for number in range(len(headings)) if any(row[number] for row in rows)]
+        return [headings[number] for number in shown], [[row[number] for number in shown] for row in rows]
+
+    def _cells(self, figures: object) -> list[str]:
+        return [show(getattr(figures, name)) if hasattr(figures, name) else "" for name, show in self._COLUMNS.values()]
 
 
 def _text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

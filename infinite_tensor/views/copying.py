@@ -18,7 +18,7 @@ from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.support.allocation import as_array, as_tensor
 from infinite_tensor.support.given import checked_flag, checked_id, checked_progress, quoted
 from infinite_tensor.support.interrupts import store_call
-from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of, shown_id
+from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.memory.contents import MemoryContents
 from infinite_tensor.tilestore.memory.window_cache import Row
@@ -94,7 +94,14 @@ class CopyReport(Tabular):
     target: str
     seconds: float
 
-    _HEADINGS: ClassVar = ("tensor", "tiles", "partial", "windows", "there already", "damaged", "moved")
+    _COLUMNS: ClassVar = {
+        "tiles": ("tiles", count_of),
+        "partial": ("partial", count_if_any),
+        "windows": ("windows", count_if_any),
+        "there already": ("there", count_if_any),
+        "damaged": ("damaged", count_if_any),
+        "moved": ("bytes", bytes_of),
+    }
 
     @property
     def tiles(self) -> int:
@@ -110,17 +117,6 @@ class CopyReport(Tabular):
     def _title(self) -> str:
         left = f"; upstream and not in the store: {', '.join(map(repr, self.absent))}" if self.absent else ""
         return f"copied to {self.target} in {self.seconds:.1f} s{left}"
-
-    def _rows(self) -> list[list[str]]:
-        return [
-            [
-                shown_id(each.tensor_id),
-                count_of(each.tiles),
-                *map(count_if_any, (each.partial, each.windows, each.there, each.damaged)),
-                bytes_of(each.bytes),
-            ]
-            for each in self.tensors
-        ]
 
 
 def copy_tensor(

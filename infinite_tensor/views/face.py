@@ -177,13 +177,13 @@ class FaceStore(Store):
         return type(self), (self._faces,)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, FaceStore) and self._identities == other._identities
+        return isinstance(other, FaceStore) and self._tokens == other._tokens
 
     __hash__ = None  # type: ignore[assignment]  # as of zarr's own stores
 
     @property
-    def _identities(self) -> dict[str, tuple[object, ...]]:
-        return {path: (face.frame.identity, face.dims) for path, face in self._faces.items()}
+    def _tokens(self) -> dict[str, tuple[object, ...]]:
+        return {path: (face.frame.token, face.dims) for path, face in self._faces.items()}
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{path}: {face.frame.tensor.tensor_id!r}" for path, face in self._faces.items())

@@ -84,15 +84,8 @@ class Frame:
         return cls(tensor, selection.start, selection.shape, tile, dtype, fill_value)
 
     @property
-    def identity(self) -> tuple[object, ...]:
-        """Equal for frames that show the same pixels of the same stored tensor."""
-        node = node_of(self.tensor)
-        address = node.store.address or id(node.contents)
-        return address, node.spec.tensor_id, node.spec.definition.digest, self.origin, self.shape, self.fill_value
-
-    @property
     def token(self) -> tuple[object, ...]:
-        """As `identity`, but another one after windows were dropped, and for other functions.
+        """Equal for frames that show the same pixels of a tensor; another one after windows were dropped.
 
         It is the same in all processes for a tensor that is stored, and whose functions can be told from others; else
         each tensor object has its own. Of what is stored alone, which changes at any time, each frame has its own.

@@ -444,7 +444,7 @@ def test_the_report_is_a_table_and_cannot_be_changed(tmp_path: Path) -> None:
     store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
     made(store)[0:20, 0:20]
     report = store.copy("t", tmp_path / "c.zarr", progress=False)
-    title, headings, row = str(report).splitlines()
+    title, headings, row, _ = str(report).splitlines()
     assert title.startswith(f"copied to ZarrTileStore('{tmp_path}/c.zarr', mode='a') in ")
     assert headings.split() == ["tensor", "tiles", "partial", "moved"]
     assert row.split()[:3] == ["t", str(report.tensors[0].tiles), str(report.tensors[0].partial)]
