@@ -31,12 +31,9 @@ from infinite_tensor.tilestore.persistent.documents import (
 
 _TILES_AT_ONCE = 64
 DOCUMENT_METHODS = ("_read_documents", "_create_document", "_delete_document", "_list_documents")
-_BY_DOCUMENTS = frozenset(
-    f"_{method}"
-    for method in (
-        *("read_definition", "write_definition", "delete_tensor", "list_tensors"),
-        *("read_group", "write_group", "delete_group", "list_groups"),
-    )
+_BY_DOCUMENTS = (
+    *("_read_definition", "_write_definition", "_delete_tensor", "_list_tensors"),
+    *("_read_group", "_write_group", "_delete_group", "_list_groups"),
 )
 
 
@@ -72,19 +69,19 @@ class Backend(ABC):
 
     def _read_documents(self, names: Sequence[str]) -> list[Document]:  # noqa: ARG002
         """The documents of these names, in their order; None where there is none, ValueError for what is damaged."""
-        raise _keeps_no_documents(self)
+        raise _lacking(self, *DOCUMENT_METHODS)
 
     def _create_document(self, name: str, document: dict[str, Any]) -> None:  # noqa: ARG002
         """Create a document, whole or not at all. Where somebody else has just created it, leave that one."""
-        raise _keeps_no_documents(self)
+        raise _lacking(self, *DOCUMENT_METHODS)
 
     def _delete_document(self, name: str) -> None:  # noqa: ARG002
         """Delete a document, then what belongs to it, as the tiles of a tensor; one that does not exist is no error."""
-        raise _keeps_no_documents(self)
+        raise _lacking(self, *DOCUMENT_METHODS)
 
     def _list_documents(self, kind: str) -> list[str]:  # noqa: ARG002
         """The names of all documents that begin with `kind`."""
-        raise _keeps_no_documents(self)
+        raise _lacking(self, *DOCUMENT_METHODS)
 
     def _document_path(self, name: str) -> str:
         """Where a document lies, for messages."""
@@ -120,7 +117,7 @@ class Backend(ABC):
     def _list_tensors(self) -> list[str]:
         """Ids of all tensors that are stored."""
         if not offers(self, "_list_documents"):
-            raise NotImplementedError(f"{type(self).__name__} does not list its tensors")
+            raise _lacking(self, "_list_tensors")
         return self._documents.ids(TENSOR)
 
     @property
@@ -162,13 +159,13 @@ class Backend(ABC):
         """
         return None
 
-    def _read_encoded(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bytes | None]:
+    def _read_encoded(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bytes | None]:  # noqa: ARG002
         """What is stored of complete tiles, intact; None where there is none, with a warning where it is damaged."""
-        raise NotImplementedError(f"{type(self).__name__} does not hand over encoded tiles")
+        raise _lacking(self, "_read_encoded")
 
-    def _write_encoded(self, tensor_id: str, tiles: Mapping[Index, bytes]) -> None:
+    def _write_encoded(self, tensor_id: str, tiles: Mapping[Index, bytes]) -> None:  # noqa: ARG002
         """Store complete tiles, each atomically, that a backend of an equal `_encoding` has read."""
-        raise NotImplementedError(f"{type(self).__name__} does not take encoded tiles")
+        raise _lacking(self, "_write_encoded")
 
     # What a backend may override.
 
@@ -206,23 +203,20 @@ class Backend(ABC):
             begun |= {tile for tile, found in parts_found if found is not None}
         return complete, begun
 
-    def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
+    def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:  # noqa: ARG002
         """Delete all that is stored of some tiles, complete and partial, by whatever process they were written.
 
         The partial ones first. One of which nothing is stored is no error.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} does not delete tiles: it needs a method _delete_tiles, see "
-            "infinite_tensor.tilestore.persistent.backend"
-        )
+        raise _lacking(self, "_delete_tiles")
 
     def _generation(self, tensor_id: str) -> str | None:  # noqa: ARG002
         """Another text after each `_delete_tiles` of a tensor, by whatever process; None where that is not kept."""
         return None
 
-    def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
+    def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:  # noqa: ARG002
         """What is stored of a tensor."""
-        raise NotImplementedError(f"{type(self).__name__} does not describe its tensors")
+        raise _lacking(self, "_describe_tensor")
 
     def _stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:  # noqa: ARG002
         """How many complete tiles of a tensor there are, counted up to about `most`, in a request or two.
@@ -231,23 +225,20 @@ class Backend(ABC):
         """
         return None
 
-    def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:
+    def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:  # noqa: ARG002
         """What is damaged of all that is stored of a tensor; dropped, but for a definition, if it is to be repaired."""
-        raise NotImplementedError(f"{type(self).__name__} does not verify its tensors")
+        raise _lacking(self, "_verify_tensor")
 
     def _collect_garbage(self) -> Garbage:
         """Delete what no definition refers to, and the logs of complete tiles."""
-        raise NotImplementedError(f"{type(self).__name__} does not collect garbage")
+        raise _lacking(self, "_collect_garbage")
 
-    def _drop_partials(self, older_than: float) -> Garbage:
+    def _drop_partials(self, older_than: float) -> Garbage:  # noqa: ARG002
         """Delete all parts of tiles that are not complete, where the newest is older than so many seconds.
 
         The last part of a tile first. ValidationError where no times are kept and `older_than` is not 0.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} does not delete half-computed tiles: it needs a method _drop_partials, see "
-            "infinite_tensor.tilestore.persistent.backend"
-        )
+        raise _lacking(self, "_drop_partials")
 
     def _flush_backend(self) -> None:  # noqa: B027  (most need nothing)
         """Bring what was written to where a crash of the process cannot harm it."""
@@ -263,11 +254,10 @@ def offers(backend: Backend, method: str) -> bool:
     return method in _BY_DOCUMENTS and all(offers(backend, needed) for needed in DOCUMENT_METHODS)
 
 
-def _keeps_no_documents(backend: Backend) -> NotImplementedError:
-    missing = ", ".join(method for method in DOCUMENT_METHODS if not offers(backend, method))
+def _lacking(backend: Backend, *methods: str) -> NotImplementedError:
+    missing = ", ".join(method for method in methods if not offers(backend, method))
     return NotImplementedError(
-        f"{type(backend).__name__} keeps no documents, and so no groups: it needs the methods {missing}, see "
-        "infinite_tensor.tilestore.persistent.backend"
+        f"{type(backend).__name__} cannot do that: it needs {missing}, see infinite_tensor.tilestore.persistent.backend"
     )
 
 

@@ -149,18 +149,14 @@ class Root:
     def _check_folder(self) -> None:
         """StoreError if a file lies where the folder of the store would be, or a link that leads nowhere."""
         root = self._objects.root
-        if root is None:
-            return
         # In this order a folder that somebody else creates meanwhile is no file.
-        if root.exists():
-            what = "" if root.is_dir() else "a file"
-        else:
-            what = "a link that leads nowhere" if root.is_symlink() else ""
-        if what:
-            raise StoreError(
-                f"{self._owner}: there is {what}, and a Zarr store is a folder; choose another path, or open an HDF5 "
-                "file with HDF5TileStore"
-            )
+        if root is None or not os.path.lexists(root) or root.is_dir():
+            return
+        what = "a link that leads nowhere" if root.is_symlink() and not root.exists() else "a file"
+        raise StoreError(
+            f"{self._owner}: there is {what}, and a Zarr store is a folder; choose another path, or open an HDF5 file "
+            "with HDF5TileStore"
+        )
 
     def _open_of_others(self, mode: str) -> None:
         """Open a Store of others; StoreError where one that is written to keeps not all that a store writes."""
