@@ -24,7 +24,7 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Blocks, Selection
 from infinite_tensor.support.allocation import IN_PARTS, new_result
 from infinite_tensor.support.forks import cached_property
-from infinite_tensor.support.interrupts import running_f, store_call
+from infinite_tensor.support.interrupts import looking, store_call
 from infinite_tensor.values.spec import TensorSpec
 
 T = TypeVar("T")
@@ -95,13 +95,17 @@ def read_together(
         # Tensors that are born in it could not be used outside of it.
         with torch.inference_mode(mode=False):
             return read_together(requests, workers)
-    call = store_call()
-    with call.running:
-        call.begin(*[node.contents for node, _ in requests], reads=True)
-        while True:
-            read, absent = _looked_up(requests, workers)
-            if not absent or _compute(absent, workers):
-                return [[selection.pick(out) for selection, out in parts] for parts in read]
+    while True:
+        for contents in {node.contents: None for node, _ in requests if node.contents.flush_requested}:
+            with store_call(contents):
+                contents.flush_if_requested()
+        read, found = _looked_up(requests)
+        absent = [each for each in found if not _written(each, workers)]
+        if absent:
+            with store_call(*[node.contents for node, _, _ in absent], CLAIMS):
+                if not _compute(absent, workers):
+                    continue
+        return [[selection.pick(out) for selection, out in parts] for parts in read]
 
 
 _Selected: TypeAlias = list[tuple[Selection, torch.Tensor]]
@@ -111,20 +115,19 @@ _Request: TypeAlias = tuple[Node, TensorSpec, _Selected]
 
 
 def _looked_up(
-    requests: Sequence[tuple[Node, Sequence[Selection]]], workers: int | None
+    requests: Sequence[tuple[Node, Sequence[Selection]]],
 ) -> tuple[list[_Selected], list[_Request]]:
-    """The results, with what stores have in memory or takes no windows; and those parts that are still to be read."""
+    """The results, with what stores have in memory; and those parts that are still to be read."""
     read: list[_Selected] = []
     absent: list[_Request] = []
     for node, wanted in requests:
-        spec, contents = node.spec, node.contents
-        if contents.flush_requested:
-            contents.flush_if_requested()
+        spec = node.spec
         parts = [(each, new_result(each.size, spec.dtype, spec.device, IN_PARTS)) for each in wanted]
         read.append(parts)
-        serve = partial(contents.serve, spec)
-        missing = [(each, out) for each, out in parts if out.numel() and not all(_filled(node, each, out, serve))]
-        if missing and not _written(node, missing, workers):
+        serve = partial(node.contents.serve, spec)
+        with looking(node.contents):
+            missing = [(each, out) for each, out in parts if out.numel() and not all(_filled(node, each, out, serve))]
+        if missing:
             absent.append((node, spec, missing))
     return read, absent
 
@@ -139,15 +142,15 @@ def _filled(
     return (blocks.fill(block, out, read) for block in blocks)
 
 
-def _written(node: Node, parts: _Selected, workers: int | None) -> bool:
+def _written(request: _Request, workers: int | None) -> bool:
     """Have an ``f`` that can write regions write some; whether it has."""
+    node, _, parts = request
     writer, contents = node.computation.writer, node.contents
     if writer is None or contents.outlives_process or (workers or node.computation.workers) > 1:
         return False
     contents.check_open()
-    with running_f():
-        for selection, out in parts:
-            deque(_filled(node, selection, out, writer.write), maxlen=0)
+    for selection, out in parts:
+        deque(_filled(node, selection, out, writer.write), maxlen=0)
     return True
 
 
@@ -259,9 +262,7 @@ class _Stream:
 
     def add(self, selection: Selection) -> list[torch.Tensor]:
         """One more follows; what is ready now."""
-        call = store_call()
-        with call.running:
-            call.begin(self._node.contents, reads=True)
+        with store_call(self._node.contents, CLAIMS):
             self._node.contents.flush_if_requested()
             if self._loop is None:
                 self._loop = Loop([self._node], self._views)
@@ -274,17 +275,13 @@ class _Stream:
 
     def finish(self) -> list[torch.Tensor]:
         """None follows; what is left."""
-        call = store_call()
-        with call.running:
-            call.begin(self._node.contents, reads=True)
+        with store_call(self._node.contents, CLAIMS):
             return [] if self._loop is None else self._computed(self._loop, to_the_end=True)
 
     def close(self) -> None:
         """Release what is held."""
-        call = store_call()
-        with contextlib.suppress(StoreError), call.running:
-            # A stream that was dropped may be closed in the middle of anything; what it holds then goes with it.
-            call.begin(self._node.contents)
+        # A stream that was dropped may be closed in the middle of anything; what it holds then goes with it.
+        with contextlib.suppress(StoreError), store_call(self._node.contents):
             self._views.close()
 
     def _computed(self, loop: Loop, *, to_the_end: bool) -> list[torch.Tensor]:

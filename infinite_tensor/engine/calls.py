@@ -25,7 +25,7 @@ from infinite_tensor.errors import (
 from infinite_tensor.geometry.padding import positions
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.support.allocation import Array, as_array, as_tensor, keep_at_hand, new_block, new_tensor
-from infinite_tensor.support.interrupts import running_f
+from infinite_tensor.support.interrupts import changing, entered, running_f
 from infinite_tensor.support.nested import Key, leaves, show
 from infinite_tensor.tilestore.contents import Access, Contents
 from infinite_tensor.values.fingerprint import innermost
@@ -315,7 +315,7 @@ class Deposits:
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
         self._thread = threading.get_ident()
-        self._stores = claim.reader.stores
+        self._stores = [store for store in entered() if isinstance(store, Contents)]
         self._flush_requests = -1
         self.begun = CLAIMS.begun_by(claim, self._thread)
         self._specs = [result.node.spec.gathered for result in claim.workload.results]
@@ -335,7 +335,8 @@ class Deposits:
     def put(self, position: int, window: Array, *others: Array) -> None:
         """Take in the windows at this position of the claim, one for each tensor, which are not kept by reference."""
         if self._straight:
-            self._deposit([position], [each[None] for each in (window, *others)])
+            with changing():
+                self._deposit([position], [each[None] for each in (window, *others)])
             return
         end = self._end
         if end == self._length:
@@ -367,14 +368,15 @@ class Deposits:
             self.send()
         if Contents.flush_requests != self._flush_requests:
             self._flush_requests = Contents.flush_requests
-            for store in self._stores.values():
+            for store in self._stores:
                 if store.flush_requested:
                     self.send()
-                    store.flush_if_requested()
+                    with changing():
+                        store.flush_if_requested()
 
     def send(self) -> None:
         """Store what has been gathered."""
-        with self._lock:
+        with changing(), self._lock:
             begin, end = self._begin, self._end
             self._begin = end
             if begin < end:

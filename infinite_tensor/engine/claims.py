@@ -22,7 +22,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar, Token
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -33,7 +32,7 @@ from infinite_tensor.engine.reads import Reader
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index, as_tuples
 from infinite_tensor.support.forks import renew_in_children
-from infinite_tensor.support.interrupts import Changes, Mark
+from infinite_tensor.support.interrupts import show_interrupt
 
 
 class Claim:
@@ -53,8 +52,8 @@ class Claim:
         Whether an ``f`` reads.
     singly : bool
         Whether each window is computed by a call of its own.
-    mark : Mark
-        Whether the read is still at it; a claim whose read has ended, in whatever way, claims nothing.
+    running : Lock
+        Held while the read is at it; a claim whose read has ended, in whatever way, claims nothing.
     schedule : _Schedule
         The windows that have not been begun.
     lost : set of int
@@ -66,14 +65,16 @@ class Claim:
         Weakly: claim and sender would keep each other, and the store with all that it holds, for the garbage collector.
     """
 
-    def __init__(self, workload: Workload, reader: Reader, mark: Mark, *, nested: bool, singly: bool) -> None:
+    def __init__(
+        self, workload: Workload, reader: Reader, running: threading.Lock, *, nested: bool, singly: bool
+    ) -> None:
         self.workload = workload
         self.indices = as_tuples(workload.windows)
         self.reader = reader
         self.thread = threading.get_ident()
         self.nested = nested
         self.singly = singly
-        self.mark = mark
+        self.running = running
         self.lost: set[int] = set()
         self.senders: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
         self.begun: dict[int, list[int]] = {}
@@ -172,7 +173,7 @@ def work_on(claim: Claim) -> Token[_References]:
 
 
 def work_off(token: Token[_References]) -> None:
-    """End what `work_on` began. Where an interrupt keeps it from that, the end of the read does."""
+    """End what `work_on` began."""
     _calling.reset(token)
 
 
@@ -181,21 +182,13 @@ def _callers() -> _Callers:
     return [
         (claim, thread)
         for reference, thread in _calling.get()
-        if (claim := reference()) is not None and claim.mark.is_under_way
+        if (claim := reference()) is not None and claim.running.locked()
     ]
 
 
 def is_nested() -> bool:
     """Whether an ``f`` makes this call, as far as that is seen."""
     return bool(_callers())
-
-
-@dataclass(frozen=True)
-class _Wait:
-    """While `mark` is under way, these threads wait for another one: the last one, and those whose ``f`` it serves."""
-
-    threads: frozenset[int]
-    mark: Mark = field(default_factory=Mark)
 
 
 class Claims:
@@ -209,9 +202,10 @@ class Claims:
     def _renew_after_fork(self) -> None:
         # In a forked child there are no reads but the one that forked, if any, which stands alone.
         self._lock = threading.Lock()
-        self._changes = Changes()
+        self._changed = threading.Condition(self._lock)
         self._active: dict[Computation, list[Claim]] = {}
-        self._waits: dict[int, _Wait] = {}
+        # For each thread that waits, those that wait with it: that one, and those whose ``f`` it serves.
+        self._waits: dict[int, frozenset[int]] = {}
         self._deposits = 0
 
     def reader(self, workers: int | None = None, notice: Callable[[Node, int], None] | None = None) -> Reader:
@@ -220,12 +214,12 @@ class Claims:
             return Reader(next(self._numbers), self._deposits, workers, notice)
 
     def share(
-        self, plan: Sequence[Workload], reader: Reader, mark: Mark, *, without_waiting: bool = False
+        self, plan: Sequence[Workload], reader: Reader, running: threading.Lock, *, without_waiting: bool = False
     ) -> list[tuple[int, list[Claim], list[Workload]]]:
         """Claim what a plan computes, as far as it is still missing and nobody else computes it.
 
-        Returns, for each depth of the chain, the claims, and what others compute. The claims last while `mark` is under
-        way, and until `release`. `without_waiting`, what this thread has begun, and others that wait, is computed here
+        Returns, for each depth of the chain, the claims, and what others compute. The claims last while `running` is
+        held, and until `release`. `without_waiting`, what this thread has begun, and others that wait, is computed here
         as well.
         """
         callers = _callers()
@@ -239,7 +233,7 @@ class Claims:
             met = self._meets_others(plan, reader)
             workloads, others = self._unclaimed(plan, callers, without_waiting=without_waiting) if met else (plan, [])
             claims = [
-                Claim(workload, reader, mark, nested=bool(callers), singly=without_waiting) for workload in workloads
+                Claim(workload, reader, running, nested=bool(callers), singly=without_waiting) for workload in workloads
             ]
             for claim in claims:
                 computation = claim.workload.computation
@@ -251,17 +245,19 @@ class Claims:
             stages.setdefault(workload.computation.depth, ([], []))[1].append(workload)
         return [(depth, *stages[depth]) for depth in sorted(stages)]
 
-    def release(self, mark: Mark) -> None:
-        """Give up the claims that were made with a mark."""
+    def release(self, running: threading.Lock) -> None:
+        """Give up the claims that were made with a lock, and those of reads that another exception has cut through."""
         with self._lock:
-            # With those of reads that were interrupted before they could.
             self._active = {
                 computation: left
                 for computation, claims in self._active.items()
-                if (left := [claim for claim in claims if claim.mark is not mark and claim.mark.is_under_way])
+                if (left := [claim for claim in claims if claim.running is not running and claim.running.locked()])
             }
-            self._waits = {thread: wait for thread, wait in self._waits.items() if wait.mark.is_under_way}
-            self._changes.tell()
+            self._tell()
+
+    def cut_through(self, error: BaseException) -> None:  # noqa: ARG002  (whatever it is)
+        """A read has ended, and what it has claimed is nobody's any more."""
+        self.release(threading.Lock())
 
     def begun_by(self, claim: Claim, thread: int) -> list[int]:
         """What a thread has begun of a claim and not stored, for `begin` and `end`."""
@@ -281,13 +277,18 @@ class Claims:
             claim.reader.own_deposits += 1
             self._deposits += 1
             del begun[:count]
-            self._changes.tell()
+            self._tell()
 
     def abandon(self, begun: list[int]) -> None:
         """A thread works on a claim no more: what it has begun and not stored, since ``f`` raised, is nobody's now."""
         with self._lock:
             begun.clear()
-            self._changes.tell()
+            self._tell()
+
+    def _tell(self) -> None:
+        # Most often nobody waits.
+        if self._waits:
+            self._changed.notify_all()
 
     def take_or_wait(self, workload: Workload, reader: Reader) -> tuple[list[int], bool]:
         """Positions of missing windows that a read may compute itself by now; waits for a change where it may none.
@@ -301,26 +302,29 @@ class Claims:
         """
         indices = as_tuples(workload.windows)
         callers = _callers()
-        wait = _Wait(frozenset([threading.get_ident(), *(thread for _, thread in callers)]))
-        self._send_all({threading.get_ident()})
-        with wait.mark.running:
-            with self._lock:
-                holders = {index: self._holder(workload.computation, index) for index in indices}
-                free = [index for index, claim in holders.items() if claim is None]
-                held = {index: claim for index, claim in holders.items() if claim}
-                if not free:
-                    free = self._take_over(held, reader, callers)
-                if not free:
-                    _check_needs(workload.computation, indices, callers)
-                without_waiting = not free and bool(callers) and self._holders_wait(held, wait.threads)
-                bell = None
-                if not free and not without_waiting:
-                    self._waits[threading.get_ident()] = wait
-                    bell = self._changes.bell()
-            if bell is not None and not self._changes.wait(bell, _SOON_SECONDS):
-                # Who has computed one of them may be in an `f` that waits for this thread, unseen.
-                self._send_all({claim.maker(index) or claim.thread for index, claim in held.items()})
-                self._changes.wait(bell)
+        here = threading.get_ident()
+        waiting = frozenset([here, *(thread for _, thread in callers)])
+        self._send_all({here})
+        with self._lock:
+            holders = {index: self._holder(workload.computation, index) for index in indices}
+            free = [index for index, claim in holders.items() if claim is None]
+            held = {index: claim for index, claim in holders.items() if claim}
+            if not free:
+                free = self._take_over(held, reader, callers)
+            if not free:
+                _check_needs(workload.computation, indices, callers)
+            without_waiting = not free and bool(callers) and self._holders_wait(held, waiting)
+            must_wait = not free and not without_waiting
+            if must_wait:
+                self._waits[here] = waiting
+                try:
+                    must_wait = not self._changed.wait(_SOON_SECONDS)
+                finally:
+                    del self._waits[here]
+        show_interrupt()
+        if must_wait:
+            # Who has computed one of them may be in an `f` that waits for this thread, unseen.
+            self._send_all({claim.maker(index) or claim.thread for index, claim in held.items()})
         chosen = set(indices if without_waiting else free)
         return [position for position, index in enumerate(indices) if index in chosen], without_waiting
 
@@ -389,11 +393,11 @@ class Claims:
 
     def _waiting(self) -> set[int]:
         """The threads that wait."""
-        return {thread for wait in self._waits.values() if wait.mark.is_under_way for thread in wait.threads}
+        return {thread for threads in self._waits.values() for thread in threads}
 
     def _claims_of(self, computation: Computation) -> list[Claim]:
         """The claims of reads that are at it."""
-        return [claim for claim in self._active.get(computation, ()) if claim.mark.is_under_way]
+        return [claim for claim in self._active.get(computation, ()) if claim.running.locked()]
 
     def _holder(self, computation: Computation, index: Index) -> Claim | None:
         return next((claim for claim in self._claims_of(computation) if claim.holds(index)), None)

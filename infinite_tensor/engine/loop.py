@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextvars
 import operator
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TypeAlias
 
@@ -23,8 +25,7 @@ from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.engine.plan import Workload, build
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.geometry.points import IntArray, joined
-from infinite_tensor.support.functions import without_gradients
-from infinite_tensor.support.interrupts import Mark, interrupts_shown
+from infinite_tensor.support.interrupts import at_rest, entered, known, store_call, wait_for
 from infinite_tensor.support.threads import begin
 
 Regions: TypeAlias = tuple[IntArray, IntArray]
@@ -155,7 +156,8 @@ def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], No
         with torch.inference_mode(mode=False):
             run(wanted, views, after)
             return
-    without_gradients(_run, wanted, views, after)
+    with torch.no_grad():
+        _run(wanted, views, after)
 
 
 def _run(
@@ -165,11 +167,11 @@ def _run(
     *,
     without_waiting: bool = False,
 ) -> None:
-    mark = Mark()
-    with mark.running:
+    running = threading.Lock()
+    with running:
         try:
             plan = build(wanted, views)
-            for depth, claims, others in CLAIMS.share(plan, views.reader, mark, without_waiting=without_waiting):
+            for depth, claims, others in CLAIMS.share(plan, views.reader, running, without_waiting=without_waiting):
                 for claim in claims:
                     _run_workload(claim)
                 lost = [claim.workload.part(sorted(claim.lost)) for claim in claims if claim.lost]
@@ -178,7 +180,7 @@ def _run(
                 if after is not None:
                     after(depth)
         finally:
-            CLAIMS.release(mark)
+            CLAIMS.release(running)
 
 
 def _await(workload: Workload, views: Views) -> None:
@@ -198,14 +200,17 @@ def _run_workload(claim: Claim) -> None:
         _work(claim)
     else:
         # Modes of torch are a thread's own.
-        _on_threads(min(workers, claim.schedule.calls), partial(without_gradients, _work, claim))
+        _on_threads(min(workers, claim.schedule.calls), torch.no_grad()(partial(_work, claim)))
 
 
 def _work(claim: Claim, may_continue: Callable[[], bool] | None = None) -> None:
     """Compute windows of a claim until none is left; several threads may be at it."""
-    token, calls = work_on(claim), Calls(claim)
+    # Without args, nothing that others see is changed between calls, until what has been gathered is stored.
+    between_calls = nullcontext() if claim.workload.computation.inputs else at_rest()
+    token = work_on(claim)
     try:
-        with Deposits(claim) as deposits:
+        with Deposits(claim) as deposits, between_calls:
+            calls = Calls(claim)
             while (may_continue is None or may_continue()) and (positions := CLAIMS.begin(claim, deposits.begun)):
                 calls.run(positions, deposits.put)
                 deposits.tend()
@@ -219,26 +224,28 @@ def _on_threads(count: int, work: Callable[[Callable[[], bool]], None]) -> None:
     The first error that one of them raises comes through, and so does a Ctrl-C. From then on ``may_continue()`` is
     false, which must bring the others to an end soon: they are waited for.
     """
-    waiting, works = Mark(), [Mark() for _ in range(count)]
     errors: list[BaseException] = []
+    stores = entered()
 
-    def run(own: Mark) -> None:
-        with own.running:
-            try:
-                work(lambda: waiting.is_under_way and not errors)
-            except BaseException as error:  # noqa: BLE001  (the caller raises it)
-                errors.append(error)
+    def run() -> None:
+        try:
+            with store_call(*stores):
+                work(lambda: not errors)
+        except BaseException as error:  # noqa: BLE001  (the caller raises it)
+            errors.append(error)
 
+    threads: list[threading.Lock] = []
     try:
-        with waiting.running, interrupts_shown():
-            threads = [begin(partial(contextvars.copy_context().run, run, own)) for own in works]
-            if not any(threads):
-                # None can be started any more: the interpreter exits.
-                run(works[0])
-            for ended in filter(None, threads):
-                ended.acquire()
-    finally:
-        for own in works:
-            own.wait()
+        threads += filter(None, (begin(partial(contextvars.copy_context().run, run)) for _ in range(count)))
+        if not threads:
+            # None can be started any more: the interpreter exits.
+            work(lambda: not errors)
+        for ended in threads:
+            wait_for(ended)
+    except BaseException as error:
+        errors.append(error)
+        for ended in threads:
+            wait_for(ended)
+        raise
     if errors:
-        raise errors[0]
+        raise known(errors[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -36,8 +36,6 @@ class Reader:
         ``notice(node, count)`` is told of windows that it has computed and stored, by the thread that did.
     own_deposits : int
         How often it has stored something itself.
-    stores : dict of int to Contents
-        The stores that it has come to, by their ids.
     """
 
     number: int
@@ -45,7 +43,6 @@ class Reader:
     workers: int | None
     notice: Callable[[Node, int], None] | None
     own_deposits: int = 0
-    stores: dict[int, Contents] = field(default_factory=dict)
 
 
 T = TypeVar("T")
@@ -70,15 +67,12 @@ class Dropping:
 
     def carry_out(self, stores: Sequence[Contents], drop: Callable[[], T]) -> T:
         """Call ``drop()``, which drops windows of these stores: one thread does at a time, and no read begins there."""
-        call = store_call()
-        with call.running:
-            call.begin(*stores, reads=True)
-            with self._lock:
-                return self._paused(stores, drop)
+        with store_call(*stores), self._lock:
+            return self._paused(stores, drop)
 
     def _paused(self, stores: Sequence[Contents], drop: Callable[[], T]) -> T:
         if stores:
-            # Not by an ExitStack: an interrupt in the middle of that would leave the store paused.
+            # Not by an ExitStack: another exception in the middle of that would leave the store paused.
             with stores[0].paused():
                 return self._paused(stores[1:], drop)
         self.count += 1
@@ -111,7 +105,6 @@ class Views:
         access = self._of.get(node)
         if access is None:
             enter(node.contents)
-            self.reader.stores[id(node.contents)] = node.contents
             # In one step: a tensor may be moved to another dtype or device at any moment.
             with node.contents.lock:
                 spec = node.spec

@@ -11,6 +11,7 @@ import torch
 from infinite_tensor.geometry.points import Index, IntArray
 from infinite_tensor.support.allocation import Array
 from infinite_tensor.support.functions import RegionWriter
+from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.tilestore.contents import Access
 
 
@@ -47,7 +48,8 @@ class StraightAccess(Access):
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Copy the pixels."""
-        self._writer.write(start, out)
+        with running_f():
+            self._writer.write(start, out)
 
     def keep(self, start: Sequence[int] | None) -> None:
         """Release nothing: nothing is held."""

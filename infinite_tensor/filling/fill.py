@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from infinite_tensor.geometry.points import Index, is_empty
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window_sets import IndexProduct, Intervals
 from infinite_tensor.support.given import MemoryTooSmallError, quoted, whole_mebibytes, word
-from infinite_tensor.support.interrupts import Mark, store_call
+from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tilestore.inventory import TILE_STATES
 from infinite_tensor.tilestore.store import TileStore
@@ -300,9 +301,9 @@ def _pixels(targets: Sequence[Target]) -> int:
 
 def carry_out(job: Job, workers: int | None, tally: Tally) -> None:
     """Compute and store what is missing, and count it."""
-    taken, lent = taken_tiles(job.targets), Mark()
+    taken, lent = taken_tiles(job.targets), threading.Lock()
     try:
-        with lent.running:
+        with lent:
             _lend(job, lent)
             for cuts in job.passes:
                 for bands in side_by_side(cuts):
@@ -310,8 +311,10 @@ def carry_out(job: Job, workers: int | None, tally: Tally) -> None:
                         {node: _wanted(cuts[node].target, band) for node, band in bands.items()}, taken, tally, workers
                     )
     finally:
+        # One that another exception has cut through takes nothing more.
         for store in job.stores:
-            store.flush()
+            if not store.closed:
+                store.flush()
 
 
 def _reports(job: Job, before: Mapping[Node, tuple[int, int]], tally: Tally) -> Iterator[TensorReport]:
@@ -328,10 +331,9 @@ def _fill(
 ) -> None:
     """Compute and store what is missing of regions side by side."""
     rest, steps = _renumbered({node: _unfinished(node, band) for node, band in wanted.items()})
-    sizes, call = _sizes(rest) if rest else [], store_call()
+    sizes, stores = _sizes(rest) if rest else [], [node.contents for node in rest]
     tally.pass_parts(sum(_sizes(wanted)) - sum(sizes))
-    with call.running, Views(CLAIMS.reader(workers, tally.count), taken) as views:
-        call.begin(*[node.contents for node in rest], reads=True)
+    with store_call(*stores, CLAIMS), Views(CLAIMS.reader(workers, tally.count), taken) as views:
         run_steps(rest, steps, views, lambda number: tally.pass_parts(sizes[number]))
 
 
@@ -392,9 +394,9 @@ def writable(job: Job) -> Job:
     return replace(job, passes=tuple(filter(None, left)))
 
 
-def _lend(job: Job, mark: Mark) -> None:
+def _lend(job: Job, lent: threading.Lock) -> None:
     """Give stores that may keep more a limit for the time of a fill, but for those in memory that are filled."""
     filled = {id(target.node.store) for target in job.targets}
     for store in job.stores:
         if id(store) not in filled or store.contents.outlives_process:
-            store.contents.lend(mark, _kept_by(store, job.max_memory))
+            store.contents.lend(lent, _kept_by(store, job.max_memory))

@@ -143,9 +143,8 @@ class StoredOnly:
 @torch.inference_mode(mode=False)
 def stored_pixels(node: Node, selection: Selection, fill_value: Number) -> torch.Tensor:
     """What is stored of a region of a tensor, and `fill_value` where a tile is missing."""
-    call, contents = store_call(), node.contents
-    with call.running:
-        call.begin(contents, reads=True)
+    contents = node.contents
+    with store_call(contents, CLAIMS):
         contents.flush_if_requested()
         while True:
             with Views(CLAIMS.reader(None)) as views:

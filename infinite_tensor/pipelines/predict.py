@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
@@ -42,7 +43,6 @@ from infinite_tensor.support.given import (
     whole_mebibytes,
     word,
 )
-from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
@@ -484,8 +484,8 @@ def _keeping_little(target: TileStore, sliding: Sliding, max_memory: int | None)
     limit makes, read something again. Thousands of small blocks, kept for long, lie between the large ones of each
     batch, and the holes around them cannot be used again: the process would grow with the image.
     """
-    under_way = Mark()
-    with under_way.running:
+    under_way = threading.Lock()
+    with under_way:
         if target.contents.outlives_process:
             target.contents.lend(under_way, _LITTLE_BYTES)
         upstream = (

@@ -20,7 +20,6 @@ from infinite_tensor.groups import TensorGroup
 from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import Index
 from infinite_tensor.pipelines.sliding import is_one_padding, names_of, of_dimensions, slid_dims
-from infinite_tensor.support.functions import without_gradients
 from infinite_tensor.support.given import as_index, as_ratio, members, number, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
@@ -330,7 +329,8 @@ def _reduction(given: Any, channels: int, dtype: torch.dtype) -> tuple[Reduction
     if word(given) is not None or not callable(given):
         return Reduction(given, channels, dtype=dtype), None
     try:
-        tried = without_gradients(given, torch.zeros(channels, 64, dtype=dtype))
+        with torch.no_grad():
+            tried = given(torch.zeros(channels, 64, dtype=dtype))
     except (RuntimeError, TypeError, IndexError) as error:
         raise ValidationError(
             f"reduce={quoted(given)} does not work on values of shape ({channels}, 64), those of 64 pixels: {error}"

@@ -17,7 +17,7 @@ from infinite_tensor.geometry.points import Index, IntArray
 from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.support.allocation import Array
 from infinite_tensor.support.forks import renew_in_children
-from infinite_tensor.support.interrupts import Mark, store_method, store_query
+from infinite_tensor.support.interrupts import store_method, store_query
 from infinite_tensor.tilestore.inventory import Damage, Dropped, Garbage, Inventory, StoredSize, TensorInfo
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values.spec import TensorSpec
@@ -141,6 +141,7 @@ class Contents(ABC):
     def __init__(self, *, read_only: bool = False) -> None:
         self.lock = threading.RLock()
         self.closed = False
+        self._cut_by = ""
         self.read_only = read_only
         self.flush_requested = False
         renew_in_children(self)
@@ -151,7 +152,12 @@ class Contents(ABC):
     def check_open(self) -> None:
         """StoreError if the store has been closed."""
         if self.closed:
-            raise StoreError(f"{self} is closed; open it again with `with store:`")
+            raise StoreError(f"{self} is closed{self._cut_by}; open it again with `with store:`")
+
+    def cut_through(self, error: BaseException) -> None:
+        """An exception from outside has ended a call in the middle of a change: what is in memory may be wrong."""
+        self.closed = True
+        self._cut_by = f", since {error!r} has ended a call in the middle of a change; what is stored is right"
 
     def check_writable(self, action: str) -> None:
         """ValidationError if the store is read-only."""
@@ -200,8 +206,8 @@ class Contents(ABC):
         """The most bytes that are kept in memory when no read is in progress; None for no limit."""
 
     @abstractmethod
-    def lend(self, mark: Mark, room: int) -> None:
-        """While `mark` is under way, keep no more in memory than now and `room` bytes, and than `cache_limit`."""
+    def lend(self, held: threading.Lock, room: int) -> None:
+        """While a lock is held, keep no more in memory than now and `room` bytes, and than `cache_limit`."""
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:  # noqa: ARG002
         """Write the pixels from `start` on into `out` if all of them are in memory; whether they are.
@@ -387,7 +393,7 @@ class Contents(ABC):
 
     def resumed(self) -> None:
         """The store is open again."""
-        self.closed = False
+        self.closed, self._cut_by = False, ""
 
     @abstractmethod
     def close(self, *, discard: bool) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.given import as_index, quoted
-from infinite_tensor.support.interrupts import Mark
 
 _FEW = 4
 
@@ -25,43 +25,36 @@ class LRU(Generic[K, V]):
     max_bytes, max_items : int or None
         Limits; None is no limit.
 
-    Not safe for threads: the owner holds a lock. A signal handler may use it in the middle of a call, if only
-    `max_items` limits it.
+    Attributes
+    ----------
+    total_bytes : int
+        What all values take together.
+
+    Not safe for threads: the owner holds a lock.
     """
 
     def __init__(self, max_bytes: int | None = None, max_items: int | None = None) -> None:
         self.max_bytes = max_bytes
         self.max_items = max_items
-        self._lent: dict[Mark, int] = {}
-        # Values with their sizes: one mapping, which an interrupt finds before or after a change, never in the middle.
+        self.total_bytes = 0
+        self._lent: dict[threading.Lock, int] = {}
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
-        self._bytes = 0
-        # False in the middle of a change: who finds it so counts again.
-        self._counted = True
-
-    @property
-    def total_bytes(self) -> int:
-        """What all values take together."""
-        if not self._counted:
-            self._bytes = sum(size for _, size in list(self._entries.values()))
-            self._counted = True
-        return self._bytes
 
     @property
     def most_bytes(self) -> int | None:
         """`max_bytes`, or the least that has been lent; None for no limit."""
         if not self._lent:
             return self.max_bytes
-        self._lent = self._still_lent()
+        self._lent = {held: most for held, most in self._lent.items() if held.locked()}
         limits = [*self._lent.values(), *([] if self.max_bytes is None else [self.max_bytes])]
         return min(limits, default=None)
 
-    def lend(self, mark: Mark, room: int) -> None:
-        """While `mark` is under way, keep no more than what there is now and `room` bytes."""
-        self._lent = {**self._still_lent(), mark: self.total_bytes + room}
-
-    def _still_lent(self) -> dict[Mark, int]:
-        return {mark: most for mark, most in self._lent.items() if mark.is_under_way}
+    def lend(self, held: threading.Lock, room: int) -> None:
+        """While a lock is held, keep no more than what there is now and `room` bytes."""
+        self._lent = {
+            **{each: most for each, most in self._lent.items() if each.locked()},
+            held: self.total_bytes + room,
+        }
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -74,38 +67,26 @@ class LRU(Generic[K, V]):
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Keys and values, least recently used first, as they are now."""
-        return iter([(key, value) for key, (value, _) in list(self._entries.items())])
+        return iter([(key, value) for key, (value, _) in self._entries.items()])
 
     def get(self, key: K) -> V | None:
         """The value of `key`, now the most recently used, or None."""
         entry = self._entries.get(key)
         if entry is None:
             return None
-        try:
-            self._entries.move_to_end(key)
-        except KeyError:
-            # A signal handler has used other values, in whose place it was evicted.
-            return entry[0]
+        self._entries.move_to_end(key)
         return entry[0]
 
     def put(self, key: K, value: V, size: int) -> None:
         """Keep `value`, replacing what `key` held. Call `evict` to make the limits hold."""
-        _, before = self._entries.get(key, (None, 0))
-        # Where a change was interrupted before, this counts no more than that did.
-        counted, self._counted = self._counted, False
+        self.pop(key)
         self._entries[key] = value, size
-        try:
-            self._entries.move_to_end(key)
-        except KeyError:
-            # As in `get`.
-            return
-        self._bytes, self._counted = self._bytes + size - before, counted
+        self.total_bytes += size
 
     def pop(self, key: K) -> V | None:
         """Forget `key` without asking; its value or None."""
-        total, self._counted = self.total_bytes, False
         value, size = self._entries.pop(key, (None, 0))
-        self._bytes, self._counted = total - size, True
+        self.total_bytes -= size
         return value
 
     def evict(self, release: Callable[[K, V], bool] = lambda _key, _value: True) -> None:
@@ -124,9 +105,7 @@ class LRU(Generic[K, V]):
             for key in keys:
                 if not self._exceeds(most):
                     return
-                # A signal handler may have evicted it.
-                entry = self._entries.get(key)
-                if entry is not None and release(key, entry[0]):
+                if release(key, self._entries[key][0]):
                     self.pop(key)
                 else:
                     kept += 1
@@ -134,7 +113,7 @@ class LRU(Generic[K, V]):
     def recount(self, keep: Callable[[V], bool] = lambda _value: True) -> None:
         """Drop what `keep` refuses, and add up sizes again, after a fork in the middle of a change."""
         self._entries = OrderedDict((key, entry) for key, entry in self._entries.items() if keep(entry[0]))
-        self._counted = False
+        self.total_bytes = sum(size for _, size in self._entries.values())
 
     def _exceeds(self, most: int | None) -> bool:
         return (most is not None and self.total_bytes > most) or (

@@ -151,6 +151,11 @@ class TileInProgress:
     loose pieces, so every pixel is blended in lexicographic order and heavy overlap takes little memory. Of a
     tensor with a reduction it is a tile of the tensor that windows are gathered in, until it is complete.
     Not safe for threads: the store holds a lock.
+
+    Attributes
+    ----------
+    spoilt : bool
+        Whether a blend has raised, so that some pixels may be blended and others not; nobody is to use it any more.
     """
 
     def __init__(self, record: Record, tile: Index) -> None:
@@ -175,7 +180,7 @@ class TileInProgress:
         self._piece_bytes = 0
         self._stored_prefix = 0
         self._stored_pieces: set[int] = set()
-        self._forgotten = False
+        self.spoilt = False
 
     @property
     def complete(self) -> bool:
@@ -190,7 +195,8 @@ class TileInProgress:
     @property
     def dirty(self) -> bool:
         """Whether something has come in since the last `mark_stored`."""
-        return self._prefix_length > self._stored_prefix or not self._pieces.keys() <= self._stored_pieces
+        grown = self._prefix_length > self._stored_prefix or not self._pieces.keys() <= self._stored_pieces
+        return grown and not self.spoilt
 
     @property
     def empty(self) -> bool:
@@ -233,14 +239,15 @@ class TileInProgress:
 
         All of them touch the tile.
         """
+        if self.spoilt:
+            return
         index = self._lifted(index)
         rank = self._rank(index)
         known = max(0, min(self._prefix_length - rank, len(windows)))
         rank, index, windows = rank + known, (*index[:-1], index[-1] + known), windows[known:]
         if not len(windows):
             return
-        # Only where nothing comes in between are all windows known afterwards that were known before.
-        forgotten, self._forgotten = self._forgotten, True
+        self.spoilt = True
         if rank == self._prefix_length and self._pieces.keys().isdisjoint(range(rank, rank + len(windows))):
             self._blend_in(len(windows), self._blender.fold_row, windows, index)
         else:
@@ -248,7 +255,7 @@ class TileInProgress:
                 if number not in self._pieces:
                     self._keep(number, self._piece_of(window, self._index(number)))
         self._absorb()
-        self._forgotten = forgotten
+        self.spoilt = False
 
     def merge(self, partial: PartialTile) -> None:
         """Take in what a store knows of the tile; DamagedPartialError, and nothing taken in, if it does not fit."""
@@ -285,9 +292,12 @@ class TileInProgress:
 
     def _read(self, target: Array, low: Sequence[int]) -> None:
         """Blend what is gathered from `low` on into `target`."""
+        if self.spoilt:
+            raise StoreError(
+                f"tile {self.tile} of tensor {self._record.spec.tensor_id!r} was dropped while it was being read, as "
+                "the blend has raised in another read; read again"
+            )
         high = [a + n for a, n in zip(low, target.shape, strict=True)]
-        if self._forgotten:
-            self._check_known(low, high)
         block = self._blender.begun(target)
         if self._prefix is not None:
             copy_shared(self._prefix, self._start, block, low)
@@ -310,7 +320,7 @@ class TileInProgress:
         """What has come in since the last `mark_stored`, or None."""
         ranks = self._pieces.keys() - self._stored_pieces
         grown = self._prefix_length > self._stored_prefix
-        if not ranks and not grown:
+        if self.spoilt or not (ranks or grown):
             return None
         pieces = {self._lowered(self._index(rank)): as_tensor(self._pieces[rank]) for rank in sorted(ranks)}
         prefix = as_tensor(copied(self._prefix)) if grown and self._prefix is not None else None
@@ -378,15 +388,10 @@ class TileInProgress:
         self._piece_bytes += piece.nbytes
 
     def _blend_in(self, count: int, fold: Callable[..., None], *windows: Any) -> None:
-        """Have ``fold(tile, start, *windows)`` blend the next windows into the first ones.
-
-        The tile has no first windows meanwhile: of a fold that is interrupted, or whose blend raises, nothing is left,
-        as some of its pixels are blended and others not.
-        """
-        tile, length = self._begun(), self._prefix_length
-        self._prefix, self._prefix_length = None, 0
+        """Have ``fold(tile, start, *windows)`` blend the next windows into the first ones."""
+        tile = self._begun()
         fold(tile[self._inside], self._start, *windows)
-        self._begin_with(tile, length + count)
+        self._begin_with(tile, self._prefix_length + count)
 
     def _begin_with(self, tile: Array, length: int) -> None:
         """Have the first windows be blended into `tile`, which is finished if they are all."""
@@ -426,16 +431,6 @@ class TileInProgress:
                 f"no memory for tile {self.tile} of tensor {self._record.spec.tensor_id!r}, which has "
                 f"{math.prod(shape) * dtype.itemsize} bytes: {error}; a smaller tile_size needs less"
             ) from error
-
-    def _check_known(self, low: Sequence[int], high: Sequence[int]) -> None:
-        for index in itertools.product(*map(range, *self._grid.box(low, high))):
-            rank = self._rank(index)
-            if rank < self._prefix_length or rank in self._pieces:
-                continue
-            raise StoreError(
-                f"tile {self.tile} of tensor {self._record.spec.tensor_id!r} was dropped while it was being read, as "
-                "another read was interrupted, or its blend raised, in the middle of a change; read again"
-            )
 
     def _absorb(self) -> None:
         """Blend the loose pieces that have come to be next."""

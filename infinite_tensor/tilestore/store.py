@@ -497,6 +497,8 @@ class TileStore:
     def __enter__(self) -> Self:
         with self.contents.lock:
             if self.contents.closed:
+                # Which one that a call was cut through in has not done.
+                self.contents.close(discard=True)
                 self._resume()
                 self.contents.resumed()
         return self

@@ -21,7 +21,6 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid, followed
 from infinite_tensor.support.allocation import Array, as_array, as_tensor
-from infinite_tensor.support.functions import without_gradients
 from infinite_tensor.support.given import as_index, quoted, word
 from infinite_tensor.values.dtypes import checked_dtype, dtype_name
 from infinite_tensor.values.fingerprint import function_name
@@ -357,7 +356,8 @@ class Reducer:
         """ValidationError if the function fails on a few pixels, or returns something else than it must."""
         given = torch.zeros(self._reduction.in_channels, _LANES, dtype=self._reduction.dtype, device=device)
         try:
-            without_gradients(self._called, given)
+            with torch.no_grad():
+                self._called(given)
         except (RuntimeError, TypeError, IndexError) as error:
             raise ValidationError(
                 f"the function of {self._reduction!r} does not work on values of shape {tuple(given.shape)}: {error}"

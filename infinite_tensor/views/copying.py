@@ -148,10 +148,8 @@ def copy_tensor(
     # What is computed from another comes first, as it would be warned of otherwise.
     for name in reversed(in_the_way):
         other.clear_tensor(name)
-    call = store_call()
     try:
-        with call.running, Tally(0, watcher, unit="tile") as tally:
-            call.begin(source, target)
+        with Tally(0, watcher, unit="tile") as tally, store_call(source, target):
             source.flush()
             target.flush()
             copies = tuple([_copy(job, source, target, tally) for job in jobs])

@@ -1,9 +1,7 @@
 """Running coroutines on an event loop of our own, where storages that are not on a local disk have their connections.
 
 It works as long as the process does: also for threads that continue when the main thread has come to its end, and while
-the interpreter exits. zarr's own loop, and the thread pool that any loop has by default, take no more work then; and
-zarr waits for a `concurrent.futures.Future`: interrupted while it holds the condition of that, it leaves a loop behind
-that answers nobody any more.
+the interpreter exits. zarr's own loop, and the thread pool that any loop has by default, take no more work then.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.support.interrupts import wait_for
 from infinite_tensor.support.threads import begin
 
 P = ParamSpec("P")
@@ -24,7 +23,7 @@ T = TypeVar("T")
 def sync(call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """The result of ``await call(*args, **kwargs)`` on the event loop.
 
-    After a Ctrl-C it runs on, and nobody waits for it.
+    After a Ctrl-C it is cancelled, and waited for all the same.
 
     Raises
     ------
@@ -45,8 +44,16 @@ def sync(call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.k
         tasks.append(loop.create_task(run()))
         tasks[0].add_done_callback(lambda _task: done.release())
 
+    def cancel() -> None:
+        tasks[0].cancel()
+
     loop.call_soon_threadsafe(start)
-    done.acquire()
+    try:
+        wait_for(done)
+    except BaseException:
+        loop.call_soon_threadsafe(cancel)
+        wait_for(done)
+        raise
     try:
         return tasks[0].result()
     except asyncio.CancelledError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,6 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
-from infinite_tensor.support.interrupts import Mark
 
 WINDOW = TensorWindow((256,))
 SIZE = 1024
@@ -32,9 +32,9 @@ def tensor(store: TileStore, tensor_id: str = "t") -> InfiniteTensor:
 @contextmanager
 def lent(store: TileStore, room: int) -> Iterator[None]:
     """A limit as a fill lends it."""
-    mark = Mark()
-    with mark.running:
-        store.contents.lend(mark, room)
+    held = threading.Lock()
+    with held:
+        store.contents.lend(held, room)
         yield
 
 
@@ -106,12 +106,12 @@ def test_a_lent_limit_is_no_option_of_the_store(store: Any) -> None:
 @pytest.mark.parametrize("limit", [None, 8 * SIZE])
 def test_of_fills_that_have_ended_no_more_than_the_last_is_kept(limit: int | None, tmp_path: Path) -> None:
     for store in (MemoryTileStore(limit), ZarrTileStore(tmp_path, tile_size=256, cache_size_bytes=limit)):
-        marks: list[weakref.ref[Mark]] = []
+        locks: list[weakref.ref[threading.Lock]] = []
         with store:
             for _ in range(5):
-                mark = Mark()
-                marks.append(weakref.ref(mark))
-                with mark.running:
-                    store.contents.lend(mark, SIZE)
-                del mark
-            assert sum(each() is not None for each in marks) <= 1
+                held = threading.Lock()
+                locks.append(weakref.ref(held))
+                with held:
+                    store.contents.lend(held, SIZE)
+                del held
+            assert sum(each() is not None for each in locks) <= 1

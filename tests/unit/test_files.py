@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
-import itertools
 import os
+import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from infinite_tensor.errors import WeakerStorageWarning
 from infinite_tensor.support.disks import alone_in
-from tests.support.interrupts import LIBRARY, interrupted_at
+from tests.support.interrupts import interrupted_by_a_timer
 
 
 def is_free(folder: Path) -> bool:
@@ -52,15 +52,18 @@ def test_a_folder_that_cannot_be_locked_is_entered_all_the_same(
     assert entered
 
 
-def test_a_ctrl_c_at_any_line_leaves_the_folder_free(tmp_path: Path) -> None:
-    code = (*LIBRARY, contextlib.__file__)
-    for number in itertools.count(1):
-        interrupted = True
-        with contextlib.suppress(KeyboardInterrupt):
-            with interrupted_at(number, of=code), alone_in(tmp_path):
+# Python itself drops an exception that comes where an object is freed.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that send signals are POSIX")
+def test_a_ctrl_c_at_random_moments_leaves_the_folder_free(tmp_path: Path) -> None:
+    def enter() -> None:
+        for _ in range(10):
+            with alone_in(tmp_path):
                 pass
-            interrupted = False
-        assert is_free(tmp_path), number
-        if not interrupted:
-            break
-    assert number > 5
+
+    draw, interrupts = np.random.default_rng(0), 0
+    with interrupted_by_a_timer() as is_interrupted:
+        for _ in range(200):
+            interrupts += is_interrupted(draw.uniform(1e-5, 3e-4), enter)
+            assert is_free(tmp_path)
+    assert interrupts > 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, tiles_of
 from infinite_tensor.support.allocation import as_array, as_tensor
 from infinite_tensor.support.given import checked_bytes
-from infinite_tensor.support.interrupts import Mark, store_method
+from infinite_tensor.support.interrupts import store_method
 from infinite_tensor.tilestore.contents import Access, Contents
 from infinite_tensor.tilestore.inventory import Damage, Dropped, Inventory, StoredSize, TensorInfo
 from infinite_tensor.tilestore.layout import TileLayout
@@ -47,6 +48,10 @@ class MemoryContents(Contents):
         super().__init__()
         # One lock for all.
         self.lock = self.kept.lock
+
+    def cut_through(self, error: BaseException) -> None:  # noqa: ARG002  (the store works on)
+        """Begin without windows."""
+        self.kept.restart()
 
     def _renew_after_fork(self) -> None:
         super()._renew_after_fork()
@@ -82,12 +87,12 @@ class MemoryContents(Contents):
         return self.kept.windows.max_bytes
 
     @store_method
-    def lend(self, mark: Mark, room: int) -> None:
-        """While `mark` is under way, keep no more than now and this much."""
+    def lend(self, held: threading.Lock, room: int) -> None:
+        """While a lock is held, keep no more than now and this much."""
         kept = self.kept
         with self.lock:
             kept.windows = kept.windows.ordered(kept.windows.max_bytes, kept.windows.max_items)
-            kept.windows.lend(mark, room)
+            kept.windows.lend(held, room)
             kept.shrink_blended()
 
     def layout(self, spec: TensorSpec) -> TileLayout:

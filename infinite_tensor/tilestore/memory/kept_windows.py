@@ -25,7 +25,7 @@ class Held:
     rows : dict of tuple of int to Row
         What it holds.
     awaited : set of tuple of int
-        What it waits for. That stands here alone, so that nothing is left of a read that was interrupted.
+        What it waits for.
     """
 
     def __init__(self, spec: TensorSpec) -> None:
@@ -70,6 +70,13 @@ class KeptWindows:
             if not self.windows.limited:
                 self.windows = self.windows.unordered()
             self.shrink_blended()
+
+    def restart(self) -> None:
+        """Begin without windows, within the same limits."""
+        with self.lock:
+            limits = self.windows.max_bytes, self.windows.max_items
+            self.windows, self.blended = AllWindows(), BlendedTiles()
+            self.limit(*limits)
 
     def shrink_blended(self) -> None:
         """Windows may take all of the room that there is, blended tiles what these leave."""
@@ -161,10 +168,7 @@ class KeptWindows:
             self._layouts.pop(tensor_id, None)
 
     def replace(self, spec: TensorSpec, rows: dict[Index, Row]) -> None:
-        """Have a tensor and its windows take the place of all that is there under its id.
-
-        Interrupted on the way, windows are missing: they never stand beside the definition of others.
-        """
+        """Have a tensor and its windows take the place of all that is there under its id."""
         with self.lock:
             self.forget_windows(spec.tensor_id)
             self.specs[spec.tensor_id] = spec

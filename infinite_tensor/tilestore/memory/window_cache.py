@@ -1,7 +1,7 @@
 """Windows of any number of tensors in memory: all of them, or those that were used last.
 
-What one thread has computed lies side by side, and is worked on row by row, not window by window. Every change is one
-step on one mapping, so that an interrupt finds it done or not begun. Not safe for threads: the owner holds a lock.
+What one thread has computed lies side by side, and is worked on row by row, not window by window. Not safe for
+threads: the owner holds a lock.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.allocation import Array, as_array, as_tensor, copied, new_block
-from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.values.blend import Blender
 from infinite_tensor.values.spec import TensorSpec
@@ -225,9 +225,9 @@ class RecentWindows:
         most = self._windows.most_bytes
         return 0 if most is None else most - self.total_bytes
 
-    def lend(self, mark: Mark, room: int) -> None:
-        """While `mark` is under way, keep no more than what there is now and `room` bytes."""
-        self._windows.lend(mark, room)
+    def lend(self, held: threading.Lock, room: int) -> None:
+        """While a lock is held, keep no more than what there is now and `room` bytes."""
+        self._windows.lend(held, room)
 
     def of(self, tensor_id: str) -> Mapping[Index, Row]:
         """All windows of one tensor. To look at, not to use."""

@@ -14,7 +14,7 @@ import torch
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index, inside
 from infinite_tensor.geometry.window_sets import BoxUnion
-from infinite_tensor.support.interrupts import Mark
+from infinite_tensor.support.interrupts import wait_for
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.tilestore.partial import TileInProgress
@@ -74,9 +74,10 @@ class TileCache:
         self.lock = threading.RLock()
         self.entries.recount(keep=lambda entry: not isinstance(entry, TileInProgress))
         self._writer.renew()
-        # Which reads hold a tile. Weakly: nothing is left of one that was interrupted before it could say so.
+        # Which reads hold a tile. Weakly: nothing is left of one that another exception has cut through.
         self._pins: dict[Key, set[weakref.ref[object]]] = {}
-        self._loading: dict[Key, Mark] = {}
+        # The tiles that threads are loading, each with a lock that its thread holds meanwhile.
+        self._loading: dict[Key, threading.Lock] = {}
         self._dirty_since: float | None = None
 
     def complete(self, record: Record, box: tuple[Sequence[int], Sequence[int]]) -> dict[Index, torch.Tensor] | None:
@@ -148,8 +149,8 @@ class TileCache:
         entries: dict[Index, Entry],
     ) -> list[Index]:
         """Put those of the tiles into `entries` that no other thread is loading; returns the others, loaded now."""
-        mark = Mark()
-        with mark.running:
+        loading = threading.Lock()
+        with loading:
             with self.lock:
                 known = {tile: self._known((record, tile)) for tile in wanted}
                 self._hand_out(record, known, reader, entries)
@@ -157,10 +158,10 @@ class TileCache:
                 theirs = {
                     tile: other
                     for tile in unknown
-                    if (other := self._loading.get((record, tile))) is not None and other.is_under_way
+                    if (other := self._loading.get((record, tile))) is not None and other.locked()
                 }
                 mine = [tile for tile in unknown if tile not in theirs]
-                self._loading.update(dict.fromkeys([(record, tile) for tile in mine], mark))
+                self._loading.update(dict.fromkeys([(record, tile) for tile in mine], loading))
             try:
                 loaded = self._storage.load(record, mine)
                 if not self._registry.is_known(record):
@@ -170,11 +171,10 @@ class TileCache:
                     self._hand_out(record, self._enter(record, loaded), reader, entries)
                     self.entries.evict(self._release)
             finally:
-                # Where this is not reached, a thread that finds the mark sees that nobody loads the tile any more.
                 for tile in mine:
                     self._loading.pop((record, tile), None)
         for other in set(theirs.values()):
-            other.wait()
+            wait_for(other)
         return list(theirs)
 
     def _hand_out(
@@ -240,10 +240,10 @@ class TileCache:
         """
         if self._writer.stuck():
             self._writer.retry(self._write())
-            self._writer.drain(self._write())
+            self._writer.drain()
             if self._writer.stuck():
                 raise self._writer.failure() or StoreError(f"{self._storage} is full of what it could not store")
-        self._writer.throttle(self._write())
+        self._writer.throttle()
 
     def bind_again(self) -> None:
         """Use what the backend has opened, though the garbage collector has the store forget it."""
@@ -264,7 +264,7 @@ class TileCache:
         """Store everything, or raise; what failed before is tried again."""
         self._writer.retry(self._write())
         self.submit_partials()
-        self._writer.drain(self._write())
+        self._writer.drain()
         # Another thread may have been told of the failure, which is no reason to take it for a success here.
         failure = self._writer.unstored()
         if failure is not None:
@@ -357,6 +357,10 @@ class TileCache:
     def _is_idle(self, key: Key, tile: TileInProgress) -> bool:
         return not tile.dirty and not self._is_pinned(key)
 
+    def give_up(self) -> None:
+        """Store nothing more of what is in memory."""
+        self._writer.give_up()
+
     def drop(self) -> None:
         """Drop everything, stored or not."""
         self._writer.cancel(lambda _key: True)
@@ -375,6 +379,9 @@ class TileCache:
             if isinstance(entry, TileInProgress):
                 entry = entry.finished() if entry.pixels is not None else entry
                 self.entries.put(key, entry, entry.nbytes)
+        if isinstance(entry, TileInProgress) and entry.spoilt:
+            self.entries.pop(key)
+            return None
         return entry
 
     def _enter(self, record: Record, tiles: Mapping[Index, Entry]) -> dict[Index, Entry]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, tiles_of
 from infinite_tensor.support.allocation import as_array
-from infinite_tensor.support.interrupts import Mark, store_method
+from infinite_tensor.support.interrupts import store_method
 from infinite_tensor.tilestore.contents import Access, Contents
 from infinite_tensor.tilestore.inventory import Damage, Dropped, Garbage, Inventory, Known, StoredSize, TensorInfo
 from infinite_tensor.tilestore.layout import Record, TileLayout
@@ -84,12 +85,18 @@ class PersistentContents(Contents):
         super()._renew_after_fork()
         self.tiles.renew()
 
+    def cut_through(self, error: BaseException) -> None:
+        """Store nothing more."""
+        super().cut_through(error)
+        self.tiles.give_up()
+
     def __repr__(self) -> str:
         return repr(self.storage)
 
     def resumed(self) -> None:
         """The store is open again."""
-        self.closed = self._released = False
+        super().resumed()
+        self._released = False
 
     @store_method
     def register(self, spec: TensorSpec) -> TensorSpec:
@@ -119,10 +126,10 @@ class PersistentContents(Contents):
         return self.tiles.entries.max_bytes
 
     @store_method
-    def lend(self, mark: Mark, room: int) -> None:
-        """While `mark` is under way, keep no more tiles than now and this much."""
+    def lend(self, held: threading.Lock, room: int) -> None:
+        """While a lock is held, keep no more tiles than now and this much."""
         with self.tiles.lock:
-            self.tiles.entries.lend(mark, room)
+            self.tiles.entries.lend(held, room)
 
     def layout(self, spec: TensorSpec) -> TileLayout:
         """The tiles that are stored."""
@@ -405,11 +412,10 @@ class PersistentContents(Contents):
                 if not discard:
                     raise
         with self.lock:
-            self.closed = True
             if not self._released:
-                # Where an interrupt keeps it from the end, closing again brings it there.
-                if discard:
+                if discard or self.closed:
                     self.tiles.drop()
+                self.closed = True
                 self.tiles.drop_stored()
                 for record in self.registry.known():
                     self.registry.forget(record.spec.tensor_id)

@@ -14,7 +14,6 @@ import torch
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.forks import renew_in_children
-from infinite_tensor.support.interrupts import interrupts_shown
 from infinite_tensor.tilestore.inventory import Known
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.messages import warn_of_damage
@@ -86,8 +85,7 @@ class Storage:
         """
         backend = self.backend
         try:
-            with interrupts_shown():
-                yield backend
+            yield backend
         except (StoreError, ValidationError):
             raise
         except Exception as error:

@@ -127,8 +127,7 @@ class PersistentTileStore(TileStore, Backend):
 
     def __del__(self) -> None:
         # No I/O here: what is pending goes to the writer, whose thread keeps this store alive until it is stored.
-        # An interrupt may have kept it from being made whole; at the end of the interpreter there are no modules any
-        # more.
+        # It may not have been made whole; at the end of the interpreter there are no modules any more.
         contents = getattr(self, "contents", None)
         if sys is None or sys.is_finalizing() or contents is None:
             return

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.support.interrupts import Changes, Mark, interrupts_shown
+from infinite_tensor.support.interrupts import wait_until
 from infinite_tensor.support.threads import begin
 from infinite_tensor.tilestore.messages import combined
 
@@ -49,14 +49,14 @@ class Writer(Generic[K, J]):
     def renew(self) -> None:
         """Begin with no jobs: in a process that was forked, they are the parent's."""
         self._lock = threading.Lock()
-        self._changes = Changes()
+        self._stored = threading.Condition(self._lock)
         self._queued: dict[K, J] = {}
         self._writing: dict[K, J] = {}
         self._failed: dict[K, J] = {}
         self._untold: list[StoreError] = []
         self._reasons: list[StoreError] = []
-        self._turn: Mark | None = None
-        self._begun: threading.Lock | None = None
+        # Held until the thread has come to its end.
+        self._working: threading.Lock | None = None
 
     def submit(self, jobs: Mapping[K, J], write: Write[K, J]) -> None:
         """Queue jobs."""
@@ -98,7 +98,6 @@ class Writer(Generic[K, J]):
     def retry(self, write: Write[K, J]) -> None:
         """Queue again what failed; only what goes wrong from now on is told by `failure`."""
         with self._lock:
-            # In one step: a job stands in one of them, whatever interrupts this.
             self._queued, self._failed = self._failed | self._queued, {}
             self._untold, self._reasons = [], []
         self._start(write)
@@ -108,16 +107,13 @@ class Writer(Generic[K, J]):
         with self._lock:
             return sum(job.nbytes for job in self._failed.values()) > _QUEUE_BYTES
 
-    def throttle(self, write: Write[K, J] | None = None) -> None:
-        """Return when the jobs that wait take a bounded amount of memory; `write` is as for `drain`."""
-        self._wait_for(lambda: sum(job.nbytes for job in self._queued.values()) <= _QUEUE_BYTES, write)
+    def throttle(self) -> None:
+        """Return when the jobs that wait take a bounded amount of memory."""
+        self._wait_for(lambda: sum(job.nbytes for job in self._queued.values()) <= _QUEUE_BYTES)
 
-    def drain(self, write: Write[K, J] | None = None) -> None:
-        """Return when every job is stored or has failed.
-
-        Where one may wait that nobody works off, since who queued it was interrupted, `write` must be given.
-        """
-        self._wait_for(lambda: not self._queued and not self._writing, write)
+    def drain(self) -> None:
+        """Return when every job is stored or has failed."""
+        self._wait_for(lambda: not self._queued and not self._writing)
 
     def cancel(self, matches: Callable[[K], bool]) -> None:
         """Forget the jobs whose keys match, after the end of a write that is under way."""
@@ -129,59 +125,47 @@ class Writer(Generic[K, J]):
             for key in filter(matches, list(self._failed)):
                 del self._failed[key]
 
-    def _wait_for(self, reached: Callable[[], bool], write: Write[K, J] | None = None) -> None:
-        while True:
-            with self._lock:
-                if reached():
-                    return
-                bell = self._changes.bell()
-            if write is not None:
-                self._start(write)
-            self._changes.wait(bell)
+    def give_up(self) -> None:
+        """Forget the jobs that have not begun."""
+        with self._lock:
+            self._queued = {}
+            self._stored.notify_all()
+
+    def _wait_for(self, reached: Callable[[], bool]) -> None:
+        with self._lock:
+            wait_until(reached, self._stored)
 
     def __del__(self) -> None:
-        # An interrupt may have kept it from being made whole.
-        if getattr(self, "_failed", None):
+        if self._failed:
             warnings.warn(
                 f"{len(self._failed)} tiles are lost: {combined(self._reasons)}", RuntimeWarning, stacklevel=1
             )
 
     def _start(self, write: Write[K, J]) -> None:
         """Have a thread work off the queue, if there is anything in it."""
-        with interrupts_shown(), self._lock:
-            if not self._queued or self._is_at_work:
+        with self._lock:
+            if not self._queued or (self._working is not None and self._working.locked()):
                 return
-            # Whose turn is entered here is the one who works, should an interrupt keep its thread from starting, or
-            # from being seen to have started, and lead to another.
-            turn = self._turn = Mark()
-            self._begun = begin(partial(self._work, write, turn))
-            if self._begun is not None:
+            self._working = begin(partial(self._work, write))
+            if self._working is not None:
                 return
         # No thread can be started any more: the interpreter exits.
-        self._work(write, turn)
+        self._work(write)
 
-    @property
-    def _is_at_work(self) -> bool:
-        begun = self._begun is not None and self._begun.locked()
-        return begun or (self._turn is not None and self._turn.is_under_way)
+    def _work(self, write: Write[K, J]) -> None:
+        while self._begin():
+            unstored = dict(self._writing)
+            try:
+                failures = write(unstored)
+            except BaseException as error:  # noqa: BLE001  (a thread that ends here would be waited for)
+                stopped = StoreError(f"what was to be stored in the background was stopped by {error!r}")
+                stopped.__cause__ = error
+                failures = [stopped]
+            self._end(failures, unstored)
 
-    def _work(self, write: Write[K, J], turn: Mark) -> None:
-        with turn.running:
-            while self._begin(turn):
-                unstored = dict(self._writing)
-                try:
-                    failures = write(unstored)
-                except BaseException as error:  # noqa: BLE001  (a thread that ends here would be waited for)
-                    stopped = StoreError(f"what was to be stored in the background was stopped by {error!r}")
-                    stopped.__cause__ = error
-                    failures = [stopped]
-                self._end(failures, unstored)
-
-    def _begin(self, turn: Mark) -> bool:
-        """Take jobs from the queue; False where it is empty, or another's turn, and this one must end."""
+    def _begin(self) -> bool:
+        """Take jobs from the queue; False where it is empty."""
         with self._lock:
-            if self._turn is not turn:
-                return False
             size = 0
             for key in list(self._queued)[:_BATCH_JOBS]:
                 size += self._queued[key].nbytes
@@ -189,7 +173,7 @@ class Writer(Generic[K, J]):
                     break
                 self._writing[key] = self._queued.pop(key)
             if not self._writing:
-                self._turn = self._begun = None
+                self._working = None
             return bool(self._writing)
 
     def _end(self, failures: Sequence[StoreError], unstored: Mapping[K, J]) -> None:
@@ -203,4 +187,4 @@ class Writer(Generic[K, J]):
                 self._failed |= self._queued
                 self._queued = {}
             self._writing = {}
-            self._changes.tell()
+            self._stored.notify_all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from infinite_tensor.pipelines.sliding import CHANNELS
 from infinite_tensor.support.allocation import new_block
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import quoted
-from infinite_tensor.support.interrupts import Mark, store_call
+from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number
 from infinite_tensor.values.meaning import Meaning
@@ -188,9 +189,8 @@ Source: TypeAlias = Callable[[NumberedRegions, Use], None]
 def computed(tensor: InfiniteTensor, workers: int | None, boxes: NumberedRegions, use: Use) -> None:
     """Pixels as a read gives them: what is missing is computed, and stored."""
     (node,) = resolved([node_of(tensor)])
-    call, spec = store_call(), node.spec
-    with call.running:
-        call.begin(node.contents, reads=True)
+    spec = node.spec
+    with store_call(node.contents, CLAIMS):
         node.contents.flush_if_requested()
         with Views(CLAIMS.reader(workers)) as views:
 
@@ -238,8 +238,8 @@ def stream(cutout: Cutout, sink: Sink, source: Source, tally: Tally, target: str
             sink.put(cutout.place(start, stop), cutout.pixels(pixels))
         tally.count(node, units_in(pixels.shape, sink.unit))
 
-    lent = Mark()
-    with lent.running:
+    lent = threading.Lock()
+    with lent:
         for store in {id(each.store): each.store for each in chain_of([node])}.values():
             store.contents.lend(lent, _HELD_BYTES)
         for band in bands:

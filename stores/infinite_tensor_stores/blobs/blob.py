@@ -17,6 +17,7 @@ from infinite_tensor.errors import BlobModeError, StoreError, ValidationError
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.given import as_index
+from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
 from infinite_tensor_stores.blobs.header import Header
@@ -356,7 +357,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         """
         self._check_open()
         self._rows.check_apart()
-        with self._rows.lock:
+        with store_call(self._rows), self._rows.lock:
             if self._rows.writes:
                 self._rows.flush()
             wanted = None if rows is None else _whole("rows", rows)
@@ -415,14 +416,20 @@ class TensorBlob(Dataset[torch.Tensor]):
             it was, and the cursor where it was.
         """
         self._check_writable("written to")
+        # The short way of many single rows.
         with self._rows.lock:
-            length = self._rows.length
-            start = length if self._mode[0] == "a" else min(self._rows.cursor, length)
-            if start == length and self._rows.append(ts):
+            if self._start == self._rows.length and self._rows.append(ts):
                 return 1
-            rows = as_rows(ts, self.dtype, self.shape)
-            self._rows.write(start, rows)
+        rows = as_rows(ts, self.dtype, self.shape)
+        with store_call(self._rows), self._rows.lock:
+            self._rows.write(self._start, rows)
         return len(rows)
+
+    @property
+    def _start(self) -> int:
+        """The row from which on the next ones are written."""
+        length = self._rows.length
+        return length if self._mode[0] == "a" else min(self._rows.cursor, length)
 
     def extend(self, other: TensorBlob, maintain_order: bool = False) -> None:  # noqa: ARG002  (the order is always kept)
         """Append all rows of another blob, and move the cursor behind them.
@@ -442,7 +449,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         other._check_open()
         count = len(other)
         step = max(1, min(other.block_size, 2 * self.block_size))
-        with self._rows.extending:
+        with store_call(self._rows), self._rows.extending:
             for start in range(0, count, step):
                 piece = other._rows.read(range(start, min(start + step, count)))
                 with self._rows.lock:
@@ -462,7 +469,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         self._check_writable("overwritten")
         if self._mode[0] == "a" or self._mode == "w":
             raise BlobModeError(f"{self!r} only takes rows at its end or cursor; open it with mode 'r+' to overwrite")
-        with self._rows.lock:
+        with store_call(self._rows), self._rows.lock:
             numbers = rows_of(index, self._length_for)
             if isinstance(numbers, int):
                 numbers = range(numbers, numbers + 1)
@@ -484,7 +491,7 @@ class TensorBlob(Dataset[torch.Tensor]):
             How many there are now.
         """
         self._check_writable("truncated")
-        with self._rows.lock:
+        with store_call(self._rows), self._rows.lock:
             length = self._rows.cursor if pos is None else _whole("pos", pos)
             if length < 0:
                 raise ValidationError(f"a blob cannot be truncated to {length} rows")
@@ -501,14 +508,16 @@ class TensorBlob(Dataset[torch.Tensor]):
             If they cannot be stored. They stay in memory, so that flushing again works once the cause is gone.
         """
         self._check_writable("flushed")
-        self._rows.flush()
+        with store_call(self._rows):
+            self._rows.flush()
 
     # Its life.
 
     def close(self) -> None:
         """Flush, and let others write; a second time is no error. Where flushing fails, the blob stays open."""
         self._rows.check_apart()
-        self._rows.close()
+        with store_call(self._rows):
+            self._rows.close()
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -521,8 +530,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         """Pickle by reference, as a blob for reading: the target, the options, its credentials too, and the cursor."""
         self._check_open()
         if self._rows.writes:
-            self._rows.check_apart()
-            self._rows.flush()
+            self.flush()
         return _reopened, (type(self), self._rows.location, self._rows.most_blocks, self._rows.cursor)
 
     def _check_writable(self, what: str) -> None:

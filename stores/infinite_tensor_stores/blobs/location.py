@@ -22,7 +22,7 @@ from infinite_tensor_stores.files import (
 )
 from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, absolute, is_in_memory, shown, zarr_store
 from infinite_tensor_stores.zarr.layout import DOCUMENT
-from infinite_tensor_stores.zarr.objects import Objects, wait_for_abandoned
+from infinite_tensor_stores.zarr.objects import Objects
 
 _CAN_REPLACE_OPEN_FILES = os.name != "nt"
 """Windows refuses to put a file in the place of one that is open, and gives its number to no other file."""
@@ -153,10 +153,6 @@ class Location(Objects):
     def vanish(self) -> None:
         """Delete the place itself, in which nothing lies any more; a prefix is gone with its objects."""
 
-    def settle(self) -> None:
-        """Return when nothing is being stored any more whose caller was interrupted."""
-        wait_for_abandoned()
-
     def claim(self) -> Right:
         """The right to write; a folder is created for it. StoreError if somebody else has it."""
         return Lease(self)
@@ -238,9 +234,6 @@ class Folder(Location):
                 f"this file system has no locks, so a writer that was killed keeps others out for {SECONDS:.0f} s",
             )
             return Lease(Objects(lambda: self.store))
-
-    def settle(self) -> None:
-        """Nothing is."""
 
 
 def location_of(target: Any, storage_options: dict[str, Any] | None, timeout: float = DEFAULT_TIMEOUT) -> Location:

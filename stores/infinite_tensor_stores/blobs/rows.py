@@ -13,7 +13,6 @@ from infinite_tensor.errors import RegionError, StoreError
 from infinite_tensor.support.allocation import new_block, new_result
 from infinite_tensor.support.exit import flush_at_exit
 from infinite_tensor.support.forks import renew_in_children
-from infinite_tensor.support.functions import outside_inference_mode
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor_stores.blobs.blocks import DamagedBlockError, blocks_of
 from infinite_tensor_stores.blobs.header import Header
@@ -62,9 +61,10 @@ class Rows:
 
     Notes
     -----
-    An interrupt may come between any two lines, so each line leaves all rows right. What decides is `length`, which is
-    changed together with `cursor` in one line, where Python handles no signal: rows are put into buffers, or into files
-    behind the last row, before they count. Buffers and files behind the last row may hold anything.
+    An exception of a signal handler may come between any two lines, so each line leaves all rows right. What decides is
+    `length`, which is changed together with `cursor` in one line, where Python handles no signal: rows are put into
+    buffers, or into files behind the last row, before they count. Buffers and files behind the last row may hold
+    anything.
     """
 
     def __init__(
@@ -101,7 +101,6 @@ class Rows:
         if right is not None:
             flush_at_exit(self)
             with location.reporting("cannot be opened for writing"):
-                location.settle()
                 self._blocks.delete_from(header.blocks)
 
     @property
@@ -118,6 +117,12 @@ class Rows:
                 f"{self.location!r} cannot be used here: this thread is in the middle of another call, which a signal "
                 "handler has interrupted. Set a flag in the handler, and act on it after that call"
             )
+
+    def __repr__(self) -> str:
+        return repr(self.location)
+
+    def cut_through(self, error: BaseException) -> None:
+        """Rows are right wherever a call has ended; see the notes."""
 
     # Reading.
 
@@ -217,8 +222,6 @@ class Rows:
 
     def _load(self, numbers: list[int]) -> list[torch.Tensor]:
         with self.location.reporting("cannot be read"):
-            if self._in_doubt:
-                self.location.settle()
             self._unconfirmed = not self.location.is_local
             try:
                 found = self._blocks.load(numbers)
@@ -395,7 +398,9 @@ class Rows:
         """A block to write into, where rows up to `stop` are being written."""
         buffer = self._buffers.get(number)
         if buffer is None:
-            buffer = outside_inference_mode(new_block, (self._size, *self.header.shape), self.header.dtype, _CPU)
+            # It is written to later, perhaps outside of the caller's mode.
+            with torch.inference_mode(mode=False):
+                buffer = new_block((self._size, *self.header.shape), self.header.dtype, _CPU)
             # What follows the last row is a hole, and mapped, a hole takes room when it is read.
             there = min(self._size, self.length - number * self._size)
             if there > 0:
@@ -419,7 +424,6 @@ class Rows:
             wave = numbers[begin : begin + self._at_once]
             self._check_right()
             self._drop(wave)
-            # Encoded blocks are still being stored where this is interrupted.
             self._in_doubt = True
             self._blocks.save({number: blocks[number] for number in wave})
             self._in_doubt = False
@@ -442,10 +446,9 @@ class Rows:
         self._in_doubt = False
 
     def _settle(self) -> None:
-        """After an interrupt, or an attempt that failed: wait for what is under way, and find out what is committed."""
+        """After an attempt that failed: find out what is committed."""
         if not self._in_doubt:
             return
-        self.location.settle()
         self.header, _ = self._committed()
         if self.length < self.header.rows:
             # Others may have seen rows that are no more.

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import time
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
@@ -21,7 +20,6 @@ from zarr.buffer import default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore
 
 from infinite_tensor.support.disks import alone_in
-from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.support.threads import on_threads
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, bounded, left_alone, own_path, read_file
 from infinite_tensor_stores.loop import sync
@@ -292,15 +290,12 @@ def concurrently(
     wanted = list(arguments)
     if not wanted:
         return []
-    wave = _Wave(call, wanted, concurrency)
-    with wave.wanted.running:
-        return sync(wave.run)
+    return sync(_Wave(call, wanted, concurrency).run)
 
 
 def _at_once(call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
     """The result of ``await call(*args, **kwargs)``, which waits for nothing."""
     try:
-        # In one line, so that a Ctrl-C leaves no coroutine that nobody has awaited.
         call(*args, **kwargs).send(None)
     except StopIteration as end:
         found: R = end.value
@@ -332,21 +327,6 @@ def _one_by_one(call: Callable[[T], R], arguments: Sequence[T], threads: int = 1
     return cast("list[R]", results)
 
 
-_tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], Mark] = weakref.WeakKeyDictionary()
-"""What is in progress on the event loop, and who waits for it; used there alone."""
-
-
-def wait_for_abandoned() -> None:
-    """Return when no request is in progress any more whose caller was interrupted."""
-    sync(_abandoned)
-
-
-async def _abandoned() -> None:
-    waiting = [task for task, wanted in list(_tasks.items()) if not (task.done() or wanted.is_under_way)]
-    if waiting:
-        await asyncio.wait(waiting)
-
-
 class _OutOfOrderError(Exception):
     """The storage fails so often that asking it further is of no use."""
 
@@ -355,8 +335,6 @@ class _Wave(Generic[T, R]):
     """Calls of which a bounded number is in progress at a time."""
 
     def __init__(self, call: Callable[[T], Awaitable[R]], arguments: Sequence[T], concurrency: int) -> None:
-        # Who waits for the results; of what an interrupted caller wanted, no more is begun.
-        self.wanted = Mark()
         self._call = call
         self._waiting = iter(enumerate(arguments))
         self._workers = min(concurrency, len(arguments))
@@ -367,9 +345,6 @@ class _Wave(Generic[T, R]):
 
     async def run(self) -> list[R]:
         """The results, in the order of the arguments."""
-        task = asyncio.current_task()
-        assert task is not None
-        _tasks[task] = self.wanted
         try:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(self._workers):
@@ -383,8 +358,6 @@ class _Wave(Generic[T, R]):
 
     async def _work(self) -> None:
         for number, argument in self._waiting:
-            if not self.wanted.is_under_way:
-                return
             try:
                 self._results[number] = await self._call(argument)
                 self._failed_in_a_row = 0

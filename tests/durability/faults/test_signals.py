@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from linecache import getline
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,12 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.geometry.points import Index
+from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.durability.faults.conftest import pair
 from tests.support.chain import Chain
 from tests.support.dict_store import DictTileStore
-from tests.support.interrupts import alarms_handled_by, interrupted_where
+from tests.support.interrupts import alarms_handled_by, press_ctrl_c
 
 STORES: dict[str, Callable[[Path], PersistentTileStore]] = {
     "zarr": lambda path: ZarrTileStore(path / "t.zarr", tile_size=16, cache_size_bytes=3000),
@@ -129,7 +129,8 @@ def test_a_call_that_was_interrupted_leaves_the_thread_free_for_others() -> None
     chain = pair(store)
 
     def interrupts() -> None:
-        raise KeyboardInterrupt
+        store.handler = lambda: None
+        press_ctrl_c()
 
     store.handler = interrupts
     with pytest.raises(KeyboardInterrupt):
@@ -265,23 +266,23 @@ def test_a_store_of_another_thread_is_free_during_a_read() -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_flush_in_the_middle_of_what_a_fill_does_before_it_computes_is_refused(kind: str, tmp_path: Path) -> None:
+def test_a_flush_in_the_middle_of_what_a_fill_does_before_it_computes_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There it would wait for the writer, and the writer for the lock that this thread holds."""
-    store = STORES[kind](tmp_path)
-    refused = list[str]()
+    store, refused, lend = STORES[kind](tmp_path), list[bool](), LRU.lend
 
-    def flush(line: tuple[str, int]) -> bool:
-        if "self._lent = {**" in getline(*line):
-            with pytest.raises(StoreError, match="request_flush"):
-                store.flush()
-            refused.append(line[0])
-        return False
+    def flush(self: LRU[Any, Any], held: threading.Lock, room: int) -> None:
+        with pytest.raises(StoreError, match="request_flush"):
+            store.flush()
+        refused.append(True)
+        lend(self, held, room)
 
     chain = pair(store)
     window = TensorWindow((8, 8), stride=6)
     other = InfiniteTensor(
         (None, None), lambda _ctx, region: region, window, [chain.ground], [window], tile_store=MemoryTileStore()
     )
-    with interrupted_where(flush, lambda code: code.co_filename.endswith("tilestore/lru.py")):
-        other.fill((slice(0, 20), slice(0, 20)), progress=False)
+    monkeypatch.setattr(LRU, "lend", flush)
+    other.fill((slice(0, 20), slice(0, 20)), progress=False)
     assert refused

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from linecache import getline
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -20,9 +17,8 @@ import torch
 from zarr.storage import FsspecStore
 
 from infinite_tensor import StoreError, TensorBlob
-from infinite_tensor_stores.zarr.objects import wait_for_abandoned
 from tests.stores.blobs.conftest import Place
-from tests.support.interrupts import Line, NewLines, finishes, interrupted_by_a_timer, interrupted_where
+from tests.support.interrupts import LIBRARY, finishes, interrupted_by_a_timer, lines_seen
 
 OTHER = list(range(-10, -1))
 
@@ -237,37 +233,9 @@ def end(case: Case) -> None:
     assert values(case.blob[:]) == case.held
 
 
-def of(file: str) -> Callable[[CodeType], bool]:
-    """Which functions are of a module."""
-    return lambda code: code.co_filename.endswith(file)
-
-
-@pytest.mark.parametrize(
-    "lines", [pytest.param(20, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)], indirect=True
-)
-def test_ctrl_c_at_any_line(case: Case, lines: NewLines) -> None:
-    for name, action in ACTIONS.items():
-        interrupted = True
-        while interrupted:
-            interrupted = False
-            finishes(lambda: prepare(case))
-            after, act = action(case)
-            try:
-                with interrupted_where(lines, lines.are_left_in):
-                    act()
-            except KeyboardInterrupt:
-                interrupted = True
-            if name in ("close", "reopen") and (case.blob.closed or not case.blob.writable()):
-                finishes(lambda: end(case))
-            finishes(partial(check, case, after, partly=name == "extend"))
-            finishes(lambda: go_on(case))
-    finishes(lambda: end(case))
-    assert len(lines) > 20
-
-
-@pytest.fixture
-def lines(request: pytest.FixtureRequest) -> NewLines:
-    return NewLines(request.param)
+def of(file: str) -> Callable[[FrameType], bool]:
+    """Which calls are of a module of the library."""
+    return lambda frame: frame.f_code.co_filename.startswith(LIBRARY) and frame.f_code.co_filename.endswith(file)
 
 
 # Python itself drops an exception that comes in a callback of the garbage collector.
@@ -290,38 +258,29 @@ def test_ctrl_c_by_a_timer(case: Case, turns: int) -> None:
     finishes(lambda: end(case))
 
 
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals to a thread are POSIX")
 @pytest.mark.parametrize("place", ["memory"], indirect=True)
-def test_a_write_that_runs_on_after_ctrl_c_is_over_before_the_next_read(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Blocks elsewhere are stored on zarr's event loop, here only once a read has had the time not to wait for them."""
+def test_nothing_of_a_write_runs_on_after_ctrl_c(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks elsewhere are stored on the event loop."""
     case.blob.seek(0, 2)
     case.blob.write(rows(case.next(20)))
     case.blob.flush()
     case.held = case.stored = values(case.blob[:])
-    new = case.next(8)
+    new, here, store = case.next(8), threading.get_ident(), FsspecStore.set
     case.blob.seek(0)
-    begun, held_up, waits, store = threading.Event(), threading.Event(), itertools.count(1), FsspecStore.set
 
     async def late(self: FsspecStore, key: str, *args: Any, **kwargs: Any) -> None:
         if key.startswith("c."):
-            begun.set()
-            await asyncio.to_thread(held_up.wait)
+            signal.pthread_kill(here, signal.SIGINT)
+            await asyncio.sleep(0.3)
         await store(self, key, *args, **kwargs)
 
-    def waits_for_the_loop(line: Line) -> bool:
-        # A commit comes first; and each time the first line takes what the loop gives back.
-        waits_here = "done.acquire()" in getline(*line) and next(waits) == 4
-        return waits_here and begun.wait()
-
-    monkeypatch.setattr(FsspecStore, "set", late)
-    with pytest.raises(KeyboardInterrupt), interrupted_where(waits_for_the_loop, of("loop.py")):
-        case.blob.write(rows(new))
-    threading.Timer(0.3, held_up.set).start()
+    with monkeypatch.context() as patched:
+        patched.setattr(FsspecStore, "set", late)
+        with pytest.raises(KeyboardInterrupt):
+            case.blob.write(rows(new))
     check(case, new + case.held[8:], partly=False)
-    held_up.wait()
-    wait_for_abandoned()
-    check(case, case.held, partly=False)
+    go_on(case)
 
 
 INNER: dict[str, Callable[[Case], object]] = {
@@ -351,15 +310,14 @@ def test_a_signal_handler_that_changes_the_blob_in_the_middle_of_a_call_is_refus
             told.append(name)
         assert values(case.blob[:1]) == [0]
 
-    def deep(_line: Line) -> bool:
-        """Whether blocks are loaded or stored, which is done in the middle of a call."""
+    def deep(_frame: FrameType) -> None:
+        """Where blocks are loaded or stored, which is done in the middle of a call."""
         if case.blob._rows.lock._is_owned() and not told:  # type: ignore[attr-defined]
             signal.raise_signal(signal.SIGUSR1)
-        return False
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        with interrupted_where(deep, of("blobs/blocks.py")):
+        with lines_seen(of("blobs/blocks.py"), deep):
             act()
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -375,14 +333,13 @@ def test_a_signal_handler_that_changes_the_blob_in_the_middle_of_a_call_is_refus
 def test_a_signal_handler_is_refused_between_the_pieces_of_an_extension(case: Case) -> None:
     refused = list[bool]()
 
-    def between(_line: Line) -> bool:
+    def between(_frame: FrameType) -> None:
         if case.other._rows.lock._is_owned():  # type: ignore[attr-defined]
             with pytest.raises(StoreError, match="signal handler"):
                 case.blob.write(rows([7]))
             refused.append(True)
-        return False
 
-    with interrupted_where(between, of("blobs/rows.py")):
+    with lines_seen(of("blobs/rows.py"), between):
         case.blob.extend(case.other)
     assert refused
     assert values(case.blob[:]) == case.held + OTHER
@@ -396,15 +353,14 @@ def test_a_signal_handler_that_reads_at_any_line_finds_right_rows(case: Case, nu
         after, act = action(case)
         before, count = case.held, 0
 
-        def read(_line: Line, before: list[int] = before, after: list[int] = after) -> bool:
+        def read(_frame: FrameType, before: list[int] = before, after: list[int] = after) -> None:
             nonlocal count
             count += 1
             if count % 7 == number:
                 with suppress(StoreError):
                     assert_each(values(case.blob[:]), before, after)
-            return False
 
-        with interrupted_where(read):
+        with lines_seen(of(""), read):
             act()
         if name in ("close", "reopen") and case.blob.closed:
             end(case)

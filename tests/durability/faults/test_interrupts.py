@@ -1,0 +1,531 @@
+"""Ctrl-C in the middle of what a thread asks of a store: put off while that changes, and the store works on."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    StoreError,
+    TensorWindow,
+    TileStore,
+    ZarrTileStore,
+    sl,
+)
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.support import interrupts
+from infinite_tensor.tilestore.persistent import PersistentTileStore
+from tests.durability.faults.conftest import pair
+from tests.support.counting import Counted
+from tests.support.dict_store import DictTileStore
+from tests.support.interrupts import finishes, interrupted_by_a_timer, lines_seen, press_ctrl_c
+
+SMALL = 3000
+"""Bytes of a cache that holds a few windows, or a tile or two."""
+PATIENCE = 30.0
+WINDOW = TensorWindow((4,))
+
+STORES: dict[str, Callable[[Path], TileStore]] = {
+    "memory": lambda _: MemoryTileStore(),
+    "memory-limited": lambda _: MemoryTileStore(cache_size_bytes=SMALL),
+    "zarr": lambda path: ZarrTileStore(path / "t.zarr", tile_size=16, cache_size_bytes=SMALL),
+    "hdf5": lambda path: HDF5TileStore(path / "t.h5", tile_size=16, cache_size_bytes=SMALL),
+}
+
+
+def ones(_ctx: Index) -> torch.Tensor:
+    return torch.ones(4)
+
+
+def line(store: TileStore, f: Callable[..., torch.Tensor] = ones, **options: Any) -> InfiniteTensor:
+    return InfiniteTensor((None,), f, WINDOW, tile_store=store, tensor_id="t", **options)
+
+
+class Slow(DictTileStore):
+    """Does something before it reads, stores or deletes tiles, which is in the middle of a call."""
+
+    def __init__(self, before: Callable[[], object] = lambda: None) -> None:
+        self.before = before
+        super().__init__({}, tile_size=8)
+
+    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
+        self.before()
+        return super()._read_tiles(tensor_id, tile_indices)
+
+
+def once(action: Callable[[], object]) -> Callable[[], None]:
+    """Does something the first time that it is called."""
+    actions = [action]
+
+    def act() -> None:
+        if actions:
+            actions.pop()()
+
+    return act
+
+
+# One of each kind.
+
+
+def test_ctrl_c_while_a_store_reads_comes_when_that_is_done() -> None:
+    store, f = Slow(once(press_ctrl_c)), Counted(ones)
+    t = line(store, f)
+    with pytest.raises(KeyboardInterrupt):
+        t[0:8]
+    assert f.calls == []
+    assert t[0:8].tolist() == [1] * 8
+
+
+def test_ctrl_c_while_windows_are_blended_loses_none(tmp_path: Path) -> None:
+    f = Counted(ones)
+    with ZarrTileStore(tmp_path, tile_size=16) as store:
+        window = TensorWindow((4,), stride=2)
+
+        def blend(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            if not pressed:
+                pressed.append(True)
+                press_ctrl_c()
+            return a + b
+
+        pressed = [True]
+        t = InfiniteTensor((None,), f, window, tile_store=store, tensor_id="t", blend=blend, version=1)
+        pressed.clear()
+        with pytest.raises(KeyboardInterrupt):
+            t[0:16]
+        assert t[0:16].tolist() == [2] * 16
+    assert len(f.calls) == len(set(f.calls)) == 9
+
+
+def test_ctrl_c_while_f_runs_comes_at_once() -> None:
+    went_on = []
+
+    def f(ctx: Index) -> torch.Tensor:
+        if ctx == (1,) and not pressed:
+            pressed.append(True)
+            press_ctrl_c()
+            went_on.append(True)
+        return torch.ones(4)
+
+    pressed: list[bool] = []
+    counted = Counted(f)
+    t = line(MemoryTileStore(), counted)
+    with pytest.raises(KeyboardInterrupt):
+        t[0:12]
+    assert not went_on
+    assert t[0:12].tolist() == [1] * 12
+    # What was finished is kept.
+    assert counted.calls == [(0,), (1,), (1,), (2,)]
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals to a thread are POSIX")
+def test_ctrl_c_while_a_thread_waits_for_another_one_comes_at_once() -> None:
+    begun, may_end, here = threading.Event(), threading.Event(), threading.get_ident()
+
+    def f(_ctx: Index) -> torch.Tensor:
+        begun.set()
+        assert may_end.wait(PATIENCE)
+        return torch.ones(4)
+
+    counted = Counted(f)
+    t = line(MemoryTileStore(), counted)
+    other = threading.Thread(target=lambda: t[0:4])
+    other.start()
+    assert begun.wait(PATIENCE)
+    pressing = threading.Timer(0.1, signal.pthread_kill, [here, signal.SIGINT])
+    pressing.start()
+    with pytest.raises(KeyboardInterrupt):
+        t[0:4]
+    may_end.set()
+    other.join(PATIENCE)
+    pressing.join()
+    assert t[0:4].tolist() == [1] * 4
+    assert counted.calls == [(0,)]
+
+
+def test_a_second_ctrl_c_comes_at_once_and_the_store_must_be_opened_again() -> None:
+    went_on = []
+
+    def press_twice() -> None:
+        press_ctrl_c()
+        press_ctrl_c()
+        went_on.append(True)
+
+    with Slow() as store:
+        t = line(store)
+        t[0:8]
+        store.flush()
+        store.before = once(press_twice)
+        with pytest.raises(KeyboardInterrupt):
+            t[8:16]
+        assert not went_on
+        for call in (lambda: t[0:8], store.flush, lambda: store.tensor_info("t")):
+            with pytest.raises(StoreError, match=r"KeyboardInterrupt.*has ended a call.*open it again"):
+                call()
+        with store:
+            assert t[0:16].tolist() == [1] * 16
+            store.flush()
+
+
+class Reload(BaseException):
+    """What a server raises in its handler of a signal."""
+
+
+def raise_reload() -> None:
+    raise Reload
+
+
+def test_another_exception_in_the_middle_of_a_call_of_one_store_leaves_the_others_as_they_are() -> None:
+    cut, other = Slow(once(raise_reload)), Slow()
+    t, u = line(cut), line(other)
+    with pytest.raises(Reload):
+        t[0:8]
+    with pytest.raises(StoreError, match="open it again"):
+        t[0:8]
+    assert u[0:8].tolist() == [1] * 8
+
+
+def test_a_timeout_that_a_handler_raises_is_another_exception() -> None:
+    def expire(_number: int, _frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGTERM, expire)
+    try:
+        t = line(Slow(once(partial(signal.raise_signal, signal.SIGTERM))))
+        with pytest.raises(StoreError, match="TimeoutError"):
+            t[0:4]
+        with pytest.raises(StoreError, match="open it again"):
+            t[0:4]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_error_of_a_blend_closes_no_store() -> None:
+    def fails(_a: torch.Tensor, _b: torch.Tensor) -> torch.Tensor:
+        if failing:
+            raise ArithmeticError
+        return _a + _b
+
+    failing: list[bool] = []
+    window = TensorWindow((4,), stride=2)
+    t = InfiniteTensor((None,), ones, window, tile_store=Slow(), tensor_id="t", blend=fails, version=1)
+    failing.append(True)
+    with pytest.raises(ArithmeticError):
+        t[0:4]
+    failing.clear()
+    assert t[0:4].tolist() == [2] * 4
+
+
+def test_a_memory_store_that_another_exception_has_cut_through_begins_without_windows() -> None:
+    store, f = MemoryTileStore(), Counted(ones)
+    stored, t = Slow(), line(store, f)
+    both = InfiniteTensor((None,), lambda _ctx, a: a, WINDOW, [t], [WINDOW], tile_store=stored, tensor_id="both")
+    t[0:4]
+    stored.before = once(raise_reload)
+    with pytest.raises(Reload):
+        # It comes to the stored one first, and to that in memory as it plans.
+        both[0:4]
+    assert t[0:4].tolist() == [1] * 4
+    assert len(f.calls) in (1, 2)
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_nobody_waits_for_a_call_that_another_exception_has_cut_through(kind: str, tmp_path: Path) -> None:
+    """Thrown into a thread, as by a handler, at a line where what was claimed is about to be stored."""
+    store = STORES[kind](tmp_path)
+
+    def f(_ctx: Index) -> torch.Tensor:
+        return torch.ones(4)
+
+    t = line(store, f)
+
+    def cut(frame: FrameType, event: str, _arg: object) -> Any:
+        if event == "call" and frame.f_code.co_name == "deposit":
+            sys.settrace(None)
+            raise Reload
+        return cut
+
+    def cut_through() -> None:
+        sys.settrace(cut)
+        with pytest.raises(Reload):
+            t[0:8]
+
+    finishes(cut_through)
+
+    def read_again() -> None:
+        if isinstance(store, MemoryTileStore):
+            assert t[0:8].tolist() == [1] * 8
+            return
+        with pytest.raises(StoreError, match="open it again"):
+            t[0:8]
+        with store:
+            assert t[0:8].tolist() == [1] * 8
+
+    finishes(read_again)
+
+
+# Handlers.
+
+
+def handler_in(store: Slow) -> list[object]:
+    """The handlers of Ctrl-C in f, in the middle of a read, and between the parts of a stream."""
+    found: list[object] = []
+
+    def f(_ctx: Index) -> torch.Tensor:
+        found.append(signal.getsignal(signal.SIGINT))
+        return torch.ones(4)
+
+    t = line(store, f)
+    store.before = once(lambda: found.append(signal.getsignal(signal.SIGINT)))
+    t[0:4]
+    found += [signal.getsignal(signal.SIGINT) for _ in t.iter_regions([sl[0:4], sl[0:8]])]
+    return found
+
+
+def test_the_handler_of_the_user_is_there_while_f_runs_and_between_the_parts_of_a_stream() -> None:
+    own = signal.getsignal(signal.SIGINT)
+    in_the_middle, *others = handler_in(Slow())
+    assert in_the_middle != own
+    assert others == [own] * 4
+    assert signal.getsignal(signal.SIGINT) == own
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_where_ctrl_c_is_ignored_or_ends_the_process_that_stays(handler: Any) -> None:
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        assert handler_in(Slow()) == [handler] * 5
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_handler_of_ones_own_is_called_when_the_call_ends() -> None:
+    called: list[object] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: called.append(number))
+    try:
+
+        def in_the_middle() -> None:
+            press_ctrl_c()
+            called.append("in the middle")
+
+        assert line(Slow(once(in_the_middle)))[0:4].tolist() == [1] * 4
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert called == ["in the middle", signal.SIGINT]
+
+
+def test_a_handler_that_f_sets_is_the_one_that_is_left() -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def f(_ctx: Index) -> torch.Tensor:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return torch.ones(4)
+
+    try:
+        line(MemoryTileStore(), f)[0:4]
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork is POSIX")
+@pytest.mark.parametrize("on_a_thread", [False, True])
+def test_a_child_that_is_forked_in_the_middle_of_a_call_has_the_handler_of_the_user(*, on_a_thread: bool) -> None:
+    own = signal.getsignal(signal.SIGINT)
+
+    def fork() -> None:
+        child = os.fork()
+        if not child:
+            os._exit(0 if signal.getsignal(signal.SIGINT) == own else 1)
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    def on_another() -> None:
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+
+    statuses: list[int] = []
+    line(Slow(once(on_another if on_a_thread else fork)))[0:4]
+    assert statuses == [0]
+
+
+def test_other_threads_leave_the_handler_as_it_is() -> None:
+    own = signal.getsignal(signal.SIGINT)
+    found: list[object] = []
+    finishes(lambda: found.extend(handler_in(Slow())))
+    assert found == [own] * 5
+
+
+# At every line of what puts Ctrl-C off.
+
+
+def reading_another(store: TileStore, calls: list[object]) -> InfiniteTensor:
+    """A tensor whose f reads another one, so that there are calls within a call."""
+    other = InfiniteTensor((None,), ones, WINDOW, tile_store=MemoryTileStore(cache_size_windows=1), tensor_id="other")
+
+    def f(ctx: Index) -> torch.Tensor:
+        calls.append(ctx)
+        return other[4 * ctx[0] : 4 * ctx[0] + 4]
+
+    return line(store, f)
+
+
+def is_done_at(number: int, act: Callable[[], None], check: Callable[[int], None]) -> bool:
+    """Do something before one line of what puts Ctrl-C off in a read, and check what has become of it.
+
+    ``check(count)`` is told how many calls of f have ended after it. False where there are not so many lines.
+    """
+    before: list[int] = []
+    calls: list[object] = []
+    seen = itertools.count()
+
+    def see(_frame: FrameType) -> None:
+        if next(seen) == number:
+            before.append(len(calls))
+            act()
+
+    with Slow() as store:
+        t = reading_another(store, calls)
+        try:
+            with lines_seen(lambda frame: frame.f_code.co_filename == interrupts.__file__, see):
+                t[0:4]
+        except (KeyboardInterrupt, Reload):
+            check(len(calls) - before[0])
+        else:
+            assert not before, "what came is lost"
+        if store.closed:
+            store.__enter__()
+        finishes(lambda: t[0:4])
+        assert t[0:8].tolist() == [1] * 8
+        assert signal.getsignal(signal.SIGINT) == own_handler()
+    return bool(before)
+
+
+def at_lines(step: int, act: Callable[[], None], check: Callable[[int], None]) -> int:
+    """Do so at every so many lines; how many there are."""
+    return next(number for number in itertools.count(step=step) if not is_done_at(number, act, check))
+
+
+LINES = pytest.mark.parametrize("step", [pytest.param(6, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+
+
+def own_handler() -> object:
+    return signal.default_int_handler
+
+
+@LINES
+def test_ctrl_c_at_each_line_of_what_puts_it_off_comes_before_another_f_runs(step: int) -> None:
+    def check(calls_after: int) -> None:
+        # In the f that reads another tensor it ends that one.
+        assert calls_after == 0
+        assert signal.getsignal(signal.SIGINT) == own_handler()
+
+    assert at_lines(step, press_ctrl_c, check) > 100
+
+
+@LINES
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork is POSIX")
+def test_another_exception_at_each_line_of_what_puts_ctrl_c_off_leaves_nothing_behind(step: int) -> None:
+    def check(_calls_after: int) -> None:
+        if signal.getsignal(signal.SIGINT) != own_handler():
+            # Until the next call, which puts it back.
+            child = os.fork()
+            if not child:
+                os._exit(signal.getsignal(signal.SIGINT) != own_handler())
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with pytest.raises(KeyboardInterrupt):
+            press_ctrl_c()
+
+    assert at_lines(step, raise_reload, check) > 100
+
+
+# At random moments.
+
+
+def read(tensor: InfiniteTensor, y: int) -> torch.Tensor:
+    pixels: torch.Tensor = tensor.read((slice(y, y + 14), slice(0, 14)))
+    return pixels
+
+
+ACTIONS: list[Callable[[InfiniteTensor, int], object]] = [
+    read,
+    lambda t, y: list(t.iter_regions([sl[y : y + 3, 0:9], sl[y + 9 : y + 14, 2:14]])),
+    lambda t, y: t.fill((slice(y, y + 14), slice(0, 14)), progress=False),
+    lambda t, y: t.read((slice(y, y + 14), slice(0, 14)), workers=2),
+    lambda t, y: t.args[0].invalidate((slice(max(0, y - 9), y + 1), slice(0, 14))),
+    lambda t, _y: t.clear_cache(),
+    lambda t, _y: t.tile_store.flush(),
+    lambda t, y: t.plan((slice(y, y + 14), slice(0, 14))),
+]
+
+
+# Python itself drops an exception that comes in a callback of the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that send signals are POSIX")
+@pytest.mark.parametrize("turns", [40, pytest.param(1_500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", STORES)
+def test_ctrl_c_at_random_moments(kind: str, turns: int, tmp_path: Path) -> None:
+    store, true = STORES[kind](tmp_path), pair(MemoryTileStore())
+    top, draw, pressed = pair(store).slope, np.random.default_rng(len(kind)), 0
+    expected = {y: read(true.slope, y) for y in range(0, 400, 5)}
+    with interrupted_by_a_timer() as is_interrupted:
+        for turn in range(turns):
+            y = 5 * int(draw.integers(80))
+            pressed += is_interrupted(draw.uniform(1e-5, 4e-3), partial(ACTIONS[turn % len(ACTIONS)], top, y))
+            assert torch.equal(read(top, y), expected[y])
+            check_together(store)
+    assert pressed > turns // 20
+    finishes(store.close)
+    if isinstance(store, PersistentTileStore):
+        again = pair(STORES[kind](tmp_path)).slope
+        for y in range(0, 400, 5):
+            assert torch.equal(read(again, y), expected[y])
+
+
+def check_together(store: TileStore) -> None:
+    """What a store counts is what it holds, and no window of it is half done."""
+    assert not store.closed
+    if isinstance(store, PersistentTileStore):
+        entries = store.contents.tiles.entries
+        assert entries.total_bytes == sum(size for _, size in entries._entries.values())
+        assert not any(getattr(entry, "spoilt", False) for _, entry in entries.items())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that send signals are POSIX")
+@pytest.mark.parametrize("turns", [40, pytest.param(1_500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", STORES)
+def test_another_exception_at_random_moments(kind: str, turns: int, tmp_path: Path) -> None:
+    """What is stored is right, the store says that it must be opened again, and nobody waits for ever."""
+    store, true = STORES[kind](tmp_path), pair(MemoryTileStore())
+    top, draw, cut = pair(store).slope, np.random.default_rng(len(kind)), 0
+    expected = {y: read(true.slope, y) for y in range(0, 400, 5)}
+
+    def check(y: int) -> None:
+        if store.closed:
+            store.__enter__()
+        assert torch.equal(read(top, y), expected[y])
+
+    handler = signal.getsignal(signal.SIGINT)
+    with interrupted_by_a_timer(raise_reload, Reload) as is_interrupted:
+        for turn in range(turns):
+            y = 5 * int(draw.integers(80))
+            cut += is_interrupted(draw.uniform(1e-5, 4e-3), partial(ACTIONS[turn % len(ACTIONS)], top, y))
+            finishes(partial(check, y))
+            assert signal.getsignal(signal.SIGINT) is handler
+    assert cut > turns // 20
+    finishes(store.close)
