@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -10,10 +9,8 @@ from typing import NamedTuple
 
 from infinite_tensor.geometry.points import Index, IntArray
 from infinite_tensor.geometry.window import followed
-from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.support.allocation import Array
 from infinite_tensor.tilestore.layout import TileLayout
-from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.values.spec import TensorSpec
 
 _TILE_BYTES = 2**18
@@ -100,44 +97,3 @@ class BlendedForRead:
             self._tiles = {
                 index: tile for index, tile in self._tiles.items() if all(map(operator.gt, tile.stop, start))
             }
-
-
-class BlendedTiles:
-    """Blended tiles of any number of tensors, least recently used first out."""
-
-    def __init__(self) -> None:
-        self._blocks: LRU[tuple[str, Index], Array] = LRU()
-
-    def get(self, tensor_id: str, tile: Index) -> Array | None:
-        """One tile, or None."""
-        return self._blocks.get((tensor_id, tile))
-
-    def all_in(self, tensor_id: str, box: tuple[Sequence[int], Sequence[int]]) -> dict[Index, Array] | None:
-        """The tiles in a box of indices; None where one is missing."""
-        blocks = {}
-        for tile in itertools.product(*map(range, *box)):
-            block = self._blocks.get((tensor_id, tile))
-            if block is None:
-                return None
-            blocks[tile] = block
-        return blocks
-
-    def put(self, tensor_id: str, tile: Index, block: Array) -> None:
-        """Keep a tile."""
-        self._blocks.put((tensor_id, tile), block, block.nbytes)
-
-    def shrink(self, limit: int) -> None:
-        """Release tiles until they take no more than `limit` bytes."""
-        self._blocks.max_bytes = max(limit, 0)
-        self._blocks.evict()
-
-    def forget(self, tensor_id: str) -> None:
-        """Release the tiles of one tensor."""
-        for key in self._blocks:
-            if key[0] == tensor_id:
-                self._blocks.pop(key)
-
-    def drop(self, tensor_id: str, tiles: BoxUnion) -> None:
-        """Release some tiles of one tensor."""
-        for tile in tiles.held([tile for name, tile in self._blocks if name == tensor_id]):
-            self._blocks.pop((tensor_id, tile))

@@ -133,7 +133,7 @@ def test_blended_pixels_stay_within_the_limit_and_never_displace_windows() -> No
     t = overlapping(store, blend)
     for y in range(0, 1024, 256):
         t[y : y + 256, 0:1024]
-        assert store.contents.kept.windows.total_bytes + store.contents.kept.blended._blocks.total_bytes <= limit
+        assert store.contents.kept.windows.total_bytes + store.contents.kept.blended.total_bytes <= limit
     assert store.tensor_info("t").bytes_stored > limit - 2 * 256
 
 

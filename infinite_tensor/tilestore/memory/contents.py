@@ -91,7 +91,6 @@ class MemoryContents(Contents):
         """While a lock is held, keep no more than now and this much."""
         kept = self.kept
         with self.lock:
-            kept.windows = kept.windows.ordered(kept.windows.max_bytes, kept.windows.max_items)
             kept.windows.lend(held, room)
             kept.shrink_blended()
 
@@ -121,7 +120,7 @@ class MemoryContents(Contents):
                 rows = rows_in(spec.grid.box(start, stop), kept.windows.finder(spec.tensor_id))
             else:
                 layout = kept.layout(spec)
-                tiles = kept.blended.all_in(spec.tensor_id, layout.box(start, stop))
+                tiles = kept.tiles_in(spec.tensor_id, layout.box(start, stop))
         if rows is not None:
             fold_rows(spec, rows, as_array(out), start)
         elif tiles is not None:
@@ -164,8 +163,7 @@ class MemoryContents(Contents):
             # Another object: reads in progress find that theirs is not the one that is kept any more.
             kept.specs[tensor_id] = replace(kept.specs[tensor_id])
             doomed = windows.held(list(kept.windows.of(tensor_id)))
-            kept.blended.drop(tensor_id, tiles_of(kept.layout(spec).grid, pixels_of(spec.grid, windows)))
-            kept.windows.drop(tensor_id, doomed)
+            kept.drop(tensor_id, doomed, tiles_of(kept.layout(spec).grid, pixels_of(spec.grid, windows)))
             return Dropped(windows=len(doomed))
 
     def tensor_ids(self, prefix: str = "") -> list[str]:

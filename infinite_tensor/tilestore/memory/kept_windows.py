@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from weakref import WeakSet
 
 from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.support.allocation import Array
-from infinite_tensor.tilestore.blended import BlendedTiles, blended_layout
+from infinite_tensor.tilestore.blended import blended_layout
 from infinite_tensor.tilestore.layout import TileLayout
-from infinite_tensor.tilestore.memory.window_cache import AllWindows, Row, WindowCache
+from infinite_tensor.tilestore.lru import LRU
+from infinite_tensor.tilestore.memory.window_cache import Row, Windows
 from infinite_tensor.values.definition import same
 from infinite_tensor.values.spec import TensorSpec
 
@@ -43,45 +46,40 @@ class KeptWindows:
         Held while anything is looked up or changed.
     specs : dict of str to TensorSpec
         The tensors. Reads hold the very object: where it is another one, windows have been dropped since.
-    windows : AllWindows or RecentWindows
+    windows : Windows
         Their windows.
-    blended : BlendedTiles
+    blended : LRU
         Blended pixels, in the room that windows leave.
     """
 
     def __init__(self, max_bytes: int | None, max_windows: int | None) -> None:
         self.specs: dict[str, TensorSpec] = {}
-        self.windows: WindowCache = AllWindows()
+        self.windows = Windows(max_bytes, max_windows)
         self._layouts: dict[str, TileLayout] = {}
         self.renew()
-        self.limit(max_bytes, max_windows)
 
     def renew(self) -> None:
         """Begin with what may be shared with a process that this one was forked from: the windows."""
         self.lock = threading.RLock()
-        self.blended = BlendedTiles()
+        self.blended: LRU[tuple[str, Index], Array] = LRU()
         self._waiting: WeakSet[Held] = WeakSet()
 
     def limit(self, max_bytes: int | None, max_windows: int | None) -> None:
-        """Set the limits of windows, in whose order of use they are kept only where there are some."""
+        """Set the limits of windows."""
         with self.lock:
-            if max_bytes is not None or max_windows is not None or self.windows.limited:
-                self.windows = self.windows.ordered(max_bytes, max_windows)
-            if not self.windows.limited:
-                self.windows = self.windows.unordered()
+            self.windows.limit(max_bytes, max_windows)
             self.shrink_blended()
 
     def restart(self) -> None:
         """Begin without windows, within the same limits."""
         with self.lock:
-            limits = self.windows.max_bytes, self.windows.max_items
-            self.windows, self.blended = AllWindows(), BlendedTiles()
-            self.limit(*limits)
+            self.windows, self.blended = Windows(self.windows.max_bytes, self.windows.max_items), LRU()
 
     def shrink_blended(self) -> None:
         """Windows may take all of the room that there is, blended tiles what these leave."""
         if self.windows.limited:
-            self.blended.shrink(self.windows.room)
+            self.blended.max_bytes = max(self.windows.room, 0)
+            self.blended.evict()
 
     def has_room(self, nbytes: int) -> bool:
         """Whether a blended tile of this size may be kept."""
@@ -118,9 +116,6 @@ class KeptWindows:
         with self.lock:
             if not self.is_current(spec):
                 return
-            if not self.windows.limited:
-                # A limit that was lent may have ended.
-                self.windows = self.windows.unordered()
             self.windows.put(spec.tensor_id, rows)
             self.shrink_blended()
             for held in self._waiting or ():
@@ -145,20 +140,38 @@ class KeptWindows:
     def tile(self, spec: TensorSpec, tile: Index) -> Array | None:
         """A tile of blended pixels, or None."""
         with self.lock:
-            return self.blended.get(spec.tensor_id, tile) if self.is_current(spec) else None
+            return self.blended.get((spec.tensor_id, tile)) if self.is_current(spec) else None
+
+    def tiles_in(self, tensor_id: str, box: tuple[Sequence[int], Sequence[int]]) -> dict[Index, Array] | None:
+        """The tiles of blended pixels in a box of indices; None where one is missing. The lock is held."""
+        blocks = {}
+        for tile in itertools.product(*map(range, *box)):
+            block = self.blended.get((tensor_id, tile))
+            if block is None:
+                return None
+            blocks[tile] = block
+        return blocks
 
     def keep_tile(self, spec: TensorSpec, tile: Index, pixels: Array) -> None:
         """Keep a tile of blended pixels."""
         with self.lock:
             if self.is_current(spec):
-                self.blended.put(spec.tensor_id, tile, pixels)
+                self.blended.put((spec.tensor_id, tile), pixels, pixels.nbytes)
                 self.shrink_blended()
 
     def forget_windows(self, tensor_id: str) -> None:
         """Forget all windows and blended tiles of a tensor."""
         with self.lock:
-            self.blended.forget(tensor_id)
+            for key in self.blended:
+                if key[0] == tensor_id:
+                    self.blended.pop(key)
             self.windows.forget(tensor_id)
+
+    def drop(self, tensor_id: str, indices: Sequence[Index], tiles: BoxUnion) -> None:
+        """Forget windows of a tensor, and blended tiles; the lock is held."""
+        self.windows.drop(tensor_id, indices)
+        for tile in tiles.held([tile for name, tile in self.blended if name == tensor_id]):
+            self.blended.pop((tensor_id, tile))
 
     def forget(self, tensor_id: str) -> None:
         """Forget a tensor."""

@@ -11,7 +11,6 @@ import math
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
 
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.allocation import Array, as_array, as_tensor, copied, new_block
@@ -115,15 +114,38 @@ def _rows_over(
                 yield (*index[:-1], index[-1] + first), part
 
 
-class AllWindows:
-    """Forgets nothing. Windows that were computed together stay together, in a row."""
+class Windows:
+    """Windows of any number of tensors, of which the least recently used are forgotten beyond limits, if there are any.
 
-    max_bytes = max_items = None
-    limited = False
-    room = 0
+    Windows that were computed together stay together, in a row, as long as nothing may be forgotten. Within limits each
+    is by itself: a row would stay as long as any of its windows.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    max_bytes, max_items : int or None
+        Limits; None is no limit, but for those that are lent.
+    """
+
+    def __init__(self, max_bytes: int | None, max_items: int | None) -> None:
         self._rows: dict[str, dict[Index, Row]] = {}
+        # The order of use, of all of them or, where nothing may be forgotten, of none.
+        self._used: LRU[tuple[str, Index], None] = LRU(max_bytes, max_items)
+        self._in_order = False
+
+    @property
+    def max_bytes(self) -> int | None:
+        """The most bytes that are kept."""
+        return self._used.max_bytes
+
+    @property
+    def max_items(self) -> int | None:
+        """The most windows that are kept."""
+        return self._used.max_items
+
+    @property
+    def limited(self) -> bool:
+        """Whether windows may be forgotten."""
+        return self.max_items is not None or self._used.most_bytes is not None
 
     @property
     def empty(self) -> bool:
@@ -135,147 +157,99 @@ class AllWindows:
         """What all windows take."""
         return sum(row.window_bytes for rows in self._rows.values() for row in rows.values())
 
+    @property
+    def room(self) -> int:
+        """Bytes that the limit leaves; 0 where there is no limit, or one in windows only."""
+        most = self._used.most_bytes
+        return 0 if most is None else most - self._used.total_bytes
+
+    def limit(self, max_bytes: int | None, max_items: int | None) -> None:
+        """Have other limits."""
+        self._used.max_bytes, self._used.max_items = max_bytes, max_items
+        self._keep_limits()
+
+    def lend(self, held: threading.Lock, room: int) -> None:
+        """While a lock is held, keep no more than what there is now and `room` bytes."""
+        self._begin_order()
+        self._used.lend(held, room)
+
     def of(self, tensor_id: str) -> Mapping[Index, Row]:
         """All windows of one tensor. To look at, not to use."""
         return self._rows.get(tensor_id, {})
 
     def finder(self, tensor_id: str) -> Callable[[Index], Row | None]:
         """What finds a row that holds a window of one tensor, or None."""
-        return self._rows.get(tensor_id, {}).get
+        find = self.of(tensor_id).get
+
+        def used(index: Index) -> Row | None:
+            self._used.get((tensor_id, index))
+            return find(index)
+
+        return used if self._in_order else find
 
     def take(self, tensor_id: str, indices: Sequence[Index]) -> dict[Index, Row]:
         """Those of the windows that are here."""
-        rows = self._rows.get(tensor_id)
-        return {index: rows[index] for index in indices if index in rows} if rows else {}
+        rows, find = self.of(tensor_id), self.finder(tensor_id)
+        return {index: row for index in indices if (row := find(index)) is not None} if rows else {}
 
     def put(self, tensor_id: str, rows: Mapping[Index, Row]) -> None:
         """Keep windows, each with a row that holds it. Of those that are here, what is here stays."""
+        self._keep_limits()
         kept = self._rows.setdefault(tensor_id, {})
-        if not kept.keys().isdisjoint(rows):
+        if self._in_order or not kept.keys().isdisjoint(rows):
             # A read that finds a row takes the windows that follow in it for stored too: none may hold one of another.
             rows = {index: _alone(row, index) for index, row in rows.items() if index not in kept}
         kept.update(rows)
+        if self._in_order:
+            self._use(tensor_id, rows)
+            self._evict()
 
     def forget(self, tensor_id: str) -> None:
         """Forget all windows of a tensor."""
-        self._rows.pop(tensor_id, None)
+        self._forget_use(tensor_id, self._rows.pop(tensor_id, {}))
 
     def drop(self, tensor_id: str, indices: Sequence[Index]) -> None:
         """Forget some windows of a tensor, all of which are here."""
-        rows = dict(self._rows.get(tensor_id, {}))
+        rows = dict(self.of(tensor_id))
         broken = {id(rows.pop(index)) for index in indices}
         for index, row in rows.items():
             if id(row) in broken:
                 # A read that finds a row takes the windows that follow in it for stored as well.
                 rows[index] = _alone(row, index)
         self._rows[tensor_id] = rows
+        self._forget_use(tensor_id, indices)
 
-    def unordered(self) -> AllWindows:
-        """Itself; see `RecentWindows.unordered`."""
-        return self
+    def _keep_limits(self) -> None:
+        """Keep the order of use where there are limits, which may have been lent, and nowhere else."""
+        if self.limited:
+            self._begin_order()
+            self._evict()
+        elif self._in_order:
+            self._in_order = False
+            self._used.recount(keep=lambda _: False)
 
-    def ordered(self, max_bytes: int | None, max_items: int | None) -> RecentWindows:
-        """The same windows, of which the least recently used are forgotten beyond some limits."""
-        recent = RecentWindows(max_bytes, max_items)
-        for tensor_id, rows in self._rows.items():
-            recent.put(tensor_id, rows)
-        return recent
+    def _begin_order(self) -> None:
+        if not self._in_order:
+            for tensor_id, rows in self._rows.items():
+                alone = {index: _alone(row, index) for index, row in rows.items()}
+                self._rows[tensor_id] = alone
+                self._use(tensor_id, alone)
+            self._in_order = True
 
-
-class RecentWindows:
-    """Forgets the least recently used windows beyond its limits.
-
-    Parameters
-    ----------
-    max_bytes, max_items : int or None
-        Limits; None is no limit, but for those that are lent.
-    """
-
-    def __init__(self, max_bytes: int | None, max_items: int | None) -> None:
-        self._windows: LRU[tuple[str, Index], Row] = LRU(max_bytes, max_items)
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is no window."""
-        return not self._windows
-
-    @property
-    def max_bytes(self) -> int | None:
-        """The most bytes that are kept."""
-        return self._windows.max_bytes
-
-    @property
-    def max_items(self) -> int | None:
-        """The most windows that are kept."""
-        return self._windows.max_items
-
-    @property
-    def total_bytes(self) -> int:
-        """What all windows take."""
-        return self._windows.total_bytes
-
-    @property
-    def limited(self) -> bool:
-        """Whether windows may be forgotten."""
-        return self.max_items is not None or self._windows.most_bytes is not None
-
-    @property
-    def room(self) -> int:
-        """Bytes that the limit leaves; 0 where there is a limit in windows only."""
-        most = self._windows.most_bytes
-        return 0 if most is None else most - self.total_bytes
-
-    def lend(self, held: threading.Lock, room: int) -> None:
-        """While a lock is held, keep no more than what there is now and `room` bytes."""
-        self._windows.lend(held, room)
-
-    def of(self, tensor_id: str) -> Mapping[Index, Row]:
-        """All windows of one tensor. To look at, not to use."""
-        return {index: row for (name, index), row in self._windows.items() if name == tensor_id}
-
-    def finder(self, tensor_id: str) -> Callable[[Index], Row | None]:
-        """What finds a row that holds a window of one tensor, or None."""
-        get = self._windows.get
-        return lambda index: get((tensor_id, index))
-
-    def take(self, tensor_id: str, indices: Sequence[Index]) -> dict[Index, Row]:
-        """Those of the windows that are here."""
-        found = {index: self._windows.get((tensor_id, index)) for index in indices}
-        return {index: row for index, row in found.items() if row is not None}
-
-    def put(self, tensor_id: str, rows: Mapping[Index, Row]) -> None:
-        """Keep windows, each by itself: a row would stay as long as any of its windows."""
+    def _use(self, tensor_id: str, rows: Mapping[Index, Row]) -> None:
         for index, row in rows.items():
-            self._windows.put((tensor_id, index), _alone(row, index), row.window_bytes)
-        self._windows.evict()
+            self._used.put((tensor_id, index), None, row.window_bytes)
 
-    def forget(self, tensor_id: str) -> None:
-        """Forget all windows of a tensor."""
-        self.drop(tensor_id, list(self.of(tensor_id)))
+    def _forget_use(self, tensor_id: str, indices: Iterable[Index]) -> None:
+        for index in indices if self._in_order else ():
+            self._used.pop((tensor_id, index))
 
-    def drop(self, tensor_id: str, indices: Sequence[Index]) -> None:
-        """Forget some windows of a tensor."""
-        for index in indices:
-            self._windows.pop((tensor_id, index))
+    def _evict(self) -> None:
+        self._used.evict(self._release)
 
-    def ordered(self, max_bytes: int | None, max_items: int | None) -> RecentWindows:
-        """Itself, within other limits."""
-        self._windows.max_bytes, self._windows.max_items = max_bytes, max_items
-        self._windows.evict()
-        return self
-
-    def unordered(self) -> AllWindows:
-        """The same windows, none of which is forgotten."""
-        rows: dict[str, dict[Index, Row]] = {}
-        for (tensor_id, index), row in self._windows.items():
-            rows.setdefault(tensor_id, {})[index] = row
-        unlimited = AllWindows()
-        for tensor_id, each in rows.items():
-            unlimited.put(tensor_id, each)
-        return unlimited
-
-
-WindowCache: TypeAlias = AllWindows | RecentWindows
+    def _release(self, key: tuple[str, Index], _: None) -> bool:
+        del self._rows[key[0]][key[1]]
+        return True
 
 
 def _alone(row: Row, index: Index) -> Row:
