@@ -21,7 +21,7 @@ from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.memory.contents import MemoryContents
-from infinite_tensor.tilestore.memory.window_cache import Row
+from infinite_tensor.tilestore.memory.windows import Row
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent.contents import PersistentContents
 from infinite_tensor.tilestore.store import TileStore

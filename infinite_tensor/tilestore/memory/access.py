@@ -18,8 +18,7 @@ from infinite_tensor.support.allocation import Array, as_array, copied
 from infinite_tensor.tilestore.blended import Blended, BlendedForRead
 from infinite_tensor.tilestore.contents import Access
 from infinite_tensor.tilestore.layout import copy_shared
-from infinite_tensor.tilestore.memory.kept_windows import Held, KeptWindows
-from infinite_tensor.tilestore.memory.window_cache import Row, fold_rows, rows_in
+from infinite_tensor.tilestore.memory.windows import Held, KeptWindows, Row, fold_rows, rows_in
 from infinite_tensor.values.spec import TensorSpec
 
 _LOOKED_UP = 2**10

@@ -21,8 +21,7 @@ from infinite_tensor.tilestore.inventory import Damage, Dropped, Inventory, Stor
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import check_limit
 from infinite_tensor.tilestore.memory.access import MemoryAccess
-from infinite_tensor.tilestore.memory.kept_windows import KeptWindows
-from infinite_tensor.tilestore.memory.window_cache import Row, fold_rows, rows_in
+from infinite_tensor.tilestore.memory.windows import KeptWindows, Row, fold_rows, rows_in
 from infinite_tensor.tilestore.messages import changed_meanwhile, check_functions, check_same, unknown_tensor
 from infinite_tensor.tilestore.store import TileStore
 from infinite_tensor.values.spec import TensorSpec
