@@ -9,12 +9,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy.typing as npt
-from zarr.abc.buffer import Buffer
 from zarr.abc.store import Store
 from zarr.buffer import default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore
@@ -183,7 +181,7 @@ class Objects:
         if isinstance(store, FileStore | RemoteStore):
             return await store.read(key, most)
         found = await store.get(key, PROTOTYPE)
-        return None if found is None else bounded(bytes_of(found), most)
+        return None if found is None else bounded(found.to_bytes(), most)
 
     async def create(self, key: str, data: bytes) -> bool:
         """Write an object unless it exists; whether it is ours. Atomic wherever the storage can."""
@@ -290,7 +288,7 @@ def concurrently(
     wanted = list(arguments)
     if not wanted:
         return []
-    return sync(_Wave(call, wanted, concurrency).run)
+    return sync(_together, call, wanted, concurrency)
 
 
 def _at_once(call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -303,84 +301,85 @@ def _at_once(call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs:
     raise AssertionError("a folder has made somebody wait")
 
 
-def _one_by_one(call: Callable[[T], R], arguments: Sequence[T], threads: int = 1) -> list[R]:
-    """Run ``call(argument)`` for all arguments, with errors as of `concurrently`."""
-    errors: list[Exception] = []
-    failed_in_a_row = 0
-
-    def attempt(argument: T) -> R | None:
-        nonlocal failed_in_a_row
-        if failed_in_a_row >= _FEWEST_FAILURES:
-            return None
-        try:
-            found = call(argument)
-        except Exception as error:  # noqa: BLE001  (raised when the others are done)
-            errors.append(error)
-            failed_in_a_row += 1
-            return None
-        failed_in_a_row = 0
-        return found
-
-    results = on_threads(attempt, arguments, threads)
-    if errors:
-        raise errors[0]
-    return cast("list[R]", results)
-
-
 class _OutOfOrderError(Exception):
     """The storage fails so often that asking it further is of no use."""
 
 
-class _Wave(Generic[T, R]):
-    """Calls of which a bounded number is in progress at a time."""
+class _Failures:
+    """What has gone wrong in some calls, of which all are made unless so many fail one after the other."""
 
-    def __init__(self, call: Callable[[T], Awaitable[R]], arguments: Sequence[T], concurrency: int) -> None:
-        self._call = call
-        self._waiting = iter(enumerate(arguments))
-        self._workers = min(concurrency, len(arguments))
-        self._most_failures = max(concurrency, _FEWEST_FAILURES)
-        self._results: dict[int, R] = {}
+    def __init__(self, most: int = _FEWEST_FAILURES) -> None:
+        self._most = most
         self._errors: list[Exception] = []
-        self._failed_in_a_row = 0
+        self._in_a_row = 0
 
-    async def run(self) -> list[R]:
-        """The results, in the order of the arguments."""
-        try:
-            async with asyncio.TaskGroup() as workers:
-                for _ in range(self._workers):
-                    workers.create_task(self._work())
-        except* _OutOfOrderError:
-            # It has ended the other workers too.
-            pass
+    @property
+    def too_many(self) -> bool:
+        """Whether the storage itself must be out of order."""
+        return self._in_a_row >= self._most
+
+    def add(self, error: Exception | None) -> None:
+        """Count the error of a call; None is none."""
+        self._in_a_row = 0 if error is None else self._in_a_row + 1
+        self._errors += [] if error is None else [error]
+
+    def tell(self) -> None:
+        """Raise the first error, if there is any."""
         if self._errors:
             raise self._errors[0]
-        return [result for _, result in sorted(self._results.items(), key=itemgetter(0))]
 
-    async def _work(self) -> None:
-        for number, argument in self._waiting:
+
+def _one_by_one(call: Callable[[T], R], arguments: Sequence[T], threads: int = 1) -> list[R]:
+    """Run ``call(argument)`` for all arguments, with errors as of `concurrently`."""
+    failures = _Failures()
+
+    def attempt(argument: T) -> R | None:
+        if failures.too_many:
+            return None
+        try:
+            found = call(argument)
+        except Exception as error:  # noqa: BLE001  (raised when the others are done)
+            failures.add(error)
+            return None
+        failures.add(None)
+        return found
+
+    results = on_threads(attempt, arguments, threads)
+    failures.tell()
+    return cast("list[R]", results)
+
+
+async def _together(call: Callable[[T], Awaitable[R]], arguments: Sequence[T], concurrency: int) -> list[R]:
+    """`concurrently`, on the event loop."""
+    failures = _Failures(max(concurrency, _FEWEST_FAILURES))
+    results: dict[int, R] = {}
+    waiting = iter(enumerate(arguments))
+
+    async def work() -> None:
+        for number, argument in waiting:
             try:
-                self._results[number] = await self._call(argument)
-                self._failed_in_a_row = 0
-            except asyncio.CancelledError as error:
+                results[number] = await call(argument)
+                failures.add(None)
+            except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
                 # Nobody has cancelled it but the storage itself.
-                self._failed(ConnectionError("the storage has cancelled the request"), error)
+                failures.add(ConnectionError("the storage has cancelled the request"))
             except Exception as error:  # noqa: BLE001  (raised when the others are done)
-                self._failed(error, error)
+                failures.add(error)
+            if failures.too_many:
+                raise _OutOfOrderError
 
-    def _failed(self, failure: Exception, cause: BaseException) -> None:
-        self._errors.append(failure)
-        self._failed_in_a_row += 1
-        if self._failed_in_a_row == self._most_failures:
-            raise _OutOfOrderError from cause
-
-
-def bytes_of(buffer: Buffer | None) -> bytes:
-    """The content of a zarr buffer that is known to be there."""
-    assert buffer is not None
-    return buffer.to_bytes()
+    try:
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(concurrency, len(arguments))):
+                workers.create_task(work())
+    except* _OutOfOrderError:
+        # It has ended the other workers too.
+        pass
+    failures.tell()
+    return [results[number] for number in range(len(arguments))]
 
 
 def _check_folder(path: Path) -> None:
