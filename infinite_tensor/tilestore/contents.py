@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ from infinite_tensor.support.interrupts import store_method, store_query
 from infinite_tensor.tilestore.inventory import Damage, Dropped, Garbage, Inventory, StoredSize, TensorInfo
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values.spec import TensorSpec
+
+_FEW_REGIONS = 8
+"""Of so few that read an incomplete tile, each blends what it needs."""
 
 
 class Tiles(Protocol):
@@ -111,6 +115,69 @@ class Access(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release everything; the limits of the cache hold again."""
+
+
+class Blended(NamedTuple):
+    """Blended pixels of a box ``[start, stop)``."""
+
+    start: Index
+    stop: Index
+    pixels: Array
+
+
+class BlendedForRead:
+    """Tiles that one read blends for itself, cut to what its regions reach.
+
+    Windows of a consumer that lie next to each other read much of the same pixels.
+    """
+
+    def __init__(self) -> None:
+        self.worthwhile = False
+        self._bounds: tuple[list[int], list[int]] | None = None
+        self._tiles: dict[Index, Blended] = {}
+        self._lacking: set[Index] = set()
+
+    def extend(self, starts: IntArray, stops: IntArray) -> None:
+        """These regions will be read as well."""
+        self.worthwhile |= len(starts) > _FEW_REGIONS
+        start, stop = starts[0].tolist(), stops[0].tolist()
+        if len(starts) > 1:
+            start, stop = starts.min(axis=0).tolist(), stops.max(axis=0).tolist()
+        if self._bounds is not None:
+            start, stop = list(map(min, start, self._bounds[0])), list(map(max, stop, self._bounds[1]))
+        bounds = start, stop
+        if bounds != self._bounds:
+            # What was cut to the old bounds may be too small now.
+            self._bounds, self._tiles = bounds, {}
+
+    def look_again(self) -> None:
+        """More windows have come."""
+        self._lacking = set()
+
+    def get(self, index: Index, make: Callable[[], Blended | None]) -> Blended | None:
+        """A tile, blended now if need be; None where windows are missing for it."""
+        tile = self._tiles.get(index)
+        if tile is None and index not in self._lacking:
+            tile = make()
+            if tile is None:
+                self._lacking.add(index)
+            else:
+                self._tiles[index] = tile
+        return tile
+
+    def cut(self, start: Index, stop: Index) -> tuple[Index, Index]:
+        """The part of a box that regions of this read may reach."""
+        assert self._bounds is not None
+        return tuple(map(max, start, self._bounds[0])), tuple(map(min, stop, self._bounds[1]))
+
+    def keep(self, start: Sequence[int] | None) -> None:
+        """Release what lies before pixel `start` in any dimension; None is all."""
+        if start is None:
+            self._tiles = {}
+        else:
+            self._tiles = {
+                index: tile for index, tile in self._tiles.items() if all(map(operator.gt, tile.stop, start))
+            }
 
 
 class Contents(ABC):

@@ -337,7 +337,7 @@ def _copy(job: _Job, source: _Contents, target: PersistentContents, tally: Tally
     target.check_there(there)
     target.storage.flush()
     # What was known of incomplete tiles may be less than is stored by now.
-    target.tiles.drop_in_progress(spec.tensor_id)
+    target.tiles.drop_stored(spec.tensor_id, in_progress=True)
     return copied
 
 

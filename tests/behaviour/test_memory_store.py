@@ -10,7 +10,7 @@ import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, ValidationError
 from infinite_tensor.engine.chain import node_of
-from infinite_tensor.tilestore.blended import blended_layout
+from infinite_tensor.tilestore.memory.windows import blended_layout
 from tests.support.counting import Counted
 
 WINDOW_BYTES = 16

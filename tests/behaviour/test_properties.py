@@ -39,8 +39,8 @@ from infinite_tensor.errors import DependantsRemainWarning
 from infinite_tensor.filling import FillPlan, FillReport, cutting, fill
 from infinite_tensor.filling.fill import Request
 from infinite_tensor.geometry.regions import parse
-from infinite_tensor.tilestore import blended
 from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.memory import windows
 from infinite_tensor.values import weights
 from tests.support import reference
 from tests.support.dict_store import DictTileStore
@@ -459,7 +459,7 @@ def _run(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assemble, "_BLOCK_BYTES", pipeline.block_bytes)
-        patch.setattr(blended, "_TILE_BYTES", pipeline.block_bytes // 4)
+        patch.setattr(windows, "_BLENDED_TILE_BYTES", pipeline.block_bytes // 4)
         patch.setattr(cutting, "_STEP_BYTES", pipeline.block_bytes // 2)
         patch.setattr(fill, "_DEFAULT_HELD", pipeline.block_bytes)
         patch.setattr(weights, "_IN_TILE", pipeline.block_bytes)

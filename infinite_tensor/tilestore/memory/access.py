@@ -15,8 +15,7 @@ import torch
 
 from infinite_tensor.geometry.points import UNBOUNDED, Index, IntArray, as_tuples, rows_of
 from infinite_tensor.support.allocation import Array, as_array, copied
-from infinite_tensor.tilestore.blended import Blended, BlendedForRead
-from infinite_tensor.tilestore.contents import Access
+from infinite_tensor.tilestore.contents import Access, Blended, BlendedForRead
 from infinite_tensor.tilestore.layout import copy_shared
 from infinite_tensor.tilestore.memory.windows import Held, KeptWindows, Row, fold_rows, rows_in
 from infinite_tensor.values.spec import TensorSpec

@@ -13,15 +13,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from weakref import WeakSet
 
 from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.window import followed
 from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.support.allocation import Array, as_array, as_tensor, copied, new_block
-from infinite_tensor.tilestore.blended import blended_layout
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.values.blend import Blender
 from infinite_tensor.values.definition import same
 from infinite_tensor.values.spec import TensorSpec
 
+_BLENDED_TILE_BYTES = 2**18
+_MOST_BLENDED_BYTES = 2**24
+"""More than one large window is not blended at once."""
 _GATHERED_BYTES = 2**24
 """More values of pixels are not gathered at once, before a reduction."""
 
@@ -258,6 +261,23 @@ class Windows:
 
 def _alone(row: Row, index: Index) -> Row:
     return Row(index, copied(row.window(index)[None]))
+
+
+def blended_layout(spec: TensorSpec) -> TileLayout:
+    """The tiles in which pixels of a tensor are blended: whole strides, as square as may be, of about 256 KiB."""
+    grid, window, shape = spec.grid, spec.grid.window, spec.shape
+    tile = [min(size, stride) for size, stride in zip(window.size, window.stride, strict=True)]
+    moving = [d for d, k in enumerate(followed(window)) if k is not None and grid.first[k] < grid.last[k]]
+    room = _BLENDED_TILE_BYTES / (math.prod(tile) * spec.dtype.itemsize)
+    for number, d in enumerate(sorted(moving, key=lambda d: -tile[d])):
+        strides = max(1, round(room ** (1 / (len(moving) - number))))
+        tile[d] *= strides
+        room /= strides
+    while math.prod(tile) * spec.dtype.itemsize > _MOST_BLENDED_BYTES:
+        largest = tile.index(max(tile))
+        tile[largest] = -(-tile[largest] // 2)
+    extents = [n if extent is None else min(n, extent) for n, extent in zip(tile, shape, strict=True)]
+    return TileLayout(shape, tuple(extents), spec.dtype)
 
 
 class Held:

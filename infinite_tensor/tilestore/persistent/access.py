@@ -16,8 +16,7 @@ import torch
 
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, rows_of
 from infinite_tensor.support.allocation import Array, as_array
-from infinite_tensor.tilestore.blended import Blended, BlendedForRead
-from infinite_tensor.tilestore.contents import Access, Tiles
+from infinite_tensor.tilestore.contents import Access, Blended, BlendedForRead, Tiles
 from infinite_tensor.tilestore.inventory import NOTHING, Known, missing_windows
 from infinite_tensor.tilestore.layout import Record, copy_shared
 from infinite_tensor.tilestore.partial import TileInProgress

@@ -305,11 +305,13 @@ class TileCache:
             for tile in {*complete} - {*but.held(complete)} - unstored:
                 self.entries.put((new, tile), entries[tile], entries[tile].nbytes)
 
-    def drop_stored(self, tensor_id: str | None = None) -> None:
-        """Drop, after a flush, the tiles of one tensor or of all that can be read back."""
+    def drop_stored(self, tensor_id: str | None = None, *, in_progress: bool = False) -> None:
+        """Drop, after a flush, the tiles of one tensor or of all that can be read back; those in progress alone."""
         self._drop(
             lambda key, entry: (
-                (tensor_id is None or key[0].spec.tensor_id == tensor_id) and self._can_be_read_back(key, entry)
+                (tensor_id is None or key[0].spec.tensor_id == tensor_id)
+                and (isinstance(entry, TileInProgress) or not in_progress)
+                and self._can_be_read_back(key, entry)
             )
         )
 
@@ -335,27 +337,16 @@ class TileCache:
         doomed.clear()
         self._many_tensors = 2 * max(_FEW_TENSORS, len(self._registry.records))
 
-    def drop_in_progress(self, tensor_id: str) -> None:
-        """Drop, after a flush, the incomplete tiles of one tensor."""
-        self._drop(
-            lambda key, entry: (
-                key[0].spec.tensor_id == tensor_id and isinstance(entry, TileInProgress) and self._is_idle(key, entry)
-            )
-        )
-
     def look_again(self, record: Record, tiles: Iterable[Index]) -> None:
         """Drop those of some tiles that are incomplete and can be read back: others may have stored more of them."""
         with self.lock:
             for key in [(record, tile) for tile in tiles]:
                 entry = self.entries.get(key)
-                if isinstance(entry, TileInProgress) and self._is_idle(key, entry):
+                if isinstance(entry, TileInProgress) and self._can_be_read_back(key, entry):
                     self.entries.pop(key)
 
     def _can_be_read_back(self, key: Key, entry: Entry) -> bool:
-        return not isinstance(entry, TileInProgress) or self._is_idle(key, entry)
-
-    def _is_idle(self, key: Key, tile: TileInProgress) -> bool:
-        return not tile.dirty and not self._is_pinned(key)
+        return not isinstance(entry, TileInProgress) or not (entry.dirty or self._is_pinned(key))
 
     def give_up(self) -> None:
         """Store nothing more of what is in memory."""

@@ -231,7 +231,7 @@ class PersistentContents(Contents):
         """Store what is pending, then drop the tensor's incomplete tiles from memory."""
         self.check_open()
         self.flush()
-        self.tiles.drop_in_progress(tensor_id)
+        self.tiles.drop_stored(tensor_id, in_progress=True)
 
     def specs_downstream(self) -> list[TensorSpec]:
         """The tensors that are stored and have args, and all that are registered here."""
@@ -287,7 +287,7 @@ class PersistentContents(Contents):
                     collected += backend._drop_partials(older_than)
                 # They are looked up again.
                 for record in self.registry.known():
-                    self.tiles.drop_in_progress(record.spec.tensor_id)
+                    self.tiles.drop_stored(record.spec.tensor_id, in_progress=True)
         return collected
 
     def generation(self, spec: TensorSpec) -> tuple[str, str] | None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
-from infinite_tensor.tilestore import blended
+from infinite_tensor.tilestore.memory import windows
 from tests.behaviour.invalidation.chain import END, KINDS, Data, chain_on, fresh, ground_on, smooth_over
 from tests.support.counting import Counted
 
@@ -75,7 +75,7 @@ def test_a_tensor_in_the_middle_leaves_what_it_is_computed_from(store: TileStore
 
 
 def test_pixels_that_a_memory_store_has_blended_are_dropped_too(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blended, "_TILE_BYTES", 64)
+    monkeypatch.setattr(windows, "_BLENDED_TILE_BYTES", 64)
     ground = ground_on(data, MemoryTileStore())
     ground[0:END]
     data.change(20, 22)
