@@ -205,7 +205,8 @@ class Georeference(Fact):
             raise TypeError(f"the CRS {crs!r}")
         if rpcs is not None:
             lists = {name: [float(each) for each in rpcs[name]] for name in _RPC_LISTS}
-            rpcs = {**rpcs, **{name: float(rpcs[name]) for name in _RPC_NUMBERS}, **lists}
+            errors = {name: rpcs.get(name) for name in ("err_bias", "err_rand")}
+            rpcs = {**{name: float(rpcs[name]) for name in _RPC_NUMBERS}, **lists, **errors}
         a, b, c, d, e, f = map(float, (0,) * 6 if transform is None else transform)
         points = [[*map(float, (row, column, x, y, z))] for row, column, x, y, z in gcps]
         return cls(**{**fields, "transform": transform and [a, b, c, d, e, f], "gcps": points, "rpcs": rpcs})
