@@ -33,18 +33,24 @@ from infinite_tensor.geometry.window import WindowGrid, followed
 from infinite_tensor.support.allocation import Array, as_array, as_tensor, copied
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.values.definition import Blend, Number
-from infinite_tensor.values.weights import Averaging, WeightedMean, accumulator_of, check_dtype, is_even, real_dtype
+from infinite_tensor.values.reduction import LANES, flattened
+from infinite_tensor.values.weights import (
+    AT_ONCE,
+    Averaging,
+    WeightedMean,
+    accumulator_of,
+    check_dtype,
+    is_even,
+    parts_of,
+)
 
 _LEFT_TO_NUMPY = frozenset(map(np.dtype, ("uint16", "uint32", "uint64", "complex64", "complex128")))
 """torch cannot add the former, and to add the latter it multiplies: what is infinite becomes NaN."""
-_SERIAL = 2**15 - 1
-"""Elements that torch works on without its threads, which are not there in a forked process."""
-_ALWAYS_SERIAL = 2**14
-"""So many, in every element-wise function: `torch.nn.functional.gelu` shares out more among more than two threads."""
-_LANES = 64
-"""A multiple of what torch's vector loops take at a time, in every dtype that rounds."""
-_FLAT = _ALWAYS_SERIAL // _LANES * _LANES
-"""Most elements of a flat block: so many are not shared out among threads, whose parts would end anywhere."""
+_FLAT = 2**14
+"""Most elements of a flat block: so many are not shared out among threads, whose parts would end anywhere.
+
+Not even by `torch.nn.functional.gelu`, which shares out more among more than two threads.
+"""
 _SAME_EVERYWHERE = (torch.fmax, torch.fmin)
 """Blends that give the same bits wherever a pixel lies in a block, of any shape."""
 _SAME_INTEGERS = (torch.maximum, torch.minimum)
@@ -99,7 +105,7 @@ class Blender:
         self._weighs = False
         if isinstance(blend, WeightedMean):
             self.accumulator = accumulator_of(dtype)
-            sums = Blender(grid, real_dtype(self.accumulator), None, None)
+            sums = Blender(grid, self.accumulator.to_real(), None, None)
             self._mean = Averaging(blend, grid, self.accumulator, sums.fold_row)
             # The sum of values whose weights are all 1 is a plain one.
             self._weighs = not is_even(blend) or self.accumulator != dtype
@@ -252,35 +258,23 @@ class Blender:
 
     def _combined(self, blend: Callable[..., torch.Tensor], existing: Array, incoming: Array) -> Array:
         # Copies, so that a blend which writes into its arguments harms nothing that is stored.
-        if self._takes_any_shape or not _on_cpu(existing):
-            combined = self._called(blend, *(as_tensor(copied(block)) for block in (existing, incoming)))
+        if self._takes_any_shape or as_tensor(existing).device.type != "cpu":
+            combined = _called(blend, *(as_tensor(copied(block)) for block in (existing, incoming)))
         else:
-            combined = self._combined_flat(blend, _flattened(existing), _flattened(incoming))
+            combined = self._combined_flat(blend, flattened(existing[None])[0], flattened(incoming[None])[0])
             combined = combined[: math.prod(existing.shape)].reshape(existing.shape)
         return as_array(combined) if isinstance(existing, np.ndarray) else combined
 
     def _combined_flat(
         self, blend: Callable[..., torch.Tensor], existing: torch.Tensor, incoming: torch.Tensor
     ) -> torch.Tensor:
-        """Blend what `_flattened` gave; the pixels that fill it up are still there."""
+        """Blend what `flattened` gave; the pixels that fill it up are still there."""
         if len(existing) <= _FLAT:
-            return self._called(blend, existing, incoming)
+            return _called(blend, existing, incoming)
         for begin in range(0, len(existing), _FLAT):
             part = existing[begin : begin + _FLAT]
-            part.copy_(self._called(blend, part, incoming[begin : begin + _FLAT]))
+            part.copy_(_called(blend, part, incoming[begin : begin + _FLAT]))
         return existing
-
-    def _called(
-        self, blend: Callable[..., torch.Tensor], existing: torch.Tensor, incoming: torch.Tensor
-    ) -> torch.Tensor:
-        shape = existing.shape
-        combined = blend(existing, incoming)
-        if not isinstance(combined, torch.Tensor) or combined.dtype != self._dtype or combined.shape != shape:
-            raise ValidationError(
-                f"blend must be elementwise and return {self._dtype} of shape {tuple(shape)}, the block that it was "
-                f"given, got {_describe(combined)}"
-            )
-        return combined
 
     def _parts_of(self, index: Index) -> list[_Part]:
         """The parts of window `index`, and what is done with each; those that are seen first in it come first."""
@@ -386,29 +380,12 @@ def _add(target: Array, source: Array) -> None:
         # Operands in this order keep the NaN that torch's addition keeps, and like torch it does not warn.
         with np.errstate(all="ignore"):
             np.add(source, target, out=target)
-    elif target.size <= _SERIAL or len(target) == 1 == target.ndim:
+    elif target.size <= AT_ONCE:
         # In a third of numpy's time.
         torch.from_numpy(target).add_(torch.from_numpy(source))
-    elif len(target) == 1:
-        _add(target[0], source[0])
     else:
-        step = max(1, _SERIAL * len(target) // target.size)
-        for begin in range(0, len(target), step):
-            _add(target[begin : begin + step], source[begin : begin + step])
-
-
-def _on_cpu(array: Array) -> bool:
-    return isinstance(array, np.ndarray) or array.device.type == "cpu"
-
-
-def _flattened(block: Array) -> torch.Tensor:
-    """A copy of the pixels of a block in a row, whose first one fills it up to a multiple of `_LANES`."""
-    count = math.prod(block.shape)
-    length = -(-count // _LANES) * _LANES
-    flat = np.empty(length, block.dtype) if isinstance(block, np.ndarray) else block.new_empty(length)
-    flat[:count].reshape(block.shape)[...] = block
-    flat[count:] = flat[:1]
-    return as_tensor(flat)
+        for into, part, _ in parts_of((target, source, source)):
+            _add(into, part)
 
 
 def check_blend(blend: Blend | None, dtype: torch.dtype, device: torch.device) -> None:
@@ -424,22 +401,28 @@ def check_blend(blend: Blend | None, dtype: torch.dtype, device: torch.device) -
     if isinstance(blend, WeightedMean):
         check_dtype(blend, dtype)
         return
-    pair = [torch.zeros(_LANES, dtype=dtype, device=device) for _ in range(2)]
+    pair = [torch.zeros(LANES, dtype=dtype, device=device) for _ in range(2)]
     try:
-        combined = blend(*pair)
+        _called(blend, *pair)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if isinstance(error, ValidationError):
+            raise
         raise ValidationError(
-            f"blend {blend!r} does not work on {dtype}, in flat blocks of shape ({_LANES},): {error}"
+            f"blend {blend!r} does not work on {dtype}, in flat blocks of shape ({LANES},): {error}"
         ) from error
-    if not isinstance(combined, torch.Tensor) or _kind(combined) != _kind(pair[0]) or combined.shape != (_LANES,):
+
+
+def _called(blend: Callable[..., torch.Tensor], existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
+    """What a blend makes of two blocks; ValidationError where it is another kind of block."""
+    expected = existing.dtype, existing.device, existing.shape
+    combined = blend(existing, incoming)
+    is_dense = isinstance(combined, torch.Tensor) and not combined.is_nested and combined.layout is torch.strided
+    if not is_dense or (combined.dtype, combined.device, combined.shape) != expected:
         raise ValidationError(
-            f"blend must map two blocks of {dtype} on {device} of shape ({_LANES},) to one of the same shape, "
-            f"got {_describe(combined)}"
+            f"blend must map two blocks of {expected[0]} on {expected[1]} of shape {tuple(expected[2])} to one of the "
+            f"same shape, elementwise, got {_describe(combined)}"
         )
-
-
-def _kind(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tensor.dtype, tensor.device, tensor.layout, tensor.is_nested
+    return combined
 
 
 def _describe(value: object) -> str:

@@ -141,10 +141,10 @@ _PADDINGS = ", ".join(f'"{mode}"' for mode in PADDINGS if mode != "constant") + 
 
 def _is_one_padding(given: object) -> bool:
     """Whether it is meant for all that it may be spread over."""
-    return given is None or isinstance(given, str) or _constant(given) is not None
+    return given is None or isinstance(given, str) or constant_of(given) is not None
 
 
-def _constant(given: object) -> complex | None:
+def constant_of(given: object) -> complex | None:
     """The value in ``("constant", value)``; None for everything else."""
     entries = members(given)
     return number(entries[1]) if entries is not None and len(entries) == 2 and word(entries[0]) == "constant" else None
@@ -174,7 +174,7 @@ def _arg_padding(name: str, arg: Any, given: object) -> tuple[Padding, ...] | No
 def _padding(name: str, dtype: torch.dtype, given: object) -> Padding:
     if given is None:
         return Padding("error")
-    value = _constant(given)
+    value = constant_of(given)
     mode = word(given) if value is None else "constant"
     if mode not in PADDINGS:
         raise ValidationError(f"{name} must be {_PADDINGS}, got {quoted(given)}")

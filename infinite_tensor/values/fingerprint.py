@@ -364,21 +364,14 @@ class _Walk:
                     yield f"{name}.{attribute}={said}"
 
     def _weights(self, network: nn.Module) -> str:
-        try:
-            return f"#{digest_of_module(network, self.known.filled)}"
-        except ValidationError:
-            return f"#{sha256_of([name_of(type(network)), 'has no values to be read'])}"
+        return _digest_or(
+            lambda: digest_of_module(network, self.known.filled), [name_of(type(network)), "has no values to be read"]
+        )
 
     def _tensor(self, tensor: torch.Tensor, place: _Place) -> None:
         self.tensors.append((str(place), tensor))
-
-        def said() -> str:
-            try:
-                return f"#{sha256_of([digest_of_tensor(tensor)])}"
-            except ValidationError:
-                return f"#{sha256_of([name_of(type(tensor)), str(tensor.dtype), str(tuple(tensor.shape))])}"
-
-        self._say(place, said)
+        form = [name_of(type(tensor)), str(tensor.dtype), str(tuple(tensor.shape))]
+        self._say(place, lambda: _digest_or(lambda: sha256_of([digest_of_tensor(tensor)]), form))
 
     def _array(self, array: np.ndarray[Any, Any], place: _Place) -> None:
         self._say(place, lambda: f"#{digest_of_array(array)}")
@@ -553,6 +546,14 @@ _CALLABLES = (
 _NOT_CALLED = {"__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__del__", "__eq__", "__hash__"}
 _NOT_CALLED |= {"__setattr__", "__delattr__", "__setitem__", "__delitem__", "__copy__", "__deepcopy__"}
 """Of a class: what a call does not run."""
+
+
+def _digest_or(digest: Callable[[], str], form: Iterable[str]) -> str:
+    """A digest of values, or of what else there is to say where these cannot be read."""
+    try:
+        return f"#{digest()}"
+    except ValidationError:
+        return f"#{sha256_of(form)}"
 
 
 def kind_name(value: Any) -> str:

@@ -21,15 +21,15 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid, followed
 from infinite_tensor.support.allocation import Array, as_array, as_tensor
-from infinite_tensor.support.given import as_index, quoted, word
+from infinite_tensor.support.given import checked_count, quoted, word
 from infinite_tensor.values.dtypes import checked_dtype, dtype_name
 from infinite_tensor.values.fingerprint import function_name
 from infinite_tensor.values.weights import Unknown, WeightedMean, check_mean, lifted
 
 _Function = Callable[[torch.Tensor], torch.Tensor]
 
-_LANES = 64
-"""A multiple of what torch's vector loops take at a time; what they leave over may differ in the last bit."""
+LANES = 64
+"""A multiple of what vector loops of torch take at a time; what they leave over may differ in the last bit."""
 _AT_ONCE = 2**14
 """Values that are reduced at once: without torch's threads, which a forked process lacks, and in a fast cache."""
 
@@ -108,12 +108,12 @@ class Reduction:
             raise ValidationError(
                 f"out_channels is for functions that are given, got {out_channels} for {name!r}; leave it out"
             )
-        known, count = checked_dtype(dtype), _checked_channels("in_channels", in_channels)
+        known, count = checked_dtype(dtype), checked_count("in_channels", in_channels)
         if name in _KEEPING and not known.is_floating_point:
             raise ValidationError(f"{name!r} reduces real floating values, got dtype={known}")
         if name == _ARGMAX and known.is_complex:
             raise ValidationError(f"{name!r} reduces real values, got dtype={known}")
-        results = None if out_channels is None else _checked_channels("out_channels", out_channels)
+        results = None if out_channels is None else checked_count("out_channels", out_channels)
         put = object.__setattr__
         put(self, "function", function if name is None else name)
         put(self, "in_channels", count)
@@ -137,7 +137,7 @@ def reduced(reduction: Reduction, values: torch.Tensor) -> torch.Tensor:
     """What values of shape (in_channels, N) become."""
     function = reduction.function
     if function == _ARGMAX:
-        numbers = torch.empty(values.shape[1:], dtype=_labels_dtype(len(values)), device=values.device)
+        numbers = torch.empty(values.shape[1:], dtype=labels_dtype(len(values)), device=values.device)
         _argmax(as_array(values), as_array(numbers))
         return numbers
     return _KEEPING[function](values) if isinstance(function, str) else function(values)
@@ -151,13 +151,6 @@ def unknown_in(blend_or_reduction: object) -> Unknown | None:
     elif isinstance(found, Reduction):
         found = found.function
     return found if isinstance(found, Unknown) else None
-
-
-def _checked_channels(name: str, given: object) -> int:
-    count = as_index(given)
-    if count is None or count < 1:
-        raise ValidationError(f"{name} must be a positive int, got {quoted(given)}")
-    return count
 
 
 def reduction_to_json(reduction: Reduction) -> dict[str, Any]:
@@ -203,7 +196,7 @@ def check_reduction(
         if largest < reduction.in_channels - 1:
             raise ValidationError(
                 f"{reduction!r} gives ints up to {reduction.in_channels - 1}, which {dtype} does not hold; declare "
-                f"dtype={_labels_dtype(reduction.in_channels)}"
+                f"dtype={labels_dtype(reduction.in_channels)}"
             )
     elif isinstance(reduction.function, str) and not dtype.is_floating_point:
         raise ValidationError(
@@ -219,7 +212,7 @@ def _largest(dtype: torch.dtype) -> int:
     return int(torch.iinfo(dtype).max)
 
 
-def _labels_dtype(channels: int) -> torch.dtype:
+def labels_dtype(channels: int) -> torch.dtype:
     """The smallest dtype for the numbers of channels."""
     return next(each for each in (torch.uint8, torch.int16, torch.int32, torch.int64) if _largest(each) >= channels - 1)
 
@@ -282,7 +275,7 @@ class Reducer:
         self._dtype = dtype
         self._grid = grid
         self._adds_dimension = reduction.out_channels is None
-        self._pixels_at_once = max(1, _AT_ONCE // reduction.in_channels // _LANES) * _LANES
+        self._pixels_at_once = max(1, _AT_ONCE // reduction.in_channels // LANES) * LANES
 
     def lifted(self, index: Index) -> Index:
         """The index, among what is gathered, of a window or tile of the tensor."""
@@ -328,7 +321,7 @@ class Reducer:
             yield tuple(slice(a, min(a + by, n)) for a, by, n in zip(corner, step, extents, strict=True))
 
     def _put(self, values: Array, result: Array, to: tuple[slice, ...]) -> None:
-        flat, count = _flattened(values), math.prod(values.shape[1:])
+        flat, count = flattened(values), math.prod(values.shape[1:])
         reduced = as_array(self._called(flat)[..., :count].contiguous())
         target = result[to]
         target[...] = reduced.reshape(target.shape)
@@ -354,7 +347,7 @@ class Reducer:
 
     def tried(self, device: torch.device) -> None:
         """ValidationError if the function fails on a few pixels, or returns something else than it must."""
-        given = torch.zeros(self._reduction.in_channels, _LANES, dtype=self._reduction.dtype, device=device)
+        given = torch.zeros(self._reduction.in_channels, LANES, dtype=self._reduction.dtype, device=device)
         try:
             with torch.no_grad():
                 self._called(given)
@@ -409,13 +402,13 @@ def _empty_like(target: Array, shape: Sequence[int]) -> Array:
     return as_array(torch.empty(shape, dtype=like.dtype, device=like.device))
 
 
-def _flattened(values: Array) -> torch.Tensor:
-    """A copy of values as (channels, N), filled up by its first pixel to a multiple of `_LANES`, on the CPU."""
+def flattened(values: Array) -> torch.Tensor:
+    """A copy of values as (channels, N), filled up by its first pixel to a multiple of `LANES`, on the CPU."""
     channels, *extents = values.shape
     count = math.prod(extents)
     if as_tensor(values).device.type != "cpu":
         return as_tensor(values).reshape(channels, count)
-    flat = _empty_like(values, (channels, -(-count // _LANES) * _LANES))
+    flat = _empty_like(values, (channels, -(-count // LANES) * LANES))
     flat[:, :count].reshape(values.shape)[...] = values
     flat[:, count:] = flat[:, :1]
     return as_tensor(flat)

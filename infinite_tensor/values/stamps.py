@@ -93,17 +93,15 @@ def _listed(entries: Iterable[tuple[str, str]]) -> str:
 
 
 def _of_folder(folder: Path) -> str | None:
-    files = list(itertools.islice(_files_in(folder, ""), _MOST_FILES + 1))
-    return _listed(files) if len(files) <= _MOST_FILES else None
+    files = (Path(at, name) for at, _, names in os.walk(folder, onerror=_raised, followlinks=True) for name in names)
+    some = list(itertools.islice(files, _MOST_FILES + 1))
+    if len(some) > _MOST_FILES:
+        return None
+    return _listed((each.relative_to(folder).as_posix(), _of_status(each.stat())) for each in some)
 
 
-def _files_in(folder: Path, above: str) -> Iterator[tuple[str, str]]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                yield from _files_in(Path(entry.path), f"{above}{entry.name}/")
-            else:
-                yield f"{above}{entry.name}", _of_status(entry.stat())
+def _raised(error: OSError) -> None:
+    raise error
 
 
 def _of_url(url: str) -> str | None:

@@ -199,7 +199,7 @@ def check_dtype(mean: WeightedMean, dtype: torch.dtype) -> None:
             "(t[...].round().to(dtype))"
         )
     if isinstance(mean.weights, torch.Tensor):
-        _check_positive(mean.weights.to(real_dtype(accumulator_of(dtype))))
+        _check_positive(mean.weights.to(accumulator_of(dtype).to_real()))
 
 
 def check_mean(blend: object, window: TensorWindow, dtype: torch.dtype, blend_init: object) -> None:
@@ -234,18 +234,9 @@ def _check_window(mean: WeightedMean, window: TensorWindow) -> None:
             )
 
 
-_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-_REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
-
-
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which weighted values of `dtype` are summed."""
-    return _WIDER.get(dtype, dtype)
-
-
-def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the real parts of values of `dtype`."""
-    return _REAL.get(dtype, dtype)
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _sliding(window: TensorWindow) -> list[bool]:
@@ -354,7 +345,7 @@ def _digest(weights: torch.Tensor) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-_AT_ONCE = 2**15 - 1
+AT_ONCE = 2**15 - 1
 """Elements that are worked on at once: without torch's threads, which a forked process lacks, and in a fast cache."""
 _IN_TILE = 2**16
 _MOST_IN_TILE = 2**18
@@ -387,7 +378,7 @@ class Averaging:
     ) -> None:
         self._mean = mean
         self._grid = grid
-        self._dtype = real_dtype(accumulator)
+        self._dtype = accumulator.to_real()
         self._fold_row = fold_row
         self._on: dict[torch.device, Array] = {}
         self._sums: dict[tuple[torch.device, _Place], Array] = {}
@@ -400,7 +391,7 @@ class Averaging:
         weights = self._weights_on(as_tensor(target).device)[tuple(within)]
         if target.ndim > weights.ndim:
             weights = weights[None]
-        for part in _cut((target, incoming, weights)):
+        for part in parts_of((target, incoming, weights)):
             into, values, factor = _tensors(part)
             if first:
                 torch.mul(values, factor, out=into)
@@ -412,7 +403,7 @@ class Averaging:
         """Write what is `summed` of a block that begins at pixel `start`, divided by the sum of the weights."""
         device = as_tensor(summed).device
         for tile, to, of in self._tiles(start, summed.shape):
-            for part in _cut((target[to], summed[to], self._sum(tile, device)[of])):
+            for part in parts_of((target[to], summed[to], self._sum(tile, device)[of])):
                 quotient, dividend, divisor = _tensors(part)
                 if quotient.dtype == dividend.dtype:
                     torch.div(dividend, divisor, out=quotient)
@@ -506,17 +497,17 @@ class Averaging:
 _Blocks: TypeAlias = tuple[Array, Array, Array]
 
 
-def _cut(blocks: _Blocks) -> list[_Blocks]:
+def parts_of(blocks: _Blocks) -> list[_Blocks]:
     """Blocks of one shape and what broadcasts to it, on the CPU cut alike into parts that are worked on at once."""
     target, values, factor = blocks
     count = math.prod(target.shape)
-    if count <= _AT_ONCE or as_tensor(target).device.type != "cpu":
+    if count <= AT_ONCE or as_tensor(target).device.type != "cpu":
         return [blocks]
     rows, alike = len(target), len(factor) == 1
-    together = _AT_ONCE * rows // count
+    together = AT_ONCE * rows // count
     if rows == 1 or not together:
         smaller = [(target[i], values[i], factor[0 if alike else i]) for i in range(rows)]
-        return [part for each in smaller for part in _cut(each)]
+        return [part for each in smaller for part in parts_of(each)]
     step = -(-rows // -(-rows // together))
     cuts = [slice(begin, begin + step) for begin in range(0, rows, step)]
     return [(target[cut], values[cut], factor if alike else factor[cut]) for cut in cuts]
