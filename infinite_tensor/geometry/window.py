@@ -320,12 +320,6 @@ def starts_of(window: TensorWindow, indices: IntArray) -> IntArray:
     return np.stack(columns, axis=1)
 
 
-def bounds_of(window: TensorWindow, indices: IntArray) -> tuple[IntArray, IntArray]:
-    """The pixels ``[start, stop)`` of many windows: (N, coordinates) in, (N, ndim) starts and stops out."""
-    starts = starts_of(window, indices)
-    return starts, starts + np.array(window.size, dtype=np.int64)
-
-
 def coordinates_of(window: TensorWindow) -> int:
     """How many window coordinates there are up to the last that a dimension follows."""
     return max((k + 1 for k in followed(window) if k is not None), default=0)
@@ -349,7 +343,8 @@ def narrow(window: TensorWindow, starts: IntArray, stops: IntArray, low: IntArra
         high[outside] = low[outside]
 
 
-_MOST_CLIPPED = 2**16
+_MOST_ALONG_DIAGONAL = 2**18
+"""More windows than these are not counted pixel by pixel."""
 
 
 def _just_enough(size: int, stride: int, offset: int, extent: int) -> tuple[int, int]:
@@ -362,26 +357,21 @@ def _just_enough(size: int, stride: int, offset: int, extent: int) -> tuple[int,
 
 
 def _covered(dims: Sequence[tuple[int, int, int, int]], first: int, last: int) -> int:
-    """How many pixels windows cover of dimensions, each (size, stride, offset, extent), along all of which they move.
-
-    A pixel is covered by windows that follow each other: it counts once where what each shares with the next is taken
-    off. Windows that lie inside whole are all alike.
-    """
-    low = max(first, *(-(offset // stride) for _, stride, offset, _ in dims))
-    high = min(last, *((extent - size - offset) // stride for size, stride, offset, extent in dims))
-    if low > high:
-        low, high = last + 1, last
-    if low - first + last - high > _MOST_CLIPPED:
+    """How many pixels windows cover of dimensions, each (size, stride, offset, extent), which move together."""
+    if len(dims) == 1:
+        ((size, stride, offset, extent),) = dims
+        begin, end = first * stride + offset, last * stride + offset + size
+        if stride <= size:
+            return min(end, extent) - max(begin, 0)
+        return (last - first + 1) * size - max(0, -begin) - max(0, end - extent)
+    if last - first >= _MOST_ALONG_DIAGONAL:
         return math.prod(extent for *_, extent in dims)
-
-    def shared(i: int, j: int) -> int:
-        ends = ((i * s + o + n, j * s + o, extent) for n, s, o, extent in dims)
-        return math.prod(max(0, min(stop, extent) - max(start, 0)) for stop, start, extent in ends)
-
-    clipped = [*range(first, low), *range(high + 1, last + 1)]
-    pairs = [*range(first, min(low, last)), *range(high, last)]
-    inner = (high - low + 1) * shared(low, low) - max(0, high - low) * shared(low, low + 1)
-    return inner + sum(shared(i, i) for i in clipped) - sum(shared(i, i + 1) for i in pairs)
+    windows = np.arange(first, last + 1)[:, None]
+    size, stride, offset, extent = np.array(dims, dtype=np.int64).T
+    low, high = np.maximum(windows * stride + offset, 0), np.minimum(windows * stride + offset + size, extent)
+    # A pixel is covered by windows that follow each other: it counts once, less what each shares with the next.
+    shared = np.maximum(high[:-1] - low[1:], 0)
+    return int((high - low).prod(axis=1).sum() - shared.prod(axis=1).sum())
 
 
 class WindowGrid:
@@ -447,7 +437,8 @@ class WindowGrid:
 
     def bounds(self, indices: IntArray) -> tuple[IntArray, IntArray]:
         """The pixels of the tensor that windows cover: (N, coordinates) in, (N, ndim) starts and stops out."""
-        starts, stops = bounds_of(self.window, indices)
+        starts = starts_of(self.window, indices)
+        stops = starts + np.array(self.window.size, dtype=np.int64)
         for d, extent in self._clipped.items():
             np.maximum(starts[:, d], 0, out=starts[:, d])
             np.minimum(stops[:, d], extent, out=stops[:, d])
@@ -544,7 +535,7 @@ class WindowGrid:
     def uncovered(self) -> int:
         """How many pixels of the finite dimensions no window covers, wherever along the unbounded ones.
 
-        0 along a diagonal that more windows clip than can be counted.
+        0 along a diagonal of more windows than can be counted.
         """
         pixels = 1
         moved: dict[int, list[tuple[int, int, int, int]]] = {}
