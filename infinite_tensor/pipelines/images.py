@@ -67,7 +67,7 @@ class ImageReader(Reader):
         return self._pixels[region]
 
     def _decoded(self) -> torch.Tensor:
-        if self._file is not None and _looked_at(self._path).digest != self._file.digest:
+        if self._file is not None and _looked_at(self._path)[0] != self._file[0]:
             raise StoreError(f"{self._path} has changed since a tensor was made of it; make it again")
         if self._raster is not None:
             with _without_place():
@@ -79,12 +79,12 @@ class ImageReader(Reader):
     def digest(self) -> str:
         """That of the bytes of the file, and the page: nothing is decoded for it."""
         assert self._file is not None
-        whole = self._file.digest
+        whole, _ = self._file
         return hashlib.sha256(f"{whole} {self._page}".encode()).hexdigest() if self._page else whole
 
     def stamps(self) -> Stamps:
         """That of the file, where it was not read whole."""
-        return {} if self._file is None else self._file.stamps
+        return {} if self._file is None else self._file[1]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_pixels": None}
@@ -93,19 +93,13 @@ class ImageReader(Reader):
         return f"image({self._path!r})"
 
 
-class _LookedAt(NamedTuple):
-    """A file when a tensor was made of it."""
-
-    digest: str
-    stamps: Stamps
-
-
-def _looked_at(path: str) -> _LookedAt:
+def _looked_at(path: str) -> tuple[str, Stamps]:
+    """The digest of a file, and its stamps where it was not read whole."""
     try:
         if not Path(path).stat().st_size:
             raise StoreError(f"{path} is an empty file")
         reader = ArrayReader(np.memmap(path, np.uint8, "r"))
-        return _LookedAt(reader.digest(), reader.stamps())
+        return reader.digest(), reader.stamps()
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
 
@@ -255,10 +249,6 @@ _SWAPPED = ("BS", "BF")
 _KINDS = {1: "uint", 2: "int", 3: "float", 4: "uint", 5: "complex_int", 6: "complex"}
 
 
-def _in_png(_image: Any, data: mmap.mmap) -> _Samples:
-    return _Samples({2: 3, 4: 2, 6: 4}.get(data[25], 1), _unsigned(data[24]))
-
-
 def _in_jpeg2000(_image: Any, data: mmap.mmap) -> _Samples:
     begin = data.find(b"\xff\x4f\xff\x51")
     (channels,) = struct.unpack_from(">H", data, begin + 40)
@@ -276,38 +266,23 @@ def _in_ppm(image: Any, _data: mmap.mmap) -> _Samples:
     return _Samples(len(image.getbands()), {255: "uint8", 65535: "uint16"}.get(args[-1], f"values up to {args[-1]}"))
 
 
-def _in_avif(image: Any, data: mmap.mmap) -> _Samples:
-    flags = data[data.find(b"av1C") + 6]
-    return _Samples(len(image.getbands()), "uint12" if flags & 0x20 else "uint10" if flags & 0x40 else "uint8")
-
-
-def _in_sgi(image: Any, data: mmap.mmap) -> _Samples:
-    return _Samples(len(image.getbands()), _unsigned(8 * data[3]))
-
-
-def _in_fits(image: Any, _data: mmap.mmap) -> _Samples:
-    # Its integers have signs, but for those of 8 bits.
-    double = ";64" in str(image.tile)
-    return _Samples(1, "float64" if double else {"uint16": "int16"}.get(_made_of(image).dtype, _made_of(image).dtype))
-
-
-def _in_dds(image: Any, _data: mmap.mmap) -> _Samples:
-    return _Samples(3, "float16") if "BC6" in str(image.tile) else _made_of(image)
-
-
 def _unsigned(bits: int) -> str:
     return "bool" if bits == 1 else f"uint{bits}"
 
 
+_AVIF = {0: "uint8", 0x40: "uint10", 0x20: "uint12", 0x60: "uint12"}
 _SAID: dict[str, Callable[[Any, mmap.mmap], _Samples]] = {
     "TIFF": _in_tiff,
-    "PNG": _in_png,
+    "PNG": lambda _, data: _Samples({2: 3, 4: 2, 6: 4}.get(data[25], 1), _unsigned(data[24])),
     "JPEG2000": _in_jpeg2000,
     "PPM": _in_ppm,
-    "AVIF": _in_avif,
-    "SGI": _in_sgi,
-    "FITS": _in_fits,
-    "DDS": _in_dds,
+    "AVIF": lambda image, data: _made_of(image)._replace(dtype=_AVIF[data[data.find(b"av1C") + 6] & 0x60]),
+    "SGI": lambda image, data: _made_of(image)._replace(dtype=_unsigned(8 * data[3])),
+    # Its integers have signs, but for those of 8 bits.
+    "FITS": lambda image, _: _Samples(
+        1, "float64" if ";64" in str(image.tile) else _made_of(image).dtype.replace("uint16", "int16")
+    ),
+    "DDS": lambda image, _: _Samples(3, "float16") if "BC6" in str(image.tile) else _made_of(image),
 }
 """Formats in which values may be others than those of pillow's modes."""
 

@@ -465,6 +465,11 @@ def _checked_dtype(dtype: object) -> torch.dtype:
     raise ValidationError(f"dtype must be one of {', '.join(map(str, _BITS))}, got {quoted(dtype)}")
 
 
+# Normal numbers of uniform ones, with the same bits on every machine: algorithm AS 241 of Wichura, "The Percentage
+# Points of the Normal Distribution" (1988), by numpy: PPND7 in float32, PPND16 in float64. Sums, products, quotients
+# and square roots are rounded in one way everywhere. The logarithm of a library is not, nor its `erfinv`: here it is a
+# sum of products as well.
+
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 
 _IN_CACHE = 2**16

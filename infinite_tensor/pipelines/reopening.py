@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import mmap
 import os
@@ -429,10 +430,10 @@ def _of_zarr(obj: Any) -> Opened | None:
     if isinstance(obj, zarr.Array):
         return _open_zarr, (obj.store_path.store, obj.store_path.path, obj.metadata.zarr_format)
     if type(obj) is LocalStore:
-        return _open_folder, (str(obj.root.absolute()), obj.read_only)
+        return functools.partial(LocalStore, read_only=obj.read_only), (str(obj.root.absolute()),)
     if type(obj) is ZipStore:
         # One that was written to would be emptied by the mode that it has.
-        return _open_zip, (str(obj.path.absolute()),)
+        return functools.partial(ZipStore, mode="r"), (str(obj.path.absolute()),)
     if isinstance(obj, Store) and _is_of_fsspec_in_memory(obj):
         raise pickle.PicklingError(f"{obj} lies in the memory of this process")
     return None
@@ -457,21 +458,13 @@ def by_absolute_path(array: Any) -> Any:
         return array
     store, path = array.store_path.store, array.store_path.path
     if type(store) is LocalStore and not store.root.is_absolute():
-        store = _open_folder(str(store.root.absolute()), store.read_only)
+        store = LocalStore(store.root.absolute(), read_only=store.read_only)
     elif type(store) is ZipStore and store.read_only and not store.path.is_absolute():
         # One that is being written cannot be read by its path.
-        store = _open_zip(str(store.path.absolute()))
+        store = ZipStore(store.path.absolute(), mode="r")
     else:
         return array
     return _open_zarr(store, path, array.metadata.zarr_format)
-
-
-def _open_folder(root: str, read_only: bool) -> LocalStore:
-    return LocalStore(root, read_only=read_only)
-
-
-def _open_zip(path: str) -> ZipStore:
-    return ZipStore(path, mode="r")
 
 
 def _of_lock(obj: Any) -> Opened | None:
