@@ -8,13 +8,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import nn
 
 from infinite_tensor.errors import ShapeMismatchError, ValidationError
 from infinite_tensor.geometry.window import TensorWindow
-from infinite_tensor.pipelines.networks import CallingNetworks, note_dtypes
+from infinite_tensor.pipelines.networks import CallingNetworks
 from infinite_tensor.pipelines.sliding import Along, output_of, paddings_of, sources_of
 from infinite_tensor.support.given import array_advice, quoted
 from infinite_tensor.tensor import InfiniteTensor
@@ -200,15 +199,11 @@ class _Mapped(CallingNetworks):
         return self._called(regions, ())
 
     def _called(self, regions: Sequence[torch.Tensor], batch: _Sizes) -> torch.Tensor:
-        try:
-            output = self.__wrapped__(*regions)
-        except RuntimeError as error:
-            remedy = "convert in fn, by x.to({0}), or before: t.map(lambda x: x.to({0}), dtype={0}).map(fn)"
-            note_dtypes(error, "fn", self.__wrapped__, [region.dtype for region in regions], remedy)
-            raise
+        output = self.__wrapped__(*regions)
         if not isinstance(output, torch.Tensor) or output.is_nested:
             raise ValidationError(
-                f"fn must return one dense tensor, got {type(output).__name__}: {output!r:.80}; {_instead(output)}"
+                f"fn must return one dense tensor, got {type(output).__name__}: {output!r:.80}; several outputs take a "
+                "map each, or InfiniteTensor.from_multi"
             )
         found = tuple(output.shape)
         if found == (*batch, *self._size):
@@ -217,15 +212,6 @@ class _Mapped(CallingNetworks):
         if len(found) != len(batch) + len(crops) or found[: len(batch)] != batch or None in crops:
             raise ShapeMismatchError(_misfit(self._output, tuple(regions[0].shape), found, batch))
         return output[(..., *crops)]
-
-
-def _instead(output: object) -> str:
-    """What to do about a result that is not a dense tensor."""
-    if output is None:
-        return "end fn with return result"
-    if isinstance(output, Mapping | tuple | list):
-        return "return one of these, and make a map for each, or use InfiniteTensor.from_multi for several outputs"
-    return "return torch.as_tensor(result)" if isinstance(output, np.ndarray | np.generic) else "return a torch.Tensor"
 
 
 def _misfit(output: Sequence[Along], given: _Sizes, found: _Sizes, batch: _Sizes) -> str:

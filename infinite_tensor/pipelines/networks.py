@@ -82,7 +82,7 @@ class BatchedNetwork(CallingNetworks):
         self.modes = Modes(reach.networks)
         # Lazy modules have no weights before a call.
         self.looked = None if any(is_lazy(each) for net in reach.networks for each in net.parameters()) else reach
-        self._dtypes = dtypes_of(net)
+        self._dtypes = _dtypes_of(net)
         only = isinstance(net, nn.Module) and len(self._dtypes) == 1
         self._dtype = next(iter(self._dtypes)) if only else torch.float32
 
@@ -151,17 +151,15 @@ class BatchedNetwork(CallingNetworks):
             fits = self.autocast is not None or not batch.is_floating_point() or batch.dtype in self._dtypes
             if self._dtypes and not fits:
                 batch = batch.to(self._dtype)
-            try:
-                return self.net(batch)
-            except RuntimeError as error:
-                note_dtypes(error, "net", self.net, [batch.dtype], "convert in it, or in preprocess, by batch.to({})")
-                raise
+            return self.net(batch)
 
     def _check_as_before(self, outputs: Outputs) -> None:
         """ShapeMismatchError where a batch has other outputs than those that the prediction was begun with."""
         before = {name: shape for name, (shape, _) in self._expected.items()}
-        now = {name: tuple(output.shape[1:]) for name, output in outputs.items()}
-        if before and _as_many(now, before) != before:
+        # One result for a window lacks its pixel.
+        lacking = {name: (1,) * (len(before.get(name, ())) + 1 - output.ndim) for name, output in outputs.items()}
+        now = {name: (*output.shape[1:], *lacking[name]) for name, output in outputs.items()}
+        if before and now != before:
             raise ShapeMismatchError(
                 f"net returned {_told(now)} for a window, where it had returned {_told(before)} before; it must return "
                 "the same outputs for all windows"
@@ -199,13 +197,6 @@ def _tensor_of(array: np.ndarray[Any, Any], named: str) -> torch.Tensor:
         ) from error
 
 
-def _as_many(
-    now: Mapping[str | None, tuple[int, ...]], before: Mapping[str | None, tuple[int, ...]]
-) -> dict[str | None, tuple[int, ...]]:
-    """The shapes, with the pixel that one result for a window lacks."""
-    return {name: (*shape, *[1] * (len(before.get(name, ())) - len(shape))) for name, shape in now.items()}
-
-
 def _told(shapes: Mapping[str | None, tuple[int, ...]]) -> str:
     return f"shape {shapes[None]}" if None in shapes else f"outputs of shapes {shapes}"
 
@@ -215,20 +206,10 @@ def device_of(net: object) -> torch.device:
     return next((each.device for network in networks_in((net,)) for each in network.parameters()), torch.device("cpu"))
 
 
-def dtypes_of(net: object) -> set[torch.dtype]:
+def _dtypes_of(net: object) -> set[torch.dtype]:
     """What the parameters of the networks in a function are, of those that are floats."""
     parameters = [each for network in networks_in((net,)) for each in network.parameters()]
     return {each.dtype for each in parameters if each.is_floating_point()}
-
-
-def note_dtypes(error: RuntimeError, name: str, fn: object, given: Sequence[torch.dtype], remedy: str) -> None:
-    """Where a function failed that may need another dtype than it was given, say so: torch tells no remedy."""
-    wanted = dtypes_of(fn)
-    if not wanted and not all(dtype.is_floating_point or dtype.is_complex for dtype in given):
-        wanted = {torch.float32}
-    if len(wanted) == 1 and wanted.isdisjoint(given):
-        told, needed = ", ".join([str(dtype) for dtype in given]), str(*wanted)
-        error.add_note(f"{name} was given {told}; if it needs {needed}, {remedy.format(needed)}")
 
 
 def _preprocessed(preprocess: Callable[[torch.Tensor], object], batch: torch.Tensor) -> torch.Tensor:

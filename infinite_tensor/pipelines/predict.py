@@ -219,9 +219,7 @@ def predict(
     results, together = _results(
         found, reduce, dtype, {name: sliding.scale_of(each.shape, scales) for name, each in found.items()}
     )
-    singles = [name for name, result in results.items() if result.seen.is_single]
-    sliding.check_steps([result.scale for name, result in results.items() if name not in singles])
-    sliding.check_together(singles, [name for name in results if name not in singles], edge)
+    sliding.check(results, edge)
     blended = _blend_of(blend, sigma_scale)
     outputs = {name: result.output(sliding, blended, edge) for name, result in results.items()}
     options: dict[str, Any] = {
@@ -243,15 +241,7 @@ def predict(
         for name in stored:
             holder.clear_tensor(name)
     made = _made(f, outputs, options | {"tile_store": holder}, resumed=bool(stored) and not overwrite)
-    f.returns(
-        {
-            name: (
-                result.seen.shape,
-                (made if name is None else made[name]).dtype if result.reduction is None else result.seen.computed,
-            )
-            for name, result in results.items()
-        }
-    )
+    f.returns({name: (result.seen.shape, result.blended) for name, result in results.items()})
     with (
         _beside_batches(max_memory, batches, count) as most,
         _keeping_little(holder, sliding, most),
@@ -322,18 +312,8 @@ def _made(
             return _together(
                 InfiniteTensor.from_multi(f, {str(name): each for name, each in outputs.items()}, **options)
             )
-        return InfiniteTensor(
-            output.shape,
-            f,
-            output.window,
-            dtype=output.dtype,
-            blend=output.blend,
-            blend_init=output.blend_init,
-            edge=output.edge,
-            dims=output.dims,
-            reduce=output.reduce,
-            **options,
-        )
+        fields = {**vars(output)}
+        return InfiniteTensor(fields.pop("shape"), f, fields.pop("window"), **fields, **options)
     except ValidationError as error:
         if not resumed or "already holds a tensor" not in str(error):
             raise

@@ -19,13 +19,21 @@ from infinite_tensor.geometry.window import TensorWindow, WindowGrid, checked_ed
 from infinite_tensor.groups import TensorGroup
 from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import Index
-from infinite_tensor.pipelines.sliding import is_one_padding, names_of, of_dimensions, slid_dims
-from infinite_tensor.support.given import as_index, as_ratio, members, number, quoted, word
+from infinite_tensor.pipelines.sliding import (
+    is_one_padding,
+    names_of,
+    of_all,
+    of_dimensions,
+    positive,
+    slid_dims,
+    window_over,
+)
+from infinite_tensor.support.given import as_ratio, members, number, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
-from infinite_tensor.values.dtypes import checked_dtype
-from infinite_tensor.values.reduction import Reduction, reduced, reduction_to_json
-from infinite_tensor.values.weights import WeightedMean
+from infinite_tensor.values.dtypes import checked_dtype, dtype_of
+from infinite_tensor.values.reduction import Reduction, labels_dtype, reduced, reduction_to_json
+from infinite_tensor.values.weights import WeightedMean, lifted
 
 
 @dataclass(frozen=True)
@@ -75,16 +83,17 @@ class Sliding:
                 "say, or dims=('y', 'x', 'c') for channels last, and a window with one entry for each of the others"
             ) from None
         rest = [d for d in range(source.ndim) if d not in numbers]
-        size = of_dimensions("window", window, len(numbers), _positive, "a positive int")
+        size = of_dimensions("window", window, len(numbers), positive, "a positive int")
         shared = of_dimensions("overlap", overlap, len(size), _share, "a number from 0 up to and without 1")
         stride = tuple(map(_stride, size, shared))
         named = tuple(names[d] for d in numbers)
         given, modes = padding, [padding] * len(size)
         if not is_one_padding(padding):
             expected = 'one padding, as in "reflect" or ("constant", 0)'
-            modes = of_dimensions("padding", padding, len(size), _one_padding, expected)
-            along = dict(zip(numbers, modes, strict=True))
-            given = [[along.get(d) for d in range(source.ndim)]]
+            modes = of_dimensions(
+                "padding", padding, len(size), lambda each: each if is_one_padding(each) else None, expected
+            )
+            given = [of_all(source, numbers, modes)]
         closed = [
             word(edge) != "drop" and word(mode) == "wrap" and source.shape[d] is not None
             for d, mode in zip(numbers, modes, strict=True)
@@ -96,9 +105,7 @@ class Sliding:
     def window(self) -> TensorWindow:
         """What a window reads of the source."""
         slid = zip(self.size, self.stride, self.offset, range(len(self.size)), strict=True)
-        along = dict(zip(self.numbers, slid, strict=True))
-        whole = [along.get(d, (extent or 1, extent or 1, 0, None)) for d, extent in enumerate(self.source.shape)]
-        return TensorWindow(*zip(*whole, strict=True))
+        return window_over(self.source, dict(zip(self.numbers, slid, strict=True)))
 
     def edges(self, edge: Any, channels: int = 0) -> Any:
         """The `edge` of what these windows are written to, which has so many dimensions before theirs."""
@@ -147,69 +154,43 @@ class Sliding:
 
     def scale_of(self, shape: Sequence[int], given: tuple[Fraction, ...] | None) -> tuple[Fraction, ...]:
         """Pixels of an output of this shape along one of the source; ShapeMismatchError where that is not known."""
-        size = shape[-len(self.size) :]
-        is_single = {*size} == {1}
-        found = (
-            self._scale_of_single(given)
-            if is_single
-            else tuple(Fraction(n, pixels) for n, pixels in zip(size, self.size, strict=True))
-        )
-        if given is None and shape[:-1] == self.size != size:
+        size = tuple(shape[-len(self.size) :])
+        if is_single := {*size} == {1}:
+            # A pixel for each step.
+            found = tuple(Fraction(1, step) for step in self.stride)
+        else:
+            found = tuple(map(Fraction, size, self.size))
+        told = f"net was given windows of {self.size} pixels, {self.stride} apart, and returned {size}"
+        is_known = is_single or (len({*found}) == 1 and 1 in found[0].as_integer_ratio())
+        if given is None and (not is_known or shape[:-1] == self.size != size):
             raise ShapeMismatchError(
-                f"net was given windows of {self.size} pixels and returned {shape[0]} channels of {size} pixels: are "
-                "its channels last? Have net return channels first, as in lambda batch: net(batch).movedim(-1, 1), or "
-                f"give scale={_shown(found)} if that is the resolution of its output"
-            )
-        if is_single:
-            return found
-        shapes = f"net was given windows of {self.size} pixels and returned {tuple(size)}"
-        if given is not None:
-            if given != found:
-                raise ShapeMismatchError(
-                    f"{shapes}, which is not scale={_shown(given)}; crop or resize what net returns to "
-                    f"{tuple(str(n * scale) for n, scale in zip(self.size, given, strict=True))}"
-                )
-        elif len({*found}) > 1:
-            raise ShapeMismatchError(
-                f"{shapes}, which are other scales along other dimensions: are its channels last, or are these tokens? "
-                "Have net return channels first, as in lambda batch: net(batch).movedim(-1, 1), or give "
+                f"{told}, which tells no scale: are its channels last, as of tokens, or is it cropped? Have net return "
+                "channels first, as in lambda batch: net(batch).movedim(-1, 1), and as many pixels; or give "
                 f"scale={_shown(found)} if that is the resolution of its output"
             )
-        elif 1 not in (found[0].numerator, found[0].denominator):
-            raise ShapeMismatchError(
-                f"{shapes}: is it cropped? Have net return as many pixels, or give scale={_shown(found)} if that is "
-                "the resolution of its output"
-            )
-        return found
-
-    def _scale_of_single(self, given: tuple[Fraction, ...] | None) -> tuple[Fraction, ...]:
-        """That of one result a window: a pixel for each step."""
-        found = tuple(Fraction(1, step) for step in self.stride)
         if given not in (None, found):
             raise ShapeMismatchError(
-                f"net returned one result for each window, which are {self.stride} pixels apart, and that is scale="
-                f"{_shown(found)}, not {_shown(given)}; leave scale out"
+                f"{told}, which is scale={_shown(found)} and not {_shown(given)}; leave scale out, or have net return "
+                f"{tuple(str(n * scale) for n, scale in zip(self.size, given, strict=True))}"
             )
         return found
 
-    def check_steps(self, scales: Sequence[tuple[Fraction, ...]]) -> None:
-        """ValidationError where windows do not begin with whole pixels of all outputs, which have these scales."""
-        units = [math.lcm(*[scale.denominator for scale in along]) for along in zip(*scales, strict=True)]
+    def check(self, results: Mapping[str | None, Result], edge: object) -> None:
+        """ValidationError where windows do not begin with whole pixels of all outputs, or these do not end together."""
+        singles = [name for name, result in results.items() if result.seen.is_single]
+        scales = [result.scale for name, result in results.items() if name not in singles]
         wrong = [scale for scale in scales if any(step * s % 1 for step, s in zip(self.stride, scale, strict=True))]
         if wrong:
+            units = [math.lcm(*[scale.denominator for scale in along]) for along in zip(*scales, strict=True)]
             shares = [_share_for(*each) for each in zip(self.size, self.stride, units, strict=True)]
             shown = str(shares[0]) if len({*shares}) == 1 else f"({', '.join(map(str, shares))})"
             raise ValidationError(
                 f"windows are {self.stride} pixels apart, which is not whole at scale {_shown(wrong[0])}; give "
                 f"overlap={shown}, or another window"
             )
-
-    def check_together(self, singles: Sequence[str | None], others: Sequence[str | None], edge: object) -> None:
-        """ValidationError where outputs of one result a window end elsewhere than those with pixels beside them."""
-        if not (singles and others):
-            return
-        ends = zip(self.count(edge), self.extents, self.stride, strict=True)
+        ends = zip(self.count(edge), self.extents, self.stride, strict=True) if singles and scales else ()
         if any(n is not None and count != -(-n // step) for count, n, step in ends):
+            others = [name for name in results if name not in singles]
             raise ValidationError(
                 f"net returned one result for each window for {singles}, beside pixels for {others}, and these do not "
                 "end together where windows overlap: give overlap=0, or predict them apart, as in "
@@ -244,15 +225,6 @@ def _names_of(source: InfiniteTensor, dims: object) -> list[str | None]:
             f"got {quoted(dims)}"
         )
     return given
-
-
-def _one_padding(given: object) -> object:
-    return given if is_one_padding(given) else None
-
-
-def _positive(value: object) -> int | None:
-    found = as_index(value)
-    return found if found is not None and found > 0 else None
 
 
 def _share(value: object) -> float | None:
@@ -319,8 +291,7 @@ class Returned:
                 "reduce=lambda values: values[0].sigmoid() > 0.5"
             )
         if dtype is None:
-            labels = torch.uint8 if self.channels <= 2**8 else torch.int16 if self.channels <= 2**15 else torch.int32
-            dtype = labels if reduction.function == "argmax" else becomes or self.computed
+            dtype = labels_dtype(self.channels) if reduction.function == "argmax" else becomes or self.computed
         return Result(self, scale, reduction, dtype, reduction.out_channels)
 
 
@@ -379,28 +350,29 @@ class Result:
         # One pixel a window: the first is that of the first window, wherever that begins.
         begin = (0,) * len(stride) if self.seen.is_single else sliding.offset
         offset = [int(n * scale) for n, scale in zip(begin, self.scale, strict=True)]
-        size, follows, names = [*self.seen.size], [*range(len(stride))], [*sliding.names]
-        dims = None if None in names else [str(name) for name in names]
-        if self.channels is not None:
-            shape, size, stride = [self.channels, *shape], [self.channels, *size], [self.channels, *stride]
-            window = TensorWindow(size, stride, [0, *offset], [None, *follows])
-            dims = None if dims is None else ["c", *dims]
-            if isinstance(blend, WeightedMean) and isinstance(blend.sigma_scale, tuple):
-                blend = WeightedMean("gaussian", (blend.sigma_scale[0], *blend.sigma_scale))
-        else:
-            window = TensorWindow(size, stride, offset)
-        edges = sliding.edges(edge, len(shape) - len(follows))
-        blend, init = self._blend(blend, window), self._blend_init(blend)
-        return Output(shape, self.stored, window, blend, init, edges, dims, self.reduction)
+        channels = [] if self.channels is None else [self.channels]
+        window = TensorWindow(
+            [*channels, *self.seen.size],
+            [*channels, *stride],
+            [*[0 for _ in channels], *offset],
+            [*[None for _ in channels], *range(len(stride))],
+        )
+        dims = None if None in sliding.names else [*["c" for _ in channels], *map(str, sliding.names)]
+        if channels and isinstance(blend, WeightedMean):
+            blend = lifted(blend)
+        edges, init = sliding.edges(edge, len(channels)), self._blend_init(blend)
+        return Output(
+            [*channels, *shape], self.stored, window, self._blend(blend, window), init, edges, dims, self.reduction
+        )
 
     @property
-    def _blended(self) -> torch.dtype:
+    def blended(self) -> torch.dtype:
         """In which windows are blended."""
         return checked_dtype(self.stored) if self.reduction is None else self.seen.computed
 
     def _blend_init(self, blend: Any) -> Any:
         """What no value changes to: the largest of values below 0 is not 0."""
-        dtype = self._blended
+        dtype = self.blended
         if self.seen.is_single or dtype.is_complex or not (blend is torch.maximum or blend is torch.minimum):
             return None
         if dtype.is_floating_point:
@@ -417,7 +389,7 @@ class Result:
             return "last"
         if not isinstance(blend, WeightedMean):
             return blend
-        dtype = self._blended
+        dtype = self.blended
         divides = dtype.is_floating_point or dtype.is_complex
         if window.stride == window.size:
             return blend if divides else "last"
@@ -468,16 +440,11 @@ def returned_before(
             pixels = tuple(map(lambda now, then, given: now * then // given, sliding.size, pixels, read))
         if reduction is None:
             channels = size[0] if len(size) > len(pixels) else None
-            seen = Returned(channels, pixels, _torch_dtype(stored["dtype"]))
+            seen = Returned(channels, pixels, dtype_of(stored["dtype"]))
         else:
-            seen = Returned(reduction["in_channels"], pixels, _torch_dtype(reduction["dtype"]))
+            seen = Returned(reduction["in_channels"], pixels, dtype_of(reduction["dtype"]))
         found[None if name == tensor_id else name.removeprefix(f"{tensor_id}/")] = seen
     return found
-
-
-def _torch_dtype(name: str) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
 
 
 def reduction_for(name: str | None, reduce: object, outputs: Mapping[str | None, Returned]) -> object:

@@ -7,15 +7,16 @@ what may be returned along it. The windows of all tensors follow from these.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeVar
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow
-from infinite_tensor.support.given import as_index, as_ratio, members, number, quoted, word
+from infinite_tensor.support.given import as_index, as_ratio, members, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.values.checks import constant_of
 
 CHANNELS = frozenset({"c", "channel", "channels", "band", "bands"})
 """Names of dimensions over which windows do not slide."""
@@ -109,24 +110,32 @@ class Source:
 
     def window(self, output: Sequence[Along]) -> TensorWindow:
         """The region of it that a window of the output is computed from."""
-        size = [extent or 1 for extent in self.tensor.shape]
-        stride, offset = [*size], [0] * len(size)
-        follows: list[int | None] = [None] * len(size)
+        slid: dict[int, tuple[int, int, int, int]] = {}
         for at, along in enumerate(output):
             if along.number is not None:
                 slide = self.slides[along.number]
-                stride[slide.d] = int(along.size / slide.scale)
-                size[slide.d] = stride[slide.d] + 2 * slide.halo
-                offset[slide.d], follows[slide.d] = -slide.halo, at
-        return TensorWindow(size, stride, offset, follows)
+                stride = int(along.size / slide.scale)
+                slid[slide.d] = stride + 2 * slide.halo, stride, -slide.halo, at
+        return window_over(self.tensor, slid)
 
     def padding(self, given: object) -> object:
         """One entry per dimension, where there is one per dimension over which windows slide."""
         entries = None if is_one_padding(given) else members(given)
         if entries is None or len(entries) != len(self.slides):
             return given
-        along = dict(zip([slide.d for slide in self.slides], entries, strict=True))
-        return [along.get(d) for d in range(self.tensor.ndim)]
+        return of_all(self.tensor, [slide.d for slide in self.slides], entries)
+
+
+def window_over(tensor: InfiniteTensor, slid: Mapping[int, tuple[int, int, int, int]]) -> TensorWindow:
+    """Windows over a tensor: size, stride, offset and coordinate of the dimensions that are slid over, others whole."""
+    whole = [slid.get(d, (extent or 1, extent or 1, 0, None)) for d, extent in enumerate(tensor.shape)]
+    return TensorWindow(*zip(*whole, strict=True))
+
+
+def of_all(tensor: InfiniteTensor, numbers: Sequence[int], entries: Sequence[object]) -> list[object]:
+    """An entry for each dimension of a tensor, of those for the dimensions with these numbers; None for the others."""
+    along = dict(zip(numbers, entries, strict=True))
+    return [along.get(d) for d in range(tensor.ndim)]
 
 
 def sources_of(
@@ -244,6 +253,11 @@ def _from_zero(value: object) -> int | None:
     return None if found is None or found < 0 else found
 
 
+def positive(value: object) -> int | None:
+    """A positive int, or None."""
+    return _from_zero(value) or None
+
+
 def _of_inputs(name: str, given: object, count: int) -> Sequence[object]:
     """One entry for each input, of which there are `count`."""
     entries = None if count == 1 else members(given)
@@ -282,8 +296,7 @@ def paddings_of(sources: Sequence[Source], padding: object) -> object:
 
 def is_one_padding(given: object) -> bool:
     """Whether a padding is meant for all dimensions."""
-    entries = members(given)
-    return entries is None or (len(entries) == 2 and word(entries[0]) == "constant" and number(entries[1]) is not None)
+    return members(given) is None or constant_of(given) is not None
 
 
 def output_of(sources: Sequence[Source], window: object, channels: object) -> list[Along]:
@@ -344,7 +357,7 @@ def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
             for most, slide, unit in zip(_default_sides(sources), first, units, strict=True)
         ]
     else:
-        sides = of_dimensions("window", window, len(first), lambda n: _from_zero(n) or None, "a positive int")
+        sides = of_dimensions("window", window, len(first), positive, "a positive int")
     for j, (side, unit) in enumerate(zip(sides, units, strict=True)):
         if side % unit:
             scales = ", ".join(str(source.slides[j].scale) for source in sources)
