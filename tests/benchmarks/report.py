@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.benchmarks.curves import FLAT, Curve, exponent
 from tests.benchmarks.measuring import Measurement, Subject
-from tests.benchmarks.rows import Row, Target
+from tests.benchmarks.rows import Row
 
 Values = Mapping[Measurement, float]
 """Seconds, or bytes for what looks at memory."""
@@ -33,16 +33,15 @@ def curve_table(curves: Sequence[Curve], values: Values) -> str:
 
 def is_met(row: Row, values: Values) -> bool | None:
     """Whether a row reaches its target; None if it has none."""
-    target, ours = row.target, values[row.ours]
-    checks = []
-    if target.of_peer is not None and row.peer is not None:
-        checks.append(ours <= target.of_peer * values[row.peer])
-    if target.of_floor is not None and row.floor is not None:
-        checks.append(ours <= target.of_floor * values[row.floor])
-    if target.memory is not None:
-        checks.append(ours <= target.memory)
-    if target.rate is not None:
-        checks.append(row.nbytes >= target.rate * ours)
+    ours, others, checks = values[row.ours], {"peer": row.peer, "floor": row.floor}, []
+    for part in filter(None, row.target.split(", ")):
+        amount, _, unit = part.partition(" ")
+        if unit == "MB":
+            checks.append(ours <= int(amount) * 10**6)
+        elif unit == "MB/s":
+            checks.append(row.nbytes >= int(amount) * 10**6 * ours)
+        elif (other := others[unit.removeprefix("of ")]) is not None:
+            checks.append(ours <= Fraction(amount) * values[other])
     return all(checks) if checks else None
 
 
@@ -91,7 +90,7 @@ def _cells(row: Row, values: Values) -> list[str]:
         _value(row.floor, values, row.floor_name, row.nbytes),
         NOTHING if row.peer is None else as_ratio(ours / values[row.peer]),
         NOTHING if row.floor is None else as_ratio(ours / values[row.floor]),
-        _target(row.target) or NOTHING,
+        row.target or NOTHING,
         met(is_met(row, values)),
     ]
 
@@ -119,20 +118,3 @@ def _value(measurement: Measurement | None, values: Values, label: str, nbytes: 
     value = values[measurement]
     rate = f"{nbytes / value / 10**6:.0f} MB/s, " if nbytes else ""
     return f"{f'{value / 10**6:.0f} MB' if measurement.alone else in_seconds(value)}, {rate}{label}"
-
-
-def _target(target: Target) -> str:
-    parts = []
-    if target.of_peer is not None:
-        parts.append(f"{_fraction(target.of_peer)} of peer")
-    if target.of_floor is not None:
-        parts.append(f"{_fraction(target.of_floor)} of floor")
-    if target.memory is not None:
-        parts.append(f"{target.memory / 10**6:.0f} MB")
-    if target.rate is not None:
-        parts.append(f"{target.rate / 10**6:.0f} MB/s")
-    return ", ".join(parts)
-
-
-def _fraction(fraction: Fraction) -> str:
-    return str(fraction) if fraction < 1 else f"{float(fraction):g}"

@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 from tests.benchmarks.measuring import Measurement, Subject
 
 MEMORY, ZARR, HDF5 = "memory", "zarr", "hdf5"
-
-
-@dataclass(frozen=True)
-class Target:
-    """What is to be reached; None where nothing is.
-
-    Attributes
-    ----------
-    of_peer, of_floor : Fraction or None
-        The most that the time may be, as a ratio.
-    memory : int or None
-        The most that the memory may grow by, in bytes.
-    rate : int or None
-        The fewest bytes of the result that a second may take.
-    """
-
-    of_peer: Fraction | None = None
-    of_floor: Fraction | None = None
-    memory: int | None = None
-    rate: int | None = None
 
 
 @dataclass(frozen=True)
@@ -48,8 +28,9 @@ class Row:
         What the same cannot well take less time than.
     floor_name : str
         What the floor does.
-    target : Target
-        What is to be reached.
+    target : str
+        What is to be reached, as the table shows it: the most time as a part "of peer" or "of floor", the most memory
+        in "MB", and the least speed in "MB/s"; several with commas.
     nbytes : int
         Bytes of the result, where it is told how many a second takes; else 0.
     """
@@ -60,222 +41,164 @@ class Row:
     peer: Measurement | None
     floor: Measurement | None = None
     floor_name: str = ""
-    target: Target = Target()
+    target: str = ""
     nbytes: int = 0
 
 
-def _ours(workload: str, store: str, size: int = 0, *, alone: bool = False) -> Measurement:
-    return Measurement(Subject.OURS, workload, store, size, alone)
+def _ours(workload: str, store: str, size: int = 0) -> Measurement:
+    return Measurement(Subject.OURS, workload, store, size)
 
 
-def _peer(workload: str, store: str, size: int = 0, *, alone: bool = False) -> Measurement:
-    return Measurement(Subject.PEER, workload, MEMORY if store == MEMORY else HDF5, size, alone)
-
-
-def _floor(workload: str, size: int = 0) -> Measurement:
-    return Measurement(Subject.FLOOR, workload, ZARR, size)
-
-
-def _row(
+def _rows(
     case: str,
     what: str,
-    store: str,
     workload: str,
-    floor: tuple[str, Measurement] | None = None,
-    target: Target = Target(),
+    stores: Sequence[str],
+    floor: str | tuple[str, Measurement] = "",
+    target: str = "",
     size: int = 0,
-) -> Row:
-    name, measurement = floor or ("", None)
-    ours, peer = _ours(workload, store, size), _peer(workload, store, size)
-    return Row(case, what, ours, peer, measurement, name, target)
-
-
-def _target(of_peer: str | None = None, of_floor: str | None = None) -> Target:
-    return Target(
-        None if of_peer is None else Fraction(of_peer),
-        None if of_floor is None else Fraction(of_floor),
-    )
-
-
-def _cold() -> list[Row]:
-    small, large = ("loop", _floor("reading.cold_8_floor", 16384)), ("loop", _floor("reading.cold_64_floor", 4096))
-    return [
-        _row("cold-64", "4096 new windows of 64x64", MEMORY, "reading.cold_64", large, _target("1/3"), 4096),
-        _row("cold-8", "16384 new windows of 8x8", MEMORY, "reading.cold_8", small, _target("1/5"), 16384),
-    ]
-
-
-def _warm() -> list[Row]:
-    # In our own process: how long a clone takes depends on whether the allocator has memory at hand, or asks for it.
-    clone = "clone", _ours("reading.warm_floor", MEMORY)
-    virtual = "virtual_chunked", Measurement(Subject.TENSORSTORE, "virtual.warm_random", MEMORY)
-    what, random = "2048x2048 from memory, windows overlap", "64x64 from memory at random, windows overlap (per read)"
-    return [
-        _row("warm", what, MEMORY, "reading.warm", clone, _target("1/5")),
-        _row("warm", what, ZARR, "reading.warm", clone, _target(of_floor="3/2")),
-        _row("warm", what, HDF5, "reading.warm", clone, _target(of_floor="3/2")),
-        _row("warm-random", random, MEMORY, "reading.warm_random", virtual, _target("1/5", "1")),
-        _row("warm-random", random, ZARR, "reading.warm_random", virtual, _target("1/2", "1")),
-        _row("warm-random", random, HDF5, "reading.warm_random", virtual, _target("1/2", "1")),
-    ]
-
-
-def _chains() -> list[Row]:
-    loop = "loop", _floor("chains.chain_floor")
-    what = "chain of 6 tensors with halo (per call of f)"
-    rows = [_row("chain", what, store, "chains.chain", loop, _target("1/5")) for store in (MEMORY, ZARR, HDF5)]
-    diamond, convolution = ("loop", _floor("chains.diamond_floor")), ("loop", _floor("chains.convolution_floor"))
-    return [
-        *rows,
-        _row("diamond", "diamond of 5 tensors", MEMORY, "chains.diamond", diamond),
-        _row("convolution", "network of 2 convolutions, batches of 16", MEMORY, "chains.convolution", convolution),
-    ]
-
-
-def _storing() -> list[Row]:
-    fill, reopen = "store 64 MiB, tiles of 512x512", "reopen, and read 64 MiB, tiles of 512x512"
-    small, looped = "16384 windows of 16x16 into tiles of 256x256", _floor("raw_zarr.small_windows")
-    raw_fill, raw_reopen = ("zarr", _floor("raw_zarr.fill")), ("zarr", _floor("raw_zarr.reopen"))
-    file_fill, file_reopen = ("files", _floor("raw_files.fill")), ("files", _floor("raw_files.reopen"))
-    return [
-        _row("fill", fill, ZARR, "storing.fill", raw_fill, _target("1/4", "1.3")),
-        _row("fill", fill, HDF5, "storing.fill", file_fill),
-        _row("reopen", reopen, ZARR, "storing.reopen", raw_reopen, _target("1/5", "1.3")),
-        _row("reopen", reopen, HDF5, "storing.reopen", file_reopen),
-        # The peer copies nothing.
-        Row("copy", "copy 64 MiB, 64 tiles", _ours("moving.copy", ZARR), None, _floor("moving.copy_floor"), "cp -r"),
-        _row("small-windows", small, ZARR, "storing.small_windows", ("loop, zarr", looped), _target("1/20")),
-        _row("small-windows", small, HDF5, "storing.small_windows", ("loop, zarr", looped)),
-    ]
-
-
-def _exports() -> list[Row]:
-    what, floor = "export 64 MiB to Zarr, tiles of 512x512", _floor("raw_zarr.new_array")
-    # The peer exports nothing.
-    return [Row("export", what, _ours("moving.export", store), None, floor, "zarr") for store in (MEMORY, ZARR)]
-
-
-def _opening() -> list[Row]:
-    few = "10 tiles", _ours("opening.tiles", ZARR, 10)
-    same = _target(of_floor="1.25")
-    many = 1_000_000
-    return [
-        _row("opening", "open, and read a tile of 10", ZARR, "opening.tiles", size=10),
-        _row("opening", "open, and read a tile of 10,000", ZARR, "opening.tiles", few, same, 10_000),
-        # The peer takes 2 ms to store a tile: making such a file would take it longer than all the rest.
-        Row(
-            "opening",
-            "open, and read a tile of 1,000,000",
-            _ours("opening.tiles", ZARR, many),
-            None,
-            few[1],
-            few[0],
-            same,
-        ),
-    ]
-
-
-def _memory() -> list[Row]:
-    limit = Target(memory=500 * 10**6)
-    return [
-        Row(
-            "memory",
-            "memory to fill 2 GiB with a cache of 64 MiB",
-            _ours("storing.large", store, alone=True),
-            _peer("storing.large", store, alone=True),
-            target=limit,
-        )
-        for store in (ZARR, HDF5)
-    ]
-
-
-def _others() -> list[Row]:
-    heavy, volume = ("f alone", _floor("reading.heavy_floor")), ("loop", _floor("reading.volume_floor"))
-    stored, missing = ("zarr", _floor("raw_zarr.random_stored")), ("loop", _floor("reading.random_missing_floor"))
-    block, disk = "128x128x128, windows overlap", "64x64 from disk at random (per read)"
-    nothing = "64x64 at random, computed and stored (per read)"
-    return [
-        _row("heavy", "4 windows that take long", MEMORY, "reading.heavy", heavy, _target(of_floor="1.05")),
-        *(_row("volume", block, store, "reading.volume", volume) for store in (MEMORY, ZARR, HDF5)),
-        *(_row("random-stored", disk, store, "reading.random_stored", stored) for store in (ZARR, HDF5)),
-        *(_row("random-missing", nothing, store, "reading.random_missing", missing) for store in (ZARR, HDF5)),
-    ]
-
-
-def _training() -> list[Row]:
-    memmap = _floor("training.memmap")
-    # The peer has no datasets.
-    what, small = "random patches of 64x64 in batches (per patch)", "the same, a quarter of the tiles in memory"
-    return [
-        Row("patches", what, _ours("training.warm", ZARR), None, memmap, "memmap"),
-        Row("patches", small, _ours("training.small_cache", ZARR), None, memmap, "memmap"),
-    ]
-
-
-def _faces() -> list[Row]:
-    cached, stored = _ours("faces.cached", ZARR), _ours("faces.stored", ZARR)
-    what, disk = "64 MiB through the Zarr face, tiles of 512x512 in memory", "the same, tiles on disk"
-    at_most = _target(of_floor="1.5")
-    # The peer shows nothing to other programs.
-    return [
-        Row("face", what, cached, None, _ours("faces.cached_directly", ZARR), "tensor", at_most),
-        Row("face", what, cached, None, _floor("faces.cached_by_zarr"), "zarr, in memory", at_most),
-        Row("face", disk, stored, None, _ours("faces.stored_directly", ZARR), "tensor", at_most),
-        Row("face", disk, stored, None, _floor("faces.stored_by_zarr"), "zarr", at_most),
-    ]
-
-
-def _drawing() -> list[Row]:
-    # The peer has no noise.
-    return [
-        Row(
-            "noise",
-            f"{side}x{side} of {kind} noise, anywhere (per read)",
-            _ours(f"drawing.{kind}", MEMORY, side),
-            None,
-            _floor(f"drawing.{kind}_floor", side),
-            "numpy",
-            Target(rate=(200 if side == 64 else 400) * 10**6),
-            4 * side**2,
-        )
-        for kind in ("uniform", "normal")
-        for side in (64, 256, 1024)
-    ]
-
-
-def _blobs() -> list[Row]:
-    return [
-        _blob("blob-write", "100,000 rows of 768 floats in one write", "write", "write_floor", 100_000),
-        _blob("blob-write", "the same, 1000 rows a write", "write", "write_floor", 1000),
-        _blob("blob-write-singly", "one row a write (per row)", "write_singly"),
-        _blob("blob-read", "read 100,000 rows in one call", "read_all", "read_all_floor"),
-        _blob("blob-rows", "random rows, one by one (per row)", "rows", "rows_floor"),
-        _blob("blob-slices", "64 rows side by side", "slices", "slices_floor", 64),
-        _blob("blob-slices", "1000 rows side by side", "slices", "slices_floor", 1000),
-        _blob("blob-slices", "8192 rows side by side", "slices", "slices_floor", 8192),
-        _blob("blob-gather", "10,000 random rows in one call", "gather", "gather_floor"),
-        _blob("blob-walk", "iterate over rows (per row)", "walk"),
-    ]
+    *,
+    peer: bool = True,
+    alone: bool = False,
+    nbytes: int = 0,
+) -> list[Row]:
+    """A row per store. A floor is given by its name, and its workload if that is not ours and "_floor"."""
+    name, below = ("", None) if isinstance(floor, str) else floor
+    if isinstance(floor, str) and floor:
+        name, _, at = floor.partition(": ")
+        below = Measurement(Subject.FLOOR, at or f"{workload}_floor", ZARR, size)
+    found = []
+    for store in stores:
+        ours = Measurement(Subject.OURS, workload, store, size, alone)
+        theirs = Measurement(Subject.PEER, workload, MEMORY if store == MEMORY else HDF5, size, alone)
+        found.append(Row(case, what, ours, theirs if peer else None, below, name, target, nbytes))
+    return found
 
 
 def _blob(case: str, what: str, workload: str, floor: str = "", size: int = 0) -> Row:
     ours = Measurement(Subject.OURS, f"blobs.{workload}", "blob", size)
     peer = Measurement(Subject.PEER, f"blobs.{workload}", "tensorblob", size)
     below = Measurement(Subject.FLOOR, f"blobs.{floor}", "blob", size) if floor else None
-    return Row(case, what, ours, peer, below, "file" if floor else "", _target("1"))
+    return Row(case, what, ours, peer, below, "file" if floor else "", "1 of peer")
 
 
-ROWS = (
-    *_cold(),
-    *_warm(),
-    *_chains(),
-    *_storing(),
-    *_exports(),
-    *_opening(),
-    *_memory(),
-    *_others(),
-    *_training(),
-    *_faces(),
-    *_drawing(),
-    *_blobs(),
+# In our own process: how long a clone takes depends on whether the allocator has memory at hand, or asks for it.
+_CLONE = "clone", _ours("reading.warm_floor", MEMORY)
+_VIRTUAL = "virtual_chunked", Measurement(Subject.TENSORSTORE, "virtual.warm_random", MEMORY)
+_FEW = "10 tiles", _ours("opening.tiles", ZARR, 10)
+_WARM, _RANDOM = "2048x2048 from memory, windows overlap", "64x64 from memory at random, windows overlap (per read)"
+_CHAIN = "chain of 6 tensors with halo (per call of f)"
+_FILL, _REOPEN = "store 64 MiB, tiles of 512x512", "reopen, and read 64 MiB, tiles of 512x512"
+_SMALL, _SMALL_FLOOR = "16384 windows of 16x16 into tiles of 256x256", "loop, zarr: raw_zarr.small_windows"
+_PATCHES = "random patches of 64x64 in batches (per patch)"
+_CACHED = "64 MiB through the Zarr face, tiles of 512x512 in memory"
+
+ROWS: tuple[Row, ...] = (
+    *_rows("cold-64", "4096 new windows of 64x64", "reading.cold_64", [MEMORY], "loop", "1/3 of peer", 4096),
+    *_rows("cold-8", "16384 new windows of 8x8", "reading.cold_8", [MEMORY], "loop", "1/5 of peer", 16384),
+    *_rows("warm", _WARM, "reading.warm", [MEMORY], _CLONE, "1/5 of peer"),
+    *_rows("warm", _WARM, "reading.warm", [ZARR, HDF5], _CLONE, "1.5 of floor"),
+    *_rows("warm-random", _RANDOM, "reading.warm_random", [MEMORY], _VIRTUAL, "1/5 of peer, 1 of floor"),
+    *_rows("warm-random", _RANDOM, "reading.warm_random", [ZARR, HDF5], _VIRTUAL, "1/2 of peer, 1 of floor"),
+    *_rows("chain", _CHAIN, "chains.chain", [MEMORY, ZARR, HDF5], "loop", "1/5 of peer"),
+    *_rows("diamond", "diamond of 5 tensors", "chains.diamond", [MEMORY], "loop"),
+    *_rows("convolution", "network of 2 convolutions, batches of 16", "chains.convolution", [MEMORY], "loop"),
+    *_rows("fill", _FILL, "storing.fill", [ZARR], "zarr: raw_zarr.fill", "1/4 of peer, 1.3 of floor"),
+    *_rows("fill", _FILL, "storing.fill", [HDF5], "files: raw_files.fill"),
+    *_rows("reopen", _REOPEN, "storing.reopen", [ZARR], "zarr: raw_zarr.reopen", "1/5 of peer, 1.3 of floor"),
+    *_rows("reopen", _REOPEN, "storing.reopen", [HDF5], "files: raw_files.reopen"),
+    # The peer copies nothing, exports nothing, and has no datasets, no noise and nothing for other programs.
+    *_rows("copy", "copy 64 MiB, 64 tiles", "moving.copy", [ZARR], "cp -r", peer=False),
+    *_rows("small-windows", _SMALL, "storing.small_windows", [ZARR], _SMALL_FLOOR, "1/20 of peer"),
+    *_rows("small-windows", _SMALL, "storing.small_windows", [HDF5], _SMALL_FLOOR),
+    *_rows(
+        "export",
+        "export 64 MiB to Zarr, tiles of 512x512",
+        "moving.export",
+        [MEMORY, ZARR],
+        "zarr: raw_zarr.new_array",
+        peer=False,
+    ),
+    *_rows("opening", "open, and read a tile of 10", "opening.tiles", [ZARR], size=10),
+    *_rows("opening", "open, and read a tile of 10,000", "opening.tiles", [ZARR], _FEW, "1.25 of floor", 10_000),
+    # The peer takes 2 ms to store a tile: making such a file would take it longer than all the rest.
+    *_rows(
+        "opening",
+        "open, and read a tile of 1,000,000",
+        "opening.tiles",
+        [ZARR],
+        _FEW,
+        "1.25 of floor",
+        1_000_000,
+        peer=False,
+    ),
+    *_rows(
+        "memory",
+        "memory to fill 2 GiB with a cache of 64 MiB",
+        "storing.large",
+        [ZARR, HDF5],
+        target="500 MB",
+        alone=True,
+    ),
+    *_rows("heavy", "4 windows that take long", "reading.heavy", [MEMORY], "f alone", "1.05 of floor"),
+    *_rows("volume", "128x128x128, windows overlap", "reading.volume", [MEMORY, ZARR, HDF5], "loop"),
+    *_rows(
+        "random-stored",
+        "64x64 from disk at random (per read)",
+        "reading.random_stored",
+        [ZARR, HDF5],
+        "zarr: raw_zarr.random_stored",
+    ),
+    *_rows(
+        "random-missing",
+        "64x64 at random, computed and stored (per read)",
+        "reading.random_missing",
+        [ZARR, HDF5],
+        "loop",
+    ),
+    *_rows("patches", _PATCHES, "training.warm", [ZARR], "memmap: training.memmap", peer=False),
+    *_rows(
+        "patches",
+        "the same, a quarter of the tiles in memory",
+        "training.small_cache",
+        [ZARR],
+        "memmap: training.memmap",
+        peer=False,
+    ),
+    *(
+        row
+        for what, workload, floor in (
+            (_CACHED, "faces.cached", ("tensor", _ours("faces.cached_directly", ZARR))),
+            (_CACHED, "faces.cached", "zarr, in memory: faces.cached_by_zarr"),
+            ("the same, tiles on disk", "faces.stored", ("tensor", _ours("faces.stored_directly", ZARR))),
+            ("the same, tiles on disk", "faces.stored", "zarr: faces.stored_by_zarr"),
+        )
+        for row in _rows("face", what, workload, [ZARR], floor, "1.5 of floor", peer=False)
+    ),
+    *(
+        row
+        for kind in ("uniform", "normal")
+        for side in (64, 256, 1024)
+        for row in _rows(
+            "noise",
+            f"{side}x{side} of {kind} noise, anywhere (per read)",
+            f"drawing.{kind}",
+            [MEMORY],
+            "numpy",
+            f"{200 if side == 64 else 400} MB/s",
+            side,
+            peer=False,
+            nbytes=4 * side**2,
+        )
+    ),
+    _blob("blob-write", "100,000 rows of 768 floats in one write", "write", "write_floor", 100_000),
+    _blob("blob-write", "the same, 1000 rows a write", "write", "write_floor", 1000),
+    _blob("blob-write-singly", "one row a write (per row)", "write_singly"),
+    _blob("blob-read", "read 100,000 rows in one call", "read_all", "read_all_floor"),
+    _blob("blob-rows", "random rows, one by one (per row)", "rows", "rows_floor"),
+    _blob("blob-slices", "64 rows side by side", "slices", "slices_floor", 64),
+    _blob("blob-slices", "1000 rows side by side", "slices", "slices_floor", 1000),
+    _blob("blob-slices", "8192 rows side by side", "slices", "slices_floor", 8192),
+    _blob("blob-gather", "10,000 random rows in one call", "gather", "gather_floor"),
+    _blob("blob-walk", "iterate over rows (per row)", "walk"),
 )
