@@ -9,7 +9,7 @@ Hypothesis profiles are chosen by the environment variable INFINITE_TENSOR_HYPOT
     10 cases per store, always the same ones.
 ``thorough``
     2000 random cases per store; takes many minutes:
-    ``INFINITE_TENSOR_HYPOTHESIS=thorough pytest tests/behaviour/test_properties.py``.
+    ``INFINITE_TENSOR_HYPOTHESIS=thorough pytest -m "slow or not slow" tests/behaviour/test_properties.py``.
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ def pytest_make_collect_report(
         report.outcome = "skipped"
         report.longrepr = (str(Path(collector.nodeid)), 1, f"Skipped: needs the package {missing[1]}")
     return report
+
+
+# Several processes of tests run at once: threads of torch that wait for each other keep cores busy for nothing. Set
+# before anything imports torch, and for processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure() -> None:
