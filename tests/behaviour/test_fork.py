@@ -33,6 +33,7 @@ from infinite_tensor.support.forks import cached_property
 from tests.support.counting import Constant, Counted
 from tests.support.interpreters import CONTEXT
 from tests.support.reference import Index
+from tests.support.stores import sample
 
 LIMIT = 60.0
 """Seconds after which a child is taken to hang."""
@@ -147,7 +148,7 @@ def test_what_waits_to_be_stored_at_a_fork_is_left_to_the_parent(tmp_path: Path)
     assert len(f.calls) == before
 
 
-@pytest.mark.parametrize("kind", ["zarr", "memory"])
+@pytest.mark.parametrize("kind", sample(["zarr", "memory"], "zarr"))
 def test_forks_in_the_middle_of_reads_by_other_threads_leave_children_that_work(kind: str, tmp_path: Path) -> None:
     store = ZarrTileStore(tmp_path, tile_size=16, cache_size_tiles=3) if kind == "zarr" else MemoryTileStore()
     t = make(store)
@@ -256,7 +257,7 @@ def test_a_read_goes_on_in_a_child_that_its_f_forks(tmp_path: Path) -> None:
     assert os.waitpid(children[0], 0)[1] == 0
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", sample(["fork", "spawn", "forkserver"], "fork", "spawn"))
 def test_a_process_pool_shares_a_tensor(method: str, tmp_path: Path) -> None:
     store = ZarrTileStore(tmp_path, tile_size=16)
     t = make(store)
@@ -297,8 +298,8 @@ class Rows(Dataset[torch.Tensor]):
     ("kind", "method"),
     [
         ("zarr", "fork"),
-        ("zarr", "spawn"),
-        ("memory", "fork"),
+        pytest.param("zarr", "spawn", marks=pytest.mark.slow),
+        pytest.param("memory", "fork", marks=pytest.mark.slow),
         pytest.param("memory", CONTEXT, id="memory-forkserver"),
     ],
 )

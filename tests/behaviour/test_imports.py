@@ -54,12 +54,31 @@ def test_a_star_hides_nothing_of_python() -> None:
     assert "map" in dir(infinite_tensor)
 
 
-def test_modules_are_attributes_of_the_package() -> None:
-    code = (
-        "import infinite_tensor; print(infinite_tensor.geometry.__name__, infinite_tensor.tilestore.inventory.__name__)"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "infinite_tensor.geometry infinite_tensor.tilestore.inventory\n"
+WITHOUT_EXTRAS = """
+import sys
+sys.modules |= dict.fromkeys(["matplotlib", "PIL", "tensordict"])
+import infinite_tensor
+assert infinite_tensor.tilestore.inventory.__name__ == "infinite_tensor.tilestore.inventory"  # an attribute at once
+import torch
+from infinite_tensor import TensorGroup, from_array
+t = from_array(torch.ones(4))
+t[...]
+assert "nothing: its source is read each time" in t._repr_html_()
+group = TensorGroup({"a": t}, dims=(0,))
+assert group.keys() == ["a"] and group["a"][0:2].tolist() == [1, 1] and group.select("a").keys() == ["a"]
+for use in (t.show, lambda: group[0:4]):
+    try:
+        use()
+    except ImportError as error:
+        print(error)
+"""
+
+
+def test_what_an_extra_brings_is_needed_where_it_is_used_and_not_before() -> None:
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True, check=True)
+    shown, read = ran.stdout.splitlines()
+    assert shown == "t.show draws with matplotlib; pip install matplotlib"
+    assert "pip install tensordict" in read
 
 
 def test_a_name_that_there_is_not_is_an_attribute_error() -> None:

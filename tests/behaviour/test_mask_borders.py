@@ -31,6 +31,7 @@ from tests.support.counting import Counted
 from tests.support.files_of_a_store import Files
 from tests.support.interpreters import Team
 from tests.support.reference import Index, same_bits
+from tests.support.stores import sample
 
 TILE = 8
 WINDOW = TensorWindow((8, 8), stride=4, offset=-2)
@@ -215,7 +216,7 @@ class TestAPrediction:
         assert (info.tiles_complete, info.tiles_partial) == (6, 0)
         assert Files(tmp_path / "s.zarr").tensors["prediction"].size <= 2 * 64 * 96
 
-    @pytest.mark.parametrize("together", [True, False])
+    @pytest.mark.parametrize("together", sample([True, False], True))
     @pytest.mark.parametrize("masked", [True, False])
     def test_shards_store_labels_and_no_scores(self, masked: bool, together: bool, tmp_path: Path) -> None:
         mask = torch.rand(256, 256, generator=torch.Generator().manual_seed(1)) > 0.999

@@ -476,6 +476,7 @@ def test_memory_store(pipeline: Pipeline) -> None:
     _run(pipeline, lambda *_, **__: MemoryTileStore(), persistent=False)
 
 
+@pytest.mark.slow
 @given(pipelines())
 def test_memory_store_on_several_threads(pipeline: Pipeline) -> None:
     _run(pipeline, lambda *_, **__: MemoryTileStore(workers=WORKERS), persistent=False)
@@ -494,12 +495,14 @@ def test_memory_store_with_limits(pipeline: Pipeline) -> None:
     _run(pipeline, open_store, persistent=False, bounded=True)
 
 
+@pytest.mark.slow
 @given(pipelines())
 def test_zarr_store_in_a_directory(pipeline: Pipeline) -> None:
     with tempfile.TemporaryDirectory() as folder:
         _run(pipeline, lambda number, **options: ZarrTileStore(Path(folder, str(number)), **options))
 
 
+@pytest.mark.slow
 @given(pipelines())
 def test_zarr_store_behind_a_url(pipeline: Pipeline) -> None:
     try:
@@ -508,12 +511,14 @@ def test_zarr_store_behind_a_url(pipeline: Pipeline) -> None:
         fsspec.filesystem("memory").rm("/properties", recursive=True)
 
 
+@pytest.mark.slow
 @given(pipelines())
 def test_hdf5_store(pipeline: Pipeline) -> None:
     with tempfile.TemporaryDirectory() as folder:
         _run(pipeline, lambda number, **options: HDF5TileStore(Path(folder, f"{number}.h5"), **options))
 
 
+@pytest.mark.slow
 @given(pipelines())
 def test_dict_store(pipeline: Pipeline) -> None:
     storages: list[dict[Any, Any]] = [{} for _ in pipeline.stages]

@@ -32,7 +32,7 @@ from tests.support.stores import sample
 pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
 
 
-@pytest.fixture(params=[100, 2**16], ids=lambda n: f"{n} in a tile")
+@pytest.fixture(params=sample([100, 2**16], 100), ids=lambda n: f"{n} in a tile")
 def _tiles_of_weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of weights are worked out for tiles of about so many pixels, which share them where they lie alike."""
     monkeypatch.setattr(weights, "_IN_TILE", request.param)
@@ -179,7 +179,7 @@ OVERLAPS = [(16, 8), (16, 4), (16, 2), (64, 8)]
 
 @pytest.mark.parametrize(("size", "stride"), OVERLAPS)
 @pytest.mark.parametrize("blend", MEANS, ids=repr)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", sample([torch.float16, torch.bfloat16, torch.float32, torch.float64], torch.float16))
 def test_a_constant_stays_constant(size: int, stride: int, blend: WeightedMean, dtype: torch.dtype) -> None:
     constant = torch.tensor(0.7391, dtype=dtype)
     window = TensorWindow((size, size), stride=stride)

@@ -44,6 +44,7 @@ def test_labels_that_differ_elsewhere_or_often_are_an_error(tmp_path: Path) -> N
         check_labels(TINY, labels, labels + 1, "the loop")
 
 
+@pytest.mark.slow
 def test_a_process_that_runs_other_windows_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="loop ran 16 windows, not 81"):
         run_once("loop", "unet", replace(CASES["unet"].tiny, size=8), None, tmp_path)

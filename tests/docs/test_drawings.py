@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
+
+from tests.docs.test_examples import succeeds
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +26,7 @@ DRAWN = [
 def test_a_script_draws_the_pictures_that_pages_show(
     script: str, pictures: list[str], pages: list[str], tmp_path: Path
 ) -> None:
-    subprocess.run([sys.executable, ROOT / "docs" / "drawings" / script, "--folder", tmp_path], check=True)
+    succeeds(ROOT / "docs" / "drawings" / script, "--folder", tmp_path, cwd=ROOT)
     for name in pictures:
         assert all(f"images/{name}" in (ROOT / page).read_text(encoding="utf-8") for page in pages)
         drawn, kept = imread(tmp_path / name), imread(ROOT / "docs" / "images" / name)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from matplotlib.image import imread
 
+from tests.docs.test_examples import succeeds
 from tests.support.html import Page
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +16,7 @@ _DATA = re.compile(r"base64,[^\"]*")
 
 def test_it_draws_what_the_page_shows(tmp_path: Path) -> None:
     script = ROOT / "docs" / "drawings" / "notebook.py"
-    subprocess.run([sys.executable, script, "--folder", tmp_path], check=True)
+    succeeds(script, "--folder", tmp_path, cwd=ROOT)
     page = (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8")
     assert "images/show.png" in page
     assert '--8<-- "docs/drawings/repr.html"' in page

@@ -419,6 +419,7 @@ def test_a_folder_that_cannot_be_made_is_not_told_to_be_made(tmp_path: Path) -> 
         ZarrTileStore(tmp_path / "file" / "store")
 
 
+@pytest.mark.slow
 def test_import_is_light() -> None:
     code = (
         # A collection that falls into either import goes over the objects of torch, and takes as long as ours.

@@ -29,12 +29,13 @@ import zarr
 from PIL import Image
 from torch import nn
 
-from infinite_tensor import InfiniteTensor, TensorWindow
+from infinite_tensor import InfiniteTensor, TensorWindow, digest
 from infinite_tensor.support.functions import Calling
 from infinite_tensor.values.fingerprint import Reach
 from infinite_tensor.values.functions import Changes, Functions, Record, changes
 from tests.support.networks import Net, Painter, closing_over, filled, with_net
 from tests.unit import constants
+from tests.unit.test_digest import odd
 
 ROOT = Path(__file__).parents[2]
 
@@ -671,6 +672,7 @@ EVERYWHERE: dict[str, Callable[[], Callable[..., Any]]] = {
 
 
 def everywhere() -> Iterator[str]:
+    yield digest(odd())
     # What a process has compiled before is part of the names of its TorchScript.
     scripted(0.25)
     for make in EVERYWHERE.values():
@@ -701,7 +703,7 @@ def test_functions_upstream_count() -> None:
 
 def test_a_chain_may_be_long() -> None:
     functions = Functions({"f": norm})
-    for _ in range(2000):
+    for _ in range(1100):
         functions = Functions({"f": norm}, (functions,))
     assert functions.record.code.keys() == {"f", "upstream"}
 

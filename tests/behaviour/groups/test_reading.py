@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,25 +138,3 @@ def test_a_group_in_a_group_keeps_its_dimensions_and_multiplies_its_scale() -> N
     assert outer.scale(("inner", "flipped")) == (Fraction(1, 4), Fraction(1, 4))
     assert torch.equal(outer[0:8, 4:12]["inner", "flipped"], coarse[1:3, 0:2].T)
     assert TensorGroup(inner, scale=2).scale("flipped") == (Fraction(1), Fraction(1))
-
-
-SCRIPT = """
-import sys
-import torch
-from infinite_tensor import InfiniteTensor, TensorGroup, TensorWindow
-group = TensorGroup({"a": InfiniteTensor((None,), lambda ctx: torch.ones(4), TensorWindow((4,)))})
-assert group.keys() == ["a"] and group["a"][0:2].tolist() == [1, 1] and group.select("a").shape == (None,)
-assert "tensordict" not in sys.modules
-sys.modules["tensordict"] = None
-try:
-    group[0:4]
-except ImportError as error:
-    print(error)
-"""
-
-
-def test_a_group_needs_no_tensordict_until_it_is_read() -> None:
-    run = [sys.executable, "-c", SCRIPT]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    printed = subprocess.run(run, check=True, capture_output=True, text=True, env=environment, cwd=Path.cwd()).stdout
-    assert "pip install tensordict" in printed

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -327,15 +325,3 @@ class TestText:
 
     def test_long_texts_are_cut(self) -> None:
         assert len(tensor_of(tensor_id="x" * 5000)._repr_html_()) < 10_000
-
-
-def test_it_needs_neither_matplotlib_nor_pillow() -> None:
-    code = (
-        "import sys; sys.modules['matplotlib'] = sys.modules['PIL'] = None\n"
-        "from infinite_tensor import from_array; import torch\n"
-        "t = from_array(torch.ones(4, 4)); t[...]\n"
-        "assert 'nothing: its source is read each time' in t._repr_html_()\n"
-        "try:\n    t.show()\nexcept ImportError as error:\n    print(error)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "t.show draws with matplotlib; pip install matplotlib"

@@ -158,7 +158,7 @@ def export_large(path: Path, name: str) -> None:
     t.export(sl[LARGE], path / name)
 
 
-@pytest.mark.parametrize("name", sample(TARGETS, "out.zarr", "out.tif"))
+@pytest.mark.parametrize("name", sample(TARGETS, "out.tif"))
 def test_kills_at_any_time_leave_a_whole_target_or_none(name: str, tmp_path: Path) -> None:
     tensor_in(tmp_path, Counted(pattern)).fill(sl[LARGE], progress=False)
     rng = random.Random(name)  # noqa: S311  (it hides nothing)

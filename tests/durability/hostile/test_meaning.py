@@ -79,6 +79,7 @@ def test_it_is_told_by_exports(fact: Any, label: str, tmp_path: Path) -> None:
             t.export(..., tmp_path / "out.tif")
 
 
+@pytest.mark.slow
 def test_coordinates_that_swell_are_lost_where_they_are_many(tmp_path: Path) -> None:
     bomb = base64.b64encode(zlib.compress(bytes(2**25), 9)).decode()
     facts = [coordinate(called=f"c{number}", values=bomb) for number in range(100)]

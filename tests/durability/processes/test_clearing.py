@@ -118,6 +118,7 @@ def test_what_is_created_next_survives_two_processes_that_clear_at_one_moment(
         assert store.open("t")[EVERYWHERE].unique().tolist() == [2]
 
 
+@pytest.mark.slow
 def test_new_tensors_show_no_old_pixel_while_old_processes_write_all_the_time(tmp_path: Path) -> None:
     generations = 12
     with Team(3) as team:

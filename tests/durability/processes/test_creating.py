@@ -51,7 +51,7 @@ def test_of_processes_that_create_different_tensors_at_once_one_wins(tmp_path: P
                 assert plain(store, f"race {number}", min(won))[-9:9, -9:9].unique().tolist() == list(won)
 
 
-@pytest.mark.parametrize("numbers", [[7, 7, 7, 7], [1, 2, 3, 4]], ids=["equal", "different"])
+@pytest.mark.parametrize("numbers", sample([[7, 7, 7, 7], [1, 2, 3, 4]], [1, 2, 3, 4]), ids=["equal", "different"])
 def test_processes_that_create_a_tensor_at_once_leave_nothing_over(tmp_path: Path, numbers: list[int]) -> None:
     with Team(len(numbers)) as team:
         team.together(*[(keep_open, tmp_path)] * len(numbers))

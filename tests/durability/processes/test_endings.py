@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from infinite_tensor import TensorBlob
 from tests.behaviour.views.exports.scenes import opened as read
 from tests.support.interpreters import run
 from tests.support.stores import sample
@@ -97,25 +98,19 @@ def computed_again(region: str, place: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("place", sample(PLACES, "world.zarr"))
 def test_what_is_pending_is_stored_where_no_thread_can_be_started(place: str, tmp_path: Path) -> None:
-    assert len(ended(_BEGIN + _READ + _NO_THREADS, place, tmp_path)) == 2
-    assert computed_again("0:2, 0:6", place, tmp_path) == []
-
-
-def test_rows_of_a_blob_are_stored_where_no_thread_can_be_started(tmp_path: Path) -> None:
     write = """
-blob = TensorBlob.open(sys.argv[1], "w", dtype="float32", shape=(2,))
+blob = TensorBlob.open("rows", "w", dtype="float32", shape=(2,))
 blob.write(torch.ones(10, 2))
 """
-    ended(_BEGIN + write + _NO_THREADS, "rows", tmp_path)
-    again = run("-c", f"{_BEGIN}print(len(TensorBlob.open(sys.argv[1])))", "rows", cwd=tmp_path)
-    assert again.stdout == "10\n"
+    assert len(ended(_BEGIN + _READ + write + _NO_THREADS, place, tmp_path)) == 2
+    assert computed_again("0:2, 0:6", place, tmp_path) == []
+    assert len(TensorBlob.open(tmp_path / "rows")) == 10
 
 
 @pytest.mark.parametrize(
     ("place", "opening"),
     [
-        *(pytest.param(place, _OPENED_BEFORE, marks=pytest.mark.slow) for place in PLACES if place != "remote"),
-        ("remote", _OPENED_BEFORE),
+        *(pytest.param(place, _OPENED_BEFORE, marks=pytest.mark.slow) for place in PLACES),
         ("world.zarr", _OPENED_AFTER),
     ],
 )
@@ -131,6 +126,7 @@ def test_a_thread_that_outlives_the_main_thread_reads_fills_flushes_and_exports(
         assert np.array_equal(read(tmp_path / f"out.{form}"), truth)
 
 
+@pytest.mark.slow
 def test_an_event_loop_that_has_no_thread_any_more_is_told_of(tmp_path: Path) -> None:
     command = [sys.executable, "-c", f"{_BEGIN}{_NO_THREADS}opened('remote')"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)

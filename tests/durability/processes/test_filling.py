@@ -55,6 +55,7 @@ def test_a_reader_sees_only_right_pixels_while_another_process_writes(tmp_path: 
     assert set(calls.values()) == {1}
 
 
+@pytest.mark.slow
 def test_garbage_is_collected_while_other_processes_fill(tmp_path: Path) -> None:
     with open_chain_store(tmp_path) as store:
         Chain(store)

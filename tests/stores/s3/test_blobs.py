@@ -78,6 +78,7 @@ def test_a_second_writer_on_s3_is_refused(server: S3Server, url: str) -> None:
     TensorBlob.open(url, "a", storage_options=server.options()).close()
 
 
+@pytest.mark.slow
 def test_of_writers_on_s3_that_begin_at_once_at_most_one_goes_on(server: S3Server, url: str) -> None:
     create(url, server).close()
     with Team(3) as team:
@@ -97,6 +98,7 @@ def try_to_hold(url: str, options: dict[str, Any]) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
 def test_a_killed_writer_on_s3_leaves_whole_rows_and_no_lease_for_good(
     server: S3Server, url: str, bucket: S3FileSystem, seed: int

@@ -110,6 +110,7 @@ def test_a_server_that_hangs_is_reported_by_a_write_of_any_size(size: int, count
             Objects(lambda: store).put({str(number): bytes(size) for number in range(count)})
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_reported_by_a_flush_and_what_is_unwritten_is_kept(server: S3Server, url: str) -> None:
     store, t = opened(server, url, 4.5)
     # More than the writer stores at a time.

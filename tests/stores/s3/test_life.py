@@ -51,6 +51,7 @@ def test_what_is_stored_is_found_again_and_never_computed_again(server: S3Server
     assert not again.calls
 
 
+@pytest.mark.slow
 def test_two_processes_fill_one_chain_at_once(server: S3Server, url: str) -> None:
     with Team(2) as team:
         counts = team.together(*[(fill, url, server.options(), seed, 4) for seed in (2, 3)])
@@ -61,6 +62,7 @@ def test_two_processes_fill_one_chain_at_once(server: S3Server, url: str) -> Non
     assert not again.calls, "what was flushed is computed again"
 
 
+@pytest.mark.slow
 def test_the_ids_and_what_is_stored_of_each_are_told(server: S3Server, url: str, bucket: S3FileSystem) -> None:
     with open_on_s3(url, server.options()) as store:
         chain = Chain(store)
@@ -75,6 +77,7 @@ def test_the_ids_and_what_is_stored_of_each_are_told(server: S3Server, url: str,
     assert info.bytes_stored == sum(found["size"] for found in [*objects.values(), *logs.values()])
 
 
+@pytest.mark.slow
 def test_what_is_half_computed_is_dropped_where_it_is_old(server: S3Server, url: str) -> None:
     with open_on_s3(url, server.options()) as store, open_on_s3(url, server.options()) as other:
         ground = Chain(store).ground
@@ -100,6 +103,7 @@ def test_a_cleared_tensor_leaves_no_object_behind(server: S3Server, url: str, bu
         assert same_bits(Chain(store).ground[region(BOX)], expected(0, BOX))
 
 
+@pytest.mark.slow
 def test_gc_deletes_what_no_definition_refers_to(server: S3Server, url: str, bucket: S3FileSystem) -> None:
     with open_on_s3(url, server.options()) as store:
         chain = Chain(store)
@@ -118,6 +122,7 @@ def test_gc_deletes_what_no_definition_refers_to(server: S3Server, url: str, buc
         Chain(store).check((1, BOX))
 
 
+@pytest.mark.slow
 def test_mode_w_deletes_the_store_and_nothing_else(server: S3Server, url: str, bucket: S3FileSystem) -> None:
     fill(url, server.options(), 1, 3)
     fill(f"{url}-2", server.options(), 1, 3)
@@ -130,6 +135,7 @@ def test_mode_w_deletes_the_store_and_nothing_else(server: S3Server, url: str, b
     assert bucket.find(f"{url}-2") == beside
 
 
+@pytest.mark.slow
 def test_a_flush_that_the_server_does_not_live_through_succeeds_when_it_is_back(server: S3Server, url: str) -> None:
     # Patient with a server that is slow, and quick to report one that is down.
     store = open_on_s3(url, server.options(config_kwargs={"read_timeout": 5.0}), timeout=5.5)
@@ -192,6 +198,7 @@ if child:
 """
 
 
+@pytest.mark.slow
 def test_connections_that_nobody_closes_are_closed_without_a_word(server: S3Server, url: str) -> None:
     arguments = json.dumps([url, server.options()])
     command = [sys.executable, "-W", "default::ResourceWarning", *QUIET_FORKS, "-c", _CARELESS, arguments]
@@ -199,6 +206,7 @@ def test_connections_that_nobody_closes_are_closed_without_a_word(server: S3Serv
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_a_store_goes_to_another_process_by_reference(server: S3Server, url: str) -> None:
     with open_on_s3(url, server.options(), timeout=7.0) as store, Team(1) as team:
         team.members[0].call(_fill_pickled, pickle.dumps(store))
@@ -213,6 +221,7 @@ def _fill_pickled(store: bytes) -> None:
         Chain(opened).check((1, BOX))
 
 
+@pytest.mark.slow
 def test_a_login_that_may_only_read_reads_and_is_refused_to_write(server: S3Server, url: str) -> None:
     fill(url, server.options(), 1, 4)
     with open_on_s3(url, server.options(READER), mode="r") as store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
@@ -22,6 +23,7 @@ def tensor_in(store: ZarrTileStore, f: Counted, tensor_id: str = "t") -> Infinit
     return InfiniteTensor((None, None), f, TensorWindow((TILE, TILE)), tile_store=store, tensor_id=tensor_id)
 
 
+@pytest.mark.slow
 def test_a_tensor_costs_three_requests(proxy: Proxy, server: S3Server, url: str) -> None:
     f = Counted(Constant((TILE, TILE)))
     with through(proxy, server, url) as store:
@@ -37,6 +39,7 @@ def test_a_tensor_costs_three_requests(proxy: Proxy, server: S3Server, url: str)
     assert shown == {"GET": 2, "LIST": 1}
 
 
+@pytest.mark.slow
 def test_a_store_costs_three_requests_a_row(proxy: Proxy, server: S3Server, url: str) -> None:
     with through(proxy, server, url) as store:
         for number in range(3):

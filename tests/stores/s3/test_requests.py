@@ -74,6 +74,7 @@ def test_a_tile_of_one_window_costs_one_get_stored_or_not(proxy: Proxy, server: 
         assert (missing, len(f.calls)) == ({"GET": 64 + 1}, 64)
 
 
+@pytest.mark.slow
 def test_a_missing_tile_of_several_windows_costs_three_gets_and_two_after_others_that_were_missing(
     proxy: Proxy, server: S3Server, url: str
 ) -> None:

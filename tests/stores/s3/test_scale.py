@@ -104,6 +104,7 @@ def test_a_fill_lists_nothing(proxy: Proxy, server: S3Server, url: str, rows: in
     assert set(second) == {"HEAD"}
 
 
+@pytest.mark.slow
 def test_a_fill_of_a_chain_lists_nothing(proxy: Proxy, server: S3Server, url: str) -> None:
     with opened(proxy.url, server, url) as store, proxy.counting() as kinds:
         window = TensorWindow((TILE, TILE))
@@ -120,6 +121,7 @@ def test_a_fill_of_a_chain_lists_nothing(proxy: Proxy, server: S3Server, url: st
     assert set(kinds) <= {"GET", "HEAD", "PUT", "DELETE"}
 
 
+@pytest.mark.slow
 def test_what_is_covered_is_listed_a_thousand_tiles_at_a_time(filled: Filled) -> None:
     with filled.proxy.counting() as covered:
         assert filled.t.coverage(whole(filled.rows)).all()

@@ -12,6 +12,7 @@ from tests.support.s3_server import S3Server
 from tests.support.vanishing import VanishingPlaceTests
 
 
+@pytest.mark.slow
 class TestPrefix(VanishingPlaceTests):
     @pytest.fixture(autouse=True)
     def _place(self, server: S3Server, url: str, bucket: S3FileSystem) -> None:
