@@ -11,7 +11,7 @@ import torch
 
 from infinite_tensor import InfiniteTensor, InfiniteTensorError, MemoryTileStore, Output, TensorWindow, ValidationError
 from infinite_tensor.tilestore.layout import tile_shape_of
-from infinite_tensor.values.dtypes import DTYPES
+from tests.support.stored import DTYPES
 
 WINDOW = TensorWindow((4, 4))
 

@@ -19,13 +19,13 @@ from infinite_tensor import (
     MemoryTileStore,
     Output,
     StoreError,
+    TensorGroup,
     TensorWindow,
     TileStore,
     ValidationError,
     ZarrTileStore,
 )
 from infinite_tensor.errors import RegionError
-from infinite_tensor.groups import TensorGroup
 from tests.support.interpreters import run
 from tests.support.reopening import reopened
 from tests.support.sqlite_store import SQLiteTileStore

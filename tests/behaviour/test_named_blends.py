@@ -22,9 +22,9 @@ from infinite_tensor import (
     ValidationError,
     ZarrTileStore,
 )
-from infinite_tensor.values.dtypes import DTYPES
 from tests.support.reference import Reference, Stage, same_bits
 from tests.support.reopening import reopened
+from tests.support.stored import DTYPES
 from tests.support.stores import sample
 
 WINDOW = TensorWindow((5, 6), stride=(2, 4), offset=(-1, 3))

@@ -23,7 +23,7 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
-from infinite_tensor.values.dtypes import DTYPES, dtype_name
+from tests.support.stored import DTYPES, dtype_name
 from tests.support.stores import sample
 
 Index: TypeAlias = tuple[int, ...]

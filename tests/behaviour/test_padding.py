@@ -27,9 +27,9 @@ from infinite_tensor import (
 )
 from infinite_tensor.errors import RegionError
 from infinite_tensor.tilestore.stored_definition import definition_of
-from infinite_tensor.values.dtypes import DTYPES
 from tests.support.counting import Counted
 from tests.support.reference import Index
+from tests.support.stored import DTYPES
 
 MODES = ("edge", "reflect", "symmetric", "wrap")
 

@@ -27,7 +27,7 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
-from infinite_tensor.values.dtypes import DTYPES
+from tests.support.stored import DTYPES
 from tests.support.stores import sample
 
 WINDOW = TensorWindow((4, 4), stride=(2, 2))

@@ -32,11 +32,11 @@ from infinite_tensor import (
     open_store,
 )
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from infinite_tensor.tilestore.persistent.documents import sealed
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
 from tests.support.reference import Index
 from tests.support.sqlite_store import SQLiteTileStore
+from tests.support.stored import sealed
 
 Make = Callable[..., PersistentTileStore]
 

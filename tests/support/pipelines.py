@@ -15,8 +15,8 @@ import torch
 from hypothesis import strategies as st
 
 from infinite_tensor import Reduction, TensorWindow, WeightedMean
-from infinite_tensor.values.dtypes import DTYPES
 from tests.support.reference import Box, Index, Padding, Stage, Where, exists, follows
+from tests.support.stored import DTYPES
 
 Blend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | WeightedMean | Literal["first", "last"]
 

@@ -22,7 +22,7 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
-from infinite_tensor.values.dtypes import DTYPES
+from tests.support.stored import DTYPES
 
 ROWS = 700
 

@@ -30,8 +30,7 @@ from infinite_tensor import (
     predict,
     sl,
 )
-from infinite_tensor.filling import Progress
-from infinite_tensor.filling.progress import TensorReport
+from infinite_tensor.filling import Progress, TensorReport
 from tests.behaviour.pipelines.arrays import Located
 from tests.support.stores import sample
 

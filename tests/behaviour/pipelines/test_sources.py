@@ -32,10 +32,10 @@ from infinite_tensor import (
     from_array,
     sl,
 )
-from infinite_tensor.values.dtypes import DTYPES
 from tests.behaviour.pipelines.arrays import Located, Recorded, assert_reads, bits, numbers, sent
 from tests.support.counting import Counted
 from tests.support.interpreters import CONTEXT
+from tests.support.stored import DTYPES
 
 NAMES = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
 NUMPYS = [name for name in NAMES if name != "bfloat16"]

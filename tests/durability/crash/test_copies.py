@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from infinite_tensor import StoreError, TensorWindow, ZarrTileStore, open_store, sl
-from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor import InfiniteTensor, StoreError, TensorWindow, ZarrTileStore, open_store, sl
 from tests.support.chain import Scrambled
 from tests.support.counting import Counted
 from tests.support.interpreters import CONTEXT, DEADLINE, enter_child

@@ -13,7 +13,7 @@ import zarr
 from zarr.codecs import BloscCodec, ZstdCodec
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
-from infinite_tensor.values.dtypes import DTYPES, dtype_name
+from tests.support.stored import DTYPES, dtype_name
 
 _ALL = slice(0, 16), slice(-8, 8)
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 from infinite_tensor.tilestore.partial import PartialTile, _digest
-from infinite_tensor.values.dtypes import DTYPES, dtype_name
+from tests.support.stored import DTYPES, dtype_name
 
 Path: TypeAlias = tuple[Any, ...]
 

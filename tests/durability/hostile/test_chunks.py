@@ -15,10 +15,10 @@ from zarr.codecs.numcodecs import BZ2
 from zarr.storage import MemoryStore
 
 from infinite_tensor import DamagedDataWarning, StoreError, TensorBlob, ValidationError, ZarrTileStore
-from infinite_tensor.tilestore.persistent.documents import sealed
 from tests.durability.hostile.honest import EXPECTED, REGION, TILE, fill, make_base
 from tests.support.bounds import bounded
 from tests.support.reference import same_bits
+from tests.support.stored import sealed
 
 numcodecs = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
 

@@ -18,7 +18,6 @@ from zarr.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from infinite_tensor import ZarrTileStore
-from infinite_tensor.tilestore.persistent.documents import sealed
 from tests.durability.hostile.honest import (
     EXPECTED,
     MAKE,
@@ -34,6 +33,7 @@ from tests.durability.hostile.mutations import as_text, made_up_files, made_up_p
 from tests.support.bounds import bounded
 from tests.support.dict_store import DictTileStore
 from tests.support.reference import same_bits
+from tests.support.stored import sealed
 
 Objects: TypeAlias = dict[str, bytes]
 

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infinite_tensor import HDF5TileStore
-from infinite_tensor.tilestore.persistent.documents import sealed
 from tests.durability.hostile.honest import EXPECTED, MAKE, TILE, fill, recreate_all, use
 from tests.durability.hostile.mutations import as_text, mutated, plausible
 from tests.support.bounds import bounded
 from tests.support.reference import same_bits
+from tests.support.stored import sealed
 
 _names = st.sampled_from(list(MAKE))
 _parts = st.sampled_from(["definition", "tiles", "index", "partial"])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, MeaningLostWarning, TensorWindow, open_store
-from infinite_tensor.tilestore.persistent.documents import sealed
+from tests.support.stored import sealed
 
 EXPECTED = torch.arange(64.0).reshape(8, 8)
 UNITS = {"kind": "attribute", "called": "units", "value": "m"}

@@ -17,7 +17,7 @@ from infinite_tensor import (
     TileStore,
     ValidationError,
 )
-from infinite_tensor.tilestore.partial import PartialTile
+from infinite_tensor.tilestore.persistent import PartialTile
 from tests.durability.hostile.honest import EXPECTED, REGION, Storage, make_base, nested, opened
 from tests.support.bounds import bounded
 from tests.support.dict_store import DictTileStore, Index

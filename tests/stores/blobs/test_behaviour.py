@@ -16,9 +16,9 @@ from zarr.storage import LocalStore
 
 from infinite_tensor import StoreError, TensorBlob, ValidationError
 from infinite_tensor.errors import BlobModeError, RegionError
-from infinite_tensor.values.dtypes import DTYPES
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import SHAPE, made, numbered
+from tests.support.stored import DTYPES
 
 # Opening.
 

@@ -14,9 +14,9 @@ import torch
 import zarr
 
 from infinite_tensor import StoreError
-from infinite_tensor.tilestore.persistent.documents import sealed
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import SHAPE, made, numbered
+from tests.support.stored import sealed
 
 
 def flip(path: Path, at: int) -> None:
