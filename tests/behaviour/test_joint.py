@@ -43,6 +43,7 @@ from infinite_tensor.tilestore.memory.contents import MemoryContents
 from infinite_tensor.values.spec import TensorSpec
 from tests.behaviour.test_threads import LIMIT, started
 from tests.support.counting import Counted
+from tests.support.stores import sample
 from tests.support.together import fill_together, plan_together
 
 RGB = Output((3, None, None), torch.float32, TensorWindow((3, 6, 6), stride=(3, 4, 4), dimension_map=(None, 0, 1)))
@@ -70,7 +71,7 @@ def paint(f: Callable[..., Any], store: TileStore, tensor_id: str | None = "p", 
     return [world["rgb"], world["biome"]["mask"], world["biome"]["code"]]
 
 
-@pytest.fixture(params=["memory", "zarr", "hdf5"])
+@pytest.fixture(params=sample(["memory", "zarr", "hdf5"]))
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
     if request.param == "memory":
         return MemoryTileStore()

@@ -61,7 +61,7 @@ def windows_over(wanted: np.ndarray[Any, Any]) -> set[Index]:
     return found
 
 
-@pytest.fixture(params=["zarr", "hdf5"])
+@pytest.fixture(params=sample(["zarr", "hdf5"]))
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
     if request.param == "zarr":
         return ZarrTileStore(tmp_path / "s.zarr", tile_size=TILE)

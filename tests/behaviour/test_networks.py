@@ -26,11 +26,12 @@ from infinite_tensor import (
     digest,
 )
 from tests.support.networks import WINDOW, Net, Painter, build, closing_over
+from tests.support.stores import sample
 
 Opened: TypeAlias = "Callable[[], Any]"
 
 
-@pytest.fixture(params=["memory", "zarr", "hdf5"])
+@pytest.fixture(params=sample(["memory", "zarr", "hdf5"]))
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
     """Opens one store again and again."""
     memory = MemoryTileStore()

@@ -30,6 +30,7 @@ from infinite_tensor.tilestore.stored_definition import definition_of
 from tests.support.counting import Counted
 from tests.support.reference import Index
 from tests.support.stored import DTYPES
+from tests.support.stores import sample
 
 MODES = ("edge", "reflect", "symmetric", "wrap")
 
@@ -118,7 +119,7 @@ def test_all_dtypes_are_padded(mode: str | tuple[str, int], dtype: torch.dtype) 
         assert torch.equal(region[place], expected)
 
 
-@pytest.fixture(params=["memory", "memory-limited", "zarr", "hdf5"])
+@pytest.fixture(params=sample(["memory", "memory-limited", "zarr", "hdf5"]))
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
     stores: dict[str, Callable[[], TileStore]] = {
         "memory": MemoryTileStore,

@@ -19,6 +19,7 @@ from infinite_tensor import (
     sl,
 )
 from tests.support.counting import Constant
+from tests.support.stores import sample
 
 REGION = sl[0:60, 0:60]
 TILE_SIZE = 3
@@ -75,7 +76,9 @@ def recreates(store: TileStore) -> Callable[[], None]:
     return recreate
 
 
-@pytest.fixture(params=[opens_zarr, opens_hdf5, opens_memory], ids=["zarr", "hdf5", "memory"])
+@pytest.fixture(
+    params=sample([opens_zarr, opens_hdf5, opens_memory], opens_zarr, opens_memory), ids=["zarr", "hdf5", "memory"]
+)
 def opens(request: pytest.FixtureRequest) -> Opens:
     found: Opens = request.param
     return found

@@ -23,11 +23,12 @@ from infinite_tensor import (
 )
 from tests.behaviour.groups.world import World, plain
 from tests.support.interpreters import run
+from tests.support.stores import sample
 
 Open: TypeAlias = Callable[[], TileStore]
 
 
-@pytest.fixture(params=["memory", "zarr", "hdf5"])
+@pytest.fixture(params=sample(["memory", "zarr", "hdf5"]))
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Opens the store, always the same one."""
     memory = MemoryTileStore()

@@ -31,6 +31,7 @@ from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
 from tests.support.html import Page
 from tests.support.reference import Index
+from tests.support.stores import sample
 
 EVIL = "<script>alert('1')</script>\"&amp; <img src=x onerror=y>"
 
@@ -52,7 +53,7 @@ def shown(value: Any) -> Page:
     return Page(value._repr_html_())
 
 
-@pytest.fixture(params=["memory", "zarr", "hdf5", "dict"])
+@pytest.fixture(params=sample(["memory", "zarr", "hdf5", "dict"]))
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TileStore]:
     made: dict[str, Callable[[], TileStore]] = {
         "memory": MemoryTileStore,

@@ -27,6 +27,7 @@ from infinite_tensor import (
 )
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.support.counting import Counted
+from tests.support.stores import sample
 
 Make: TypeAlias = Callable[..., PersistentTileStore]
 
@@ -77,7 +78,7 @@ def rewritten(path: Path, **changed: Any) -> None:
     path.write_text(json.dumps(group))
 
 
-@pytest.fixture(params=["zarr", "hdf5"])
+@pytest.fixture(params=sample(["zarr", "hdf5"]))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     at = zarr_at if request.param == "zarr" else hdf5_at
     return lambda **options: at(tmp_path, **options)

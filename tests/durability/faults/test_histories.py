@@ -155,6 +155,7 @@ def test_objects_in_memory(pipeline: Pipeline, faults: Faults) -> None:
     _play(pipeline, [MemoryStore() for _ in pipeline.stages], faults)
 
 
+@pytest.mark.slow
 @given(pipelines(), _faults)
 def test_files(pipeline: Pipeline, faults: Faults) -> None:
     with tempfile.TemporaryDirectory() as folder:
