@@ -95,12 +95,13 @@ class SharedFile:
         except FileNotFoundError:
             return True
 
-    def opened(self, owner: object) -> Any:
-        """The file, for a caller that holds its lock; StoreError if it is closed."""
-        # A context manager of ours would keep the lock where a Ctrl-C comes in its own lines.
-        if not self.h5:
-            raise StoreError(f"{owner} is closed; open it again with `with store:`")
-        return self.h5
+    @contextmanager
+    def opened(self, owner: object) -> Iterator[Any]:
+        """The file, whose lock is held meanwhile; StoreError if it is closed."""
+        with self.lock:
+            if not self.h5:
+                raise StoreError(f"{owner} is closed; open it again with `with store:`")
+            yield self.h5
 
     def check_process(self, owner: object) -> None:
         """StoreError where this process may not write: it was forked from the one that has opened the file."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,88 +72,70 @@ class HDF5Tensor(TensorHandle):
         """The complete tiles."""
         found: list[torch.Tensor | None] = []
         for batch in self._batches(tiles):
-            with self._file.lock:
-                self._file.opened(self.owner)
+            with self._file.opened(self.owner):
                 blocks = self.slots.read(batch)
             found += map(self.tile_from, batch, blocks)
         return found
 
     def write_tiles(self, tiles: Mapping[Index, torch.Tensor]) -> None:
         """Store complete tiles."""
-        self._file.check_process(self.owner)
         for batch in self._batches(list(tiles)):
-            with self._file.lock:
-                h5 = self._file.opened(self.owner)
-                self._check_there()
-                reserve(h5, len(batch) * self.layout.tile_bytes)
+            with self._changing(len(batch) * self.layout.tile_bytes):
                 self.slots.write({tile: to_stored(tiles[tile]) for tile in batch})
         self._file.flush(older_than=self._flush_interval)
 
     def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
         """What their logs hold."""
-        with self._file.lock:
-            self._file.opened(self.owner)
+        with self._file.opened(self.owner):
             self._check_there()
             parts = self.slots.read_logs(tiles)
         return list(map(self.partial_from, map(self.slots.log.place, tiles), parts))
 
     def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
         """Add a part to the log of each, or finish it."""
-        self._file.check_process(self.owner)
         log = self.slots.log
         for tile, part in partials.items():
-            with self._file.lock:
-                h5 = self._file.opened(self.owner)
-                self._check_there()
-                if part is None:
+            if part is None:
+                with self._changing():
                     self._file.finish(self.slots, tile)
-                else:
-                    data = part.to_bytes(log.place(tile))
-                    reserve(h5, len(data))
+            else:
+                data = part.to_bytes(log.place(tile))
+                with self._changing(len(data)):
                     log.append(tile, data)
         self._file.flush(older_than=self._flush_interval)
 
     def delete_tiles(self, tiles: Sequence[Index]) -> None:
         """Delete logs, and free slots."""
-        self._file.check_process(self.owner)
-        with self._file.lock:
-            h5 = self._file.opened(self.owner)
-            self._check_there()
-            reserve(h5, 0)
+        with self._changing(0):
             self.slots.mark_drop()
             self.slots.log.delete(tiles)
             self.slots.delete(tiles)
 
     def generation(self) -> str:
         """What the last deletion has left."""
-        with self._file.lock:
-            self._file.opened(self.owner)
+        with self._file.opened(self.owner):
             return self.slots.drops
 
     def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
         """Whether each tile has a slot."""
-        with self._file.lock:
-            self._file.opened(self.owner)
+        with self._file.opened(self.owner):
             return self.slots.has(tiles)
 
     def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
         """The tiles of a box that have a slot, and those that have a log."""
-        with self._file.lock:
-            self._file.opened(self.owner)
+        with self._file.opened(self.owner):
             return self.slots.find(low, high)
 
     def damages(self, *, repair: bool) -> Iterator[Damage]:
         """What is damaged of the tiles and of the parts of logs."""
-        with self._file.lock:
-            self._file.opened(self.owner)
+        with self._file.opened(self.owner):
             starts, logged = self.slots.slots(), self.slots.log.tiles()
         batches = [
             *(partial(self.slots.damages, first, repair=repair) for first in starts),
             *(partial(self.slots.log.damages, tile, repair=repair) for tile in logged),
         ]
         for look in batches:
-            with self._file.lock:
-                h5 = self._file.opened(self.owner)
+            with self._file.opened(self.owner) as h5:
                 if repair:
                     reserve(h5, 0)
                 found = look()
@@ -161,6 +144,19 @@ class HDF5Tensor(TensorHandle):
     def _batches(self, tiles: Sequence[Index]) -> Iterator[Sequence[Index]]:
         length = self.slots.batch
         return (tiles[begin : begin + length] for begin in range(0, len(tiles), length))
+
+    @contextmanager
+    def _changing(self, nbytes: int | None = None) -> Iterator[None]:
+        """Hold the lock of the file, where the tensor still is, which has room for so many bytes more.
+
+        Where none are given nothing may be added: a disk that is full keeps nobody from deleting.
+        """
+        self._file.check_process(self.owner)
+        with self._file.opened(self.owner) as h5:
+            self._check_there()
+            if nbytes is not None:
+                reserve(h5, nbytes)
+            yield
 
     def _check_there(self) -> None:
         """StoreError if another store has cleared the tensor, or the file has vanished. The file's lock is held."""
@@ -323,8 +319,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
 
     def _read_documents(self, names: Sequence[str]) -> list[dict[str, Any] | ValueError | None]:
         file = self._file_there()
-        with file.lock:
-            h5 = file.opened(self)
+        with file.opened(self) as h5:
             return [read_document(h5, name) for name in names]
 
     def _create_document(self, name: str, document: dict[str, Any]) -> None:
@@ -350,8 +345,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
 
     def _list_documents(self, kind: str) -> list[str]:
         file = self._file_there()
-        with file.lock:
-            h5 = file.opened(self)
+        with file.opened(self) as h5:
             names = names_in(h5) if kind == TENSOR else groups_in(h5)
         return [name for name in names if name.startswith(kind)]
 
@@ -360,8 +354,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
 
     def _is_ours(self, name: str) -> bool:
         file = self._opened_file()
-        with file.lock:
-            h5 = file.opened(self)
+        with file.opened(self) as h5:
             return not name.startswith(TENSOR) or tensor_at(h5, name) is not None
 
     # Tensors.
