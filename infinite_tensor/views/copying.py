@@ -327,11 +327,9 @@ def _copy(job: _Job, source: _Contents, target: PersistentContents, tally: Tally
     source.check_current(record)
     with target.lock:
         known = target.registry.records.get(spec.tensor_id)
-        if known is None:
-            target.registry.create(spec, job.stored)
-        else:
+        if known is not None:
             target.check_there(known)
-        there = target.registry.record_of(spec)
+        there = target.registry.record_of(spec, job.stored)
     copied = Tiles(record, source, there, target, tally).copy(selection)
     source.check_there(record)
     target.check_there(there)

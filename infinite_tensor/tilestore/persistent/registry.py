@@ -63,11 +63,14 @@ class Registry:
             record.current = False
         return record
 
-    def record_of(self, spec: TensorSpec) -> Record:
-        """The record of a tensor, which its spec holds; ValidationError where another one is stored under its id."""
+    def record_of(self, spec: TensorSpec, original: Mapping[str, Any] | None = None) -> Record:
+        """The record of a tensor, which its spec holds; ValidationError where another one is stored under its id.
+
+        A new one is to be stored as `original` is, the definition of another one as it is stored, where that is given.
+        """
         record = self.records.get(spec.tensor_id)
         if record is None:
-            record = self.records[spec.tensor_id] = self._find_or_create(spec)
+            record = self.records[spec.tensor_id] = self._find_or_create(spec, original)
         check_same(spec.tensor_id, record.spec.definition, spec.definition, self._storage)
         tile, given = record.layout.tile_shape, self.given_tile(spec)
         if given not in (None, tile):
@@ -77,15 +80,6 @@ class Registry:
             record.spec = _as_stored(spec, record.spec.definition)
         spec.hold(record.holder())
         return record
-
-    def create(self, spec: TensorSpec, original: Mapping[str, Any]) -> None:
-        """Create a tensor that is to be stored as another one is, unless there is one of its id.
-
-        `original` is the definition of that one, as it is stored.
-        """
-        if self._storage.read_definition(spec.tensor_id, "register") is None:
-            layout = layout_of(spec.shape, self.given_tile(spec) or usual_tile(spec), spec.dtype, spec.reduction)
-            self._storage.create(spec.tensor_id, _new_definition(spec, layout), original)
 
     def given_tile(self, spec: TensorSpec) -> Index | None:
         """The tile that a tensor is to have; None where nobody has said, so that it keeps the one it has."""
@@ -132,7 +126,7 @@ class Registry:
         StoredTensor.of(self._storage, tensor_id, stored)
         return stored
 
-    def _find_or_create(self, spec: TensorSpec) -> Record:
+    def _find_or_create(self, spec: TensorSpec, original: Mapping[str, Any] | None) -> Record:
         """Compare the tensor with what is stored under its id, or create it there."""
         tensor_id, given = spec.tensor_id, self.given_tile(spec)
         stored = self._storage.read_definition(tensor_id, "register")
@@ -140,7 +134,7 @@ class Registry:
             layout = layout_of(spec.shape, given or usual_tile(spec), spec.dtype, spec.reduction)
             if self._read_only:
                 return Record(replace(spec, held=None), layout, spec.definition.functions)
-            stored = self._storage.create(tensor_id, _new_definition(spec, layout))
+            stored = self._storage.create(tensor_id, _new_definition(spec, layout), original)
         found = StoredTensor.of(self._storage, tensor_id, stored)
         tile = _checked_tile(self._storage, spec, given, found)
         layout = layout_of(spec.shape, tile, spec.dtype, spec.reduction)

@@ -110,9 +110,7 @@ class Storage:
         with self.asked(action, tensor_id) as backend:
             return backend._read_definition(tensor_id)
 
-    def create(
-        self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
+    def create(self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any] | None) -> dict[str, Any]:
         """Store the definition of a new tensor; what is stored then: another's, where another process was first.
 
         It is to be stored as `original` is, where that is given: the definition of another tensor, as it is stored.

@@ -239,20 +239,15 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         Place.of(definition)
 
     def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
-        _, layout = layout_of(definition)
-        self._create(tensor_id, definition, codecs_of(stored_dtype(layout.dtype), self._compressors))
-
-    def _create(self, tensor_id: str, definition: dict[str, Any], codecs: Sequence[Mapping[str, Any]]) -> None:
-        _, layout = layout_of(definition)
-        origin = list(origin_of(layout.shape, layout.tile_shape))
-        super()._write_definition(tensor_id, {**definition, "origin": origin, "codecs": codecs})
+        self._write_copy(tensor_id, definition, {})
 
     def _write_copy(self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any]) -> None:
+        _, layout = layout_of(definition)
         # Compressed as it was, unless somebody has said how.
-        if isinstance(self._compressors, str) and "codecs" in original:
-            self._create(tensor_id, definition, original["codecs"])
-            return
-        self._write_definition(tensor_id, definition)
+        kept = isinstance(self._compressors, str) and "codecs" in original
+        codecs = original["codecs"] if kept else codecs_of(stored_dtype(layout.dtype), self._compressors)
+        origin = list(origin_of(layout.shape, layout.tile_shape))
+        super()._write_definition(tensor_id, {**definition, "origin": origin, "codecs": codecs})
 
     def _encoding(self, tensor_id: str) -> object:
         handle = self._handle(tensor_id)
