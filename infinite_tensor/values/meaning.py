@@ -200,16 +200,15 @@ class Georeference(Fact):
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any], shape: Shape) -> Self:  # noqa: ARG003  (some kinds need it)
         """See `Fact`."""
-        crs, transform, gcps, rpcs = (fields[name] for name in ("crs", "transform", "gcps", "rpcs"))
-        if not isinstance(crs, str | None):
-            raise TypeError(f"the CRS {crs!r}")
+        transform, gcps, rpcs = (fields[name] for name in ("transform", "gcps", "rpcs"))
         if rpcs is not None:
-            lists = {name: [float(each) for each in rpcs[name]] for name in _RPC_LISTS}
-            errors = {name: rpcs.get(name) for name in ("err_bias", "err_rand")}
-            rpcs = {**{name: float(rpcs[name]) for name in _RPC_NUMBERS}, **lists, **errors}
-        a, b, c, d, e, f = map(float, (0,) * 6 if transform is None else transform)
-        points = [[*map(float, (row, column, x, y, z))] for row, column, x, y, z in gcps]
-        return cls(**{**fields, "transform": transform and [a, b, c, d, e, f], "gcps": points, "rpcs": rpcs})
+            lists = {name: _numbers(rpcs[name], 20) for name in _RPC_LISTS}
+            numbers = dict(zip(_RPC_NUMBERS, _numbers(map(rpcs.__getitem__, _RPC_NUMBERS), 10), strict=True))
+            rpcs = {**numbers, **lists, **{name: rpcs.get(name) for name in ("err_bias", "err_rand")}}
+        if transform is not None:
+            transform = _numbers(transform, 6)
+        points = [_numbers(each, 5) for each in gcps]
+        return cls(**{**fields, "transform": transform, "gcps": points, "rpcs": rpcs})
 
     def agrees_with(self, other: Any) -> bool:
         """Whether pixels lie at the same places."""
@@ -227,6 +226,14 @@ class Georeference(Fact):
 
 _RPC_NUMBERS = [f"{each}_{what}" for each in ("height", "lat", "line", "long", "samp") for what in ("off", "scale")]
 _RPC_LISTS = [f"{each}_{what}_coeff" for each in ("line", "samp") for what in ("num", "den")]
+
+
+def _numbers(stored: Iterable[Any], count: int) -> list[float]:
+    """So many finite numbers; ValueError or TypeError for all else."""
+    found = [float(each) for each in stored]
+    if len(found) != count or not all(map(math.isfinite, found)):
+        raise ValueError(f"{count} numbers, got {found}")
+    return found
 
 
 def _same_crs(one: str | None, other: str | None) -> bool:
