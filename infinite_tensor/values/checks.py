@@ -79,33 +79,18 @@ def check_windows(tensor_id: str, grid: WindowGrid, labels: Sequence[str]) -> No
         return
     window, shape = grid.window, grid.shape
     reasons = [
-        _no_window(d, k, grid, labels[d])
-        for d, k in enumerate(followed(window))
-        if shape[d] is not None and grid.alone(d).empty
+        f"dimension {labels[d]} has {extent} pixels, and windows of {size} begin at {offset}"
+        + ("" if k is None else f" plus multiples of {stride}")
+        for d, (k, size, stride, offset, extent) in enumerate(grid.dimensions)
+        if extent is not None and grid.alone(d).empty
     ]
     clipped = WindowGrid(window, shape, ("clip",) * len(shape))
     advice = "" if clipped.empty else ', or edge="clip", which keeps of each window what lies inside'
     raise ValidationError(
         f"tensor {tensor_id!r}: no window of output_window {window!r} lies in its shape {shape}: "
-        f"{'; '.join(reasons) or 'none lies inside along all dimensions that share a coordinate'}. Give other windows"
-        f"{advice}"
+        f"{'; '.join(reasons) or 'none lies inside along all dimensions that share a coordinate'}. Give other windows, "
+        f"with one entry of stride and offset per dimension{advice}"
     )
-
-
-def _no_window(d: int, k: int | None, grid: WindowGrid, label: str) -> str:
-    window, extent = grid.window, grid.shape[d]
-    size, stride, offset = window.size[d], window.stride[d], window.offset[d]
-    if k is None:
-        return (
-            f"dimension_map keeps dimension {label} at [{offset}, {offset + size}), which must lie in [0, {extent}); "
-            "give offset one entry per dimension"
-        )
-    told = f"dimension {label} has {extent} pixels, and windows of {size} begin at multiples of {stride}"
-    if not offset:
-        return told
-    told = f"{told} plus {offset}"
-    # As where an int was meant for the other dimensions.
-    return f"{told}; give stride and offset one entry per dimension" if size <= (extent or 0) else told
 
 
 def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], definitions: Sequence[ArgDefinition]) -> None:

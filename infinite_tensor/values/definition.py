@@ -18,7 +18,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Edge, Shape, TensorWindow
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import Calling
-from infinite_tensor.support.given import members, number, quoted, word
+from infinite_tensor.support.given import number, quoted, word
 from infinite_tensor.support.nested import Key
 from infinite_tensor.values.dims import Dims
 from infinite_tensor.values.dtypes import dtype_name
@@ -259,27 +259,18 @@ def json_value(name: str, value: object, deepest: int = DEEPEST_JSON) -> Json:
     if isinstance(value, str):
         return word(value)
     if isinstance(value, int | float):
-        return _json_number(_of_few_digits(name, number(value)))
-    if not isinstance(value, list | tuple | Mapping):
-        raise ValidationError(f"{name} must be a JSON value (None, bool, number, str, list, dict), got {quoted(value)}")
-    if not deepest:
+        if isinstance(value, int) and abs(value) > _LARGEST_INT:
+            raise ValidationError(f"{name} must hold ints of up to 4000 digits")
+        return _json_number(number(value))  # type: ignore[arg-type]
+    if not deepest and isinstance(value, list | tuple | Mapping):
         raise ValidationError(f"{name:.80} lies too deep: lists and dicts may nest {DEEPEST_JSON} levels")
-    if not isinstance(value, Mapping):
-        items = members(value)
-        if items is None:
-            raise ValidationError(f"{name} must be a JSON value, and the members of {quoted(value)} cannot be read")
-        return [json_value(f"{name}[{i}]", item, deepest - 1) for i, item in enumerate(items)]
-    for key in value:
-        if not isinstance(key, str):
-            raise ValidationError(f"{name} must have str keys, as in JSON, got {quoted(key)}")
-    return {key: json_value(f"{name}.{key}", item, deepest - 1) for key, item in value.items()}
-
-
-def _of_few_digits(name: str, value: Any) -> float:
-    if isinstance(value, int) and abs(value) > _LARGEST_INT:
-        raise ValidationError(f"{name} must hold ints of up to 4000 digits")
-    found: float = value
-    return found
+    if isinstance(value, list | tuple):
+        return [json_value(f"{name}[{i}]", item, deepest - 1) for i, item in enumerate(value)]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: json_value(f"{name}.{key}", item, deepest - 1) for key, item in value.items()}
+    raise ValidationError(
+        f"{name} must be a JSON value (None, bool, number, str, list, dict with keys of str), got {quoted(value)}"
+    )
 
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

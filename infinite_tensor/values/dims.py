@@ -46,18 +46,12 @@ def checked_dims(dims: object, ndim: int) -> Dims:
         raise ValidationError(f"dims must be a tuple of {ndim} str, one per dimension, or None, got {quoted(dims)}")
     names = tuple(word(name) or "" for name in given)
     for d, name in enumerate(names):
-        if not 0 < len(name) <= _LONGEST or not name.isprintable():
+        is_taken = name in names[:d] or (_DEFAULT.fullmatch(name) and name != default_name(d))
+        if is_taken or not 0 < len(name) <= _LONGEST or not name.isprintable():
             raise ValidationError(
-                f"dims must hold names, which are printable str of 1 to {_LONGEST} characters, "
-                f"got {quoted(given[d])} for dimension {d}"
+                f"dims must hold different names, printable str of 1 to {_LONGEST} characters, of which dim_N is that "
+                f"of dimension N, got {quoted(given[d])} for dimension {d}"
             )
-        if _DEFAULT.fullmatch(name) and name != default_name(d):
-            raise ValidationError(
-                f"dims: {name!r} for dimension {d} is what another dimension is called by default; give another name, "
-                f"or {default_name(d)!r} for none"
-            )
-        if name in names[:d]:
-            raise ValidationError(f"dims must hold a different name for each dimension, got {quoted(dims)}")
     return None if names == names_of(None, ndim) else names
 
 

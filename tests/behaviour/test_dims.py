@@ -81,7 +81,7 @@ def test_a_dimension_without_a_name_is_called_by_its_number() -> None:
         ((), "dims must be a tuple of 3 str"),
         ({"c", "y", "x"}, "dims must be a tuple of 3 str"),
         (3, "dims must be a tuple of 3 str"),
-        (("c", "y", None), "printable str of 1 to 100 characters, got None for dimension 2"),
+        (("c", "y", None), "printable str of 1 to 100 characters, .* got None for dimension 2"),
         (("c", "", "x"), "got '' for dimension 1"),
         (("c", "y\0", "x"), "got 'y.x00' for dimension 1"),
         (("c", "y\n", "x"), "printable"),
@@ -89,10 +89,10 @@ def test_a_dimension_without_a_name_is_called_by_its_number() -> None:
         (("c", "y" * 101, "x"), "of 1 to 100 characters"),
         (("c", "y" * 10_000, "x"), "of 1 to 100 characters"),
         (("c", b"y", "x"), "printable"),
-        (("c", "x", "x"), "dims must hold a different name for each dimension"),
-        (("dim_1", "y", "x"), "'dim_1' for dimension 0 is what another dimension is called by default"),
-        (("c", "dim_7", "x"), "'dim_7' for dimension 1 is what another"),
-        (("dim_" + "9" * 90, "y", "x"), "is what another"),
+        (("c", "x", "x"), "dims must hold different names, .* got 'x' for dimension 2"),
+        (("dim_1", "y", "x"), "dim_N is that of dimension N, got 'dim_1' for dimension 0"),
+        (("c", "dim_7", "x"), "got 'dim_7' for dimension 1"),
+        (("dim_" + "9" * 90, "y", "x"), "dim_N is that of dimension N"),
     ],
 )
 def test_what_are_no_names_is_refused(dims: Any, said: str) -> None:
@@ -286,7 +286,7 @@ def test_what_does_not_fit_a_dimension_tells_its_name(dims: Any, named: str) -> 
     with pytest.raises(ValidationError, match=rf"no window of .*: {named} has 3 pixels, and windows of 4 begin at"):
         InfiniteTensor((4, 3), image, plane, dims=dims)
     kept = TensorWindow((4, 4), dimension_map=(0, None))
-    with pytest.raises(ValidationError, match=rf"dimension_map keeps {named} at \[0, 4\), which must lie in \[0, 3\)"):
+    with pytest.raises(ValidationError, match=rf"{named} has 3 pixels, and windows of 4 begin at 0\. Give"):
         InfiniteTensor((4, 3), image, kept, dims=dims)
     with pytest.raises(ValidationError, match=rf"the mask does not cover .*: along {named} its 2 pixels"):
         narrow.plan(..., where=torch.ones(4, 2))
