@@ -22,15 +22,18 @@ from infinite_tensor.groups.members import (
     GroupMember,
     Members,
     check_extents,
+    checked_tensor,
     members_of,
     names_of_shared,
+    opened_tensor,
     outputs_of,
     read_members,
+    save_group,
     shape_of,
     shown_scale,
+    stored_members,
     unit_of,
 )
-from infinite_tensor.groups.saved import checked_tensor, opened_tensor, save_group, stored_members
 from infinite_tensor.groups.tensordicts import StoredOnlyGroup, assembled, import_tensordict, save_tensordict
 from infinite_tensor.support.given import checked_device, checked_flag, checked_id, checked_workers, quoted
 from infinite_tensor.support.nested import Key, as_key, chosen, is_key, listed, named_leaves, nested, show

@@ -23,7 +23,7 @@ from infinite_tensor.filling.stored_only import stored_pixels
 from infinite_tensor.geometry.points import with_entry
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.groups.members import GroupMember, Members, read_members, shape_of, unit_of
-from infinite_tensor.support.disks import allocate_file, publish, remove, synchronize
+from infinite_tensor.support.disks import allocate_file, check_free, publish, remove, synchronize
 from infinite_tensor.support.nested import Key, chosen, show
 from infinite_tensor.values.definition import Number, pixel_value
 
@@ -146,7 +146,12 @@ class StoredOnlyGroup:
 def save_tensordict(members: Members, region: Selection, path: Path, workers: int | None, *, overwrite: bool) -> None:
     """`TensorGroup.save_tensordict`; see there."""
     with _explained(path):
-        _check_free(path, overwrite=overwrite)
+        check_free(
+            path,
+            lambda path: (path / "meta.json").is_file(),
+            "is no memory-mapped TensorDict",
+            overwrite=overwrite,
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
         # Before anything is written: a name that is not valid Unicode, or that the file system does not allow.
@@ -223,12 +228,3 @@ def _place(member: GroupMember, region: Selection, block: Selection, ndim: int) 
     shared = [own for d, own in enumerate(member.dims) if d not in region.squeezed]
     at = [slice(part.start[own] - whole.start[own], part.stop[own] - whole.start[own]) for own in shared]
     return (*at, *[slice(None)] * (ndim - len(at)))
-
-
-def _check_free(path: Path, *, overwrite: bool) -> None:
-    if not path.exists() and not path.is_symlink():
-        return
-    if not overwrite:
-        raise ValidationError(f"there is something at {str(path)!r} already; give another path, or overwrite=True")
-    if not (path / "meta.json").is_file() or path.is_symlink():
-        raise ValidationError(f"what is at {str(path)!r} is no memory-mapped TensorDict, so it is not overwritten")

@@ -321,6 +321,16 @@ def _has_another_name(descriptor: int) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_nlink > 1
 
 
+def check_free(path: Path, is_replaced: Callable[[Path], bool], what: str, *, overwrite: bool) -> None:
+    """ValidationError for what lies at a path, unless it `is_replaced` and this is to `overwrite`; never a link."""
+    if not os.path.lexists(path):
+        return
+    if not overwrite:
+        raise ValidationError(f"there is something at {str(path)!r} already; give another path, or overwrite=True")
+    if path.is_symlink() or not is_replaced(path):
+        raise ValidationError(f"what is at {str(path)!r} {what}, so it is not overwritten; give another path")
+
+
 def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
     """Give a finished file or folder its name, at one blow; what had the name before is gone then.
 

@@ -14,7 +14,7 @@ from infinite_tensor.support.given import as_index, checked_flag, members, quote
 from infinite_tensor.support.tables import count_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.messages import warn_of_lost
-from infinite_tensor.views.frame import Frame, Pixels, nodata_of
+from infinite_tensor.views.frame import Frame, nodata_of
 from infinite_tensor.views.metadata import attributes_of, coordinates_of, plain_name_of
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def xarray_of(
     from infinite_tensor.views.lazy_xarray import coordinates, lazily  # noqa: PLC0415
 
     frame = Frame.of(source, region)
-    tensor, pixels = frame.tensor, Pixels(frame)
-    data = lazily(pixels) if checked_flag("lazy", lazy) else pixels[(slice(None),) * pixels.ndim]
+    tensor = frame.tensor
+    data = lazily(frame) if checked_flag("lazy", lazy) else frame[(slice(None),) * frame.ndim]
     nodata = nodata_of(source.nodata, source.dtype) if isinstance(source, StoredOnly) else None
     meaning = frame.meaning(dict(enumerate(tensor.dims)))
     warn_of_lost("what to_xarray returns", meaning.lost)
@@ -68,13 +68,13 @@ def dask_of(source: InfiniteTensor | StoredOnly, region: object, chunks: Any) ->
         import dask.array  # noqa: PLC0415  (an extra)
     except ImportError as error:
         raise ImportError("to_dask needs the package dask.array: pip install 'dask[array]'") from error
-    pixels = Pixels(Frame.of(source, region))
+    frame = Frame.of(source, region)
     of_tiles = word(chunks) == "tiles"
-    _check_count(pixels.frame, math.prod(pixels.frame.tile_counts) if of_tiles else _count(pixels.frame, chunks))
+    _check_count(frame, math.prod(frame.tile_counts) if of_tiles else _count(frame, chunks))
     try:
-        cuts = pixels.frame.tile_cuts if of_tiles else chunks
+        cuts = frame.tile_cuts if of_tiles else chunks
         array: dask.array.Array = dask.array.from_array(
-            pixels, cuts, asarray=False, fancy=False, meta=np.empty((0,) * pixels.ndim, pixels.dtype)
+            frame, cuts, asarray=False, fancy=False, meta=np.empty((0,) * frame.ndim, frame.dtype)
         )
     except (TypeError, ValueError) as error:
         raise ValidationError(f'chunks must be "tiles" or what Dask takes, got {quoted(chunks)}: {error}') from error

@@ -29,7 +29,7 @@ _HALF = 2**30
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A box of pixels of a tensor.
+    """A box of pixels of a tensor, which is sliced like an array of numpy; each slice is a read.
 
     Attributes
     ----------
@@ -161,6 +161,26 @@ class Frame:
             )
         return shown(pixels)
 
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    def __getitem__(self, key: tuple[int | slice, ...]) -> npt.NDArray[Any]:
+        starts, stops, steps = [], [], []
+        for entry, first, extent in zip(key, self.origin, self.shape, strict=True):
+            elements = range(extent)
+            picked = elements[entry] if isinstance(entry, slice) else [elements[entry]]
+            ends = (first + min(picked[0], picked[-1]), first + max(picked[0], picked[-1]) + 1) if picked else (0, 0)
+            starts.append(ends[0])
+            stops.append(ends[1])
+            steps.append(picked.step if isinstance(picked, range) else 1)
+        squeezed = tuple([d for d, entry in enumerate(key) if not isinstance(entry, slice)])
+        return self.read(Selection(tuple(starts), tuple(stops), tuple(steps), squeezed))
+
+    def __dask_tokenize__(self) -> object:
+        return "infinite_tensor", self.token
+
     def tile_in_memory(self, box: tuple[slice, ...]) -> npt.NDArray[np.generic] | None:
         """The pixels of a box if they are one tile that lies in memory, not to be changed; otherwise None."""
         node = node_of(self.tensor)
@@ -202,42 +222,3 @@ def nodata_of(value: Number | None, dtype: torch.dtype) -> int | float | None:
     """What others are told that pixels without data are; None for pixels that are no real numbers, too."""
     is_real = shown_dtype(dtype).kind in "iuf"
     return None if value is None or not is_real else shown_value(value, dtype).item()
-
-
-class Pixels:
-    """A frame that is sliced like an array of numpy; each slice is a read.
-
-    Attributes
-    ----------
-    frame : Frame
-        Where element 0 is, and how many there are.
-    """
-
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame
-        self.dtype = frame.dtype
-
-    @property
-    def shape(self) -> Index:
-        """Elements per dimension."""
-        return self.frame.shape
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.shape)
-
-    def __getitem__(self, key: tuple[int | slice, ...]) -> npt.NDArray[Any]:
-        starts, stops, steps = [], [], []
-        for entry, first, extent in zip(key, self.frame.origin, self.shape, strict=True):
-            elements = range(extent)
-            picked = elements[entry] if isinstance(entry, slice) else [elements[entry]]
-            ends = (first + min(picked[0], picked[-1]), first + max(picked[0], picked[-1]) + 1) if picked else (0, 0)
-            starts.append(ends[0])
-            stops.append(ends[1])
-            steps.append(picked.step if isinstance(picked, range) else 1)
-        squeezed = tuple([d for d, entry in enumerate(key) if not isinstance(entry, slice)])
-        return self.frame.read(Selection(tuple(starts), tuple(stops), tuple(steps), squeezed))
-
-    def __dask_tokenize__(self) -> object:
-        return "infinite_tensor", self.frame.token

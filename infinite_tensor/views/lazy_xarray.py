@@ -27,7 +27,7 @@ from xarray.indexes import PandasIndex
 
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.given import number, quoted
-from infinite_tensor.views.frame import Pixels
+from infinite_tensor.views.frame import Frame
 
 _MOST_ORDINARY = 2**24
 """Coordinates, of 8 bytes each, that pandas may hold. Longer dimensions have an index of another type, which xarray
@@ -35,22 +35,22 @@ does not align with those of pandas."""
 
 
 class _Lazy(BackendArray):
-    """Pixels with their dimensions in some order."""
+    """A frame with its dimensions in some order."""
 
-    def __init__(self, pixels: Pixels, order: Index) -> None:
-        self.pixels = pixels
+    def __init__(self, frame: Frame, order: Index) -> None:
+        self.frame = frame
         self.order = order
-        self.shape = tuple([pixels.shape[d] for d in order])
-        self.dtype = pixels.dtype
+        self.shape = tuple([frame.shape[d] for d in order])
+        self.dtype = frame.dtype
 
     def __getitem__(self, key: ExplicitIndexer) -> npt.NDArray[Any]:
         found: npt.NDArray[Any] = explicit_indexing_adapter(key, self.shape, IndexingSupport.BASIC, self._read)
         return found
 
     def _read(self, key: tuple[int | slice, ...]) -> npt.NDArray[Any]:
-        of_pixels = dict(zip(self.order, key, strict=True))
-        kept = [d for d in self.order if isinstance(of_pixels[d], slice)]
-        found = self.pixels[tuple([of_pixels[d] for d in range(len(key))])]
+        entries = dict(zip(self.order, key, strict=True))
+        kept = [d for d in self.order if isinstance(entries[d], slice)]
+        found = self.frame[tuple([entries[d] for d in range(len(key))])]
         return found.transpose([sorted(kept).index(d) for d in kept])
 
 
@@ -63,14 +63,14 @@ class _LazilyIndexed(LazilyIndexedArray):
         dims = [*(kept[place] for place in order), *(d for d in range(len(entries)) if d not in kept)]
         moved = tuple([entries[d] for d in dims])
         kind = OuterIndexer if any(isinstance(entry, np.ndarray) for entry in moved) else BasicIndexer
-        array = _Lazy(lazy.pixels, tuple([lazy.order[d] for d in dims]))
+        array = _Lazy(lazy.frame, tuple([lazy.order[d] for d in dims]))
         return CopyOnWriteArray(type(self)(array, kind(moved)))  # type: ignore[arg-type]  # as `lazily` does
 
 
-def lazily(pixels: Pixels) -> CopyOnWriteArray:
+def lazily(frame: Frame) -> CopyOnWriteArray:
     """An array for an `xarray.Variable` that reads what is used of it. It is not copied until it is written to."""
     # As xarray does itself, against the types that it declares.
-    return CopyOnWriteArray(_LazilyIndexed(_Lazy(pixels, tuple(range(pixels.ndim)))))  # type: ignore[arg-type]
+    return CopyOnWriteArray(_LazilyIndexed(_Lazy(frame, tuple(range(frame.ndim)))))  # type: ignore[arg-type]
 
 
 class _Span(PandasIndex):

@@ -16,7 +16,7 @@ from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.filling.stored_only import StoredOnly
-from infinite_tensor.support.disks import publish, synchronize, unfinished_file
+from infinite_tensor.support.disks import check_free, publish, synchronize, unfinished_file
 from infinite_tensor.support.given import checked_flag, checked_progress, checked_workers, quoted, word
 from infinite_tensor.support.nested import Key
 from infinite_tensor.tensor import InfiniteTensor
@@ -168,7 +168,7 @@ def _export_zarr(
 def _begun(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> Iterator[Path]:
     """The file that gets a name in the end, in a folder that is there."""
     for each in (path, *sidecars):
-        _check_free(each, overwrite=overwrite)
+        check_free(each, Path.is_file, "is no file", overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with unfinished_file(path) as unfinished:
         yield unfinished
@@ -257,13 +257,3 @@ def _identity(cutouts: Mapping[str, Cutout], dims: Mapping[str, tuple[str, ...]]
         for (path, cutout), node in zip(cutouts.items(), nodes, strict=True)
     ]
     return hashlib.sha256(json.dumps([places, states], sort_keys=True).encode()).hexdigest()
-
-
-def _check_free(path: Path, *, overwrite: bool) -> None:
-    """ValidationError if something is at a path that is not to be overwritten."""
-    if not os.path.lexists(path):
-        return
-    if not overwrite:
-        raise ValidationError(f"there is something at {str(path)!r} already; give another path, or overwrite=True")
-    if path.is_symlink() or not path.is_file():
-        raise ValidationError(f"what is at {str(path)!r} is no file, so it is not overwritten; give another path")

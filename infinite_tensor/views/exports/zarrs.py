@@ -25,7 +25,7 @@ from zarr.abc.store import Store
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.support.disks import publish, remove, unfinished_folder
+from infinite_tensor.support.disks import check_free, publish, remove, unfinished_folder
 from infinite_tensor.support.threads import on_threads
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
 from infinite_tensor.views.metadata import (
@@ -93,7 +93,7 @@ def opened_zarr(
 
 @contextmanager
 def _opened_folder(content: Content, path: Path, *, overwrite: bool) -> Iterator[_Group]:
-    _check_free(path, overwrite=overwrite)
+    check_free(path, lambda path: _is_export(_root_of(path)), "was not written by export", overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with unfinished_folder(path) as (folder, is_left):
         group = _Group(content, zarr_store(folder, None, read_only=False))
@@ -113,14 +113,9 @@ def _opened_folder(content: Content, path: Path, *, overwrite: bool) -> Iterator
                 remove(folder)
 
 
-def _check_free(path: Path, *, overwrite: bool) -> None:
-    if not path.exists() and not path.is_symlink():
-        return
-    if not overwrite:
-        raise ValidationError(f"there is something at {str(path)!r} already; give another path, or overwrite=True")
+def _root_of(path: Path) -> bytes | None:
     root = path / DOCUMENT
-    if path.is_symlink() or not root.is_file() or not _is_export(root.read_bytes()):
-        raise ValidationError(f"what is at {str(path)!r} was not written by export, so it is not overwritten")
+    return root.read_bytes() if root.is_file() else None
 
 
 def _is_export(document: bytes | None) -> bool:
