@@ -338,14 +338,12 @@ async def answered(key: Hashable, compute: Callable[[], T]) -> T:
     work = partial(_told, partial(copy_context().run, compute))
     # Whoever has asked before may wait for the f that asks now. No window is computed twice all the same.
     answer, is_own = (_beside(work), True) if is_nested() else _PLACES_OF_ALL.take(key, work)
-    while True:
-        if not await _ends(answer):
-            if _PLACES_OF_ALL.are_stuck() and (not is_own or answer.cancel()):
-                answer, is_own = _beside(work), True
-        elif is_own:
-            break
-        else:
+    while not await _ends(answer) or not is_own:
+        if not is_own and answer.done():
             answer, is_own = _PLACES_OF_ALL.take(key, work)
+        # Only one at a time is told so: not one that has begun, and needs no other place.
+        elif not (is_own and answer.running()) and _PLACES_OF_ALL.are_stuck() and (not is_own or answer.cancel()):
+            answer, is_own = _beside(work), True
     if answer.cancelled():
         raise _ended()
     return answer.result()

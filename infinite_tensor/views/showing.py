@@ -10,7 +10,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,21 +47,6 @@ _MOST_LABELS = 20
 _BLANK = "0.85"
 """The grey of pixels that are not stored."""
 
-P = ParamSpec("P")
-
-
-def _whatever_happens(build: Callable[P, str]) -> Callable[P, str]:
-    """Have an error become a line: a cell whose result cannot be shown would show a traceback of ours instead."""
-
-    @functools.wraps(build)
-    def built(*args: P.args, **kwargs: P.kwargs) -> str:
-        try:
-            return build(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001  (whatever is wrong with what is shown)
-            return panel(type(args[0]).__name__, "", note(_told(error)))
-
-    return built
-
 
 def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
@@ -83,7 +68,6 @@ def _looked_up(look: Callable[[], str]) -> str:
     return found[0] if found else note(f"The store has not answered within {LONGEST_SECONDS:g} s.")
 
 
-@_whatever_happens
 def html_of_tensor(tensor: InfiniteTensor) -> str:
     """What a notebook shows of a tensor."""
     rows = [*_facts_of(tensor), ("store", code(tensor.tile_store)), ("stored", _looked_up(lambda: _stored(tensor)))]
@@ -153,7 +137,6 @@ def _size_told(store: TileStore, tensor_id: str, definition: dict[str, Any]) -> 
     return escaped(", ".join(told))
 
 
-@_whatever_happens
 def html_of_group(group: TensorGroup) -> str:
     """What a notebook shows of a group."""
     keys: list[Any] = group.keys(include_nested=True, leaves_only=True)
@@ -178,7 +161,6 @@ def _rest(count: int) -> str:
     return note(f"and {count_of(count)} more") if count else ""
 
 
-@_whatever_happens
 def html_of_store(store: TileStore) -> str:
     """What a notebook shows of a store: the first of its tensors, as far as they can be looked up in time."""
     name = code(str(store).removeprefix(type(store).__name__))
