@@ -151,7 +151,7 @@ def part_of(values: torch.Tensor, case: Case, region: tuple[slice, ...]) -> torc
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("kind", sample(STORES, "memory with a limit", "zarr with small tiles"))
+@pytest.mark.parametrize("kind", sample(STORES, "zarr with small tiles"))
 def test_a_pixel_is_what_its_blended_values_are_reduced_to(case: Case, kind: str, tmp_path: Path) -> None:
     scales = (0.3, 0.2, 0.4)[: len(case.shape)]
     # Each case and each store with another one.
@@ -173,7 +173,7 @@ def test_a_pixel_is_what_its_blended_values_are_reduced_to(case: Case, kind: str
 
 
 @pytest.mark.parametrize("case", [CASES[name] for name in ("overlapping", "clipped", "with gaps", "volume")])
-@pytest.mark.parametrize("kind", sample(STORES, "memory with a limit", "zarr with small tiles"))
+@pytest.mark.parametrize("kind", sample(STORES, "zarr with small tiles"))
 def test_a_pixel_may_become_several_values(case: Case, kind: str, tmp_path: Path) -> None:
     values, covered = values_of(case, "hann")
     two, kept = case.with_channels(2), case.with_channels(CHANNELS)

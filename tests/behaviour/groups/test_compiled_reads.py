@@ -13,6 +13,7 @@ from torch import nn
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorGroup, TensorWindow, ValidationError, sl
 from tests.behaviour.groups.world import World, plain
 from tests.behaviour.test_workers import meeting
+from tests.support.stores import sample
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,10 @@ def assert_same(got: Any, expected: Any) -> None:
     assert all(got[key].dtype == expected[key].dtype for key in expected.keys(True, True))
 
 
-@pytest.mark.parametrize("region", [sl[0:9, -5:5], sl[3, 0:4], sl[2:9:3, 8:0:-2], sl[-1, -1], sl[4:4, 0:3]])
+REGIONS = [sl[2:9:3, 8:0:-2], sl[3, 0:4], sl[0:9, -5:5], sl[-1, -1], sl[4:4, 0:3]]
+
+
+@pytest.mark.parametrize("region", sample(REGIONS, *REGIONS[:2]))
 def test_compiled_code_reads_what_is_read_without(region: Any) -> None:
     world = World()
     assert_same(compiled(lambda: world.group[region])(), world.group[region])

@@ -30,6 +30,7 @@ from tests.support.bounds import limit_memory
 from tests.support.counting import Counted
 from tests.support.interpreters import Member, Team
 from tests.support.irregular import IRREGULAR, REASON
+from tests.support.stores import sample
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
 
@@ -43,7 +44,7 @@ def member() -> Iterator[Member]:
         yield team.members[0]
 
 
-@pytest.fixture(params=IRREGULAR)
+@pytest.fixture(params=sample(IRREGULAR, "a FIFO", "a file of 64 GiB"))
 def put(request: pytest.FixtureRequest) -> Callable[[Path], object]:
     """Puts something that is no file to read in the place of a file."""
 

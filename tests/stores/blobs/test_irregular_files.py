@@ -15,6 +15,7 @@ from tests.stores.blobs.rows import SHAPE, append, numbered
 from tests.support.bounds import limit_memory
 from tests.support.interpreters import Member, Team
 from tests.support.irregular import IRREGULAR, REASON
+from tests.support.stores import sample
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is told by Linux")
 
@@ -49,7 +50,7 @@ def blob(on_disk: Place) -> Path:
     return Path(on_disk.target)
 
 
-@pytest.mark.parametrize("kind", PUT)
+@pytest.mark.parametrize("kind", sample(PUT, "a FIFO", "a file of 64 GiB", "a folder"))
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_a_block_that_is_not_a_regular_file_of_a_bounded_size_is_damaged(
     blob: Path, other: Member, mode: str, kind: str
@@ -60,7 +61,7 @@ def test_a_block_that_is_not_a_regular_file_of_a_bounded_size_is_damaged(
         other.call(read, str(blob), mode)
 
 
-@pytest.mark.parametrize("kind", PUT)
+@pytest.mark.parametrize("kind", sample(PUT, "a FIFO", "a file of 64 GiB", "a folder"))
 def test_a_document_that_is_not_a_regular_file_of_a_bounded_size_is_damaged(
     blob: Path, other: Member, kind: str
 ) -> None:
