@@ -7,15 +7,14 @@ import itertools
 import math
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 
 from infinite_tensor.engine.chain import Input
-from infinite_tensor.engine.claims import CLAIMS, Claim
+from infinite_tensor.engine.claims import CLAIMS, Work, Worker
 from infinite_tensor.errors import (
     DeviceMismatchError,
     DtypeMismatchError,
@@ -37,18 +36,18 @@ _LATEST_SECONDS = 0.05
 
 
 class Calls:
-    """Calls of the ``f`` of a computation for windows of a claim."""
+    """Calls of the ``f`` of a computation for windows that a read has to have."""
 
-    def __init__(self, claim: Claim) -> None:
-        self._computation = computation = claim.workload.computation
+    def __init__(self, work: Work) -> None:
+        self._computation = computation = work.workload.computation
         assert computation.f is not None
         self._f = computation.f
         self._running_f = running_f()
         keep_at_hand()
-        self._indices = claim.indices
+        self._indices = work.indices
         self._sources = [
             (upstream, access, starts.tolist())
-            for upstream, (access, starts) in zip(computation.inputs, claim.workload.sources, strict=True)
+            for upstream, (access, starts) in zip(computation.inputs, work.workload.sources, strict=True)
         ]
         self._batched = computation.batching.given is not None
         self._checks = [_Check(tensor.spec.gathered) for tensor in computation.tensors]
@@ -301,27 +300,21 @@ def _with_constants(upstream: Input, region: Array, start: Sequence[int]) -> Arr
 
 
 class Deposits:
-    """Gathers what this thread computes of a claim, so that stores are handed much at a time, though never late.
+    """Gathers what a thread computes, so that stores are handed much at a time, though never late.
 
-    Windows of a tensor lie side by side in blocks, so that neighbours can be worked on at once. Other threads may have
-    them sent; what fails then is raised by the thread that has computed them.
-
-    Attributes
-    ----------
-    begun : list of int
-        Positions of the windows that the thread has begun, and not stored.
+    Windows of a tensor lie side by side in blocks, so that neighbours can be worked on at once. Who waits for them may
+    have them sent, as this thread may be in an ``f`` that waits for that one; what fails then is raised here.
     """
 
-    def __init__(self, claim: Claim) -> None:
-        self._claim = claim
-        self._thread = threading.get_ident()
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._workload = workload = work.workload
         self._stores = [store for store in entered() if isinstance(store, Contents)]
         self._flush_requests = -1
-        self.begun = CLAIMS.begun_by(claim, self._thread)
-        self._specs = [result.node.spec.gathered for result in claim.workload.results]
+        self._specs = [result.node.spec.gathered for result in workload.results]
         self._largest = max([math.prod(spec.grid.window.size) * spec.dtype.itemsize for spec in self._specs])
         # There is nothing to gather, and to copy them would take as long as to blend them.
-        keeps = any(result.access.keeps_outputs for result in claim.workload.results)
+        keeps = any(result.access.keeps_outputs for result in workload.results)
         self._straight = not keeps and 2 * self._largest > _BLOCK_BYTES
         self._first: Array = ()
         self._others: list[Array] = []
@@ -333,7 +326,7 @@ class Deposits:
         self._error: Exception | None = None
 
     def put(self, position: int, window: Array, *others: Array) -> None:
-        """Take in the windows at this position of the claim, one for each tensor, which are not kept by reference."""
+        """Take in the windows at this position, one for each tensor, which are not kept by reference."""
         if self._straight:
             with changing():
                 self._deposit([position], [each[None] for each in (window, *others)])
@@ -354,7 +347,7 @@ class Deposits:
         self._end = end + 1
 
     def _allocate(self) -> None:
-        self._length = max(1, min(len(self._claim.indices), _BLOCK_BYTES // max(1, self._largest)))
+        self._length = max(1, min(len(self._workload.windows), _BLOCK_BYTES // max(1, self._largest)))
         self._first, *self._others = [
             as_array(new_block((self._length, *spec.grid.window.size), spec.dtype, spec.device, "give smaller windows"))
             for spec in self._specs
@@ -393,23 +386,22 @@ class Deposits:
             self._error = error
 
     def _deposit(self, positions: Sequence[int], blocks: Sequence[Array]) -> None:
-        notice = self._claim.reader.notice
+        notice = self._work.reader.notice
         try:
-            for result, block in zip(self._claim.workload.results, blocks, strict=True):
+            for result, block in zip(self._workload.results, blocks, strict=True):
                 count = result.deposit(positions, block)
                 if notice is not None:
                     notice(result.node, count)
         finally:
             # Stored or not, nobody is at them any more.
-            CLAIMS.end(self._claim, self.begun, len(positions))
+            CLAIMS.end(self._worker, positions)
 
-    def __enter__(self) -> Self:
-        self._claim.senders[self._thread] = weakref.WeakMethod(self._send_anyhow)
-        return self
+    def __enter__(self) -> Worker:
+        self._worker = CLAIMS.start(self._work, self._send_anyhow)
+        return self._worker
 
     def __exit__(self, *_exc: object) -> None:
         try:
             self.send()
         finally:
-            del self._claim.senders[self._thread]
-            CLAIMS.abandon(self.begun)
+            CLAIMS.stop(self._worker)

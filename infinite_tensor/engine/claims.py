@@ -1,30 +1,24 @@
 """Single flight: of all reads of this process, one computes a window, and the others wait for it.
 
-A read claims the windows of its whole plan at once. What others have claimed it leaves out, with all that is
-upstream of it. It goes up the chain by depth, from tensors that read no other to the one that is read, and at
-each depth first computes what it has claimed, then turns to what it left out: of windows that an older read
-has not begun it takes over half, so that a small read need not wait for a large one; what is in the making it
-waits for.
+A window is claimed when the call of ``f`` that computes it begins, and no earlier: so reads of one region share its
+windows call by call. A read goes up the chain by depth, from tensors that read no other to the one that is read. At
+each depth it first computes what nobody is computing as its turn comes, and leaves out what others have stored
+meanwhile. Then it waits for what it met, and computes what they have left, where an ``f`` raised.
 
-So a thread waits only while another one is at work, unless an ``f`` reads a tensor itself. Such a nested read takes
-over what nobody has begun, and never waits for a thread that waits: no circle of waiting threads can close. What it
-may not wait for it computes itself, once more, by calls for one window each: so it does not matter which windows lie in
-one call of an ``f`` that reads others of them, and a window that is computed by itself and read by that call needs
-itself, which is an error.
+So a thread waits only while another one is at work, unless an ``f`` reads a tensor itself. Such a nested read waits
+too, but not for a thread that waits, directly or through others, for the one that it is part of: what that one has
+begun it computes itself, once more, by calls for one window each. So it does not matter which windows lie in one call
+of an ``f`` that reads others of them, and a window that is computed by itself and read by that call needs itself, which
+is an error.
 """
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from typing import TypeAlias
-
-import numpy as np
 
 from infinite_tensor.engine.chain import Computation, Node
 from infinite_tensor.engine.plan import Workload
@@ -34,155 +28,129 @@ from infinite_tensor.geometry.points import Index, as_tuples
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import show_interrupt
 
+_SOON_SECONDS = 0.05
+"""After so long without a change, what others have computed and not stored is looked at."""
 
-class Claim:
-    """Windows of one computation that a read has set out to run, in order. Used with the lock of `Claims` held.
+
+class Work:
+    """Windows of one computation that a read has to have. Used with the lock of `Claims` held.
 
     Attributes
     ----------
     workload : Workload
-        What was claimed.
+        The windows, as the read was planned.
     indices : list of tuple of int
-        Its windows, as ``f`` is given them.
+        Their indices, as ``f`` is given them.
     reader : Reader
         The read.
-    thread : int
-        The thread that the read runs on.
-    nested : bool
-        Whether an ``f`` reads.
-    singly : bool
-        Whether each window is computed by a call of its own.
-    running : Lock
-        Held while the read is at it; a claim whose read has ended, in whatever way, claims nothing.
-    schedule : _Schedule
-        The windows that have not been begun.
-    lost : set of int
-        Positions in `indices` of the windows that another read has taken over.
-    begun : dict of int to list of int
-        For each thread the positions that it has begun, in order, and not stored.
-    senders : dict of int to WeakMethod
-        For each thread that is at work on it, what stores the windows which that thread has computed, on any thread.
-        Weakly: claim and sender would keep each other, and the store with all that it holds, for the garbage collector.
+    running : threading.Lock
+        Held while the read is at it: what a read has begun that has ended, in whatever way, nobody computes.
+    peers : list of Work
+        What reads are to compute of this computation, this one among them.
+    is_shared : bool
+        Whether others may have begun or stored some of the windows.
+    workers : list of Worker
+        The threads that are at it.
+    left : list of int
+        Positions of the windows that have their turn, those that have had it first.
+    met : list of int
+        Positions of those that others were computing as their turn came.
     """
 
-    def __init__(
-        self, workload: Workload, reader: Reader, running: threading.Lock, *, nested: bool, singly: bool
-    ) -> None:
-        self.workload = workload
+    def __init__(self, workload: Workload, reader: Reader, running: threading.Lock) -> None:
+        self.workload, self.reader, self.running = workload, reader, running
+        self.peers = [self]
         self.indices = as_tuples(workload.windows)
-        self.reader = reader
-        self.thread = threading.get_ident()
-        self.nested = nested
-        self.singly = singly
-        self.running = running
-        self.lost: set[int] = set()
-        self.senders: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
-        self.begun: dict[int, list[int]] = {}
-        self._positions: dict[Index, int] | None = None
-        self.schedule = self._scheduled(list(range(len(self.indices))))
+        self.is_shared = False
+        self.workers: list[Worker] = []
+        self.met: list[int] = []
+        self.take(list(range(len(self.indices))))
 
-    def _scheduled(self, left: list[int]) -> _Schedule:
-        return _Schedule(left, [1] * len(left) if self.singly else self.workload.computation.batching.split(len(left)))
-
-    def lose(self, indices: Sequence[Index]) -> None:
-        """These windows, which have not been begun, are another read's now."""
-        gone = {self._position(index) for index in indices}
-        self.lost |= gone
-        self.schedule = self._scheduled([position for position in self.schedule.left if position not in gone])
-
-    def maker(self, index: Index) -> int | None:
-        """The thread that has begun this window, and has not stored it yet."""
-        position = self._position(index)
-        return next((thread for thread, positions in self.begun.items() if position in positions), None)
-
-    def is_all_of(self, thread: int, index: Index) -> bool:
-        """Whether a thread, which is in a call of ``f`` by now, is computing this window and no other."""
-        return self.begun.get(thread) == [self._position(index)]
-
-    def has_left(self, index: Index) -> bool:
-        """Whether this window has not been begun."""
-        return self.schedule.has(self._position(index))
-
-    def holds(self, index: Index) -> bool:
-        """Whether this window is this claim's."""
-        return self.has_left(index) or self.maker(index) is not None
-
-    def _position(self, index: Index) -> int:
-        # Only asked for where reads meet.
-        if self._positions is None:
-            self._positions = {index: position for position, index in enumerate(self.indices)}
-        return self._positions.get(index, -1)
-
-
-class _Schedule:
-    """The windows of a claim that have not been begun. Each change is one step, so that none is ever half done.
-
-    Parameters
-    ----------
-    positions : list of int
-        Positions of windows, ascending.
-    sizes : list of int
-        How many of them each call of ``f`` takes.
-    """
-
-    def __init__(self, positions: list[int], sizes: Sequence[int]) -> None:
-        self._positions = positions
-        self._bounds = list(itertools.accumulate(sizes, initial=0))
-        self._called = 0
+    def take(self, positions: list[int], *, singly: bool = False) -> None:
+        """It is the turn of these windows; `singly`, each by a call of its own, whoever else computes it."""
+        self.left, self._had, self._singly = positions, 0, singly
+        self._largest = 1 if singly else self.workload.computation.batching.largest
 
     @property
     def calls(self) -> int:
-        """How many calls are left."""
-        return len(self._bounds) - 1 - self._called
-
-    @property
-    def left(self) -> list[int]:
-        """The positions that are left."""
-        return self._positions[self._bounds[self._called] :]
-
-    def has(self, position: int) -> bool:
-        """Whether a position is left."""
-        at = bisect.bisect_left(self._positions, position, self._bounds[self._called])
-        return at < len(self._positions) and self._positions[at] == position
+        """How many calls are left, if nobody else computes any of these windows."""
+        count = len(self.left) - self._had
+        return count if self._singly else self.workload.computation.batching.calls(count)
 
     def next(self) -> list[int]:
-        """The positions of the next call, which are not left any more; none where all calls have been begun."""
-        called = self._called
-        if called == len(self._bounds) - 1:
-            return []
-        self._called = called + 1
-        return self._positions[self._bounds[called] : self._bounds[called + 1]]
+        """The positions of the next call, of windows that nobody computes and nobody has stored; none at the end."""
+        while count := len(self.left) - self._had:
+            size = self._largest if count >= self._largest else self.workload.computation.batching.first(count)
+            turn = slice(self._had, self._had + size)
+            positions = self.left[turn]
+            if self.is_shared:
+                # What others store of these is held from now on.
+                absent = self.workload.absent(positions)
+                held = [] if self._singly else [each for each in positions if self.holder(each)]
+                self.met += held
+                free = [each for each in absent if each not in held]
+                if len(free) < size:
+                    self.left[turn] = free
+                    continue
+            self._had += size
+            return positions
+        return []
+
+    def holder(self, position: int) -> Worker | None:
+        """Who computes a window."""
+        index = self.indices[position]
+        at_it = [peer for peer in self.peers if peer.running.locked()]
+        return next((worker for peer in at_it for worker in peer.workers if index in worker.begun), None)
+
+    def holders(self) -> dict[int, Worker]:
+        """Who computes the windows that it has met, where somebody still does."""
+        return {position: holder for position in self.met if (holder := self.holder(position)) is not None}
 
 
-_SOON_SECONDS = 0.05
-"""After so long without a change, what others have computed and not stored is looked at."""
+class Worker:
+    """A thread at work on a `Work`.
 
-_References: TypeAlias = "tuple[tuple[weakref.ref[Claim], int], ...]"
-_Callers: TypeAlias = list[tuple[Claim, int]]
+    Attributes
+    ----------
+    work : Work
+        The work.
+    thread : int
+        The thread.
+    current : list of int
+        Positions of the windows that its call of ``f`` computes.
+    begun : dict of tuple of int to None
+        The windows that it has begun and not stored.
+    """
 
-_calling: ContextVar[_References] = ContextVar("calling", default=())
-"""The claims that are worked on here, each by its thread, from the outermost read inward: their ``f`` made this call.
+    def __init__(self, work: Work, send: Callable[[], None]) -> None:
+        self.work = work
+        self.thread = threading.get_ident()
+        self.current: list[int] = []
+        self.begun: dict[Index, None] = {}
+        self._send = weakref.WeakMethod(send)
+        self.token = _calling.set((*_calling.get(), weakref.ref(self)))
+
+    def send(self) -> None:
+        """Have what it has computed stored, on any thread."""
+        if (send := self._send()) is not None:
+            send()
+
+    def computes_only(self, computation: Computation, index: Index) -> bool:
+        """Whether its call of ``f`` is for this window and no other."""
+        current = [self.work.indices[position] for position in self.current]
+        return self.work.workload.computation == computation and current == [index]
+
+
+_calling: ContextVar[tuple[weakref.ref[Worker], ...]] = ContextVar("calling", default=())
+"""The workers whose ``f`` made this call, from the outermost read inward.
 
 Weakly: a copy of the context keeps no store alive. What an ``f`` does on threads of its own is not seen as nested.
 """
 
 
-def work_on(claim: Claim) -> Token[_References]:
-    """What this context does until `work_off` is work on a claim."""
-    return _calling.set((*_calling.get(), (weakref.ref(claim), threading.get_ident())))
-
-
-def work_off(token: Token[_References]) -> None:
-    """End what `work_on` began."""
-    _calling.reset(token)
-
-
-def _callers() -> _Callers:
-    """The claims whose ``f`` makes this call, and that are still worked on."""
+def _callers() -> list[Worker]:
     return [
-        (claim, thread)
-        for reference, thread in _calling.get()
-        if (claim := reference()) is not None and claim.running.locked()
+        worker for reference in _calling.get() if (worker := reference()) is not None and worker.work.running.locked()
     ]
 
 
@@ -191,11 +159,14 @@ def is_nested() -> bool:
     return bool(_callers())
 
 
+_Wait: TypeAlias = tuple[frozenset[int], Work]
+"""Threads that wait, the last one and those whose ``f`` it serves, and what has met the windows that they wait for."""
+
+
 class Claims:
     """Who computes what in this process."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count()
         self._renew_after_fork()
         renew_in_children(self)
 
@@ -203,86 +174,84 @@ class Claims:
         # In a forked child there are no reads but the one that forked, if any, which stands alone.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._active: dict[Computation, list[Claim]] = {}
-        # For each thread that waits, those that wait with it: that one, and those whose ``f`` it serves.
-        self._waits: dict[int, frozenset[int]] = {}
+        self._works: dict[Computation, list[Work]] = {}
+        self._waits: dict[int, _Wait] = {}
         self._deposits = 0
 
     def reader(self, workers: int | None = None, notice: Callable[[Node, int], None] | None = None) -> Reader:
         """A read that begins now, on so many threads; see `Reader`."""
-        with self._lock:
-            return Reader(next(self._numbers), self._deposits, workers, notice)
+        return Reader(self._deposits, workers, notice)
 
-    def share(
-        self, plan: Sequence[Workload], reader: Reader, running: threading.Lock, *, without_waiting: bool = False
-    ) -> list[tuple[int, list[Claim], list[Workload]]]:
-        """Claim what a plan computes, as far as it is still missing and nobody else computes it.
-
-        Returns, for each depth of the chain, the claims, and what others compute. The claims last while `running` is
-        held, and until `release`. `without_waiting`, what this thread has begun, and others that wait, is computed here
-        as well.
-        """
-        callers = _callers()
-        if callers:
-            # What this thread has computed may be what the f that it runs reads.
-            self._send_all({threading.get_ident()})
-        for workload in plan:
-            # Worked out and remembered here, where nobody waits for it.
-            workload.computation.batching.calls(len(workload.windows))
+    def join(self, plan: Sequence[Workload], reader: Reader, running: threading.Lock) -> list[tuple[int, list[Work]]]:
+        """What a read is at from now on, at each depth of its plan, until it does `leave` it."""
+        for caller in _callers():
+            if caller.thread == threading.get_ident():
+                # What this thread has computed may be what the f that it runs reads.
+                caller.send()
+        stages: dict[int, list[Work]] = {}
         with self._lock:
-            met = self._meets_others(plan, reader)
-            workloads, others = self._unclaimed(plan, callers, without_waiting=without_waiting) if met else (plan, [])
-            claims = [
-                Claim(workload, reader, running, nested=bool(callers), singly=without_waiting) for workload in workloads
-            ]
-            for claim in claims:
-                computation = claim.workload.computation
-                self._active[computation] = [*self._active.get(computation, ()), claim]
-        stages: dict[int, tuple[list[Claim], list[Workload]]] = {}
-        for claim in claims:
-            stages.setdefault(claim.workload.computation.depth, ([], []))[0].append(claim)
-        for workload in others:
-            stages.setdefault(workload.computation.depth, ([], []))[1].append(workload)
-        return [(depth, *stages[depth]) for depth in sorted(stages)]
+            works = [Work(workload, reader, running) for workload in plan]
+            if self._deposits - reader.own_deposits != reader.deposits_before:
+                # Another read may have stored what the plan found missing.
+                for work in works:
+                    work.take(work.workload.absent(work.left))
+            for work in works:
+                stages.setdefault(work.workload.computation.depth, []).append(work)
+                work.peers = self._works.setdefault(work.workload.computation, [])
+                work.peers.append(work)
+                for peer in work.peers:
+                    peer.is_shared = peer.is_shared or len(work.peers) > 1
+        return sorted(stages.items())
 
-    def release(self, running: threading.Lock) -> None:
-        """Give up the claims that were made with a lock, and those of reads that another exception has cut through."""
+    def leave(self, works: Sequence[Work]) -> None:
+        """A read is at these works no more, if it still was."""
         with self._lock:
-            self._active = {
-                computation: left
-                for computation, claims in self._active.items()
-                if (left := [claim for claim in claims if claim.running is not running and claim.running.locked()])
-            }
-            self._tell()
+            for work in works:
+                if work in work.peers:
+                    work.peers.remove(work)
+                    if not work.peers:
+                        self._works.pop(work.workload.computation, None)
 
     def cut_through(self, error: BaseException) -> None:  # noqa: ARG002  (whatever it is)
-        """A read has ended, and what it has claimed is nobody's any more."""
-        self.release(threading.Lock())
-
-    def begun_by(self, claim: Claim, thread: int) -> list[int]:
-        """What a thread has begun of a claim and not stored, for `begin` and `end`."""
+        """A read has ended without an end: what it was at is nobody's any more."""
         with self._lock:
-            return claim.begun.setdefault(thread, [])
+            self._waits.pop(threading.get_ident(), None)
+            for peers in self._works.values():
+                peers[:] = [peer for peer in peers if peer.running.locked()]
+            self._changed.notify_all()
 
-    def begin(self, claim: Claim, begun: list[int]) -> list[int]:
-        """Positions of the windows that a thread computes next of a claim, by one call of ``f``; none at its end."""
+    def start(self, work: Work, send: Callable[[], None]) -> Worker:
+        """Have this thread be at a work, with all that it does in this context, until `stop`."""
+        worker = Worker(work, send)
         with self._lock:
-            positions = claim.schedule.next()
-            begun += positions
-            return positions
+            work.workers.append(worker)
+        return worker
 
-    def end(self, claim: Claim, begun: list[int], count: int) -> None:
-        """So many windows of a claim, the first of those that a thread has begun, have been stored."""
+    def stop(self, worker: Worker) -> None:
+        """What a thread has begun and not stored, since ``f`` raised, nobody computes any more."""
+        _calling.reset(worker.token)
         with self._lock:
-            claim.reader.own_deposits += 1
-            self._deposits += 1
-            del begun[:count]
+            worker.work.workers.remove(worker)
             self._tell()
 
-    def abandon(self, begun: list[int]) -> None:
-        """A thread works on a claim no more: what it has begun and not stored, since ``f`` raised, is nobody's now."""
+    def begin(self, worker: Worker) -> list[int]:
+        """Positions of the windows that a thread computes next, by one call of ``f``; none where all have had a turn.
+
+        At rest, an interrupt may end the read at any line of this.
+        """
         with self._lock:
-            begun.clear()
+            worker.current = positions = worker.work.next()
+            for position in positions:
+                worker.begun[worker.work.indices[position]] = None
+            return positions
+
+    def end(self, worker: Worker, positions: Sequence[int]) -> None:
+        """Windows that a thread has begun have been stored."""
+        with self._lock:
+            worker.work.reader.own_deposits += 1
+            self._deposits += 1
+            for position in positions:
+                del worker.begun[worker.work.indices[position]]
             self._tell()
 
     def _tell(self) -> None:
@@ -290,137 +259,68 @@ class Claims:
         if self._waits:
             self._changed.notify_all()
 
-    def take_or_wait(self, workload: Workload, reader: Reader) -> tuple[list[int], bool]:
-        """Positions of missing windows that a read may compute itself by now; waits for a change where it may none.
-
-        And whether it must compute them although others are at it, since it may not wait for these.
+    def take_up(self, work: Work) -> bool:
+        """Wait for windows that others were computing as their turn came; whether this read is to compute some now.
 
         Raises
         ------
         ValidationError
             If one of them is in the making by the one who asks, so that it would need itself.
         """
-        indices = as_tuples(workload.windows)
         callers = _callers()
-        here = threading.get_ident()
-        waiting = frozenset([here, *(thread for _, thread in callers)])
-        self._send_all({here})
-        with self._lock:
-            holders = {index: self._holder(workload.computation, index) for index in indices}
-            free = [index for index, claim in holders.items() if claim is None]
-            held = {index: claim for index, claim in holders.items() if claim}
-            if not free:
-                free = self._take_over(held, reader, callers)
-            if not free:
-                _check_needs(workload.computation, indices, callers)
-            without_waiting = not free and bool(callers) and self._holders_wait(held, waiting)
-            must_wait = not free and not without_waiting
-            if must_wait:
-                self._waits[here] = waiting
-                try:
-                    must_wait = not self._changed.wait(_SOON_SECONDS)
-                finally:
-                    del self._waits[here]
-        show_interrupt()
-        if must_wait:
-            # Who has computed one of them may be in an `f` that waits for this thread, unseen.
-            self._send_all({claim.maker(index) or claim.thread for index, claim in held.items()})
-        chosen = set(indices if without_waiting else free)
-        return [position for position, index in enumerate(indices) if index in chosen], without_waiting
+        here = frozenset([threading.get_ident(), *(caller.thread for caller in callers)])
+        while work.met:
+            with self._lock:
+                held = work.holders()
+                mine = work.workload.absent([position for position in work.met if position not in held])
+                must = [position for position, holder in held.items() if self._waits_for(holder.thread, here)]
+                work.met = [position for position in held if mine or position not in must]
+                if mine:
+                    work.take(mine)
+                    return True
+                if must:
+                    _check_needs(work, must, callers)
+                    work.take(must, singly=True)
+                    return True
+                is_told = not held or self._wait(here, work)
+            show_interrupt()
+            if not is_told:
+                # Who has computed one of them may be in an `f` that waits for this thread, unseen.
+                for holder in set(held.values()):
+                    holder.send()
+        return False
 
-    def _meets_others(self, plan: Sequence[Workload], reader: Reader) -> bool:
-        """Whether another read may have stored what this plan found missing, or is computing it."""
-        others = self._deposits - reader.own_deposits != reader.deposits_before
-        return others or not self._active.keys().isdisjoint([workload.computation for workload in plan])
+    def _wait(self, here: frozenset[int], work: Work) -> bool:
+        """Wait for a change; False where there is none for a while."""
+        thread = threading.get_ident()
+        self._waits[thread] = here, work
+        try:
+            return self._changed.wait(_SOON_SECONDS)
+        finally:
+            del self._waits[thread]
 
-    def _unclaimed(
-        self, plan: Sequence[Workload], callers: _Callers, *, without_waiting: bool
-    ) -> tuple[list[Workload], list[Workload]]:
-        """The part of a plan that is still missing and that nobody computes; and what others compute of it."""
-        workloads: list[Workload] = []
-        others: list[Workload] = []
-        for each in plan:
-            workload = each.looked_up(workloads)
-            missing = workload.missing
-            holders = [
-                (index, self._holder(workload.computation, index)) for index in as_tuples(workload.windows[missing])
-            ]
-            if without_waiting:
-                _check_needs(workload.computation, [index for index, _ in holders], callers)
-                self._hand_over({index: claim for index, claim in holders if claim and claim.has_left(index)})
-                waiting = self._waiting().union([thread for _, thread in callers])
-                holders = [
-                    (index, claim if claim and claim.maker(index) and claim.maker(index) not in waiting else None)
-                    for index, claim in holders
-                ]
-            taken = np.zeros(len(missing), dtype=bool)
-            taken[missing] = [claim is not None for _, claim in holders]
-            mine = missing & ~taken
-            if taken.any():
-                others.append(workload.part(taken))
-            if mine.any():
-                workloads.append(workload.part(mine))
-        return workloads, others
-
-    def _take_over(self, holders: dict[Index, Claim], reader: Reader, callers: _Callers) -> list[Index]:
-        """Half of the windows that older reads have not begun. Only younger reads take: no window goes to and fro.
-
-        A nested read takes from all, and loses none, but for what the reads lose to it whose ``f`` it is part of.
-        """
-        outer = {id(claim.reader) for claim, _ in callers}
-        left = [
-            index
-            for index, claim in holders.items()
-            if claim.has_left(index)
-            and (id(claim.reader) in outer or (not claim.nested and (outer or claim.reader.number < reader.number)))
-        ]
-        taken = left[len(left) // 2 :]
-        self._hand_over({index: holders[index] for index in taken})
-        return taken
-
-    def _hand_over(self, holders: dict[Index, Claim]) -> None:
-        """Windows that have not been begun are another read's from now on."""
-        for claim in set(holders.values()):
-            claim.lose([index for index, holder in holders.items() if holder is claim])
-
-    def _holders_wait(self, holders: dict[Index, Claim], asking: frozenset[int]) -> bool:
-        """Whether a thread that has some windows waits itself, for those who are `asking`, say.
-
-        Who waits for nobody who waits closes no circle.
-        """
-        waiting = self._waiting() | asking
-        return any((holder.maker(index) or holder.thread) in waiting for index, holder in holders.items())
-
-    def _waiting(self) -> set[int]:
-        """The threads that wait."""
-        return {thread for threads in self._waits.values() for thread in threads}
-
-    def _claims_of(self, computation: Computation) -> list[Claim]:
-        """The claims of reads that are at it."""
-        return [claim for claim in self._active.get(computation, ()) if claim.running.locked()]
-
-    def _holder(self, computation: Computation, index: Index) -> Claim | None:
-        return next((claim for claim in self._claims_of(computation) if claim.holds(index)), None)
-
-    def _send_all(self, threads: AbstractSet[int]) -> None:
-        """Have stored what these threads have computed, since others may be waiting for it."""
-        with self._lock:
-            claims = [claim for computation in self._active for claim in self._claims_of(computation)]
-            found = [claim.senders[thread]() for claim in claims for thread in claim.senders.keys() & threads]
-        for send in filter(None, found):
-            send()
+    def _waits_for(self, thread: int, others: frozenset[int]) -> bool:
+        """Whether a thread is one of some others, or waits for one of them, directly or through more."""
+        seen: set[int] = set()
+        unseen = {thread}
+        while unseen and unseen.isdisjoint(others):
+            seen |= unseen
+            # As it is now: who waits may not have noticed yet that something has changed.
+            found = [work.holders() for waiting, work in self._waits.values() if not waiting.isdisjoint(unseen)]
+            unseen = {holder.thread for holders in found for holder in holders.values()} - seen
+        return bool(unseen)
 
 
-def _check_needs(computation: Computation, indices: Sequence[Index], callers: _Callers) -> None:
+def _check_needs(work: Work, positions: Sequence[int], callers: Sequence[Worker]) -> None:
     """ValidationError where one of the ``f`` that make a call is computing one of the windows that it needs."""
-    for claim, thread in callers:
-        if claim.workload.computation == computation:
-            for index in indices:
-                if claim.is_all_of(thread, index):
-                    raise ValidationError(
-                        f"window {index} of tensor {computation.names} would need itself: it is read by the f that is "
-                        "computing it, or by one that this f waits for; have f read other windows, which do not need it"
-                    )
+    computation = work.workload.computation
+    for position in positions:
+        index = work.indices[position]
+        if any(caller.computes_only(computation, index) for caller in callers):
+            raise ValidationError(
+                f"window {index} of tensor {computation.names} would need itself: it is read by the f that is "
+                "computing it, or by one that this f waits for; have f read other windows, which do not need it"
+            )
 
 
 CLAIMS = Claims()

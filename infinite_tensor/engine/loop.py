@@ -20,9 +20,9 @@ import torch
 
 from infinite_tensor.engine.calls import Calls, Deposits
 from infinite_tensor.engine.chain import Node
-from infinite_tensor.engine.claims import CLAIMS, Claim, work_off, work_on
+from infinite_tensor.engine.claims import CLAIMS, Work
 from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
-from infinite_tensor.engine.plan import Workload, build
+from infinite_tensor.engine.plan import build
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.geometry.points import IntArray, joined
 from infinite_tensor.support.interrupts import at_rest, entered, known, store_call, wait_for
@@ -156,66 +156,44 @@ def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], No
         with torch.inference_mode(mode=False):
             run(wanted, views, after)
             return
-    with torch.no_grad():
-        _run(wanted, views, after)
-
-
-def _run(
-    wanted: Mapping[Node, IntArray],
-    views: Views,
-    after: Callable[[int], None] | None = None,
-    *,
-    without_waiting: bool = False,
-) -> None:
     running = threading.Lock()
-    with running:
+    with torch.no_grad(), running:
+        stages = CLAIMS.join(build(wanted, views), views.reader, running)
         try:
-            plan = build(wanted, views)
-            for depth, claims, others in CLAIMS.share(plan, views.reader, running, without_waiting=without_waiting):
-                for claim in claims:
-                    _run_workload(claim)
-                lost = [claim.workload.part(sorted(claim.lost)) for claim in claims if claim.lost]
-                for workload in (*others, *lost):
-                    _await(workload, views)
+            for depth, works in stages:
+                for work in works:
+                    _carry_out(work)
+                for work in works:
+                    while CLAIMS.take_up(work):
+                        _carry_out(work)
+                CLAIMS.leave(works)
                 if after is not None:
                     after(depth)
         finally:
-            CLAIMS.release(running)
+            for _, works in stages:
+                CLAIMS.leave(works)
 
 
-def _await(workload: Workload, views: Views) -> None:
-    """Return when windows that other reads set out to compute are there; computes what they leave to this one."""
-    while (missing := (workload := workload.looked_up()).missing).any():
-        workload = workload.part(missing)
-        mine, without_waiting = CLAIMS.take_or_wait(workload, views.reader)
-        if mine:
-            _run(workload.part(mine).wanted, views, without_waiting=without_waiting)
-
-
-def _run_workload(claim: Claim) -> None:
-    """Run what a read has claimed of one computation."""
-    workload = claim.workload
-    workers = claim.reader.workers or workload.computation.workers
-    if workers == 1 or claim.schedule.calls <= 1:
-        _work(claim)
+def _carry_out(work: Work) -> None:
+    """Compute what nobody else is computing."""
+    workers = work.reader.workers or work.workload.computation.workers
+    if workers == 1 or work.calls <= 1:
+        _work(work)
     else:
         # Modes of torch are a thread's own.
-        _on_threads(min(workers, claim.schedule.calls), torch.no_grad()(partial(_work, claim)))
+        _on_threads(min(workers, work.calls), torch.no_grad()(partial(_work, work)))
 
 
-def _work(claim: Claim, may_continue: Callable[[], bool] | None = None) -> None:
-    """Compute windows of a claim until none is left; several threads may be at it."""
+def _work(work: Work, may_continue: Callable[[], bool] | None = None) -> None:
+    """Compute windows until none is left; several threads may be at it."""
     # Without args, nothing that others see is changed between calls, until what has been gathered is stored.
-    between_calls = nullcontext() if claim.workload.computation.inputs else at_rest()
-    token = work_on(claim)
-    try:
-        with Deposits(claim) as deposits, between_calls:
-            calls = Calls(claim)
-            while (may_continue is None or may_continue()) and (positions := CLAIMS.begin(claim, deposits.begun)):
-                calls.run(positions, deposits.put)
-                deposits.tend()
-    finally:
-        work_off(token)
+    between_calls = nullcontext() if work.workload.computation.inputs else at_rest()
+    deposits = Deposits(work)
+    with deposits as worker, between_calls:
+        calls = Calls(work)
+        while (may_continue is None or may_continue()) and (positions := CLAIMS.begin(worker)):
+            calls.run(positions, deposits.put)
+            deposits.tend()
 
 
 def _on_threads(count: int, work: Callable[[Callable[[], bool]], None]) -> None:

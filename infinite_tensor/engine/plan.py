@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import TypeAlias
 
@@ -41,8 +42,6 @@ class Result:
         Which of them it has; None where it has all.
     missing : bool array of shape (N,)
         Which of them are needed and not stored. The others come along with those of another tensor.
-    asked : bool array of shape (N,)
-        Which of those are wanted for themselves, and not only because others read them.
     """
 
     node: Node
@@ -50,31 +49,13 @@ class Result:
     windows: IntArray
     exists: Mask | None
     missing: Mask
-    asked: Mask
 
-    def part(self, which: Mask | list[int]) -> Result:
-        """Some of the windows."""
-        exists = None if self.exists is None else self.exists[which]
-        return Result(self.node, self.access, self.windows[which], exists, self.missing[which], self.asked[which])
-
-    def needed(self, consumers: Sequence[Workload]) -> Result:
-        """Without what is neither wanted for itself nor read by some workloads."""
-        rest = self.missing & ~self.asked
-        if not rest.any():
-            return self
-        regions = regions_of(consumers, self.node)
-        read = set() if regions is None else set(self.node.spec.grid.indices(*regions))
-        missing = self.asked.copy()
-        missing[rest] = [index in read for index in as_tuples(self.windows[rest])]
-        return replace(self, missing=missing)
-
-    def absent(self) -> Result:
-        """Looked up again: without what is there by now."""
-        if not self.missing.any():
-            return self
-        missing = self.missing.copy()
-        missing[missing] = self.access.absent(self.windows[missing])
-        return replace(self, missing=missing, asked=self.asked & missing)
+    def absent(self, which: list[int]) -> Mask:
+        """Which of some windows are needed and still not there."""
+        absent = self.missing[which]
+        if absent.any():
+            absent[absent] = self.access.absent(self.windows[which][absent])
+        return absent
 
     def deposit(self, positions: Sequence[int], outputs: Array) -> int:
         """Store the windows at some positions, as far as the tensor has them; how many it has."""
@@ -109,30 +90,13 @@ class Workload:
     results: tuple[Result, ...]
     sources: tuple[tuple[Access, IntArray], ...]
 
-    def part(self, which: Mask | list[int]) -> Workload:
-        """Some of the windows."""
-        sources = tuple((access, starts[which]) for access, starts in self.sources)
-        results = tuple(result.part(which) for result in self.results)
-        return Workload(self.computation, self.windows[which], results, sources)
-
-    def looked_up(self, consumers: Sequence[Workload] | None = None) -> Workload:
-        """The same windows, of which fewer may be missing: looked up again, and only those that are still needed.
-
-        That are those which are wanted for themselves or read by some workloads; all of them, if none are given.
-        """
-        needed = self.results if consumers is None else [result.needed(consumers) for result in self.results]
-        return replace(self, results=tuple([result.absent() for result in needed]))
-
-    @property
-    def missing(self) -> Mask:
-        """Which of the windows some tensor lacks."""
-        missing: Mask = reduce(np.logical_or, [result.missing for result in self.results])
-        return missing
-
-    @property
-    def wanted(self) -> dict[Node, IntArray]:
-        """Per tensor, the windows that are needed and not stored."""
-        return {result.node: result.windows[result.missing] for result in self.results if result.missing.any()}
+    def absent(self, positions: Sequence[int]) -> list[int]:
+        """Those of some windows that are needed and still not there; what others store of these is held from now on."""
+        if not positions:
+            return []
+        which = list(positions)
+        absent = reduce(np.logical_or, [result.absent(which) for result in self.results])
+        return list(itertools.compress(which, absent))
 
 
 def regions_of(consumers: Sequence[Workload], node: Node) -> tuple[IntArray, IntArray] | None:
@@ -167,8 +131,7 @@ def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
             results = []
             for node in nodes if len(nodes) == len(computation.tensors) else computation.nodes:
                 _check_computable(node, needs)
-                asked = wanted.get(node) if node in needs else None
-                results.append(_result(node, windows, needs.get(node), asked, views))
+                results.append(_result(node, windows, needs.get(node), views))
             sources = [
                 (views.of(upstream.node), arg_starts(computation, at, upstream, windows))
                 for at, upstream in enumerate(computation.inputs)
@@ -186,11 +149,10 @@ def _missing(node: Node, wanted: Mapping[Node, IntArray], workloads: Sequence[Wo
     return asked if regions is None else joined(asked, views.of(node).add(*regions))
 
 
-def _result(node: Node, windows: IntArray, missing: IntArray | None, asked: IntArray | None, views: Views) -> Result:
+def _result(node: Node, windows: IntArray, missing: IntArray | None, views: Views) -> Result:
     own = node.indices(windows)
     exists = None if len(node.computation.tensors) == 1 else node.spec.grid.exist(own)
-    needed = _among(own, missing)
-    return Result(node, views.of(node), own, exists, needed, needed if asked is missing else _among(own, asked))
+    return Result(node, views.of(node), own, exists, _among(own, missing))
 
 
 def _among(windows: IntArray, some: IntArray | None) -> Mask:

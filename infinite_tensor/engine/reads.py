@@ -26,8 +26,6 @@ class Reader:
 
     Attributes
     ----------
-    number : int
-        Reads that began later have larger ones.
     deposits_before : int
         How often something had been stored in this process when it began.
     workers : int or None
@@ -38,7 +36,6 @@ class Reader:
         How often it has stored something itself.
     """
 
-    number: int
     deposits_before: int
     workers: int | None
     notice: Callable[[Node, int], None] | None

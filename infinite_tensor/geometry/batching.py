@@ -58,10 +58,6 @@ class Batching:
             calls += often
         return calls + (count > 0)
 
-    def split(self, count: int) -> list[int]:
-        """Sizes of the calls that take `count` windows: as many of the largest as may be, then of the next."""
-        calls = []
-        for size in reversed(self.sizes):
-            often, count = divmod(count, size)
-            calls += [size] * often
-        return calls + ([count] if count else [])
+    def first(self, count: int) -> int:
+        """How many of `count` windows the next call takes: as many as may be."""
+        return next((size for size in reversed(self.sizes) if size <= count), count)

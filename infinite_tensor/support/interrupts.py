@@ -93,12 +93,12 @@ class _TakesNote:
 
     def __init__(self) -> None:
         self._former: Any = None
-        self._noted = False
+        self.has_noted = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        call, first = _here.call, not self._noted
-        self._noted = first and call is not None and call.is_within(frame)
-        if not self._noted:
+        call, first = _here.call, not self.has_noted
+        self.has_noted = first and call is not None and call.is_within(frame)
+        if not self.has_noted:
             self._former(number, frame)
 
     def put_off(self) -> None:
@@ -118,14 +118,13 @@ class _TakesNote:
 
     def tell(self) -> None:
         """Have one come through that was noted."""
-        if self._noted:
-            self._noted = False
-            self._former(SIGINT, sys._getframe())  # noqa: SLF001  (what handlers are given)
+        self.has_noted = False
+        self._former(SIGINT, sys._getframe())  # noqa: SLF001  (what handlers are given)
 
     def restore_in_child(self) -> None:
         """What the parent of this process has noted is not this one's."""
         _here.__init__()  # type: ignore[misc]
-        self._noted = False
+        self.has_noted = False
         self.show()
 
 
@@ -190,7 +189,7 @@ class store_call:  # noqa: N801  (reads as a statement: ``with store_call(conten
         finally:
             self._end()
         _here.known = None if self.outer is None else error
-        if self.is_on_main and self.outer is None:
+        if _ctrl_c.has_noted and self.is_on_main and self.outer is None:
             _ctrl_c.tell()
 
     def _end(self) -> None:
@@ -218,7 +217,8 @@ class store_call:  # noqa: N801  (reads as a statement: ``with store_call(conten
         try:
             if self.is_on_main:
                 _ctrl_c.show()
-                _ctrl_c.tell()
+                if _ctrl_c.has_noted:
+                    _ctrl_c.tell()
         except BaseException as error:
             self.put_off()
             _here.known = error
@@ -331,7 +331,7 @@ def wait_until(reached: Callable[[], bool], changed: threading.Condition) -> Non
 
 def show_interrupt() -> None:
     """Have an interrupt come through that has been put off; called where nothing is half done."""
-    if _here.call is not None and _here.call.is_on_main:
+    if _ctrl_c.has_noted and _here.call is not None and _here.call.is_on_main:
         try:
             _ctrl_c.tell()
         except BaseException as error:

@@ -180,6 +180,23 @@ def test_two_reads_of_one_slow_window_call_f_once_and_both_get_it() -> None:
     assert f.calls == [(0,)]
 
 
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_two_reads_of_one_region_share_its_windows_call_by_call(batch_size: int | None) -> None:
+    both, calls = threading.Barrier(2, timeout=LIMIT), list[tuple[int, Any]]()
+
+    def f(contexts: Any) -> Any:
+        # Each waits for the other one, so that neither can be ahead.
+        both.wait()
+        calls.append((threading.get_ident(), contexts))
+        return torch.ones(4) if batch_size is None else [torch.ones(4) for _ in contexts]
+
+    t = InfiniteTensor((None,), f, TensorWindow((4,)), batch_size=batch_size)
+    assert [pixels.tolist() for pixels in together(lambda _: t[0:96], 2)] == [[1] * 96] * 2
+    assert sorted(Counter(thread for thread, _ in calls).values()) == [12 // (batch_size or 1)] * 2
+    windows = [ctx for _, contexts in calls for ctx in ([contexts] if batch_size is None else contexts)]
+    assert sorted(windows) == [(x,) for x in range(24)]
+
+
 def wait_until_a_read_waits() -> None:
     """Return once a read waits for windows of others."""
     never = threading.Event()
