@@ -6,9 +6,7 @@ import random
 from typing import TypeAlias
 
 import numpy as np
-import pytest
 
-from infinite_tensor_stores.hdf5 import slots as hdf5_slots
 from infinite_tensor_stores.hdf5.slots import TileIndex
 
 Index: TypeAlias = tuple[int, ...]
@@ -24,9 +22,7 @@ def checked(index: TileIndex, model: dict[Index, int]) -> None:
     assert set(index.tiles_in(some)) == {tile for tile, slot in model.items() if slot in set(some)}
 
 
-@pytest.mark.parametrize("merge_above", [0, 5, 4096])
-def test_tiles_are_entered_moved_and_taken_out(monkeypatch: pytest.MonkeyPatch, merge_above: int) -> None:
-    monkeypatch.setattr(hdf5_slots, "_MERGE_ABOVE", merge_above)
+def test_tiles_are_entered_moved_and_taken_out() -> None:
     dice = random.Random(1)  # noqa: S311  (no secret)
     far = 2**51
     tiles: list[Index] = [(dice.randrange(-far, far), dice.randrange(-3, 3)) for _ in range(40)]

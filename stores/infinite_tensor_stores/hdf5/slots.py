@@ -39,10 +39,6 @@ from infinite_tensor_stores.hdf5.members import (
     put_document,
 )
 
-_MERGE_ABOVE = 4096
-_ABSENT = -1
-_UNKNOWN = -2
-
 _BATCH_BYTES = 2**20
 _UNUSED = -1
 
@@ -50,10 +46,7 @@ _PART = re.compile(r"(?P<tile>-?\d+(,-?\d+)*)#(?P<number>\d{1,6})")
 
 
 class TileIndex:
-    """Which slot holds which tile.
-
-    Most of it is two sorted arrays, which take a tenth of a dictionary's memory; the newest entries wait in
-    a dictionary, so that one more costs no move of all the others.
+    """Which slot holds which tile: two sorted arrays, which take a tenth of a dictionary's memory.
 
     Parameters
     ----------
@@ -64,56 +57,42 @@ class TileIndex:
     """
 
     def __init__(self, tiles: IntArray, slots: IntArray) -> None:
-        self._newest: dict[Index, int] = {}
         self._keys, self._slots = _sorted(_keys(tiles), slots)
 
     def __len__(self) -> int:
-        if self._newest:
-            self._merge()
         return len(self._slots)
 
     def find(self, tiles: Sequence[Index]) -> IntArray:
         """The slot of each tile, or -1."""
-        slots = np.array([self._newest.get(tile, _UNKNOWN) for tile in tiles], dtype=np.int64)
-        rest = np.flatnonzero(slots == _UNKNOWN)
-        if not len(self._slots):
-            slots[rest] = _ABSENT
-        elif len(rest):
-            keys = _keys(np.array([tiles[number] for number in rest.tolist()], dtype=np.int64))
-            at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-            slots[rest] = np.where(self._keys[at] == keys, self._slots[at], _ABSENT)
-        return slots
+        if not tiles or not len(self._slots):
+            return np.full(len(tiles), _UNUSED, dtype=np.int64)
+        keys = _keys(np.array(tiles, dtype=np.int64))
+        at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        return np.where(self._keys[at] == keys, self._slots[at], _UNUSED)
 
     def tiles_in(self, slots: Sequence[int]) -> list[Index]:
         """The tiles that these slots hold."""
-        wanted = set(slots)
-        found = [tile for tile, slot in self._newest.items() if slot in wanted]
-        rows = _tiles(self._keys[np.isin(self._slots, slots)]).tolist()
-        return found + [tile for tile in map(tuple, rows) if tile not in self._newest]
+        return as_tuples(_tiles(self._keys[np.isin(self._slots, slots)]))
 
     def tiles_within(self, low: Sequence[int], high: Sequence[int]) -> set[Index]:
         """The tiles of a box ``[low, high)`` that have a slot."""
         rows = _tiles(self._keys)
-        within = ((rows >= low) & (rows < high)).all(axis=1)
-        found = set(as_tuples(rows[within])) - self._newest.keys()
-        newest = [tile for tile, slot in self._newest.items() if slot != _ABSENT]
-        return found | {tile for tile in newest if inside(tile, low, high)}
+        return set(as_tuples(rows[((rows >= low) & (rows < high)).all(axis=1)]))
 
     def put(self, tiles: Sequence[Index], slots: Sequence[int]) -> None:
         """Enter tiles, or give other slots to those that are there; -1 takes a tile out."""
-        self._newest.update(zip(tiles, slots, strict=True))
-        if len(self._newest) > max(_MERGE_ABOVE, len(self._slots) // 16):
-            self._merge()
-
-    def _merge(self) -> None:
-        """Bring the newest entries into the sorted arrays."""
-        keys = _keys(np.array(list(self._newest), dtype=np.int64))
-        slots = np.fromiter(self._newest.values(), dtype=np.int64)
-        kept = ~np.isin(self._keys, keys)
-        there = slots != _ABSENT
-        merged = np.concatenate([self._keys[kept], keys[there]]), np.concatenate([self._slots[kept], slots[there]])
-        self._keys, self._slots = _sorted(*merged)
-        self._newest = {}
+        if not tiles:
+            return
+        there = self.find(tiles) != _UNUSED
+        keys, given = _keys(np.array(tiles, dtype=np.int64)), np.array(slots, dtype=np.int64)
+        self._slots[np.searchsorted(self._keys, keys[there])] = given[there]
+        new, slots_of_new = _sorted(keys[~there], given[~there])
+        at = np.searchsorted(self._keys, new)
+        # To move all that come behind takes little of the time in which their pixels are written.
+        self._keys, self._slots = np.insert(self._keys, at, new), np.insert(self._slots, at, slots_of_new)
+        if _UNUSED in slots:
+            kept = self._slots != _UNUSED
+            self._keys, self._slots = self._keys[kept], self._slots[kept]
 
 
 def _keys(tiles: IntArray) -> npt.NDArray[Any]:
