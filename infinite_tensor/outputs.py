@@ -21,12 +21,12 @@ from infinite_tensor.values.definition import (
     Definition,
     Number,
     blend_name,
+    checked_dims,
     functions_of,
     json_scalar,
     json_value,
     resolved_blend,
 )
-from infinite_tensor.values.dims import checked_dims
 from infinite_tensor.values.dtypes import checked_dtype
 from infinite_tensor.values.functions import Functions
 from infinite_tensor.values.reduction import Reduction, check_gathered_mean, check_reduction, reduction_to_json

@@ -44,8 +44,9 @@ from infinite_tensor.values.definition import (
     Json,
     Number,
     Padding,
+    contradict,
+    names_of,
 )
-from infinite_tensor.values.dims import contradict, names_of
 from infinite_tensor.values.fingerprint import Item
 from infinite_tensor.values.reduction import Reduction, check_reduction
 from infinite_tensor.values.spec import TensorSpec

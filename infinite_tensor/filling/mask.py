@@ -21,7 +21,7 @@ from infinite_tensor.geometry.window import LARGEST
 from infinite_tensor.support.given import as_index, members, number, quoted
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values.arrays import check_unmasked
-from infinite_tensor.values.dims import label_of
+from infinite_tensor.values.definition import label_of
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Boxes: TypeAlias = tuple[IntArray, IntArray]

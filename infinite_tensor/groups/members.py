@@ -25,7 +25,7 @@ from infinite_tensor.support.nested import Key, chosen, named_leaves, nested, sh
 from infinite_tensor.tensor import InfiniteTensor, as_tensors
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.messages import damaged_group
-from infinite_tensor.values.dims import default_name
+from infinite_tensor.values.definition import default_name
 
 
 @dataclass(frozen=True)

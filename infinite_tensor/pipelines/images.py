@@ -19,8 +19,7 @@ from infinite_tensor.pipelines.rasters import RasterReader, page_of, turn_of
 from infinite_tensor.pipelines.readers import ArrayReader, Reader, as_tensor
 from infinite_tensor.support.forks import Lock
 from infinite_tensor.support.given import as_index
-from infinite_tensor.values.arrays import Box
-from infinite_tensor.values.stamps import Stamps
+from infinite_tensor.values.arrays import Box, Stamps
 
 
 class ImageReader(Reader):

@@ -47,9 +47,8 @@ from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.values.checks import stand_in
-from infinite_tensor.values.definition import resolved_blend
+from infinite_tensor.values.definition import default_name, label_of, resolved_blend
 from infinite_tensor.values.digest import Modes
-from infinite_tensor.values.dims import default_name, label_of
 from infinite_tensor.values.fingerprint import networks_in
 from infinite_tensor.values.weights import WeightedMean
 

@@ -15,10 +15,8 @@ import torch
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.pipelines.readers import Reader, as_tensor, torch_dtype_of
 from infinite_tensor.support.given import as_index, quoted
-from infinite_tensor.values import stamps
-from infinite_tensor.values.arrays import Box, cut
+from infinite_tensor.values.arrays import Box, Stamps, cut, stamps_of_raster
 from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Fact, Georeference, Meaning
-from infinite_tensor.values.stamps import Stamps
 
 _GDAL_CACHE_BYTES = 2**23
 """GDAL would keep blocks in a twentieth of the machine's memory, beside those that the tensor keeps."""
@@ -102,7 +100,7 @@ class RasterReader(Reader):
         return self._turn.turned(self._handle().read_masks(1, window=window))
 
     def _stamps(self) -> Stamps:
-        return stamps.of_raster(self._path, self._handle().files)
+        return stamps_of_raster(self._path, self._handle().files)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_handles"}

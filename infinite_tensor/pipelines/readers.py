@@ -28,10 +28,10 @@ from infinite_tensor.pipelines.reopening import (
 )
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import quoted
-from infinite_tensor.values import stamps
 from infinite_tensor.values.arrays import (
     CHUNK_BYTES,
     Box,
+    Stamps,
     check_unmasked,
     contiguous_box,
     cut,
@@ -39,12 +39,12 @@ from infinite_tensor.values.arrays import (
     extents_of,
     is_large,
     memory_map_of,
+    stamps_of_array,
 )
 from infinite_tensor.values.checks import dense, stand_in
 from infinite_tensor.values.definition import json_value
 from infinite_tensor.values.dtypes import DTYPES
 from infinite_tensor.values.meaning import MOST_COORDINATES, Attribute, Code, Coordinate, Fact, Meaning
-from infinite_tensor.values.stamps import Stamps
 from infinite_tensor_stores.targets import is_in_memory, shown
 
 
@@ -186,7 +186,7 @@ class ArrayReader(Reader):
         return _reopened, (repr(self), self.shape, self.dtype, opened)
 
     def _stamps(self) -> Stamps:
-        return stamps.of_array(self._array, _file_of(self._array))
+        return stamps_of_array(self._array, _file_of(self._array))
 
     def __repr__(self) -> str:
         return f"source({type(self._array).__module__}.{type(self._array).__qualname__})"

@@ -23,13 +23,10 @@ from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.support.nested import Key, as_key, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
-from infinite_tensor.values import stamps
-from infinite_tensor.values.arrays import Box, contiguous_box
-from infinite_tensor.values.definition import Content
-from infinite_tensor.values.dims import checked_dims, names_of
+from infinite_tensor.values.arrays import Box, Stamps, contiguous_box, stamps_of_file
+from infinite_tensor.values.definition import Content, checked_dims, names_of
 from infinite_tensor.values.fingerprint import STAMP, Item
 from infinite_tensor.values.meaning import Meaning
-from infinite_tensor.values.stamps import Stamps
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -456,7 +453,7 @@ class TensorDictReader(Reader):
         return self._td.get_at(self.key, region).clone()  # type: ignore[no-any-return]
 
     def _stamps(self) -> Stamps:
-        return stamps.of_file(self._file) if isinstance(self._file, str | os.PathLike) else {}
+        return stamps_of_file(self._file) if isinstance(self._file, str | os.PathLike) else {}
 
     def __repr__(self) -> str:
         return f"{show(self.key)} of the TensorDict"

@@ -25,11 +25,11 @@ from infinite_tensor.values.definition import (
     Definition,
     Padding,
     blend_of,
+    checked_dims,
     json_scalar,
     json_value,
     scalar_from_json,
 )
-from infinite_tensor.values.dims import checked_dims
 from infinite_tensor.values.dtypes import dtype_of
 from infinite_tensor.values.functions import Functions, Record
 from infinite_tensor.values.meaning import StoredMeaning

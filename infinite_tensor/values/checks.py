@@ -21,8 +21,7 @@ from infinite_tensor.geometry.window import (
     followed,
 )
 from infinite_tensor.support.given import as_index, members, number, quoted, word
-from infinite_tensor.values.definition import ArgDefinition, Padding, pixel_value
-from infinite_tensor.values.dims import label_of
+from infinite_tensor.values.definition import ArgDefinition, Padding, label_of, pixel_value
 from infinite_tensor.values.dtypes import checked_dtype
 
 

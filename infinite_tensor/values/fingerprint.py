@@ -23,8 +23,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.values import stamps
-from infinite_tensor.values.arrays import digest_of_array, is_large, memory_map_of
+from infinite_tensor.values.arrays import digest_of_array, is_large, memory_map_of, stamps_of_array
 from infinite_tensor.values.bytecode import MAKING, NOT_CHANGING, Uses, assigned_by, code_said, uses_of
 from infinite_tensor.values.digest import (
     OF_MODULES,
@@ -623,7 +622,7 @@ def _array_said(array: Any, *, large: bool) -> str:
 
 def _stamp_of(array: Any, file: str | None = None) -> str:
     """What tells that an array in a file or elsewhere has changed; "" where nothing does."""
-    found = stamps.of_array(array, file)
+    found = stamps_of_array(array, file)
     return f"#{sha256_of(found.values())}" if found else ""
 
 

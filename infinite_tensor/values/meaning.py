@@ -22,8 +22,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Shape, TensorWindow, followed
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import quoted
-from infinite_tensor.values.definition import Definition, Json, json_value
-from infinite_tensor.values.dims import names_of
+from infinite_tensor.values.definition import Definition, Json, json_value, names_of
 
 MOST_COORDINATES = 2**22
 """Of a coordinate, which is in memory whole; longer ones are left out."""

@@ -13,8 +13,7 @@ from infinite_tensor.geometry.window import Shape, WindowGrid
 from infinite_tensor.support.allocation import as_array
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.values.blend import Blender
-from infinite_tensor.values.definition import Blend, Definition, Number, json_scalar
-from infinite_tensor.values.dims import joined_dims, label_of, names_of
+from infinite_tensor.values.definition import Blend, Definition, Number, joined_dims, json_scalar, label_of, names_of
 from infinite_tensor.values.reduction import Reducer, Reduction, gathered_blend
 
 

@@ -27,7 +27,7 @@ from infinite_tensor.support.tables import bytes_of, code, count_of, escaped, fa
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.stored_definition import StoredTensor
-from infinite_tensor.values.dims import names_of
+from infinite_tensor.values.definition import names_of
 from infinite_tensor.views.frame import shown
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from infinite_tensor import (
 )
 from infinite_tensor.pipelines.readers import Reader
 from infinite_tensor.pipelines.sources import Blocks
-from infinite_tensor.values import stamps
+from infinite_tensor.values.arrays import Stamps, stamps_of_place
 
 SHAPE = (8200, 8200)
 """Of uint8, just beyond 64 MiB; no sample lies in the box below."""
@@ -225,8 +225,8 @@ class Placed(Reader):
     def _read(self, _region: Any) -> torch.Tensor:
         raise NotImplementedError
 
-    def _stamps(self) -> stamps.Stamps:
-        return stamps.of_place("memory://who:secret@host/a")
+    def _stamps(self) -> Stamps:
+        return stamps_of_place("memory://who:secret@host/a")
 
 
 def test_a_stamp_shows_no_login() -> None:
@@ -242,7 +242,7 @@ def test_small_files_and_named_sources_have_no_stamp(tmp_path: Path) -> None:
 
 
 def test_too_many_files_are_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infinite_tensor.values.stamps._MOST_FILES", 10)
+    monkeypatch.setattr("infinite_tensor.values.arrays._MOST_FILES", 10)
     assert stamps_of(from_array(in_zarr(tmp_path))) == {}
 
 
