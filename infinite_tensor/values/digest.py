@@ -23,8 +23,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.threads import on_threads
 from infinite_tensor.values.arrays import checksum
-from infinite_tensor.values.bytecode import assigned_by, uses_of
-from infinite_tensor.values.objects import bare, name_of, parts_of_attribute, sha256_of
+from infinite_tensor.values.objects import assigned_by, bare, name_of, parts_of_attribute, sha256_of, uses_of
 
 _LEAF = 1 << 22
 """Bytes that are hashed by themselves, so that threads share the work."""

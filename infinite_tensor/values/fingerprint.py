@@ -24,7 +24,6 @@ from torch.nn.parameter import is_lazy
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.values.arrays import digest_of_array, is_large, memory_map_of, stamps_of_array
-from infinite_tensor.values.bytecode import MAKING, NOT_CHANGING, Uses, assigned_by, code_said, uses_of
 from infinite_tensor.values.digest import (
     OF_MODULES,
     digest_of_module,
@@ -33,11 +32,16 @@ from infinite_tensor.values.digest import (
     state_of,
 )
 from infinite_tensor.values.objects import (
+    MAKING,
     MOST_MEMBERS,
+    NOT_CHANGING,
     NOTHING,
     OURS,
+    Uses,
+    assigned_by,
     class_attribute,
     closure_of,
+    code_said,
     held_by,
     is_container,
     is_installed,
@@ -49,6 +53,7 @@ from infinite_tensor.values.objects import (
     sha256_of,
     top,
     unwrapped,
+    uses_of,
 )
 
 _MOST_LOOKS = 50_000
@@ -240,44 +245,43 @@ class _Walk:
     def _say(self, place: _Place, said: Said) -> None:
         self.items.append((str(place), said, place.kind))
 
-    def _look(self, value: object, place: _Place) -> None:  # noqa: C901, PLR0911, PLR0912  (one case for each kind)
+    def _look(self, value: Any, place: _Place) -> None:
         value = unwrapped(value)
         kind = type(value)
         said = plain(value) or said_at_once(value)
         if said is not None or is_container(value):
             # A number, a text or a container of a project may have methods.
             self._code_of(kind, place)
-        if issubclass(kind, enum.Enum) and plain(value._value_) is None:  # type: ignore[attr-defined]
-            self._put(value._value_, place.at(".value"))  # type: ignore[attr-defined]
+        if issubclass(kind, enum.Enum) and plain(value._value_) is None:
+            self._put(value._value_, place.at(".value"))
         if said is not None:
-            return self._say(place, said)
-        if id(value) in place.within:
-            return None
-        # By type: an object may compute its class.
-        if issubclass(kind, types.FunctionType):
-            return self._function(value, place)  # type: ignore[arg-type]
-        if issubclass(kind, types.MethodType):
-            self._put(value.__func__, place)  # type: ignore[attr-defined]
-            return self._put(value.__self__, _Place(kind_name(value.__self__), "", place.within))  # type: ignore[attr-defined]
-        if issubclass(kind, functools.partial):
-            return self._partial(value, place)  # type: ignore[arg-type]
-        if issubclass(kind, torch.jit.ScriptFunction):
-            return self._say(place, lambda: f"#{digest_of_script(value)}")
-        if issubclass(kind, nn.Module):
-            return self._network(value, place)  # type: ignore[arg-type]
-        if issubclass(kind, torch.Tensor):
-            return self._tensor(value, place)  # type: ignore[arg-type]
-        if issubclass(kind, np.ndarray) and not value.dtype.hasobject:  # type: ignore[attr-defined]
-            return self._array(value, place)  # type: ignore[arg-type]
-        if issubclass(kind, type):
-            return self._class(value, place)  # type: ignore[arg-type]
-        if issubclass(kind, types.ModuleType):
-            return self._python_module(value, place)  # type: ignore[arg-type]
-        if is_container(value):
-            return self._container(value, place)
-        if issubclass(kind, _CALLABLES):
-            return self._builtin(value, place)
-        return self._object(value, place)
+            self._say(place, said)
+        elif id(value) in place.within:
+            return
+        elif is_container(value):
+            self._container(value, place)
+        else:
+            # By type: an object may compute its class.
+            looks: dict[Any, Callable[[Any, _Place], None]] = {
+                types.FunctionType: self._function,
+                types.MethodType: self._bound,
+                functools.partial: self._partial,
+                torch.jit.ScriptFunction: self._script,
+                nn.Module: self._network,
+                torch.Tensor: self._tensor,
+                np.ndarray: self._array,
+                type: self._class,
+                types.ModuleType: self._python_module,
+                _CALLABLES: self._builtin,
+            }
+            next((look for kinds, look in looks.items() if issubclass(kind, kinds)), self._object)(value, place)
+
+    def _bound(self, method: types.MethodType, place: _Place) -> None:
+        self._put(method.__func__, place)
+        self._put(method.__self__, _Place(kind_name(method.__self__), "", place.within))
+
+    def _script(self, function: object, place: _Place) -> None:
+        self._say(place, lambda: f"#{digest_of_script(function)}")
 
     def _function(self, function: types.FunctionType, place: _Place) -> None:
         if not self._is_project(function.__module__, function.__code__.co_filename):
