@@ -154,7 +154,12 @@ def test_pixels_have_the_same_bits_in_every_store_after_any_history(
 @pytest.mark.parametrize("case", sample(["three quarters", "channels"], "three quarters"))
 @pytest.mark.parametrize("blend", MEANS, ids=repr)
 @pytest.mark.parametrize(
-    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
+    "dtype",
+    sample(
+        [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128],
+        torch.bfloat16,
+        torch.complex64,
+    ),
 )
 def test_every_dtype_with_fractions_has_a_mean(
     kind: str, case: str, blend: WeightedMean, dtype: torch.dtype, tmp_path: Path

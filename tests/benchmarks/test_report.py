@@ -60,6 +60,7 @@ def test_each_measurement_names_a_workload_that_exists() -> None:
         assert callable(getattr(import_module(f"tests.benchmarks.workloads.{module}"), name))
 
 
+@pytest.mark.slow
 def test_workloads_of_the_peer_import_only_what_its_environment_has() -> None:
     cells = [cell for case in turns(ROWS, CURVES) for cell in case if cell.subject is Subject.PEER]
     modules = sorted({f"workloads.{cell.workload.rpartition('.')[0]}" for cell in cells})
@@ -73,6 +74,7 @@ def test_workloads_import_nothing_of_the_repository_by_name() -> None:
         assert "tests." not in module.read_text(encoding="utf-8"), module.name
 
 
+@pytest.mark.slow
 def test_a_worker_measures_and_says_what_went_wrong(tmp_path: Path) -> None:
     with Workers(tmp_path / "no" / "python") as workers:
         assert 0 < workers.measure(Measurement(Subject.FLOOR, "reading.warm_floor", "zarr")) < math.inf

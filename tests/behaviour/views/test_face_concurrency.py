@@ -449,7 +449,7 @@ WAYS: dict[str, Callable[[InfiniteTensor], Any]] = {
 
 
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes", "distributed"])
-@pytest.mark.parametrize("way", sample(WAYS, "to_dask", "open_zarr"))
+@pytest.mark.parametrize("way", sample(WAYS, "to_dask"))
 def test_dask_computes_it(scheduler: str, way: str, client: Client, tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path, tile_size=4) as store:
         array = WAYS[way](tensor_of(store=store))

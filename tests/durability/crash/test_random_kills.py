@@ -24,12 +24,12 @@ def survive(path: Path, seed: int, kills: int) -> None:
     witness.clean()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_a_store_survives_kills_at_random_moments(tmp_path: Path, seed: int) -> None:
     survive(tmp_path / "store", seed, kills=5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 44))
+@pytest.mark.parametrize("seed", range(1, 44))
 def test_a_store_survives_kills_at_many_more_random_moments(tmp_path: Path, seed: int) -> None:
     survive(tmp_path / "store", seed, kills=5)

@@ -15,6 +15,7 @@ from tests.support.chain import CANVASES, MAP, NAMES, open_chain_store
 from tests.support.files_of_a_store import Files
 from tests.support.moments import NEVER, Kill, before
 from tests.support.reference import region
+from tests.support.stores import sample
 
 LOG = r"/partial-\w+/[^/]+"
 
@@ -54,8 +55,9 @@ CLEARING = {
 
 
 def parametrized(*groups: dict[str, Kill]) -> pytest.MarkDecorator:
+    """Moments of each kind by default, and those beside them as slow ones."""
     kills = {name: kill for group in groups for name, kill in group.items()}
-    return pytest.mark.parametrize("kill", kills.values(), ids=kills.keys())
+    return pytest.mark.parametrize("kill", sample(kills.values(), *[*kills.values()][::2]), ids=kills.keys())
 
 
 @parametrized(CREATING, STORING)
@@ -111,6 +113,7 @@ def kill_at_every(step: int, first: int, folder: Path) -> None:
         witness.clean()
 
 
+@pytest.mark.slow
 def test_kills_at_moments_all_over_the_life_of_a_store(tmp_path: Path) -> None:
     kill_at_every(90, 50, tmp_path)
 

@@ -499,6 +499,7 @@ def test_a_blob_that_is_dropped_is_stored_and_can_be_written_again(place: Place)
         assert torch.equal(blob[:], numbered(5))
 
 
+@pytest.mark.slow
 def test_blobs_that_are_open_at_the_end_of_their_process_are_stored(folder: Place) -> None:
     made(folder, 0)
     packed = f"{folder.target}-packed"
