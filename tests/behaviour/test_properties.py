@@ -281,7 +281,7 @@ class History:
             assert found.flatten().tolist() == [state == name for state in states.values()], name
         told = tensor.fill(region, progress=False, where=where)
         (skipped,) = (each.skipped for each in told.tensors if each.tensor_id == tensor.tensor_id)
-        assert skipped == list(states.values()).count("skipped")
+        assert skipped == (0 if action.where is None else sum(not action.where.takes(part) for part in parts.values()))
         hidden = [parts[tile] for tile, state in states.items() if state in ("missing", "skipped")]
         self._check_view(action, hidden)
 
