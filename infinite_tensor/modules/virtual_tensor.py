@@ -8,7 +8,6 @@ import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy as np
@@ -340,15 +339,7 @@ def _checked_name(name: object) -> str:
 
 
 def _checked_materializer(owner: nn.Module, materializer: Materializer) -> Materializer:
-    if isinstance(materializer, str):
-        if not hasattr(owner, materializer):
-            raise AttributeError(f"materializer: {type(owner).__name__} has no attribute {materializer!r}")
-        found = getattr(owner, materializer)
-        if not isinstance(found, MethodType):
-            raise TypeError(
-                f"materializer: {type(owner).__name__}.{materializer} must be a method, is {type(found).__name__}"
-            )
-    elif not callable(materializer):
+    if not callable(getattr(owner, materializer) if isinstance(materializer, str) else materializer):
         raise TypeError(
             f"materializer must be the name of a method of owner, or a callable (owner, dtype, device), got "
             f"{materializer!r}"

@@ -196,12 +196,12 @@ def test_a_callable_is_called_with_owner_dtype_and_device_and_kept_alive() -> No
 
 
 def test_a_materializer_that_the_owner_does_not_have_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="Doubling has no attribute 'triple'"):
+    with pytest.raises(AttributeError, match="no attribute 'triple'"):
         Doubling("triple")
 
 
 def test_a_materializer_that_is_no_method_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match=r"Doubling\.base must be a method, is Parameter"):
+    with pytest.raises(TypeError, match="must be the name of a method of owner"):
         Doubling("base")
 
 
