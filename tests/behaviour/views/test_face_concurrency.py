@@ -242,6 +242,26 @@ def test_an_f_reads_the_face_on_threads_of_its_own(monkeypatch: pytest.MonkeyPat
     assert np.array_equal(faces[0][8:12, : 4 * PLACES], np.full((4, 4 * PLACES), 2))
 
 
+def test_requests_that_have_begun_take_no_turn_of_one_that_waits_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(face_module, "_PATIENCE_SECONDS", 0.05)
+    begun, may_end = threading.Semaphore(0), threading.Event()
+
+    def f(ctx: Index) -> torch.Tensor:
+        if ctx[0] >= 0:
+            begun.release()
+            assert may_end.wait(DEADLINE)
+        return ramp(ctx)
+
+    face = face_of(f)
+    with ThreadPoolExecutor(PLACES + 1) as threads:
+        asked = [threads.submit(face.__getitem__, (8, 4 * i)) for i in range(PLACES)]
+        try:
+            assert all(begun.acquire(timeout=DEADLINE) for _ in asked)
+            assert threads.submit(face.__getitem__, (0, 0)).result(DEADLINE / 3) == TRUTH[0, 0]
+        finally:
+            may_end.set()
+
+
 def _with_one_of_everything() -> list[bool]:
     """What reads return where zarr has one thread, and asks for one chunk at a time."""
     with zarr.config.set({"async.concurrency": 1, "threading.max_workers": 1}):
