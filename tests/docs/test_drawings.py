@@ -1,13 +1,15 @@
-"""The scripts that draw pictures of the documentation."""
+"""The scripts that draw what pages show."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
 
 from tests.docs.test_examples import succeeds
+from tests.support.html import Page
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,6 +24,12 @@ DRAWN = [
 ]
 
 
+def is_drawn(picture: Path) -> bool:
+    """Whether it is the one that is kept, but for fonts, which differ from machine to machine."""
+    drawn, kept = imread(picture), imread(ROOT / "docs" / "images" / picture.name)
+    return bool(drawn.shape == kept.shape and abs(drawn - kept).mean() < 0.05)
+
+
 @pytest.mark.parametrize(("script", "pictures", "pages"), DRAWN)
 def test_a_script_draws_the_pictures_that_pages_show(
     script: str, pictures: list[str], pages: list[str], tmp_path: Path
@@ -29,7 +37,20 @@ def test_a_script_draws_the_pictures_that_pages_show(
     succeeds(ROOT / "docs" / "drawings" / script, "--folder", tmp_path, cwd=ROOT)
     for name in pictures:
         assert all(f"images/{name}" in (ROOT / page).read_text(encoding="utf-8") for page in pages)
-        drawn, kept = imread(tmp_path / name), imread(ROOT / "docs" / "images" / name)
-        assert drawn.shape == kept.shape
-        # Fonts differ from machine to machine.
-        assert abs(drawn - kept).mean() < 0.05
+        assert is_drawn(tmp_path / name)
+
+
+_DATA = re.compile(r"base64,[^\"]*")
+_UNNAMED = re.compile(r"unnamed [0-9a-f]{8}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def test_a_notebook_shows_what_its_page_shows(tmp_path: Path) -> None:
+    succeeds(ROOT / "docs" / "drawings" / "notebook.py", "--folder", tmp_path, cwd=ROOT)
+    page = (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8")
+    assert "images/show.png" in page
+    assert '--8<-- "docs/drawings/repr.html"' in page
+    assert is_drawn(tmp_path / "show.png")
+    html = [(folder / "repr.html").read_text(encoding="utf-8") for folder in (tmp_path, ROOT / "docs" / "drawings")]
+    # And so may the last bit of a colour, and how it is compressed.
+    assert len({_UNNAMED.sub("unnamed", _DATA.sub("", text)) for text in html}) == 1
+    Page(html[1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from PIL import Image
 
+from infinite_tensor import TensorBlob
 from tests.support.interpreters import run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-HEIGHT, WIDTH, SIGMA = 70, 160, 4.0
+HEIGHT, WIDTH = 70, 160
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -103,3 +107,141 @@ def test_neighbouring_terrain_from_another_store_continues_the_picture(far: Runs
     neighbour = pixels_of(tmp_path / "terrain.png")
     assert (neighbour[:, :-shift] == far.pictures[0][:, shift:]).all()
     assert (neighbour[:, -shift:] != far.pictures[0][:, :shift]).any()
+
+
+# Features.
+
+
+FEATURES_SIZE = 32
+FEATURES_OPTIONS = ("--size", FEATURES_SIZE, "--widths", 256, 16, 64)
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return run_twice(tmp_path_factory.mktemp("features"), EXAMPLES / "features.py", *FEATURES_OPTIONS)
+
+
+def test_the_waves_are_drawn_once(features: Runs) -> None:
+    assert [calls(printed) for printed in features.printed] == [4, 0]
+
+
+def errors(printed: str) -> dict[int, float]:
+    told = re.findall(r"^(\d+) waves: off by ([\d.]+) of 255$", printed, re.MULTILINE)
+    return {int(width): float(error) for width, error in told}
+
+
+def test_the_picture_shows_the_photograph_and_what_each_network_paints(features: Runs) -> None:
+    first, second = features.pictures
+    assert first.shape == (FEATURES_SIZE, 4 * FEATURES_SIZE + 3 * 8, 3)
+    assert (first[:, FEATURES_SIZE : FEATURES_SIZE + 8] == 255).all()
+    assert (first == second).all()
+    # The last one is painted from the checkpoint.
+    photograph, painted = first[:, :FEATURES_SIZE].astype(float), first[:, -FEATURES_SIZE:].astype(float)
+    assert abs(((photograph - painted) ** 2).mean() ** 0.5 - errors(features.printed[0])[256]) < 0.5
+
+
+def test_the_checkpoint_holds_what_was_learnt_and_no_waves(features: Runs) -> None:
+    state = torch.load(features.folder / "features.pt", weights_only=True)
+    assert set(state) == {"mix.weight", "mix.bias", "field._extra_state"}
+    assert state["field._extra_state"]["tensor_id"] == "waves"
+
+
+# World.
+
+
+WORLD_SIZE, GAP = 128, 8
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    options = ("--size", WORLD_SIZE, "--store", "world.zarr")
+    return run_twice(tmp_path_factory.mktemp("world"), EXAMPLES / "world.py", *options)
+
+
+def test_the_network_runs_once_for_height_biome_and_colour(world: Runs) -> None:
+    # Windows -1 to 2 of either direction touch the picture, and read of windows -1 and 0 of the noise.
+    assert [calls(printed) for printed in world.printed] == [4 * 4 + 2 * 2, 0]
+
+
+def test_the_picture_shows_the_three_side_by_side_and_is_the_same_from_the_store(world: Runs) -> None:
+    first, second = world.pictures
+    assert first.shape == (WORLD_SIZE, 3 * WORLD_SIZE + 2 * GAP, 3)
+    assert (first == second).all()
+    height, biome, colour = (first[:, at : at + WORLD_SIZE] for at in (0, WORLD_SIZE + GAP, 2 * (WORLD_SIZE + GAP)))
+    assert (height[..., 0] == height[..., 2]).all()
+    assert len({tuple(pixel) for pixel in biome.reshape(-1, 3).tolist()}) in range(2, 9)
+    # The sea is dark and blue in all three.
+    sea = (biome == (28, 58, 112)).all(axis=-1)
+    assert sea.any()
+    assert height[sea].mean() < height[~sea].mean()
+    assert (colour[sea][:, 2] > colour[sea][:, 0]).mean() > 0.99
+
+
+# Train.
+
+
+TRAIN_SIZE = 128
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """One that fills the store, and one that finds it filled."""
+    folder = tmp_path_factory.mktemp("train")
+    outputs = [folder / "first.png", folder / "second.png"]
+    printed = [
+        succeeds(EXAMPLES / "train.py", "--size", TRAIN_SIZE, "--seconds", seconds, "--output", output, cwd=folder)
+        for seconds, output in zip((2, 0), outputs, strict=True)
+    ]
+    return Runs(folder, printed, [pixels_of(output) for output in outputs])
+
+
+def test_the_land_is_computed_once(train: Runs) -> None:
+    first, second = map(calls, train.printed)
+    assert first > 0
+    assert second == 0
+
+
+def test_the_picture_shows_land_with_noise_cleaned_and_as_it_is(train: Runs) -> None:
+    found = re.search(r"land never seen: off by ([\d.]+) m with noise, by ([\d.]+) m without", train.printed[0])
+    assert found
+    assert math.isclose(float(found[1]), 60, rel_tol=0.05)
+    first, second = train.pictures
+    assert first.shape == (320, 3 * 320 + 2 * 8, 3)
+    assert (first[:, 320:328] == 255).all()
+    assert (first[:, 656:] == second[:, 656:]).all()
+    assert (first[:, 328:648] != first[:, 656:]).any()
+
+
+# Embeddings.
+
+
+QUERY = "parse command line arguments"
+
+
+def nearest(printed: str) -> list[str]:
+    return re.findall(r"^  \d\.\d\d  (\S+)$", printed, re.MULTILINE)
+
+
+def test_each_run_goes_on_where_the_one_before_it_ended(tmp_path: Path) -> None:
+    first = succeeds(EXAMPLES / "embeddings.py", "--most", 130, "--query", QUERY, cwd=tmp_path)
+    assert first.startswith("0 entries were there, 130 are new\n")
+    assert nearest(first)[0] == "argparse"
+    # As a run leaves it that is killed between the two flushes.
+    with TensorBlob.open(tmp_path / "embeddings" / "names", "a") as names:
+        names.truncate(100)
+    second = succeeds(EXAMPLES / "embeddings.py", "--most", 50, "--count", 3, "--query", QUERY, cwd=tmp_path)
+    assert second.startswith("100 entries were there, 50 are new\n")
+    assert nearest(second) == nearest(first)[:3]
+
+
+def test_the_search_finds_what_a_search_in_memory_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = importlib.import_module("embeddings")
+    example.collect(tmp_path, 300)
+    wanted = example.embedded("decode base64")
+    scores = TensorBlob.open(tmp_path / "vectors").read().float() @ wanted
+    names = TensorBlob.open(tmp_path / "names")
+    expected = [bytes(names[at].tolist()).decode().strip() for at in scores.topk(4).indices.tolist()]
+    found = example.search(tmp_path, "decode base64", 4)
+    assert [name for _, name in found] == expected
+    assert torch.allclose(torch.tensor([cosine for cosine, _ in found]), scores.topk(4).values, atol=1e-4)
