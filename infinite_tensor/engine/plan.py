@@ -90,13 +90,12 @@ class Workload:
     results: tuple[Result, ...]
     sources: tuple[tuple[Access, IntArray], ...]
 
-    def absent(self, positions: Sequence[int]) -> list[int]:
+    def absent(self, positions: list[int]) -> list[int]:
         """Those of some windows that are needed and still not there; what others store of these is held from now on."""
         if not positions:
             return []
-        which = list(positions)
-        absent = reduce(np.logical_or, [result.absent(which) for result in self.results])
-        return list(itertools.compress(which, absent))
+        absent = reduce(np.logical_or, [result.absent(positions) for result in self.results])
+        return list(itertools.compress(positions, absent))
 
 
 def regions_of(consumers: Sequence[Workload], node: Node) -> tuple[IntArray, IntArray] | None:
