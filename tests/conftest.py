@@ -41,6 +41,7 @@ _PACKAGES = _S3_PACKAGES | {
 }
 """What the extras install, by the names under which it is imported."""
 _MISSING = re.compile(r"No module named '(\w+)")
+_GARBAGE_THRESHOLDS = gc.get_threshold()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -69,14 +70,17 @@ def pytest_configure() -> None:
 
 
 def pytest_collection() -> None:
-    """Have no garbage be looked for while modules are imported, and items made, of which nothing is garbage."""
-    gc.disable()
+    """Have no garbage be looked for while modules are imported, and items made, of which nothing is garbage.
+
+    It is not disabled: Dask would take that, as it is imported, for how it is to be.
+    """
+    gc.set_threshold(10**9, *_GARBAGE_THRESHOLDS[1:])
 
 
 def pytest_collection_finish() -> None:
     """Have garbage be looked for in what tests make only: in all that was imported, it takes a tenth of a second."""
     gc.freeze()
-    gc.enable()
+    gc.set_threshold(*_GARBAGE_THRESHOLDS)
 
 
 def _load_profile() -> None:
