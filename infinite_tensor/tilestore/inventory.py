@@ -125,7 +125,7 @@ class Damage:
 
 
 class Dropped(NamedTuple):
-    """What `TileStore.drop` has found and dropped: windows in memory, or tiles that were stored."""
+    """What `Contents.drop` has found and dropped: windows in memory, or tiles that were stored."""
 
     windows: int = 0
     tiles: int = 0

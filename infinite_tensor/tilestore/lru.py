@@ -110,8 +110,8 @@ class LRU(Generic[K, V]):
                 else:
                     kept += 1
 
-    def recount(self, keep: Callable[[V], bool] = lambda _value: True) -> None:
-        """Drop what `keep` refuses, and add up sizes again, after a fork in the middle of a change."""
+    def recount(self, keep: Callable[[V], bool]) -> None:
+        """Drop what `keep` refuses, and add up sizes again: a fork may have come in the middle of a change."""
         self._entries = OrderedDict((key, entry) for key, entry in self._entries.items() if keep(entry[0]))
         self.total_bytes = sum(size for _, size in self._entries.values())
 

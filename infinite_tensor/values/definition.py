@@ -119,7 +119,7 @@ class Padding(NamedTuple):
     value: Number | None = None
 
     def to_json(self) -> Json:
-        """As JSON; `padding_from_json` reads it back."""
+        """As JSON, which `tilestore.stored_definition` reads back."""
         return self.mode if self.value is None else [self.mode, json_number(self.value)]
 
 

@@ -300,7 +300,7 @@ class Held:
 
 
 class KeptWindows:
-    """Windows of any number of tensors and tiles blended from them, within limits. Safe for threads.
+    """Windows of any number of tensors and tiles blended from them, within limits, if there are any. Safe for threads.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""A backend as the parts of its store use it: tiles on their way from storage into memory, and back."""
+"""A backend as the parts of its store use it: definitions, and tiles on their way into memory and back."""
 
 from __future__ import annotations
 
