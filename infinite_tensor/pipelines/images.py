@@ -37,7 +37,7 @@ class ImageReader(Reader):
 
     in_memory = True
 
-    def __init__(self, path: str, name: str | None = None, page: object = None) -> None:
+    def __init__(self, path: str, name: str | None, page: object) -> None:
         self._path, self._file = path, None if name else _looked_at(path)
         self._raster: RasterReader | None = None
         self._lock, self._page, self._pixels = Lock(), as_index(page) or 0, None

@@ -40,7 +40,7 @@ class RasterReader(Reader):
         What the file says of its pixels.
     """
 
-    def __init__(self, path: str, page: object = None) -> None:
+    def __init__(self, path: str, page: object) -> None:
         self._path = path
         self._handles = threading.local()
         pages = [each for each in self._handle().subdatasets if each.startswith("GTIFF_DIR:")]

@@ -1,4 +1,7 @@
-"""Sources: tensors that read from an array, an image or a raster. They are finite, and stored nowhere."""
+"""Sources: tensors that read from an array, an image, a raster or a TensorDict.
+
+They are finite, and stored nowhere, unless a user has the blocks of a TensorDict kept.
+"""
 
 from __future__ import annotations
 
@@ -226,9 +229,7 @@ class Blocks(RegionWriter):
         What is known of the pixels beside their values.
     """
 
-    def __init__(
-        self, reader: Reader, size: tuple[int, ...], *, named: bool = False, meaning: Meaning | None = None
-    ) -> None:
+    def __init__(self, reader: Reader, size: tuple[int, ...], *, named: bool, meaning: Meaning | None) -> None:
         self.reader = reader
         self.meaning = meaning
         self.size = size

@@ -67,7 +67,7 @@ PLACES = max(4, os.cpu_count() or 1)
 _PATIENCE_SECONDS = 5.0
 
 
-def zarr_of(tensor: InfiniteTensor, region: object = None) -> zarr.Array[Any]:
+def zarr_of(tensor: InfiniteTensor, region: object) -> zarr.Array[Any]:
     """A tensor as a Zarr array; see `InfiniteTensor.as_zarr`."""
     name = array_name_of(tensor)
     return zarr.open_array(FaceStore({name: Face(Frame.of(tensor, region), tensor.dims)}), path=name, mode="r")
