@@ -89,9 +89,13 @@ class Reduction:
     """
 
     function: str | _Function
+    """The function, or its name."""
     in_channels: int
+    """How many values per pixel ``f`` returns."""
     out_channels: int | None
+    """How many values per pixel are stored; None for a single one, along no dimension."""
     dtype: torch.dtype
+    """What ``f`` returns."""
 
     def __init__(
         self,
