@@ -294,7 +294,7 @@ class TileStore:
             computed again. Who is just adding windows to such a tile begins its log anew.
         older_than : float
             Seconds, by the clocks of the storage and of this machine, that nothing has been added to such a tile. Where
-            the storage keeps no times, as in memory and in HDF5, it must be 0.
+            the storage keeps no times, such as an HDF5 file or a `MemoryStore` of zarr, it must be 0.
 
         Raises
         ------
