@@ -143,7 +143,10 @@ def _bind(
     reduction = spec.reduction if reduce is None else reduce
     for unknown in filter(None, map(unknown_in, (used, reduction))):
         if f is not None:
-            raise ValidationError(f"tensor {tensor_id!r} needs {unknown.name!r}; give it as {unknown.given}")
+            raise ValidationError(
+                f"tensor {tensor_id!r} needs {unknown.name!r}, of which a store keeps the name only; give it as "
+                f"{unknown.given}"
+            )
     if reduce is not None:
         check_same(tensor_id, definition, replace(definition, reduction=reduction_to_json(reduce)), store)
         check_reduction(reduce, definition.shape, definition.output_window, definition.dtype, device)

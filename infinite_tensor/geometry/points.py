@@ -79,7 +79,7 @@ def points_of_box(low: Sequence[int], high: Sequence[int]) -> IntArray:
 def unique_rows(rows: IntArray) -> IntArray:
     """The distinct rows of an array, in lexicographic order.
 
-    `numpy.unique` with an axis compares structured values, in whose Python code a Ctrl-C becomes a TypeError.
+    `numpy.unique` with an axis compares structured values, and takes longer.
     """
     rows = rows[np.lexsort(rows.T[::-1])]
     distinct = np.ones(len(rows), dtype=bool)
