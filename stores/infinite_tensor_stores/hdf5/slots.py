@@ -380,10 +380,11 @@ class TileSlots:
         # First what a row of the index promises, then the row.
         for first, run in runs:
             self._data[first : first + len(run)] = np.stack([blocks[number] for number in run.tolist()])
-        for first, run in runs:
-            self._table[first : first + len(run)] = rows[run]
+        # Known before the rows are written: where that fails, the next attempt frees those that are.
         self._checksums[slots] = checksums
         self._index.put(indices, slots.tolist())
+        for first, run in runs:
+            self._table[first : first + len(run)] = rows[run]
         self._free(before[before >= 0])
 
     def delete(self, tiles: Sequence[Index]) -> None:
