@@ -526,6 +526,8 @@ def test_another_exception_at_random_moments(kind: str, turns: int, tmp_path: Pa
             y = 5 * int(draw.integers(80))
             cut += is_interrupted(draw.uniform(1e-5, 4e-3), partial(ACTIONS[turn % len(ACTIONS)], top, y))
             finishes(partial(check, y))
+            # What a cut has left of a call goes with the next one of its thread.
+            store.flush()
             assert signal.getsignal(signal.SIGINT) is handler
     assert cut > turns // 20
     finishes(store.close)
