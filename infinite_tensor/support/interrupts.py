@@ -306,13 +306,11 @@ class running_f(at_rest):  # noqa: N801  (likewise)
         self._around = _here.call
 
     def __enter__(self) -> None:
-        if self._call is not None:
-            self._call.come_through()
+        super().__enter__()
         _here.call = None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._call is not None:
-            super().__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)
         _here.call = self._around
 
 

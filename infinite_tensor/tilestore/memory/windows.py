@@ -232,8 +232,7 @@ class Windows:
             self._begin_order()
             self._evict()
         elif self._in_order:
-            self._in_order = False
-            self._used.recount(keep=lambda _: False)
+            self._in_order, self._used = False, LRU()
 
     def _begin_order(self) -> None:
         if not self._in_order:
