@@ -473,15 +473,20 @@ ACTIONS: list[Callable[[InfiniteTensor, int], object]] = [
 ]
 
 
+def undisturbed() -> dict[int, torch.Tensor]:
+    """What reads return that nothing comes into, by where they begin."""
+    slope = pair(MemoryTileStore()).slope
+    return {y: read(slope, y) for y in range(0, 400, 5)}
+
+
 # Python itself drops an exception that comes in a callback of the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that send signals are POSIX")
 @pytest.mark.parametrize("turns", [40, pytest.param(1_500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", STORES)
 def test_ctrl_c_at_random_moments(kind: str, turns: int, tmp_path: Path) -> None:
-    store, true = STORES[kind](tmp_path), pair(MemoryTileStore())
-    top, draw, pressed = pair(store).slope, np.random.default_rng(len(kind)), 0
-    expected = {y: read(true.slope, y) for y in range(0, 400, 5)}
+    store, draw, pressed = STORES[kind](tmp_path), np.random.default_rng(len(kind)), 0
+    top, expected = pair(store).slope, undisturbed()
     with interrupted_by_a_timer() as is_interrupted:
         for turn in range(turns):
             y = 5 * int(draw.integers(80))
@@ -511,9 +516,8 @@ def check_together(store: TileStore) -> None:
 @pytest.mark.parametrize("kind", STORES)
 def test_another_exception_at_random_moments(kind: str, turns: int, tmp_path: Path) -> None:
     """What is stored is right, the store says that it must be opened again, and nobody waits for ever."""
-    store, true = STORES[kind](tmp_path), pair(MemoryTileStore())
-    top, draw, cut = pair(store).slope, np.random.default_rng(len(kind)), 0
-    expected = {y: read(true.slope, y) for y in range(0, 400, 5)}
+    store, draw, cut = STORES[kind](tmp_path), np.random.default_rng(len(kind)), 0
+    top, expected = pair(store).slope, undisturbed()
 
     def check(y: int) -> None:
         if store.closed:
