@@ -17,7 +17,8 @@ from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
-from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor.tilestore.persistent.contents import PersistentContents
+from infinite_tensor.tilestore.store import contents_of
 
 _DIRECT_LIMIT = 10 * 2**20
 
@@ -100,8 +101,9 @@ def get_or_create(
 def clear_direct_caches(store: TileStore) -> None:
     """Deprecated: call ``tensor.clear_cache()`` or ``store.clear_cache(tensor_id)``."""
     _deprecated("TileStore.clear_direct_caches", "store.clear_cache(tensor_id)")
+    contents = contents_of(store)
     # Of a persistent store, what this object has met.
-    known = store.contents.registry.records if isinstance(store, PersistentTileStore) else store.tensor_ids()
+    known = contents.registry.records if isinstance(contents, PersistentContents) else store.tensor_ids()
     for tensor_id in list(known):
         store.clear_cache(tensor_id)
 
@@ -119,9 +121,10 @@ def _set_tile_size(
     store: TileStore, tensor_id: str, tile_size: int | Sequence[int] | None
 ) -> int | Sequence[int] | None:
     """Take over ``tile_size``, where it has a meaning; returns the one before."""
-    if not isinstance(store, PersistentTileStore):
+    contents = contents_of(store)
+    if not isinstance(contents, PersistentContents):
         return None
-    sizes = store.contents.registry.tile_sizes
+    sizes = contents.registry.tile_sizes
     before = sizes.pop(tensor_id, None)
     if tile_size is not None:
         sizes[tensor_id] = tile_size

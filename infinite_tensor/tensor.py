@@ -28,6 +28,7 @@ from infinite_tensor.support.given import array_advice, checked_device, checked_
 from infinite_tensor.support.nested import show
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.messages import mismatch, warn_of_uncovered
+from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import (
     check_args,
@@ -528,7 +529,7 @@ class InfiniteTensor(Fillable):
                 check_blend(self.blend, dtype, device)
             else:
                 check_reduction(self.reduce, self.shape, self.output_window, dtype, device)
-            contents = self.tile_store.contents
+            contents = contents_of(self.tile_store)
             # No read begins in between, which would ask the store for what the tensor was.
             with contents.lock:
                 moved = self._spec.moved(device, dtype)

@@ -17,7 +17,7 @@ from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.messages import warn_of_conflicts, warn_of_opaque, warn_of_other_code
-from infinite_tensor.tilestore.store import TileStore
+from infinite_tensor.tilestore.store import TileStore, contents_of
 from infinite_tensor.values.definition import Padding, modes_of, same
 from infinite_tensor.values.fingerprint import innermost
 from infinite_tensor.values.meaning import Meaning, derived
@@ -45,7 +45,7 @@ class TensorInStore:
     named: bool
 
     def __post_init__(self) -> None:
-        self.contents: Contents = self.store.contents
+        self.contents: Contents = contents_of(self.store)
         self.hashed: int = hash((id(self.store), self.spec.tensor_id))
 
     def __eq__(self, other: object) -> bool:
@@ -156,7 +156,7 @@ class Computation:
     @property
     def workers(self) -> int:
         """On how many threads `f` runs, unless a read says."""
-        return self.tensors[0].store.contents.workers
+        return self.tensors[0].contents.workers
 
     def own(self, windows: IntArray) -> IntArray:
         """Window indices of one of its tensors, (N, ndim), as `f` is given them: (N, coordinates)."""

@@ -92,7 +92,7 @@ def _gathered(client: Client, futures: list[Future[Done]], chain: Sequence[Node]
 
 def _is_filled(demand: Demand) -> bool:
     contents = demand.node.contents
-    return contents.outlives_process and demand.node.store.shared and not contents.read_only
+    return contents.outlives_process and contents.shared and not contents.read_only
 
 
 def _reports(job: Job, chain: Sequence[Node], done: Sequence[Done]) -> list[TensorReport]:
@@ -126,7 +126,7 @@ def _check_shared(job: Job) -> None:
     filled = {target.node for target in job.targets}
     for node in job.chain:
         kept = node.contents.outlives_process or node in filled
-        if kept and not node.store.shared:
+        if kept and not node.contents.shared:
             raise ValidationError(
                 f"the workers of a cluster cannot store tensor {node.spec.tensor_id!r} in {node.store!s}; use a "
                 "ZarrTileStore at a path or URL that all of them reach"

@@ -40,7 +40,7 @@ from infinite_tensor.support.given import MemoryTooSmallError, quoted, whole_meb
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tilestore.inventory import TILE_STATES
-from infinite_tensor.tilestore.store import TileStore
+from infinite_tensor.tilestore.store import TileStore, contents_of
 
 _DEFAULT_HELD = 2**29
 _CACHE_BYTES = 2**26
@@ -205,7 +205,7 @@ def _cut(targets: Sequence[Target], most_bytes: int) -> dict[Node, Bands]:
 
 def _kept_by(store: TileStore, max_memory: int | None) -> int:
     """What a store may keep in memory during a fill, in bytes."""
-    limit = store.contents.cache_limit
+    limit = contents_of(store).cache_limit
     if max_memory is None:
         return _CACHE_BYTES if limit is None else limit
     share = min(_CACHE_BYTES, max_memory // _CACHE_SHARE)
@@ -398,5 +398,5 @@ def _lend(job: Job, lent: threading.Lock) -> None:
     """Give stores that may keep more a limit for the time of a fill, but for those in memory that are filled."""
     filled = {id(target.node.store) for target in job.targets}
     for store in job.stores:
-        if id(store) not in filled or store.contents.outlives_process:
-            store.contents.lend(lent, _kept_by(store, job.max_memory))
+        if id(store) not in filled or contents_of(store).outlives_process:
+            contents_of(store).lend(lent, _kept_by(store, job.max_memory))

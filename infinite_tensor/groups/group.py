@@ -40,6 +40,7 @@ from infinite_tensor.support.nested import Key, as_key, chosen, is_key, listed, 
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.messages import damaged_group
+from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.definition import Number
 
 if TYPE_CHECKING:
@@ -584,7 +585,7 @@ def open_group(
     for name, mapping in (("f", f), ("members", members)):
         if mapping is not None and not isinstance(mapping, Mapping):
             raise ValidationError(f"{name} must be a mapping from keys of the group, got {quoted(mapping)}")
-    stored = stored_members(store, group_id, store.contents.stored_group(group_id))
+    stored = stored_members(store, group_id, contents_of(store).stored_group(group_id))
     functions, given = chosen("f", f, stored, None), chosen("members", members, stored, None)
     tensors = {
         key: opened_tensor(group_id, member, [store, *stores], functions[key], device)

@@ -25,6 +25,7 @@ from infinite_tensor.support.nested import Key, chosen, named_leaves, nested, sh
 from infinite_tensor.tensor import InfiniteTensor, as_tensors
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.messages import damaged_group
+from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.definition import default_name
 
 
@@ -369,7 +370,7 @@ def save_group(members: Members, store: TileStore, group_id: str) -> None:
             )
     given = {key: StoredMember.of(member) for key, member in members.items()}
     listed = [member.to_json() for member in given.values()]
-    stored = store.contents.store_group(group_id, {"format": FORMAT, "group_id": group_id, "members": listed})
+    stored = contents_of(store).store_group(group_id, {"format": FORMAT, "group_id": group_id, "members": listed})
     found = stored_members(store, group_id, stored)
     if found != given:
         differing = [key for key in {**found, **given} if found.get(key) != given.get(key)]

@@ -46,6 +46,7 @@ from infinite_tensor.support.given import (
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
+from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.checks import stand_in
 from infinite_tensor.values.definition import default_name, label_of, resolved_blend
 from infinite_tensor.values.digest import Modes
@@ -465,12 +466,12 @@ def _keeping_little(target: TileStore, sliding: Sliding, max_memory: int | None)
     """
     under_way = threading.Lock()
     with under_way:
-        if target.contents.outlives_process:
-            target.contents.lend(under_way, _LITTLE_BYTES)
+        if contents_of(target).outlives_process:
+            contents_of(target).lend(under_way, _LITTLE_BYTES)
         upstream = (
-            {tensor.tile_store.contents for tensor in _chain_of([sliding.source])} if max_memory is None else set()
+            {contents_of(tensor.tile_store) for tensor in _chain_of([sliding.source])} if max_memory is None else set()
         )
-        for contents in upstream - {target.contents}:
+        for contents in upstream - {contents_of(target)}:
             contents.lend(under_way, 0)
         yield
 
@@ -550,7 +551,7 @@ def _empty_one_like(store: TileStore | None) -> TileStore:
     if store is None:
         return ZarrTileStore(MemoryStore())
     tile_size = getattr(store, "tile_size", None)
-    return ZarrTileStore(MemoryStore(), tile_size=tile_size, cache_size_bytes=store.contents.cache_limit)
+    return ZarrTileStore(MemoryStore(), tile_size=tile_size, cache_size_bytes=contents_of(store).cache_limit)
 
 
 def _is_new(target: object) -> bool:

@@ -353,7 +353,7 @@ def store_method(method: Callable[Concatenate[Owner, Given], Result]) -> Callabl
 
     @functools.wraps(method)
     def called(self: Owner, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
-        with store_call(getattr(self, "contents", cast("_Store", self))):
+        with store_call(getattr(self, "_contents", cast("_Store", self))):
             return method(self, *args, **kwargs)
 
     return called

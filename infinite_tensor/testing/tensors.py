@@ -29,6 +29,7 @@ from infinite_tensor.testing.fixtures import (
 from infinite_tensor.tilestore import Garbage, MemoryTileStore
 from infinite_tensor.tilestore.persistent import PartialTile
 from infinite_tensor.tilestore.persistent.backend import offers
+from infinite_tensor.tilestore.store import contents_of
 
 
 class DefinitionTests(BackendTests):
@@ -209,8 +210,8 @@ class GroupTests(BackendTests):
         """Nothing is written beside the store, and other groups are unharmed."""
         with self._open_with("_read_group", location) as store:
             beside = set(tmp_path.parent.iterdir())
-            store.contents.store_group(name, {**_GROUP, "group_id": name})
-            store.contents.store_group(f"{name}2", {**_GROUP, "group_id": f"{name}2"})
+            contents_of(store).store_group(name, {**_GROUP, "group_id": name})
+            contents_of(store).store_group(f"{name}2", {**_GROUP, "group_id": f"{name}2"})
         with self._open(location) as store:
             assert store.group_ids() == sorted([name, f"{name}2"])
             assert store.tensor_ids() == []

@@ -205,6 +205,9 @@ class Contents(ABC):
     outlives_process: ClassVar[bool] = False
     """Whether another process may find again what is stored, so that it must stay true to its definition."""
 
+    shared = False
+    """Whether other processes can open it by its pickle, and store in it at the same time."""
+
     def __init__(self, *, read_only: bool = False) -> None:
         self.lock = threading.RLock()
         self.closed = False

@@ -39,23 +39,13 @@ class TileStore:
 
     One store object may be used from many threads. A closed store raises StoreError; ``with store:``
     opens it again, and closes it at the end.
-
-    Attributes
-    ----------
-    contents : Contents
-        What it holds, as the engine uses it.
     """
-
-    shared: bool = False
-    """Whether other processes can open it by its pickle, and store in it at the same time."""
-
-    contents: Contents
 
     # Messages name it by its str.
     _named_by_str = True
 
     def __init__(self, contents: Contents, *, workers: int = 1) -> None:
-        self.contents = contents
+        self._contents = contents
         contents.workers = checked_workers(workers)
 
     @property
@@ -66,15 +56,15 @@ class TileStore:
     @property
     def read_only(self) -> bool:
         """Whether nothing is ever stored."""
-        return self.contents.read_only
+        return self._contents.read_only
 
     @property
     def closed(self) -> bool:
         """Whether it has been closed, and not been opened again."""
-        return self.contents.closed
+        return self._contents.closed
 
     def _check_open(self) -> None:
-        self.contents.check_open()
+        self._contents.check_open()
 
     # A collection of tensors.
 
@@ -98,7 +88,7 @@ class TileStore:
             given = checked_id(tensor_id)
         except ValidationError:
             return False
-        return self.contents.holds(given)
+        return self._contents.holds(given)
 
     def __str__(self) -> str:
         """What messages call it: short, and without a look at what it holds."""
@@ -110,7 +100,7 @@ class TileStore:
         return f"{self}: {listing(self._some_ids)}"
 
     def _some_ids(self) -> tuple[Sequence[str], int] | None:
-        return None if self.closed else self.contents.some_ids(MOST_LISTED)
+        return None if self.closed else self._contents.some_ids(MOST_LISTED)
 
     # Tensors.
 
@@ -121,19 +111,19 @@ class TileStore:
         Of a store that is far away, the definitions of no others are read.
         """
         self._check_open()
-        return self.contents.tensor_ids("" if prefix == "" else checked_id(prefix, "prefix"))
+        return self._contents.tensor_ids("" if prefix == "" else checked_id(prefix, "prefix"))
 
     @store_query
     def tensor_definition(self, tensor_id: str) -> dict[str, Any]:
         """The definition of one tensor as JSON; StoreError if there is none of that id."""
         self._check_open()
-        return self.contents.definition_of(tensor_id)
+        return self._contents.definition_of(tensor_id)
 
     @store_method
     def tensor_info(self, tensor_id: str) -> TensorInfo:
         """What is known and stored of one tensor, after a flush; StoreError if there is none of that id."""
         self._check_open()
-        return self.contents.info_of(tensor_id)
+        return self._contents.info_of(tensor_id)
 
     def extent(self, tensor_id: str) -> tuple[slice, ...] | None:
         """The smallest region of a tensor that holds all tiles of which something is stored; None where nothing is.
@@ -219,7 +209,7 @@ class TileStore:
             Without it they stay as they are, and a `DependantsRemainWarning` names those that read it. Where a store is
             far away, it names those that somebody has open here; `dependants` asks for all.
         """
-        contents, dependants = self.contents, checked_flag("dependants", dependants)
+        contents, dependants = self._contents, checked_flag("dependants", dependants)
         with contents.lock:
             self._check_open()
             contents.check_writable(f"clear tensor {tensor_id!r}")
@@ -238,7 +228,7 @@ class TileStore:
 
         Each comes before those that it is computed from.
         """
-        contents = self.contents
+        contents = self._contents
         with contents.lock:
             self._check_open()
             return dependants_in(contents.specs_downstream(), tensor_id, contents.digest_of(tensor_id))
@@ -247,7 +237,7 @@ class TileStore:
     def clear_cache(self, tensor_id: str) -> None:
         """Drop from memory what can be had again, after storing what is pending."""
         self._check_open()
-        self.contents.clear_cache(tensor_id)
+        self._contents.clear_cache(tensor_id)
 
     @store_method
     def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:
@@ -276,8 +266,8 @@ class TileStore:
         """
         self._check_open()
         if checked_flag("repair", repair):
-            self.contents.check_writable(f"repair tensor {tensor_id!r}")
-        return self.contents.verify(tensor_id, repair=repair)
+            self._contents.check_writable(f"repair tensor {tensor_id!r}")
+        return self._contents.verify(tensor_id, repair=repair)
 
     @store_method
     def gc(self, *, partial: bool = False, older_than: float = 3600.0) -> Garbage:
@@ -304,9 +294,9 @@ class TileStore:
             If something cannot be deleted, or the backend cannot delete half-computed tiles at all.
         """
         self._check_open()
-        self.contents.check_writable("collect garbage")
+        self._contents.check_writable("collect garbage")
         age = checked_age(older_than)
-        return self.contents.collect_garbage(age if checked_flag("partial", partial) else None)
+        return self._contents.collect_garbage(age if checked_flag("partial", partial) else None)
 
     # Elsewhere, and under another id.
 
@@ -443,15 +433,15 @@ class TileStore:
     def group_ids(self) -> list[str]:
         """Ids of all groups in the store, sorted."""
         self._check_open()
-        return sorted(self.contents.group_ids())
+        return sorted(self._contents.group_ids())
 
     @store_method
     def clear_group(self, group_id: str) -> None:
         """Delete a group; its tensors stay. An id that is not known is no error."""
         self._check_open()
-        self.contents.check_writable(f"clear group {group_id!r}")
-        with self.contents.lock:
-            self.contents.delete_group(group_id)
+        self._contents.check_writable(f"clear group {group_id!r}")
+        with self._contents.lock:
+            self._contents.delete_group(group_id)
 
     def _repr_html_(self) -> str:
         # What is seen of a store stands on tensors.
@@ -471,7 +461,7 @@ class TileStore:
             If something could not be stored. It stays in memory; the next flush tries again.
         """
         self._check_open()
-        self.contents.flush()
+        self._contents.flush()
 
     def request_flush(self) -> None:
         """Have everything finished so far stored soon; returns at once.
@@ -480,7 +470,7 @@ class TileStore:
         call. It is carried out by a thread that uses the store: after the batch of windows that is being computed, or
         at the next read or registration of a tensor. An error of storage is raised there.
         """
-        self.contents.request_flush()
+        self._contents.request_flush()
 
     @store_method
     def close(self, *, discard: bool = False) -> None:
@@ -492,15 +482,15 @@ class TileStore:
             Give up what cannot be stored. Without it, a store that cannot be flushed raises StoreError and
             stays open.
         """
-        self.contents.close(discard=checked_flag("discard", discard))
+        self._contents.close(discard=checked_flag("discard", discard))
 
     def __enter__(self) -> Self:
-        with self.contents.lock:
-            if self.contents.closed:
+        with self._contents.lock:
+            if self._contents.closed:
                 # Which one that a call was cut through in has not done.
-                self.contents.close(discard=True)
+                self._contents.close(discard=True)
                 self._resume()
-                self.contents.resumed()
+                self._contents.resumed()
         return self
 
     def __exit__(
@@ -518,3 +508,8 @@ def _readers_of(contents: Contents, tensor_id: str, digest: str | None) -> list[
     except StoreError:
         # The whole store is gone, say: nobody is left to warn of.
         return []
+
+
+def contents_of(store: TileStore) -> Contents:
+    """What a store holds, as the engine uses it."""
+    return store._contents  # noqa: SLF001  (for the engine alone)

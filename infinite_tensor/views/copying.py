@@ -24,7 +24,7 @@ from infinite_tensor.tilestore.memory.contents import MemoryContents
 from infinite_tensor.tilestore.memory.windows import Row
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent.contents import PersistentContents
-from infinite_tensor.tilestore.store import TileStore
+from infinite_tensor.tilestore.store import TileStore, contents_of
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import differences
 from infinite_tensor.values.functions import changes
@@ -187,7 +187,7 @@ class _Job:
 
 
 def _checked_contents(store: TileStore) -> _Contents:
-    contents = store.contents
+    contents = contents_of(store)
     assert isinstance(contents, PersistentContents | MemoryContents)
     contents.check_open()
     return contents
@@ -209,7 +209,7 @@ def _checked_store(store: TileStore, other: object) -> TileStore:
         other = shared_store(other)
     if not isinstance(other, TileStore):
         raise ValidationError(f"other_store must be a TileStore, a path or a URL, got {quoted(other)}")
-    if other.contents is store.contents:
+    if contents_of(other) is contents_of(store):
         raise ValidationError(f"{store} cannot be copied into itself; give another store")
     return other
 

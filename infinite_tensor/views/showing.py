@@ -26,6 +26,7 @@ from infinite_tensor.support.nested import show
 from infinite_tensor.support.tables import bytes_of, code, count_of, escaped, facts, note, panel, shown_id, table
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
+from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import names_of
 from infinite_tensor.views.frame import shown
@@ -124,10 +125,10 @@ def _stored(tensor: InfiniteTensor) -> str:
 
 def _size_told(store: TileStore, tensor_id: str, definition: dict[str, Any]) -> str:
     """How much is stored of a tensor, as HTML."""
-    size = store.contents.stored_size(tensor_id, definition, MOST_COUNTED)
+    size = contents_of(store).stored_size(tensor_id, definition, MOST_COUNTED)
     if size is None:
         return escaped("not counted: it would take a long look")
-    what = "complete tile" if store.contents.outlives_process else "window"
+    what = "complete tile" if contents_of(store).outlives_process else "window"
     more = "" if size.counted else "at least "
     told = [f"{more}{count_of(size.tiles)} {what}{'' if size.tiles == 1 else 's'}"]
     if size.bytes is not None and size.tiles:
@@ -174,10 +175,10 @@ def html_of_store(store: TileStore) -> str:
 
 def _list(store: TileStore, rows: list[list[str]]) -> str:
     """Add a row for each of the first tensors, as it is looked up; and tell how many there are beside them."""
-    ids, more = store.contents.some_ids(_MOST_ROWS)
+    ids, more = contents_of(store).some_ids(_MOST_ROWS)
     for tensor_id in ids:
         try:
-            definition = store.contents.definition_of(tensor_id)
+            definition = contents_of(store).definition_of(tensor_id)
             stored = StoredTensor.of(store, tensor_id, definition).definition
             shape = _shape_told(stored.shape, names_of(stored.dims, len(stored.shape)))
             row = [code(shape), code(_dtype_told(stored.dtype)), _size_told(store, tensor_id, definition)]

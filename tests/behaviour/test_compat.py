@@ -120,7 +120,7 @@ def test_clear_direct_caches(make: Callable[[Path], Any], tmp_path: Path) -> Non
 def test_tile_cache_size_is_cache_size_tiles(make: Callable[..., PersistentTileStore], tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="use cache_size_tiles="):
         store = make(tmp_path / "s", tile_cache_size=3)
-    assert store.contents.tiles.entries.max_items == 3
+    assert store._contents.tiles.entries.max_items == 3
 
 
 class Derived(ZarrTileStore):
@@ -135,7 +135,7 @@ def test_tile_cache_size_makes_a_store_of_the_class_that_is_called(tmp_path: Pat
     with pytest.warns(DeprecationWarning, match="use cache_size_tiles=") as warned:
         store = make(tmp_path / "s", tile_cache_size=3)
     assert type(store) is Derived
-    assert store.contents.tiles.entries.max_items == 3
+    assert store._contents.tiles.entries.max_items == 3
     assert [warning.filename for warning in warned] == [__file__]
     assert str(inspect.signature(Derived)).startswith("(target: 'Path', **options")
     assert "read_only" in inspect.signature(PersistentTileStore).parameters
@@ -151,7 +151,7 @@ class Limited(ZarrTileStore):
 def test_a_constructor_that_takes_tile_cache_size_itself_is_given_it(tmp_path: Path) -> None:
     store = Limited(tmp_path / "s", tile_cache_size=3)
     assert type(store) is Limited
-    assert store.contents.tiles.entries.max_items == 3
+    assert store._contents.tiles.entries.max_items == 3
 
 
 class HandsOn(ZarrTileStore):
@@ -164,4 +164,4 @@ class HandsOn(ZarrTileStore):
 def test_a_constructor_may_hand_tile_cache_size_on(tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="use cache_size_tiles="):
         store = HandsOn(tmp_path / "s")
-    assert store.contents.tiles.entries.max_items == 3
+    assert store._contents.tiles.entries.max_items == 3

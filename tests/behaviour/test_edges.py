@@ -119,7 +119,7 @@ def test_what_lies_outside_is_never_stored(tmp_path: Path) -> None:
     store = ZarrTileStore(tmp_path / "s.zarr", tile_size=(4, 4))
     t = InfiniteTensor((5, 6), numbered, SQUARE, tile_store=store, tensor_id="t", edge="clip", blend_init=7)
     t.fill(sl[:, :], progress=False)
-    tiles = store.contents.storage.backend._read_tiles("t", [(1, 1)])
+    tiles = store._contents.storage.backend._read_tiles("t", [(1, 1)])
     assert tiles[0] is not None
     assert (tiles[0][1:] == 7).all()
     assert (tiles[0][:, 2:] == 7).all()

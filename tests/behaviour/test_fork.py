@@ -351,8 +351,8 @@ class TestPickling:
         again = pickle.loads(pickle.dumps(store))  # noqa: S301
         assert again.tensor_ids() == ["t"]
         assert again.tile_size == (4, 8)
-        assert (again.contents.tiles.entries.max_bytes, again.contents.tiles.entries.max_items) == (10**6, 7)
-        assert again.contents.tiles.flush_interval == 5.0
+        assert (again._contents.tiles.entries.max_bytes, again._contents.tiles.entries.max_items) == (10**6, 7)
+        assert again._contents.tiles.flush_interval == 5.0
 
     def test_a_read_only_store_stays_read_only(self, tmp_path: Path) -> None:
         with ZarrTileStore(tmp_path, tile_size=16) as store:

@@ -199,12 +199,12 @@ def test_what_is_missing_of_one_output_only_is_computed_again_and_the_rest_dropp
         rgb, mask, _ = paint(f, store)
         rgb[:, 0:16, 0:16]
         store.flush()
-        before, written = f.counts, store.contents.written("p/rgb")
+        before, written = f.counts, store._contents.written("p/rgb")
         mask.invalidate(sl[0:4, 0:4], dependants=False)
         assert mask[0:16, 0:16].dtype == torch.bool
         assert f.counts - before == Counter({(i, j): 1 for i in range(4) for j in range(4)})
         store.flush()
-        assert store.contents.written("p/rgb") == written
+        assert store._contents.written("p/rgb") == written
 
 
 def test_a_window_that_one_output_has_and_another_has_not_runs(store: TileStore) -> None:
@@ -221,7 +221,7 @@ def test_a_window_that_one_output_has_and_another_has_not_runs(store: TileStore)
     assert f.counts == Counter({(i,): 1 for i in range(5)})
     store.flush()
     info = store.tensor_info("t/short")
-    assert info.tiles_complete + info.tiles_partial == (1 if store.contents.outlives_process else info.tiles_complete)
+    assert info.tiles_complete + info.tiles_partial == (1 if store._contents.outlives_process else info.tiles_complete)
 
 
 def test_outputs_of_finer_resolution_are_left_out_where_no_read_reaches(store: TileStore) -> None:
@@ -580,5 +580,5 @@ class WatchedAccess(MemoryAccess):
 def watched() -> tuple[MemoryTileStore, Watched]:
     """A store that keeps next to nothing, and what notes of it."""
     store, contents = MemoryTileStore(), Watched(1, None)
-    store.contents = contents
+    store._contents = contents
     return store, contents

@@ -34,7 +34,7 @@ def lent(store: TileStore, room: int) -> Iterator[None]:
     """A limit as a fill lends it."""
     held = threading.Lock()
     with held:
-        store.contents.lend(held, room)
+        store._contents.lend(held, room)
         yield
 
 
@@ -48,7 +48,7 @@ def held(store: Any) -> int:
     """Windows or tiles in memory, which take a KiB each."""
     if isinstance(store, MemoryTileStore):
         return store.tensor_info("t").tiles_complete
-    return len(store.contents.tiles.entries)
+    return len(store._contents.tiles.entries)
 
 
 @pytest.fixture(params=list(MAKE))
@@ -100,7 +100,7 @@ def test_a_lent_limit_is_no_option_of_the_store(store: Any) -> None:
     with store, lent(store, 2 * SIZE):
         tensor(store)
         with pickle.loads(pickle.dumps(store)) as again:  # noqa: S301
-            assert (store.contents.cache_limit, again.contents.cache_limit) == (None, None)
+            assert (store._contents.cache_limit, again._contents.cache_limit) == (None, None)
 
 
 @pytest.mark.parametrize("limit", [None, 8 * SIZE])
@@ -112,6 +112,6 @@ def test_of_fills_that_have_ended_no_more_than_the_last_is_kept(limit: int | Non
                 held = threading.Lock()
                 locks.append(weakref.ref(held))
                 with held:
-                    store.contents.lend(held, SIZE)
+                    store._contents.lend(held, SIZE)
                 del held
             assert sum(each() is not None for each in locks) <= 1

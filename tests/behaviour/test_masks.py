@@ -817,7 +817,7 @@ class TestStoredOnly:
         store = ZarrTileStore(tmp_path, tile_size=8)
         t, _ = counted(store)
         t[0:4, 0:4]
-        store.contents.request_flush()
+        store._contents.request_flush()
         t.stored_only()[0:4, 0:4]
         with ZarrTileStore(tmp_path, mode="r") as other:
             assert other.tensor_info("t").tiles_partial == 1

@@ -51,7 +51,7 @@ def test_a_limit_holds_as_soon_as_it_is_lowered() -> None:
     store = MemoryTileStore()
     counted(store, [])[0:40]
     store.cache_size_bytes = 2 * WINDOW_BYTES
-    assert store.contents.kept.windows.total_bytes == 2 * WINDOW_BYTES
+    assert store._contents.kept.windows.total_bytes == 2 * WINDOW_BYTES
 
 
 def test_the_cache_is_shared_by_all_tensors() -> None:
@@ -133,7 +133,7 @@ def test_blended_pixels_stay_within_the_limit_and_never_displace_windows() -> No
     t = overlapping(store, blend)
     for y in range(0, 1024, 256):
         t[y : y + 256, 0:1024]
-        assert store.contents.kept.windows.total_bytes + store.contents.kept.blended.total_bytes <= limit
+        assert store._contents.kept.windows.total_bytes + store._contents.kept.blended.total_bytes <= limit
     assert store.tensor_info("t").bytes_stored > limit - 2 * 256
 
 
@@ -190,7 +190,7 @@ def test_a_window_that_two_reads_have_computed_is_dropped_whichever_was_first() 
     store, value = MemoryTileStore(), 1.0
     t = InfiniteTensor((None,), lambda _ctx: torch.full((4,), value), TensorWindow((4,)), tile_store=store)
     t[0:16]
-    with closing(store.contents.access(node_of(t).spec)) as second:
+    with closing(store._contents.access(node_of(t).spec)) as second:
         second.deposit(np.array([[2]]), np.ones((1, 4), dtype=np.float32))
     value = 7.0
     t.invalidate(slice(8, 12))

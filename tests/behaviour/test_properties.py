@@ -272,7 +272,7 @@ class History:
         box, tensor, region = box_of(action.selection), self.tensors[action.stage], action.selection.expression
         if box is None:
             return
-        where, layout = given_as(action), self.store_of(action.stage).contents.layout(tensor._spec)
+        where, layout = given_as(action), self.store_of(action.stage)._contents.layout(tensor._spec)
         parts = dict(parts_of(layout, box))
         states = {tile: self._state(action, tile, part) for tile, part in parts.items()}
         names = ["stored", "missing", "uncovered", *(["skipped"] if action.where is not None else [])]
@@ -288,7 +288,7 @@ class History:
     def _state(self, action: Fill, tile: Index, part: Box) -> str:
         """The state of a tile, of which a region has a part."""
         stage = self.pipeline.stages[action.stage]
-        layout = self.store_of(action.stage).contents.layout(self.tensors[action.stage]._spec)
+        layout = self.store_of(action.stage)._contents.layout(self.tensors[action.stage]._spec)
         windows = windows_over(stage.shape, stage.window, (layout.start(tile), layout.stop(tile)), stage.edge)
         missing = set(windows) - self.known[action.stage]
         if not missing:
@@ -316,10 +316,10 @@ class History:
         """The windows that a fill computes of each stage; None for too many."""
         boxes = boxes_of(parts)
         for stage in boxes:
-            layout = self.store_of(stage).contents.layout(self.tensors[stage]._spec)
+            layout = self.store_of(stage)._contents.layout(self.tensors[stage]._spec)
             if where is not None:
                 boxes[stage] = [part for box in boxes[stage] for _, part in parts_of(layout, box) if where.takes(part)]
-            if self.store_of(stage).contents.outlives_process:
+            if self.store_of(stage)._contents.outlives_process:
                 boxes[stage] = [layout.whole(*box) for box in boxes[stage]]
         try:
             return self.reference.missing(boxes, self.known, MOST_WINDOWS)

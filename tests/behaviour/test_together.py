@@ -76,7 +76,7 @@ class WatchedAccess(MemoryAccess):
 def watched() -> tuple[MemoryTileStore, Watched]:
     """A store that keeps next to nothing, and what notes of it."""
     store, contents = MemoryTileStore(), Watched(1, None)
-    store.contents = contents
+    store._contents = contents
     return store, contents
 
 

@@ -169,7 +169,7 @@ def test_workers_need_be_a_positive_int() -> None:
 
 def test_workers_are_pickled_with_a_store(tmp_path: Path) -> None:
     for store in (MemoryTileStore(workers=5), ZarrTileStore(tmp_path, workers=5)):
-        assert pickle.loads(pickle.dumps(store)).contents.workers == 5  # noqa: S301
+        assert pickle.loads(pickle.dumps(store))._contents.workers == 5  # noqa: S301
 
 
 def test_windows_begun_behind_a_slow_call_are_another_readers_to_take() -> None:

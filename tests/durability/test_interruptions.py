@@ -122,7 +122,7 @@ def test_an_abandoned_stream_leaves_everything_usable(tmp_path: Path) -> None:
     stream = t.iter_regions(sl[x : x + 4] for x in range(0, 400, 4))
     next(stream)
     stream.close()  # type: ignore[attr-defined]
-    assert not store.contents.tiles._pins
+    assert not store._contents.tiles._pins
     assert t[0:40].unique().tolist() == [2]
 
 

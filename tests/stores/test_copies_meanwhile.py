@@ -71,7 +71,7 @@ def recreates(store: TileStore) -> Callable[[], None]:
     def recreate() -> None:
         store.clear_tensor("t")
         sevens(store)[REGION]
-        store.contents.flush()
+        store._contents.flush()
 
     return recreate
 
@@ -140,7 +140,7 @@ def test_an_upstream_tensor_that_is_cleared_before_its_turn_is_not_created_again
 def test_an_original_that_another_store_object_has_recreated_is_no_empty_copy(tmp_path: Path, opens: Opens) -> None:
     store, other = opens(tmp_path), opens(tmp_path)
     made(store)[REGION]
-    store.contents.flush()
+    store._contents.flush()
     other.clear_tensor("t")
     made(other)[REGION]
     with pytest.raises(StoreError, match="cleared and created again by somebody else"):
@@ -151,7 +151,7 @@ def test_an_original_that_another_store_object_has_recreated_is_no_empty_copy(tm
 def test_an_original_that_is_gone_leaves_what_would_be_overwritten(tmp_path: Path, opens: Opens) -> None:
     store, copy = opens(tmp_path), ZarrTileStore(tmp_path / "copy.zarr", tile_size=TILE_SIZE)
     made(store)[REGION]
-    store.contents.flush()
+    store._contents.flush()
     opens(tmp_path).clear_tensor("t")
     sevens(copy)[REGION]
     with pytest.raises(StoreError, match="is gone: it has been cleared"):

@@ -45,7 +45,7 @@ def named(store: PersistentTileStore, name: str, f: Counted) -> InfiniteTensor:
 def opened_of(store: PersistentTileStore) -> int:
     """How many tensors the store has open."""
     gc.collect()
-    return sum(isinstance(item, TensorHandle) and item.owner is store.contents.storage for item in gc.get_objects())
+    return sum(isinstance(item, TensorHandle) and item.owner is store._contents.storage for item in gc.get_objects())
 
 
 def test_a_store_keeps_few_tensors_that_were_read_and_dropped(make: Make) -> None:

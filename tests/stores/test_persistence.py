@@ -85,7 +85,7 @@ def test_cache_limits_of_one_tile_lose_nothing(make: Make) -> None:
         t = overlapping(store, f)
         for y in range(-20, 20, 3):
             t[y : y + 3, -9:9]
-        assert len(store.contents.tiles.entries) <= 1
+        assert len(store._contents.tiles.entries) <= 1
         t[-20:20, -9:9]
     assert len(f.calls) == len(set(f.calls))
 
@@ -103,7 +103,7 @@ def test_windows_do_not_wait_longer_than_the_flush_interval(tmp_path: Path) -> N
     t = overlapping(store, Counted())
     t[0:2, 0:2]
     t[0:2, 3:5]
-    store.contents.tiles._writer.drain()
+    store._contents.tiles._writer.drain()
     assert ZarrTileStore(tmp_path, mode="r").open("t")[0:2, 0:2].shape == (2, 2)
 
 
@@ -149,7 +149,7 @@ def test_a_dropped_store_hands_its_data_to_the_writer(tmp_path: Path) -> None:
     store = ZarrTileStore(tmp_path, tile_size=8)
     t = overlapping(store, Counted())
     t[0:2, 0:2]
-    writer = store.contents.tiles._writer
+    writer = store._contents.tiles._writer
     del t, store
     gc.collect()
     writer.drain()

@@ -65,8 +65,8 @@ class VanishingPlaceTests:
             lambda: store.verify("t"),
             store.gc,
             store.group_ids,
-            lambda: store.contents.stored_group("g"),
-            lambda: store.contents.store_group("g", {}),
+            lambda: store._contents.stored_group("g"),
+            lambda: store._contents.store_group("g", {}),
         ]
         for question in questions:
             with pytest.raises(StoreError, match=VANISHED):
@@ -102,7 +102,7 @@ class VanishingPlaceTests:
     def test_what_another_store_has_cleared_is_not_taken_for_stored(self, complete: bool) -> None:
         store, t = self.filled()
         t[96:100]
-        stored = store.contents.written("t")
+        stored = store._contents.written("t")
         with self.open(tile_size=8) as other:
             other.clear_tensor("t")
             before = self.keys()
@@ -113,7 +113,7 @@ class VanishingPlaceTests:
                     store.flush()
             with pytest.raises(StoreError, match=GONE):
                 t[200:208]
-            assert store.contents.written("t") == stored
+            assert store._contents.written("t") == stored
             assert self.keys() == before
         store.clear_tensor("t")
         assert t[96:104].tolist() == [24] * 4 + [25] * 4

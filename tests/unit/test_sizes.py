@@ -66,7 +66,7 @@ def test_limits_of_every_store_are_sizes(tmp_path: Any) -> None:
         HDF5TileStore(tmp_path / "s.h5", cache_size_bytes="2MB"),
     ):
         with store:
-            assert store.contents.cache_limit == 2_000_000
+            assert store._contents.cache_limit == 2_000_000
     for make in (MemoryTileStore, lambda **options: ZarrTileStore(tmp_path / "t.zarr", **options)):
         with pytest.raises(ValidationError, match=r"cache_size_bytes must be a positive number of bytes.*'2 apples'"):
             make(cache_size_bytes="2 apples")

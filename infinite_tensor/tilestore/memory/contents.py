@@ -264,7 +264,7 @@ class MemoryTileStore(TileStore):
         On how many threads a read runs ``f``.
     """
 
-    contents: MemoryContents
+    _contents: MemoryContents
 
     def __init__(
         self, cache_size_bytes: int | str | None = None, cache_size_windows: int | None = None, *, workers: int = 1
@@ -278,20 +278,20 @@ class MemoryTileStore(TileStore):
     @property
     def cache_size_bytes(self) -> int | None:
         """Limit in bytes, None for no limit."""
-        return self.contents.kept.windows.max_bytes
+        return self._contents.kept.windows.max_bytes
 
     @cache_size_bytes.setter
     def cache_size_bytes(self, value: int | str | None) -> None:
-        self.contents.kept.limit(checked_bytes("cache_size_bytes", value), self.cache_size_windows)
+        self._contents.kept.limit(checked_bytes("cache_size_bytes", value), self.cache_size_windows)
 
     @property
     def cache_size_windows(self) -> int | None:
         """Limit in windows, None for no limit."""
-        return self.contents.kept.windows.max_items
+        return self._contents.kept.windows.max_items
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the limits, not the windows."""
-        return partial(type(self), workers=self.contents.workers), (self.cache_size_bytes, self.cache_size_windows)
+        return partial(type(self), workers=self._contents.workers), (self.cache_size_bytes, self.cache_size_windows)
 
     def __str__(self) -> str:
-        return str(self.contents)
+        return str(self._contents)

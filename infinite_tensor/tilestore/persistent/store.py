@@ -65,7 +65,7 @@ class PersistentTileStore(TileStore, Backend):
         On how many threads a read runs ``f``.
     """
 
-    contents: PersistentContents
+    _contents: PersistentContents
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -103,11 +103,11 @@ class PersistentTileStore(TileStore, Backend):
     @property
     def tile_size(self) -> int | Sequence[int] | None:
         """The tiles that new tensors get, as it was given."""
-        return self.contents.registry.tile_size
+        return self._contents.registry.tile_size
 
     def _check_open(self) -> None:
         # A finalizer may use a store that the garbage collector has forgotten.
-        self.contents.storage.attach(self)
+        self._contents.storage.attach(self)
         super()._check_open()
 
     def _flush_at_exit(self) -> None:
@@ -116,19 +116,19 @@ class PersistentTileStore(TileStore, Backend):
 
     def _options(self) -> dict[str, Any]:
         """What a store that is to be like this one is made with."""
-        entries = self.contents.tiles.entries
+        entries = self._contents.tiles.entries
         return {
             "tile_size": self.tile_size,
             "cache_size_bytes": entries.max_bytes,
             "cache_size_tiles": entries.max_items,
             "flush_interval": self._flush_interval,
-            "workers": self.contents.workers,
+            "workers": self._contents.workers,
         }
 
     def __del__(self) -> None:
         # No I/O here: what is pending goes to the writer, whose thread keeps this store alive until it is stored.
         # It may not have been made whole; at the end of the interpreter there are no modules any more.
-        contents = getattr(self, "contents", None)
+        contents = getattr(self, "_contents", None)
         if sys is None or sys.is_finalizing() or contents is None:
             return
         # All of these hold the store weakly, and may have forgotten it by now.

@@ -32,6 +32,7 @@ from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.definition import Number
 from infinite_tensor.values.meaning import Meaning
 from infinite_tensor.views.frame import Frame, nodata_of, shown, shown_dtype
@@ -241,7 +242,7 @@ def stream(cutout: Cutout, sink: Sink, source: Source, tally: Tally, target: str
     lent = threading.Lock()
     with lent:
         for store in {id(each.store): each.store for each in chain_of([node])}.values():
-            store.contents.lend(lent, _HELD_BYTES)
+            contents_of(store).lend(lent, _HELD_BYTES)
         for band in bands:
             boxes = zip(band.starts.tolist(), band.stops.tolist(), strict=True)
             left = np.array([not sink.has(cutout.place(start, stop)) for start, stop in boxes])

@@ -362,7 +362,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     def _handle_of(self, definition: Mapping[str, Any]) -> HDF5Tensor:
         file, tensor_id = self._opened_file(), definition["tensor_id"]
         slots = file.group(name_of(tensor_id), definition)
-        return HDF5Tensor(file, slots, tensor_id, self.contents.storage, self._flush_interval)
+        return HDF5Tensor(file, slots, tensor_id, self._contents.storage, self._flush_interval)
 
     def _bind_again(self, tensor_id: str, bound: object) -> None:
         super()._bind_again(tensor_id, bound)
@@ -391,7 +391,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         except Exception as error:  # noqa: BLE001  (h5py raises what it pleases on a damaged file)
             if repair:
                 # Without its datasets no tile of it is left.
-                self.contents.delete(definition["tensor_id"])
+                self._contents.delete(definition["tensor_id"])
             return [Damage("array", None, f"/{name_of(definition['tensor_id'])}/tiles", str(error))]
         return list(handle.damages(repair=repair))
 

@@ -128,7 +128,8 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             read_only=read_only,
             workers=workers,
         )
-        self._root = Root(self._objects, self.contents.storage)
+        self._contents.shared = not is_in_memory(self._objects.store)
+        self._root = Root(self._objects, self._contents.storage)
         self._root.open(self.mode)
 
     def __str__(self) -> str:
@@ -150,11 +151,6 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         """The target, without credentials that a URL may hold; None for a zarr Store that is no folder."""
         addressed = not isinstance(self.target, Store) or isinstance(self.target, LocalStore)
         return shown(self.target) if addressed else None
-
-    @property
-    def shared(self) -> bool:  # type: ignore[override]
-        """Whether the target is anywhere but in the memory of this process."""
-        return not is_in_memory(self._objects.store)
 
     def _renew_after_fork(self) -> None:
         super()._renew_after_fork()
@@ -269,7 +265,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         return handle
 
     def _handle_of(self, definition: Mapping[str, Any]) -> ZarrTensor:
-        return ZarrTensor(self._objects, Place.of(definition), self.contents.storage)
+        return ZarrTensor(self._objects, Place.of(definition), self._contents.storage)
 
     # What can be told of the store.
 

@@ -222,10 +222,10 @@ def test_a_definition_that_is_none_is_an_error_that_says_how_to_go_on(damage: An
     store = MemoryTileStore()
     world = World(store)
     world.group.save(store, "world")
-    definition = json.loads(json.dumps(store.contents.stored_group("world")))
+    definition = json.loads(json.dumps(store._contents.stored_group("world")))
     store.clear_group("world")
     damage(definition)
-    store.contents.store_group("world", definition)
+    store._contents.store_group("world", definition)
     with pytest.raises(StoreError, match=r"group 'world', its definition, is damaged.*clear_group\('world'\)"):
         store.open_group("world")
     store.clear_group("world")
@@ -235,7 +235,7 @@ def test_a_definition_that_is_none_is_an_error_that_says_how_to_go_on(damage: An
 
 def test_a_group_of_a_later_version_is_refused() -> None:
     store = MemoryTileStore()
-    store.contents.store_group("g", {"format": 2, "group_id": "g"})
+    store._contents.store_group("g", {"format": 2, "group_id": "g"})
     with pytest.raises(StoreError, match="group 'g' has format 2, this version reads up to 1; open it with a later"):
         store.open_group("g")
 

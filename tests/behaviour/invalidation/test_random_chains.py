@@ -85,8 +85,8 @@ class _Play:
         self._functions = [partial(self._call, number) for number in range(len(pipeline.stages))]
         self._tensors = self._built()
         self._model.tiles = [
-            tensor.tile_store.contents.layout(tensor._spec).tile_shape
-            if tensor.tile_store.contents.outlives_process
+            tensor.tile_store._contents.layout(tensor._spec).tile_shape
+            if tensor.tile_store._contents.outlives_process
             else None
             for tensor in self._tensors
         ]

@@ -45,8 +45,8 @@ def test_a_tile_that_is_being_written_when_it_is_dropped_does_not_come_back(data
 
         def __init__(self, storage: dict[Any, Any], **options: Any) -> None:
             super().__init__(storage, **options)
-            self._told = self.contents.raise_failure
-            self.contents.raise_failure = self._after_the_flush  # type: ignore[method-assign]
+            self._told = self._contents.raise_failure
+            self._contents.raise_failure = self._after_the_flush  # type: ignore[method-assign]
 
         def _after_the_flush(self) -> None:
             self._told()

@@ -122,7 +122,7 @@ def test_an_event_loop_never_waits_for_a_store_that_a_thread_uses() -> None:
         await asyncio.sleep(0)
         return not asked.done()
 
-    contents: Any = t.tile_store.contents
+    contents: Any = t.tile_store._contents
     with ThreadPoolExecutor(1) as threads:
         with contents.tiles.lock:
             assert threads.submit(sync, goes_on).result(DEADLINE)

@@ -100,11 +100,11 @@ class TestTensor:
             t[0:16, 0:16]
             store.flush()
             calls = list(f.calls)
-            before, cached = dict(storage), [key[1] for key, _ in store.contents.tiles.entries.items()]
+            before, cached = dict(storage), [key[1] for key, _ in store._contents.tiles.entries.items()]
             shown(t)
             assert f.calls == calls
             assert storage == before
-            assert [key[1] for key, _ in store.contents.tiles.entries.items()] == cached
+            assert [key[1] for key, _ in store._contents.tiles.entries.items()] == cached
 
     def test_a_cleared_tensor_is_not_created_again(self, tmp_path: Path) -> None:
         store = ZarrTileStore(tmp_path / "s.zarr", tile_size=16)
@@ -278,10 +278,10 @@ class TestWhateverHappens:
         store = Full({}, tile_size=4)
         t = tensor_of(tile_store=store)
         t[0:4, 0:4]
-        store.contents.tiles._writer.drain()
+        store._contents.tiles._writer.drain()
         shown(t)
         with pytest.raises(StoreError, match="no space"):
-            store.contents.raise_failure()
+            store._contents.raise_failure()
         store.close(discard=True)
 
     def test_storage_that_hangs(self, monkeypatch: pytest.MonkeyPatch) -> None:

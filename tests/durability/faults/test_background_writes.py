@@ -34,7 +34,7 @@ class Broken:
 
     def wait(self) -> None:
         """Until nothing is being written in the background."""
-        self.store.contents.tiles._writer.drain()
+        self.store._contents.tiles._writer.drain()
 
     def read(self) -> None:
         self.chain.slope[0:60, 0:20]
@@ -138,11 +138,11 @@ def test_what_was_stored_beside_it_is_neither_stored_nor_counted_again(broken: B
         broken.store.flush()
     assert written
     written.clear()
-    counted = broken.store.contents.written("slope")
+    counted = broken.store._contents.written("slope")
     for _ in range(2):
         with pytest.raises(StoreError, match="of tensor 'ground'"):
             broken.store.flush()
-    assert (written, broken.store.contents.written("slope")) == ([], counted)
+    assert (written, broken.store._contents.written("slope")) == ([], counted)
     broken.outage.stop()
     broken.store.close()
     again = pair(broken.opened())
@@ -203,7 +203,7 @@ def test_a_long_fill_over_broken_storage_stops_before_memory_is_full(monkeypatch
     limit = 20 * 16 * 16 * 4
     monkeypatch.setattr("infinite_tensor.tilestore.persistent.writer._QUEUE_BYTES", limit)
     broken = Broken(cache_size_tiles=10)
-    writer = broken.store.contents.tiles._writer
+    writer = broken.store._contents.tiles._writer
     raised = 0
     for y in range(0, 3000, 30):
         try:

@@ -505,7 +505,7 @@ def check_together(store: TileStore) -> None:
     """What a store counts is what it holds, and no window of it is half done."""
     assert not store.closed
     if isinstance(store, PersistentTileStore):
-        entries = store.contents.tiles.entries
+        entries = store._contents.tiles.entries
         assert entries.total_bytes == sum(size for _, size in entries._entries.values())
         assert not any(getattr(entry, "spoilt", False) for _, entry in entries.items())
 

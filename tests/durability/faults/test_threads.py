@@ -48,7 +48,7 @@ def test_threads_get_right_bits_or_a_store_error_and_leave_nothing_wrong(seed: i
         with ThreadPoolExecutor(_THREADS) as pool:
             raised = sum(pool.map(reads, range(_THREADS), timeout=120))
     assert 0 < raised < _THREADS * _READS
-    first.contents.tiles._writer.drain()
+    first._contents.tiles._writer.drain()
     faults.stop()
     first.flush()
     assert torch.equal(chain.slope[-40:40, -40:40], expected)

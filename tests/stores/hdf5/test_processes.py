@@ -88,7 +88,7 @@ store = HDF5TileStore(sys.argv[1], tile_size=8)
 t = InfiniteTensor((None,), lambda ctx: torch.ones(8), TensorWindow((8,)), tile_store=store, tensor_id="t")
 t[0:800]
 # Written, and in HDF5's own memory still.
-store.contents.tiles.flush()
+store._contents.tiles.flush()
 reads, writes = os.pipe()
 child = os.fork()
 if not child:
