@@ -139,7 +139,7 @@ class BatchedNetwork(CallingNetworks):
         self.modes.check()
         outputs = {name: self._checked(name, output) for name, output in _named(self._called(batch)).items()}
         self._check_as_before(outputs)
-        return {name: output.cpu() for name, output in outputs.items()}
+        return {name: _on_cpu(output) for name, output in outputs.items()}
 
     def _called(self, batch: torch.Tensor) -> object:
         with self._autocasting():
@@ -195,6 +195,15 @@ def _tensor_of(array: np.ndarray[Any, Any], named: str) -> torch.Tensor:
             f"net returned a numpy array of {array.dtype}{named}, which torch has no dtype for; convert it, as in "
             "lambda batch: net(batch).astype('float32')"
         ) from error
+
+
+def _on_cpu(output: torch.Tensor) -> torch.Tensor:
+    """The output in memory; pinned, where it comes from a GPU: it gets there in a fraction of the time."""
+    if not output.is_cuda:
+        return output.cpu()
+    copied = output.to("cpu", non_blocking=True)
+    torch.cuda.current_stream(output.device).synchronize()
+    return copied
 
 
 def _told(shapes: Mapping[str | None, tuple[int, ...]]) -> str:

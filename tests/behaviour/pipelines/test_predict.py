@@ -265,6 +265,17 @@ def test_another_batch_size_is_told(tmp_path: Path) -> None:
         predict(Net(), image(3, 40, 40), tmp_path / "s.zarr", batch_size=2, **options)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_network_on_a_gpu_stores_what_it_would_on_the_cpu() -> None:
+    pixels = torch.randint(0, 99, (3, 150, 170)).float()
+    net = nn.Conv2d(3, 4, 1)
+    # Whole numbers, so that no sum is rounded.
+    for values in net.parameters():
+        values.data = torch.randint(-9, 9, values.shape).float()
+    whole = predict(net, pixels, window=64, overlap=0.5)[...]
+    assert torch.equal(predict(net.cuda(), pixels, window=64, overlap=0.5)[...], whole)
+
+
 def test_integers_become_float32_and_are_not_scaled() -> None:
     picture = (image(3, 40, 40) * 255).to(torch.uint8)
     found = predict(Net(), picture, window=(32, 32), progress=False)
