@@ -19,6 +19,7 @@ from infinite_tensor.tilestore.messages import check_same
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import check_args
+from infinite_tensor.values.coarse import Coarsening
 from infinite_tensor.values.definition import (
     Blend,
     Definition,
@@ -137,6 +138,8 @@ def _bind(
     reduce: Reduction | None,
 ) -> InfiniteTensor:
     spec, definition = stored.spec(tensor_id), stored.definition
+    if f is None and len(args) == 1:
+        f = Coarsening.of_version(definition.version, args[0].shape, definition.dtype)
     used = spec.blend if blend is None else blend
     if blend is not None:
         check_same(tensor_id, definition, replace(definition, blend=blend_name(blend)), store)

@@ -49,6 +49,7 @@ from infinite_tensor.values.definition import (
     names_of,
 )
 from infinite_tensor.values.fingerprint import Item
+from infinite_tensor.values.meaning import Code
 from infinite_tensor.values.reduction import Reduction, check_reduction
 from infinite_tensor.values.spec import TensorSpec
 
@@ -536,6 +537,99 @@ class InfiniteTensor(Fillable):
                 contents.migrate(self._spec, moved)
                 self._node.tensor.spec = moved
         return self
+
+    def coarsen(
+        self,
+        factor: int | Sequence[int],
+        method: str = "mean",
+        *,
+        tile_store: TileStore | str | os.PathLike[str] | None = None,
+        tensor_id: str | None = None,
+    ) -> InfiniteTensor:
+        """A tensor of coarser pixels: pixel ``i`` stands for the pixels ``[i * factor, (i + 1) * factor)`` of this one.
+
+        Parameters
+        ----------
+        factor : int or tuple of int
+            How many pixels make one. An int is for the dimensions called z, y and x, without names for the last two; a
+            tuple has one entry per dimension.
+        method : str
+            - "mean": of the pixels that are there, added in lexicographic order: in float32 for floats of 16 bits, in
+              int64 for integers, which are rounded, a half to the even one. NaN and nodata are left out; where there is
+              nothing else, that is the result.
+            - "max", "min": the same of the largest and the smallest.
+            - "mode": what there is most often, as labels need it; of several, the smallest.
+            - "nearest": the first pixel.
+
+            bool has no mean, floats have no mode, complex and uint64 have the nearest alone.
+        tile_store, tensor_id : optional
+            As for `InfiniteTensor`. Default: in memory, under a random name.
+
+        Returns
+        -------
+        InfiniteTensor
+            Of the same dtype; extents are rounded up, and pixels beyond an end count nowhere. Place, coordinates and
+            nodata follow. A store that holds both opens it by its id and computes it, as it says how.
+
+        Raises
+        ------
+        ValidationError
+            If an argument does not fit.
+
+        Examples
+        --------
+        >>> t = InfiniteTensor((5, 4), lambda ctx: torch.arange(20.0).view(5, 4), TensorWindow((5, 4)))
+        >>> t.coarsen(2)[...]
+        tensor([[ 2.5000,  4.5000],
+                [10.5000, 12.5000],
+                [16.5000, 18.5000]])
+        """
+        # What is made of a tensor stands on tensors.
+        from infinite_tensor.pipelines.pyramid import coarsen  # noqa: PLC0415
+
+        return coarsen(self, factor, method, self._nodata, tile_store, tensor_id)
+
+    def pyramid(
+        self,
+        levels: int | None = None,
+        method: str = "mean",
+        store: TileStore | str | os.PathLike[str] | None = None,
+    ) -> list[InfiniteTensor]:
+        """Overviews: tensors each half as large as the one before, beginning with this one, made as by ``coarsen(2)``.
+
+        They are stored as ``<tensor_id>/level-1``, ``<tensor_id>/level-2`` and so on, and computed where they are read,
+        or by ``fill(region, pyramid=True)``.
+
+        Parameters
+        ----------
+        levels : int, optional
+            How many. Default: until no coarsened dimension is longer than 512.
+        method : str
+            As for `coarsen`. A mean is that of the pixels of this tensor also where extents are odd; of integers it is
+            rounded at each level. The mode is the mode of modes.
+        store : TileStore, str or path, optional
+            Where they are stored. Default: where this tensor is.
+
+        Returns
+        -------
+        list of InfiniteTensor
+            Level 1 first. Each is an ordinary tensor; ``store.open("<tensor_id>/level-2")`` finds and computes it.
+
+        Raises
+        ------
+        ValidationError
+            If an argument does not fit: `levels` are missing and a dimension is unbounded, this tensor stores nothing
+            and there is no `store`, or that holds levels of another method.
+        """
+        # What is made of a tensor stands on tensors.
+        from infinite_tensor.pipelines.pyramid import pyramid  # noqa: PLC0415
+
+        return pyramid(self, levels, method, self._nodata, store)
+
+    @property
+    def _nodata(self) -> Code | None:
+        meaning = self._spec.definition.meaning
+        return None if meaning is None else next((each for each in meaning.of(Code) if each.called == "nodata"), None)
 
     def map(
         self,

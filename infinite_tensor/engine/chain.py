@@ -18,6 +18,7 @@ from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.messages import warn_of_conflicts, warn_of_opaque, warn_of_other_code
 from infinite_tensor.tilestore.store import TileStore, contents_of
+from infinite_tensor.values.coarse import Coarsening
 from infinite_tensor.values.definition import Padding, modes_of, same
 from infinite_tensor.values.fingerprint import innermost
 from infinite_tensor.values.meaning import Meaning, derived
@@ -171,7 +172,8 @@ def _with_meaning(spec: TensorSpec, f: Callable[..., Any] | None, args: Sequence
     if isinstance(f, RegionWriter):
         found = f.meaning
     else:
-        found, conflicts = derived(definition, [arg.spec.definition for arg in args])
+        sources = [arg.spec.definition for arg in args]
+        found, conflicts = derived(definition, sources, keeps_codes=isinstance(f, Coarsening))
         if conflicts:
             warn_of_conflicts(spec, conflicts)
     nothing = found is None or found == Meaning()

@@ -21,6 +21,7 @@ from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.cutting import Bands, cut_into_bands, held_bytes, shard_of, side_by_side
 from infinite_tensor.filling.mask import PlacedMask, TakenTiles, Target, WantedTiles, taken_tiles
+from infinite_tensor.filling.overviews import with_levels
 from infinite_tensor.filling.plan import (
     SKIPPED,
     FilledRegion,
@@ -115,8 +116,15 @@ class Request(NamedTuple):
     where: PlacedMask | None = None
 
 
-def prepare(requests: Sequence[Request], max_memory: int | None, shard: tuple[int, int] | None = None) -> Job:
-    """What it takes to fill regions of some tensors, or a shard of them.
+def prepare(
+    requests: Sequence[Request],
+    max_memory: int | None,
+    shard: tuple[int, int] | None = None,
+    levels: Sequence[Sequence[NodeHolder]] = (),
+    *,
+    in_blocks: bool = True,
+) -> Job:
+    """What it takes to fill regions of some tensors, or a shard of them; with the `levels` of each, block by block.
 
     Raises
     ------
@@ -128,12 +136,24 @@ def prepare(requests: Sequence[Request], max_memory: int | None, shard: tuple[in
     nodes = resolved([node_of(request.tensor) for request in requests])
     order = chain_of(nodes)
     wanted = sorted(zip(nodes, requests, strict=True), key=lambda each: order.index(each[0]))
-    return job_for([target for each in wanted if (target := _to_fill(*each, shard)) is not None], max_memory)
+    targets = [target for each in wanted if (target := _to_fill(*each, shard)) is not None]
+    if not levels:
+        return job_for(targets, max_memory)
+    parts = []
+    for target in targets:
+        most = (
+            _kept_by(target.node.store, max_memory) // 2 if in_blocks and target.node.contents.outlives_process else 0
+        )
+        parts += [[part] for part in with_levels(target, [*map(node_of, levels[nodes.index(target.node)])], most)]
+    return _job(_passes_of(parts, max_memory), max_memory)
 
 
 def job_for(targets: Sequence[Target], max_memory: int | None) -> Job:
     """How regions of tensors are filled, each after those that it reads; MemoryTooSmallError if they cannot be."""
-    passes = _passes_of(_families(targets), max_memory)
+    return _job(_passes_of(_families(targets), max_memory), max_memory)
+
+
+def _job(passes: Sequence[tuple[Mapping[Node, Bands], int]], max_memory: int | None) -> Job:
     return Job(tuple(cuts for cuts, _ in passes), max((most for _, most in passes), default=0), max_memory)
 
 
@@ -301,11 +321,12 @@ def _pixels(targets: Sequence[Target]) -> int:
 
 def carry_out(job: Job, workers: int | None, tally: Tally) -> None:
     """Compute and store what is missing, and count it."""
-    taken, lent = taken_tiles(job.targets), threading.Lock()
+    lent = threading.Lock()
     try:
         with lent:
             _lend(job, lent)
             for cuts in job.passes:
+                taken = taken_tiles([bands.target for bands in cuts.values()])
                 for bands in side_by_side(cuts):
                     _fill(
                         {node: _wanted(cuts[node].target, band) for node, band in bands.items()}, taken, tally, workers

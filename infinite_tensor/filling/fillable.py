@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from infinite_tensor.engine.chain import Node, NodeHolder, node_of
+from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Request, fill, is_filled, prepare, writable
 from infinite_tensor.filling.invalidate import Invalidation, invalidate
 from infinite_tensor.filling.plan import FillPlan
@@ -16,6 +18,8 @@ from infinite_tensor.support.given import check_fill, checked_bytes, checked_cou
 
 if TYPE_CHECKING:
     from distributed import Client
+
+    from infinite_tensor.tensor import InfiniteTensor
 
 _INTERRUPTED = (
     "The fill was interrupted. What it has computed is kept: call fill with the same region again, and it continues "
@@ -81,6 +85,7 @@ class Fillable(ABC):
         progress: bool | str | Watcher = True,
         shard: tuple[int, int] | None = None,
         where: object = None,
+        pyramid: bool | str = False,
     ) -> FillReport:
         """Compute and store every tile that a region touches, or those of them that a mask takes.
 
@@ -117,6 +122,10 @@ class Fillable(ABC):
             others are skipped, nothing is stored of them, and nothing remembers that: a later fill without a mask
             computes them, and so does a read, with the windows on the border once more. Of the tensors upstream, what
             the wanted tiles need is computed.
+        pyramid : bool or str
+            Whether the levels of `InfiniteTensor.pyramid` are filled too, over the same region: those windows of them
+            whose pixels all lie over what is filled. Of an unbounded tensor there are as many levels as the region
+            needs. A str is the method. Default for True: "mean", of bool "mode", of others that have no mean "nearest".
 
         Returns
         -------
@@ -136,15 +145,31 @@ class Fillable(ABC):
             After a Ctrl-C, with a note that says how to continue.
         """
         check_fill(workers, client, progress, shard)
+        if shard is not None and pyramid:
+            raise ValidationError(
+                "a shard cannot fill levels, which lie over several of them: fill with pyramid=True and without shard "
+                "when all shards are done; nothing is computed twice"
+            )
         workers = None if workers is None else int(workers)
         requests = self._requests(region, where)
-        job = writable(prepare(requests, checked_bytes("max_memory", max_memory), checked_shard(shard)))
+        levels: list[list[InfiniteTensor]] = []
+        if pyramid:
+            # What is made of tensors stands on them.
+            from infinite_tensor.pipelines.pyramid import levels_over  # noqa: PLC0415
+
+            levels = [
+                levels_over(cast("InfiniteTensor", request.tensor), request.selection.shape, pyramid)
+                for request in requests
+            ]
+        most, part = checked_bytes("max_memory", max_memory), checked_shard(shard)
+        job = writable(prepare(requests, most, part, levels, in_blocks=client is None))
         try:
             if client is not None:
                 # What only a cluster needs.
                 from infinite_tensor.filling.cluster import fill_on_cluster  # noqa: PLC0415
 
-                return fill_on_cluster([request.tensor for request in requests], job, client, workers, progress)
+                filled = [*(request.tensor for request in requests), *itertools.chain(*levels)]
+                return fill_on_cluster(filled, job, client, workers, progress)
             return fill(job, workers, progress)
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(_INTERRUPTED)

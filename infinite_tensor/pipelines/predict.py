@@ -29,6 +29,7 @@ from infinite_tensor.pipelines.prediction import (
     returned_before,
     returned_by,
 )
+from infinite_tensor.pipelines.pyramid import clear_levels
 from infinite_tensor.pipelines.sources import from_array, least_cache_of
 from infinite_tensor.support.given import (
     MemoryTooSmallError,
@@ -50,6 +51,7 @@ from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.checks import stand_in
 from infinite_tensor.values.definition import default_name, label_of, resolved_blend
 from infinite_tensor.values.digest import Modes
+from infinite_tensor.values.dtypes import checked_dtype
 from infinite_tensor.values.fingerprint import networks_in
 from infinite_tensor.values.weights import WeightedMean
 
@@ -86,6 +88,7 @@ def predict(
     shard: tuple[int, int] | None = None,
     client: Client | None = None,
     progress: Any = True,
+    pyramid: bool | str = False,
 ) -> InfiniteTensor | TensorGroup:
     """Slide a network over a tensor of any size, and store what it makes of it.
 
@@ -159,6 +162,9 @@ def predict(
         "2 GB". With less, the image is worked in narrower bands.
     workers, shard, client, progress
         As for `InfiniteTensor.fill`.
+    pyramid : bool or str
+        As for `InfiniteTensor.fill`. True is "mode" for labels, which are integers, "mean" for floats, and "nearest"
+        where both are stored.
 
     Returns
     -------
@@ -239,6 +245,7 @@ def predict(
     holder = store or _opened(target)
     if overwrite:
         for name in stored:
+            clear_levels(holder, name)
             holder.clear_tensor(name)
     made = _made(f, outputs, options | {"tile_store": holder}, resumed=bool(stored) and not overwrite)
     f.returns({name: (result.seen.shape, result.blended) for name, result in results.items()})
@@ -255,6 +262,7 @@ def predict(
             progress=progress,
             shard=shard,
             where=where,
+            pyramid=_method_of(outputs, together) if pyramid is True else pyramid,
         )
     f.forget()
     if together is None:
@@ -278,6 +286,15 @@ def _results(
     parts = {name: scores.reduced_by(named[name], dtype, scales[None]) for name in sorted(named)}
     together = Reductions(parts)
     return {None: together.result(scores, scales[None])}, together
+
+
+def _method_of(outputs: Mapping[str | None, Output], together: Reductions | None) -> bool | str:
+    """How levels are made of labels, which are integers, and of anything else."""
+    dtypes = map(checked_dtype, (output.dtype for output in outputs.values()))
+    labels = {not (dtype.is_floating_point or dtype.is_complex) for dtype in dtypes}
+    if together is not None or len(labels) > 1:
+        return "nearest"
+    return "mode" if True in labels else True
 
 
 @contextmanager

@@ -62,8 +62,8 @@ class Lens:
         Of the other one.
     names : tuple of str
         Those of the dimensions here.
-    is_region : bool
-        Whether these are the very pixels.
+    keeps_codes : bool
+        Whether numbers stand there for what they stand for here: these are the very pixels, or coarser ones.
     is_alike : bool
         Whether they may be of the same quantity: the dimensions and the dtype are.
     """
@@ -72,11 +72,11 @@ class Lens:
     shape: Shape
     dims: tuple[str, ...]
     names: tuple[str, ...]
-    is_region: bool
+    keeps_codes: bool
     is_alike: bool
 
     @classmethod
-    def of_windows(cls, output: Definition, arg: Definition, window: TensorWindow) -> Lens:
+    def of_windows(cls, output: Definition, arg: Definition, window: TensorWindow, *, keeps_codes: bool) -> Lens:
         """That through which an arg is read.
 
         The middle of a window lies over the middle of what it reads, at a scale that follows from the strides. What is
@@ -97,7 +97,7 @@ class Lens:
             if whole and same and same[0] not in taken:
                 seen[e] = Seen(same[0], Fraction(1), Fraction(0))
         alike = (dims, output.dtype, output.reduction) == (names, arg.dtype, None)
-        return cls(seen, output.shape, dims, names, is_region=False, is_alike=alike)
+        return cls(seen, output.shape, dims, names, keeps_codes=keeps_codes, is_alike=alike)
 
     @classmethod
     def of_region(cls, names: Sequence[str], start: Sequence[int], shown: Mapping[int, tuple[str, int]]) -> Lens:
@@ -105,7 +105,7 @@ class Lens:
         numbers = {d: number for number, d in enumerate(shown)}
         seen = {d: Seen(numbers.get(d), Fraction(1), Fraction(first)) for d, first in enumerate(start)}
         dims, shape = zip(*shown.values(), strict=True) if shown else ((), ())
-        return cls(seen, shape, dims, tuple(names), is_region=True, is_alike=True)
+        return cls(seen, shape, dims, tuple(names), keeps_codes=True, is_alike=True)
 
 
 @dataclass(frozen=True)
@@ -392,8 +392,8 @@ class Code(Fact):
 
     def through(self, lens: Lens) -> Code | None:
         """Of a region; where that has one number, that."""
-        if not lens.is_region or self.along is None:
-            return self if lens.is_region else None
+        if not lens.keeps_codes or self.along is None:
+            return self if lens.keeps_codes else None
         seen = lens.seen[self.along]
         first, count = int(seen.shift), 1 if seen.d is None else lens.shape[seen.d]
         values = self.value[first : first + (count or 1)]
@@ -500,6 +500,10 @@ class StoredMeaning:
                 room -= fact.values.nbytes if isinstance(fact, Coordinate) else 0
         return Meaning(tuple(facts), tuple(lost))
 
+    def of(self, kind: type[F]) -> list[F]:
+        """See `Meaning.of`."""
+        return self._read.of(kind)
+
     def through(self, lens: Lens) -> Meaning:
         """See `Meaning.through`."""
         return self._read.through(lens)
@@ -522,10 +526,12 @@ def _fact_of(stored: Mapping[str, Any], shape: Shape) -> Fact | None:
     return fact
 
 
-def derived(definition: Definition, args: Iterable[Definition]) -> tuple[Meaning | None, list[str]]:
+def derived(
+    definition: Definition, args: Iterable[Definition], *, keeps_codes: bool = False
+) -> tuple[Meaning | None, list[str]]:
     """What is known of what is computed from these args, and what they disagree about."""
     found = [
-        arg.meaning.through(Lens.of_windows(definition, arg, read.window))
+        arg.meaning.through(Lens.of_windows(definition, arg, read.window, keeps_codes=keeps_codes))
         for arg, read in zip(args, definition.args, strict=False)
         if arg.meaning is not None
     ]

@@ -1,0 +1,120 @@
+"""What a fill computes of the levels of a tensor, and in which order."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from infinite_tensor.engine.chain import Node
+from infinite_tensor.filling.mask import Target, WantedTiles
+from infinite_tensor.geometry.points import Index, is_empty
+from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.values.coarse import Coarsening
+
+
+def with_levels(base: Target, levels: Sequence[Node], most_bytes: int) -> Iterator[Target]:
+    """What is to be filled of a tensor and its levels, one after the other: coarser pixels soon after finer ones.
+
+    Parameters
+    ----------
+    base : Target
+        What is filled of the tensor.
+    levels : sequence of Node
+        Each is computed from the one before, the first one from the tensor.
+    most_bytes : int
+        So much of the tensor is in memory when the levels above it are computed, if that can be.
+    """
+    targets = [base]
+    for level in levels:
+        found = _above(targets[-1], level)
+        if found is None:
+            break
+        targets.append(found)
+    # How many pixels of the tensor lie in a pixel of each level, and in a tile or window of it.
+    scales, blocks = [(1,) * len(base.start)], [_layout(base).tile_shape]
+    for target in targets[1:]:
+        unit = map(max, _layout(target).tile_shape, target.node.spec.grid.window.size)
+        scales.append(tuple(map(operator.mul, scales[-1], _factors(target.node))))
+        blocks.append(tuple(map(operator.mul, scales[-1], unit)))
+    extents, itemsize = list(map(operator.sub, base.stop, base.start)), base.node.spec.dtype.itemsize
+
+    def fits(block: Index) -> bool:
+        nbytes: int = math.prod(map(min, block, extents)) * itemsize
+        return nbytes <= most_bytes
+
+    top = max((k for k, block in enumerate(blocks) if fits(block)), default=0)
+    if top == 0:
+        yield from targets
+        return
+    block = blocks[top]
+    while fits(larger := tuple([2 * n for n in block])) and not all(map(operator.ge, block, extents)):
+        block = larger
+    places = [range(a // n, -(-b // n)) for a, b, n in zip(base.start, base.stop, block, strict=True)]
+    for place in itertools.product(*places):
+        for target, scale in zip(targets[: top + 1], scales, strict=False):
+            steps = [n // k for n, k in zip(block, scale, strict=True)]
+            part = _part(target, [[(i + more) * n for i, n in zip(place, steps, strict=True)] for more in (0, 1)])
+            if part is not None:
+                yield part
+    yield from targets[top + 1 :]
+
+
+def _part(target: Target, bounds: Sequence[Sequence[int]]) -> Target | None:
+    """The tiles of a target that end between these bounds, rounded up."""
+    edges = [
+        [
+            min(max(-(-n // tile) * tile, a), b)
+            for n, tile, a, b in zip(bound, shape, target.start, target.stop, strict=True)
+        ]
+        for shape in [_layout(target).tile_shape]
+        for bound in bounds
+    ]
+    start, stop = map(tuple, edges)
+    if is_empty(start, stop):
+        return None
+    wanted = cast("WantedTiles | None", target.wanted)
+    wanted = wanted and wanted.within(start, stop)
+    return replace(target, start=start, stop=stop, wanted=wanted) if wanted is None or wanted.count else None
+
+
+def _layout(target: Target) -> TileLayout:
+    return target.node.contents.layout(target.node.spec)
+
+
+def _factors(level: Node) -> Index:
+    return cast("Coarsening", level.computation.f).factor
+
+
+def _above(below: Target, level: Node) -> Target | None:
+    """The tiles of a level whose windows read no other pixels of the one below than those that are filled."""
+    coarser, finer, factors = level.contents.layout(level.spec), _layout(below), _factors(level)
+    ends = below.node.spec.shape
+    start = tuple([-(-a // k) for a, k in zip(below.start, factors, strict=True)])
+    stop = tuple([-(-b // k) if b == end else b // k for b, k, end in zip(below.stop, factors, ends, strict=True)])
+    if is_empty(start, stop):
+        return None
+    low, high = coarser.box(start, stop)
+    filled = cast("WantedTiles", below.wanted or WantedTiles.all_of(finer, below.start, below.stop))
+    wanted = np.array(filled.wanted)
+    for d, (factor, end) in enumerate(zip(factors, ends, strict=True)):
+        # The windows that tiles touch, what they read, and in which tiles that lies.
+        edges = np.arange(low[d], high[d] + 1) * coarser.tile_shape[d]
+        window = level.spec.grid.window.size[d]
+        first, last = edges[:-1] // window * window * factor, -(-edges[1:] // window) * window * factor
+        last = last if end is None else np.minimum(last, end)
+        inside = (below.start[d] <= first) & (last <= below.stop[d])
+        ranges = np.stack([first, last + finer.tile_shape[d] - 1], axis=-1) // finer.tile_shape[d] - filled.low[d]
+        # One more than there are, so that ranges may end there.
+        padded = np.insert(wanted, wanted.shape[d], values=True, axis=d)
+        all_of = np.logical_and.reduceat(padded, ranges.clip(0, wanted.shape[d]).reshape(-1), axis=d)
+        wanted = all_of.take(range(0, 2 * len(first), 2), axis=d)
+        wanted &= inside.reshape([-1 if e == d else 1 for e in range(len(ends))])
+    if not wanted.any():
+        return None
+    return Target(level, *coarser.whole(start, stop), WantedTiles(coarser, tuple(low), wanted))

@@ -1,0 +1,186 @@
+"""Overviews: tensors of coarser pixels."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from itertools import count
+
+import torch
+
+from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.pipelines.sliding import names_of
+from infinite_tensor.support.functions import RegionWriter
+from infinite_tensor.support.given import as_index, checked_count, members, quoted
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tilestore import TileStore
+from infinite_tensor.tilestore.store import contents_of
+from infinite_tensor.values.coarse import KEY, Coarsening, check_method, fits
+from infinite_tensor.values.meaning import Code
+
+_SPACE = frozenset("zyx")
+_SIDES = (65_536, 256, 32, 8)
+"""The longest side of a window over one, two, three or more dimensions, where"""
+_MOST_PIXELS = 2**22
+"""no more pixels than these are read for it."""
+_MOST_BESIDE = 16
+"""So many pixels along the other dimensions are in one window."""
+_SMALL = 512
+"""A level is small enough where no coarsened dimension is longer."""
+
+
+def coarsen(
+    tensor: InfiniteTensor,
+    factor: int | Sequence[int],
+    method: str,
+    nodata: Code | None,
+    tile_store: TileStore | str | os.PathLike[str] | None,
+    tensor_id: str | None,
+) -> InfiniteTensor:
+    """See `InfiniteTensor.coarsen`."""
+    factors, ones = _factors(tensor, factor), (1,) * tensor.ndim
+    return _coarser(tensor, factors, method, ones, tensor.shape, nodata, tile_store, tensor_id)
+
+
+def pyramid(
+    tensor: InfiniteTensor,
+    levels: int | None,
+    method: str,
+    nodata: Code | None,
+    store: TileStore | str | os.PathLike[str] | None,
+) -> list[InfiniteTensor]:
+    """See `InfiniteTensor.pyramid`."""
+    factors = _factors(tensor, 2)
+    if levels is None:
+        extents = [1 if factor == 1 else extent for extent, factor in zip(tensor.shape, factors, strict=True)]
+        known = [extent for extent in extents if extent is not None]
+        if len(known) < len(extents):
+            raise ValidationError(
+                f"levels must be given for a tensor of shape {tensor.shape}, which has no end: levels=6, say"
+            )
+        number = _number_of(known, factors)
+    else:
+        number = checked_count("levels", levels)
+    if store is None:
+        if isinstance(tensor.f, RegionWriter) and not contents_of(tensor.tile_store).outlives_process:
+            raise ValidationError(
+                f"tensor {tensor.tensor_id!r} stores nothing, so its levels have no place beside it; give store=..., "
+                "a TileStore, a path or a URL"
+            )
+        store = tensor.tile_store
+    found, weight = [tensor], (1,) * tensor.ndim
+    for k in range(1, number + 1):
+        name = f"{tensor.tensor_id}/level-{k}"
+        found.append(_coarser(found[-1], factors, method, weight, tensor.shape, nodata, store, name))
+        weight = tuple([a * b for a, b in zip(weight, factors, strict=True)])
+    return found[1:]
+
+
+def levels_over(tensor: InfiniteTensor, extents: Sequence[int], method: bool | str) -> list[InfiniteTensor]:
+    """The levels that a fill of a region of these extents computes too; none where it is small."""
+    ends = [own if given is None else given for given, own in zip(tensor.shape, extents, strict=True)]
+    number = _number_of(ends, _factors(tensor, 2))
+    if method is True:
+        method = next(name for name in ("mean", "mode", "nearest") if fits(name, tensor.dtype))
+    return tensor.pyramid(number, str(method)) if number else []
+
+
+def _number_of(extents: Sequence[int], factors: Sequence[int]) -> int:
+    """How many levels there are until no coarsened dimension is long."""
+    longest = max(extent for extent, factor in zip(extents, factors, strict=True) if factor > 1)
+    return next(k for k in count() if longest <= _SMALL << k)
+
+
+def clear_levels(store: TileStore, tensor_id: str) -> None:
+    """Delete the levels of a tensor that a store holds, the coarsest first."""
+    for name in sorted(store.tensor_ids(f"{tensor_id}/level-"), key=lambda name: (len(name), name), reverse=True):
+        version = store.tensor_definition(name)["version"]
+        if isinstance(version, dict) and KEY in version:
+            store.clear_tensor(name)
+
+
+def stored_levels(tensor: InfiniteTensor) -> list[InfiniteTensor]:
+    """The levels of a tensor that its store holds, from the finest on: each is computed from the one before."""
+    found = [tensor]
+    while True:
+        name = f"{tensor.tensor_id}/level-{len(found)}"
+        try:
+            found.append(tensor.tile_store.open(name, args=[found[-1]]))
+        except (StoreError, ValidationError):
+            return found[1:]
+
+
+def _coarser(
+    tensor: InfiniteTensor,
+    factors: tuple[int, ...],
+    method: str,
+    weight: tuple[int, ...],
+    finest: tuple[int | None, ...],
+    nodata: Code | None,
+    store: TileStore | str | os.PathLike[str] | None,
+    tensor_id: str | None,
+) -> InfiniteTensor:
+    check_method(method, tensor.dtype)
+    size, along, value = _window(tensor, factors), None, None
+    if nodata is not None and tensor.dtype is not torch.bool:
+        along, value = nodata.along, nodata.value if nodata.along is None else tuple(nodata.value)
+    if along is not None and factors[along] > 1:
+        raise ValidationError(
+            f"along dimension {along} ({tensor.dims[along]!r}) each entry has a nodata value of its own, so it cannot "
+            "be coarsened: give 1 for it"
+        )
+    f = Coarsening(tensor.shape, factors, method, weight, finest, value, along)
+    return InfiniteTensor(
+        [None if extent is None else -(-extent // k) for extent, k in zip(tensor.shape, factors, strict=True)],
+        f,
+        TensorWindow(size),
+        args=[tensor],
+        args_windows=[TensorWindow([n * k for n, k in zip(size, factors, strict=True)])],
+        args_padding=[[("constant", 0) if extent is not None else "error" for extent in tensor.shape]],
+        dtype=tensor.dtype,
+        device=tensor.device,
+        version=f.version,
+        edge="clip",
+        dims=tensor.dims if any(names_of(tensor)) else None,
+        tile_store=store,
+        tensor_id=tensor_id,
+    )
+
+
+def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
+    """One for each dimension."""
+    entries, one, names = members(given), as_index(given), names_of(tensor)
+    if entries is None and one is not None:
+        named = [d for d, name in enumerate(names) if name in _SPACE]
+        coarsened = named if any(names) else range(tensor.ndim)[-2:]
+        if not coarsened:
+            raise ValidationError(
+                f"none of the dimensions {tensor.dims} is called z, y or x; give coarsen one factor for each, "
+                f"such as {(1,) * (tensor.ndim - 1) + (one,)}"
+            )
+        entries = tuple([one if d in coarsened else 1 for d in range(tensor.ndim)])
+    factors = [as_index(entry) for entry in entries or ()]
+    known = tuple([each for each in factors if each is not None and 1 <= each < 2**31])
+    if len(known) != tensor.ndim or len(factors) != tensor.ndim:
+        raise ValidationError(
+            f"factor must be a positive int, or a tuple of {tensor.ndim}, one for each dimension, got {quoted(given)}"
+        )
+    return known
+
+
+def _window(tensor: InfiniteTensor, factors: Sequence[int]) -> list[int]:
+    """The size of a window: as long along all coarsened dimensions, and whole along others where that is little."""
+    coarsened = [d for d, factor in enumerate(factors) if factor > 1] or [tensor.ndim - 1]
+    sides = [1 if extent is None else extent for extent in tensor.shape]
+    others = math.prod(side for d, side in enumerate(sides) if d not in coarsened)
+    if others > _MOST_BESIDE:
+        sides, others = [1] * tensor.ndim, 1
+    most = _MOST_PIXELS // others // math.prod(factors[d] for d in coarsened)
+    longest = min(_SIDES[min(len(coarsened), len(_SIDES)) - 1], math.floor(most ** (1 / len(coarsened)) + 1e-9))
+    side = 2 ** max(0, longest.bit_length() - 1)
+    for d in coarsened:
+        extent = tensor.shape[d]
+        sides[d] = side if extent is None else min(side, max(1, -(-extent // factors[d])))
+    return sides

@@ -1,0 +1,333 @@
+"""Coarser pixels, against a reference that knows blocks and nothing of windows."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infinite_tensor import (
+    InfiniteTensor,
+    Mask,
+    MemoryTileStore,
+    TensorWindow,
+    ValidationError,
+    ZarrTileStore,
+    from_array,
+    predict,
+    sl,
+)
+
+Pair = tuple[int, int]
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64)
+
+
+def of_block(values: list[Any], method: str, dtype: torch.dtype) -> Any:
+    """What the pixels of one block become, in lexicographic order."""
+    if method == "nearest":
+        return values[0]
+    if method == "mode":
+        return min(values, key=lambda value: (-values.count(value), value))
+    known = [value for value in values if not math.isnan(value)] if dtype.is_floating_point else values
+    if not known:
+        return math.nan
+    if method != "mean":
+        return max(known) if method == "max" else min(known)
+    if not dtype.is_floating_point:
+        return round(torch.tensor(sum(known), dtype=torch.float64).item() / len(known))
+    total = torch.zeros((), dtype=torch.float64 if dtype is torch.float64 else torch.float32)
+    for value in known:
+        total += value
+    return (total / len(known)).item()
+
+
+def reference(pixels: torch.Tensor, factors: Sequence[int], method: str) -> torch.Tensor:
+    out = torch.empty([-(-n // k) for n, k in zip(pixels.shape, factors, strict=True)], dtype=pixels.dtype)
+    for at in itertools.product(*map(range, out.shape)):
+        block = pixels[tuple(slice(i * k, (i + 1) * k) for i, k in zip(at, factors, strict=True))]
+        out[at] = of_block(block.flatten().tolist(), method, pixels.dtype)
+    return out
+
+
+def methods_of(dtype: torch.dtype) -> list[str]:
+    return (
+        ["max", "min", "nearest"]
+        + (["mean"] if dtype is not torch.bool else [])
+        + ([] if dtype.is_floating_point else ["mode"])
+    )
+
+
+def drawn(shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_floating_point:
+        pixels = torch.randn(*shape, generator=generator, dtype=torch.float64) * 100
+        pixels[torch.rand(*shape, generator=generator) < 0.3] = math.nan
+        return pixels.to(dtype)
+    low = 0 if dtype in (torch.bool, torch.uint8, torch.uint16, torch.uint32) else -3
+    return torch.randint(low, 2 if dtype is torch.bool else 5, shape, generator=generator).to(dtype)
+
+
+CUTS = [((7, 9), (2, 2)), ((3, 8, 5), (1, 3, 2)), ((11,), (4,)), ((6, 6), (1, 6))]
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool], ids=str)
+def test_pixels_are_those_of_the_reference(dtype: torch.dtype) -> None:
+    for seed, (shape, factors) in enumerate(CUTS):
+        pixels = drawn(shape, dtype, seed)
+        for method in methods_of(dtype):
+            coarse = from_array(pixels).coarsen(factors, method)[...]
+            expected = reference(pixels, factors, method)
+            assert coarse.dtype == dtype
+            assert np.array_equal(coarse.double(), expected.double(), equal_nan=True), (shape, method)
+
+
+def plane(store: Any = None, tensor_id: str | None = None, **options: Any) -> InfiniteTensor:
+    """Halves, so that sums are exact; windows overlap."""
+
+    def f(ctx: Sequence[int]) -> torch.Tensor:
+        y, x = ctx[0] * 96, ctx[1] * 120
+        return (torch.arange(y, y + 128)[:, None] * 3 % 7 + torch.arange(x, x + 128) * 5 % 11) / 2
+
+    window = TensorWindow((128, 128), stride=(96, 120))
+    return InfiniteTensor((None, None), f, window, tile_store=store, tensor_id=tensor_id, **options)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.tuples(st.integers(-700, 700), st.integers(-700, 700)),
+    st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    st.sampled_from([(2, 2), (3, 1), (2, 5)]),
+)
+def test_any_region_of_a_tensor_without_end(
+    start: tuple[int, int], size: tuple[int, int], factor: tuple[int, int]
+) -> None:
+    t = plane()
+    stop = (start[0] + size[0], start[1] + size[1])
+    fine = t[start[0] * factor[0] : stop[0] * factor[0], start[1] * factor[1] : stop[1] * factor[1]]
+    expected = fine.view(size[0], factor[0], size[1], factor[1]).double().mean((1, 3)).float()
+    assert torch.allclose(t.coarsen(factor)[start[0] : stop[0], start[1] : stop[1]], expected, rtol=1e-6, atol=0)
+
+
+def test_an_int_is_for_dimensions_of_space() -> None:
+    def shape(dims: Sequence[str] | None, *extents: int) -> tuple[int | None, ...]:
+        return from_array(torch.zeros(extents), dims=dims).coarsen(2).shape
+
+    assert shape(("c", "y", "x"), 4, 6, 8) == (4, 3, 4)
+    assert shape(("z", "y", "x"), 4, 6, 8) == (2, 3, 4)
+    assert shape(("y", "x", "c"), 4, 6, 8) == (2, 3, 8)
+    assert shape(None, 4, 6, 8) == (4, 3, 4)
+    assert shape(None, 5) == (3,)
+    with pytest.raises(ValidationError, match="none of the dimensions"):
+        shape(("time", "c"), 4, 4)
+
+
+@pytest.mark.parametrize("factor", [0, -2, 2.5, "2", (2,), (2, 0), (2, 2, 2), None, [None, 2]])
+def test_factors_that_are_none_are_told(factor: Any) -> None:
+    with pytest.raises(ValidationError, match="factor must be a positive int, or a tuple of 2"):
+        plane().coarsen(factor)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "method"),
+    [
+        (torch.bool, "mean"),
+        (torch.float32, "mode"),
+        (torch.complex64, "mean"),
+        (torch.uint64, "max"),
+        (torch.int8, "sum"),
+    ],
+)
+def test_methods_that_do_not_fit_are_told(dtype: torch.dtype, method: str) -> None:
+    with pytest.raises(ValidationError, match=r"method must be one of|cannot be coarsened by"):
+        from_array(torch.zeros(4, 4).to(dtype)).coarsen(2, method)
+
+
+def test_an_integer_mean_is_rounded_to_even_and_does_not_overflow() -> None:
+    pixels = torch.tensor([[1, 2, 200, 255], [3, 4, 255, 255]], dtype=torch.uint8)
+    assert from_array(pixels).coarsen(2)[...].tolist() == [[2, 241]]
+    halves = torch.tensor([[0, 1, 1, 2, -1, 0, -1, -2]], dtype=torch.int16)
+    assert from_array(halves).coarsen((1, 2))[...].tolist() == [[0, 2, 0, -2]]
+
+
+def test_it_is_stored_and_opened_without_an_f(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s", tile_size=64) as store:
+        t = plane(store, "t")
+        t.fill(sl[-512:512, 0:512], progress=False)
+        t.coarsen(2, "max", tile_store=store, tensor_id="coarse")
+        expected = plane().coarsen(2, "max")[-16:24, 0:32]
+    with ZarrTileStore(tmp_path / "s", mode="r") as store:
+        again = store.open("coarse", args=[store.open("t")])
+        assert torch.equal(again[-16:24, 0:32], expected)
+        assert torch.equal(store.open("coarse")[-16:24, 0:32], expected)
+
+
+@pytest.mark.parametrize("said", [{"factor": [2, 2]}, 5, {"factor": [2], "method": "max"}, {"factor": 2, "method": 3}])
+def test_a_version_that_says_no_coarsening_makes_none(said: Any) -> None:
+    store, window = MemoryTileStore(), TensorWindow((4, 4))
+    options: dict[str, Any] = {"tile_store": store, "tensor_id": "t", "version": {"infinite_tensor.coarsen": said}}
+    InfiniteTensor((None, None), lambda _, pixels: pixels, window, [plane(store, "p")], [window], **options)
+    assert store.open("t").f is None
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (9, 17), (1, 13), (33, 7), (64, 64)])
+def test_a_mean_stays_a_mean_where_extents_are_odd(shape: tuple[int, int]) -> None:
+    pixels = torch.rand(shape, dtype=torch.float64)
+    store = MemoryTileStore()
+    for k, level in enumerate(from_array(pixels).pyramid(7, store=store), 1):
+        size = 2**k
+        corners = itertools.product(range(0, shape[0], size), range(0, shape[1], size))
+        parts = [pixels[y : y + size, x : x + size].mean() for y, x in corners]
+        assert level.shape == (-(-shape[0] // size), -(-shape[1] // size))
+        assert torch.allclose(level[...].flatten(), torch.stack(parts), rtol=1e-12, atol=0)
+
+
+def test_levels_end_where_nothing_is_long_and_lie_beside_their_tensor(tmp_path: Path) -> None:
+    store, window = ZarrTileStore(tmp_path / "s"), TensorWindow((2, 256, 256))
+    t = InfiniteTensor(
+        (2, 1030, 3000),
+        lambda _: torch.zeros(2, 256, 256),
+        window,
+        edge="clip",
+        tile_store=store,
+        tensor_id="a/b",
+        dims=("c", "y", "x"),
+    )
+    levels = t.pyramid()
+    assert [level.tensor_id for level in levels] == ["a/b/level-1", "a/b/level-2", "a/b/level-3"]
+    assert [level.shape for level in levels] == [(2, 515, 1500), (2, 258, 750), (2, 129, 375)]
+    assert all(level.tile_store is store for level in levels)
+    assert t.pyramid(1, "max", store=MemoryTileStore())[0].tensor_id == "a/b/level-1"
+    with pytest.raises(ValidationError, match="a/b/level-1"):
+        t.pyramid(1, "max")
+
+
+def test_levels_of_what_has_no_end_or_stores_nothing_are_asked_for() -> None:
+    with pytest.raises(ValidationError, match="levels must be given"):
+        plane().pyramid()
+    with pytest.raises(ValidationError, match=r"stores nothing.*give store="):
+        from_array(torch.zeros(4, 4)).pyramid(1)
+    with pytest.raises(ValidationError, match="levels must be a positive int"):
+        plane().pyramid(0)
+
+
+Box = tuple[slice, ...]
+TILE = 32
+
+
+def made(store: Any, calls: list[tuple[int, ...]], shape: Sequence[int | None] = (None, None)) -> InfiniteTensor:
+    """Random pixels, whose windows overlap and cross the borders of tiles."""
+
+    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+        calls.append(ctx)
+        return torch.rand(40, 24, generator=torch.Generator().manual_seed(hash(ctx) % 2**31))
+
+    window = TensorWindow((40, 24), stride=(30, 20))
+    return InfiniteTensor(shape, f, window, tile_store=store, tensor_id="t", blend="mean", edge="clip")
+
+
+def complete(tensor: InfiniteTensor, box: Box) -> np.ndarray[Any, Any]:
+    """Which pixels of a region, which begins with a tile, lie in complete tiles."""
+    found = tensor.coverage(box, state="stored").numpy()
+    for d, n in enumerate(tensor.tile_store.tensor_definition(tensor.tensor_id)["tile_size"]):
+        found = found.repeat(n, d)
+    return found[tuple(slice(part.stop - part.start) for part in box)]
+
+
+def over_whole(known: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Which pixels of a level lie in windows of 256 over such pixels alone."""
+    rows, columns = (-(-n // 512) for n in known.shape)
+    grown = np.pad(known, [(0, -n % 512) for n in known.shape], constant_values=True)
+    windows = grown.reshape(rows, 512, columns, 512).all((1, 3))
+    return windows.repeat(256, 0).repeat(256, 1)[: -(-known.shape[0] // 2), : -(-known.shape[1] // 2)]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "region"),
+    [
+        ((None, None), sl[0:1024, 0:1024]),
+        ((None, None), sl[-537:1091, 5:1300]),
+        ((None, 600), sl[-8:1080, 0:600]),
+        ((1100, 700), sl[0:1100, 0:700]),
+        ((1100, 700), sl[500:1100, 100:700]),
+    ],
+)
+def test_a_fill_computes_of_levels_what_lies_over_what_it_fills(
+    shape: tuple[int | None, ...], region: Box, masked: bool, tmp_path: Path
+) -> None:
+    calls: list[tuple[int, ...]] = []
+    with ZarrTileStore(tmp_path / "s", tile_size=TILE) as store:
+        t = made(store, calls, shape)
+        where = Mask(lambda pixels: pixels[0].start > 40, dims=(0, 1)) if masked else None
+        t.fill(region, progress=False, where=where)
+        before = sorted(calls)
+        report = t.fill(region, progress=False, where=where, pyramid=True)
+        assert sorted(calls) == before, "what is filled is enough"
+        below = t
+        for level in t.pyramid(len(report.tensors) - 1):
+            whole = tuple(slice(-512, 512) if extent is None else slice(0, extent) for extent in level.shape)
+            fine = tuple(slice(-1024, 1024) if extent is None else slice(0, extent) for extent in below.shape)
+            assert np.array_equal(complete(level, whole), over_whole(complete(below, fine)))
+            below = level
+
+
+def test_a_fill_of_levels_stores_what_reads_would(tmp_path: Path) -> None:
+    calls: list[tuple[int, ...]] = []
+    with ZarrTileStore(tmp_path / "s", tile_size=TILE) as store:
+        t = made(store, calls, (1500, 1100))
+        report = t.fill(sl[...], progress=False, pyramid=True, max_memory="300MB")
+        levels = t.pyramid()
+        assert [each.tensor_id for each in report.tensors] == ["t", *(level.tensor_id for level in levels)]
+        found = [level[...] for level in levels]
+        assert all(level.is_filled(sl[...]) for level in levels)
+    read = made(MemoryTileStore(), [], (1500, 1100))
+    assert all(torch.equal(*pair) for pair in zip(found, [level[...] for level in read.pyramid()], strict=True))
+    assert len(calls) == len(set(calls))
+
+
+def test_a_shard_has_no_levels(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="a shard cannot fill levels"):
+        made(ZarrTileStore(tmp_path / "s"), []).fill(sl[0:9, 0:9], shard=(0, 2), pyramid=True)
+
+
+def test_what_is_invalidated_is_dropped_of_levels_too(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s", tile_size=256) as store:
+        t = made(store, [], (2048, 2048))
+        t.fill(sl[...], progress=False, pyramid=True)
+        t.invalidate(sl[600:610, 1000:1001])
+        first, second = t.pyramid(2)
+        gone = np.argwhere(first.coverage(sl[...], state="missing").numpy())
+        assert gone.tolist() == [[1, 1]]
+        assert np.argwhere(second.coverage(sl[...], state="missing").numpy()).tolist() == [[0, 0]]
+
+
+def test_labels_of_a_prediction_have_the_mode_and_an_overwrite_takes_levels_along(tmp_path: Path) -> None:
+    net = torch.nn.Conv2d(3, 4, 3, padding=1)
+    image = torch.rand(3, 700, 1100)
+    options: dict[str, Any] = {
+        "window": 128,
+        "dims": ("c", "y", "x"),
+        "reduce": "argmax",
+        "progress": False,
+        "pyramid": True,
+    }
+    labels = predict(net, image, tmp_path / "s", **options)
+    store = labels.tile_store
+    (level, coarser) = (store.open(f"prediction/level-{k}") for k in (1, 2))
+    assert torch.equal(level[0:350, 0:550], reference(labels[0:700, 0:1100], (2, 2), "mode"))
+    before = coarser[...]
+    with torch.no_grad():
+        net.weight.neg_()
+    again = predict(net, image, tmp_path / "s", overwrite=True, **options)
+    fresh = reference(again[0:100, 0:100], (2, 2), "mode")
+    assert torch.equal(store.open("prediction/level-1")[0:50, 0:50], fresh)
+    assert not torch.equal(store.open("prediction/level-2")[...], before)
