@@ -148,7 +148,8 @@ def _mean(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
 def _over(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
     """A quotient, which may take the place of `total`; of integers rounded, a half to the even one."""
     if total.is_floating_point():
-        return total.div_(count)
+        # By a tensor: a GPU multiplies by the inverse of a number.
+        return total.div_(torch.as_tensor(count, dtype=total.dtype, device=total.device))
     quotient = total.div(count, rounding_mode="floor")
     twice = 2 * (total - quotient * count)
     rounded: torch.Tensor = quotient + ((twice > count) | ((twice == count) & (quotient % 2 == 1)))

@@ -272,8 +272,8 @@ def test_a_network_on_a_gpu_stores_what_it_would_on_the_cpu() -> None:
     # Whole numbers, so that no sum is rounded.
     for values in net.parameters():
         values.data = torch.randint(-9, 9, values.shape).float()
-    whole = predict(net, pixels, window=64, overlap=0.5)[...]
-    assert torch.equal(predict(net.cuda(), pixels, window=64, overlap=0.5)[...], whole)
+    whole = predict(net, pixels, window=(64, 64), overlap=0.5)[...]
+    assert torch.equal(predict(net.cuda(), pixels, window=(64, 64), overlap=0.5)[...], whole)
 
 
 def test_integers_become_float32_and_are_not_scaled() -> None:
