@@ -64,7 +64,24 @@ def is_installed(module: str, file: str | None = None) -> bool:
     path = file if file is not None and not file.startswith("<") else home
     if path is None:
         return package in sys.stdlib_module_names
-    return path.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(pathlib.PurePath(path).parts)
+    if path.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(pathlib.PurePath(path).parts):
+        return True
+    known = sys.modules.get(module)
+    own = None if known is None else getattr(known, "__file__", None)
+    if own is None:
+        return False
+    above, depth = pathlib.PurePath(own).parents, module.count(".") + (pathlib.PurePath(own).stem == "__init__")
+    return depth < len(above) and package in _installed_into(str(above[depth]))
+
+
+@lru_cache(maxsize=256)
+def _installed_into(folder: str) -> frozenset[str]:
+    """The packages that an installer has put into a folder, as by ``pip install --target``, where others may be too."""
+    found = set()
+    for record in pathlib.Path(folder).glob("*.dist-info/RECORD"):
+        lines = record.read_text(encoding="utf-8", errors="replace").splitlines()
+        found |= {re.split(r"[/.,]", line, maxsplit=1)[0] for line in lines}
+    return frozenset(found)
 
 
 def name_of(kind: type) -> str:

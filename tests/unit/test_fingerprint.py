@@ -6,6 +6,7 @@ import argparse
 import collections
 import enum
 import functools
+import importlib
 import itertools
 import logging
 import subprocess
@@ -33,6 +34,7 @@ from infinite_tensor import InfiniteTensor, TensorWindow, digest
 from infinite_tensor.support.functions import Calling
 from infinite_tensor.values.fingerprint import Reach
 from infinite_tensor.values.functions import Changes, Functions, Record, changes
+from infinite_tensor.values.objects import is_installed
 from tests.support.networks import Net, Painter, closing_over, filled, with_net
 from tests.unit import constants
 from tests.unit.test_digest import odd
@@ -533,6 +535,21 @@ ARRAYS: dict[str, Callable[[float], Any]] = {
 def test_an_array_of_another_library_counts_by_what_it_holds(make: Callable[[float], Any]) -> None:
     assert changed(closure(make(2)), closure(make(2))) == nothing()
     assert changed(closure(make(2)), closure(make(3))).values == ["`value`, a variable around `<lambda>`, has changed"]
+
+
+def test_what_an_installer_put_into_a_folder_is_no_project_and_what_lies_beside_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("targeted", "beside"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+        (tmp_path / name / "__init__.py").touch()
+        (tmp_path / name / "inner" / "__init__.py").write_text("def made():\n    return 1\n")
+    (tmp_path / "targeted-1.0.dist-info").mkdir()
+    (tmp_path / "targeted-1.0.dist-info" / "RECORD").write_text("targeted/__init__.py,sha256=x,0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, known in (("targeted", True), ("beside", False)):
+        made = importlib.import_module(f"{name}.inner").made
+        assert is_installed(name) == is_installed(made.__module__, made.__code__.co_filename) == known
 
 
 # What cannot be looked into.
