@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from infinite_tensor.groups import TensorGroup
+    from infinite_tensor.views.statistics import Stats
 
 
 class SupportsAsTensor(Protocol):
@@ -503,6 +504,66 @@ class InfiniteTensor(Fillable):
 
     def _tensors(self) -> list[InfiniteTensor]:
         return [self]
+
+    def stats(
+        self,
+        region: object = None,
+        *,
+        where: object = None,
+        compute: bool = False,
+        exact: bool = False,
+        workers: int | None = None,
+    ) -> Stats:
+        """Count, range, mean, deviation and quantiles of pixels, and how many there are of each label.
+
+        Pixels are read once, part by part, in bounded memory; tensors in memory keep little of what is computed. The
+        result is the same whatever they are stored in, and whatever the order in which they come.
+
+        Parameters
+        ----------
+        region : optional
+            As a read takes it. Default: all of a bounded tensor; of an unbounded one all that is stored, wherever it
+            is.
+        where : Mask, array, tensor, InfiniteTensor or callable, optional
+            Which pixels count: a mask as that of `fill`, taken pixel by pixel. A callable is asked for each tile; its
+            answer is for all pixels of it, unless it is an array with an entry for each pixel of the mask.
+        compute : bool
+            Whether what is missing is computed, and stored, as by a read. Otherwise only tiles that are stored are
+            looked at: a tile counts as a whole, as in `coverage`, and what is missing is not counted. An array in
+            memory is looked at as it is.
+        exact : bool
+            Whether quantiles are exact, for which pixels are read again when somebody asks for them. Otherwise each is
+            less than a part in ``2**11`` nearer to 0 than it should be; see `Stats.quantile`.
+        workers : int, optional
+            As for `read`.
+
+        Returns
+        -------
+        Stats
+            Of no pixels, where nothing is stored. NaN, and what the raster that the tensor is calls nodata, are counted
+            apart.
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If `region` is no region of this tensor; if there is none, the tensor is unbounded, and what
+            is missing is to be computed.
+        ValidationError
+            If the dtype is complex, or a mask does not cover the region.
+
+        Examples
+        --------
+        >>> t = InfiniteTensor((None, None), lambda ctx: torch.full((4, 4), float(ctx[0])), TensorWindow((4, 4)))
+        >>> found = t.stats(sl[0:12, 0:4], compute=True)
+        >>> found.count, found.mean, found.max
+        (48, 1.0, 2.0)
+        >>> found.quantile([0.02, 0.98])
+        [0.0, 2.0]
+        """
+        # What is seen of a tensor stands on tensors.
+        from infinite_tensor.views.statistics import stats_of  # noqa: PLC0415
+
+        return stats_of(self, self._nodata, region, where, compute, exact, workers)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move to another device or dtype, in place; takes what `torch.Tensor.to` takes.

@@ -186,6 +186,28 @@ class PlacedMask:
         wanted = wanted.transpose(order).reshape([n if d in self.dims else 1 for d, n in enumerate(counts)])
         return WantedTiles(layout, tuple(low), np.broadcast_to(wanted, counts))
 
+    def pixels(self, pixels: Sequence[range]) -> BoolArray:
+        """Which of some pixels, at least one along each dimension, are wanted; to be broadcast over other dimensions.
+
+        A callable is asked once, for all of them: a bool is for all.
+        """
+        along = [
+            [_over(i, i + 1, scale, origin) for i in pixels[d]]
+            for d, scale, origin in zip(self.dims, self.scale, self.origin, strict=True)
+        ]
+        values = self.values
+        if not _is_sliced(values):
+            asked = tuple([slice(over[0][0], over[-1][1]) for over in along])
+            values = _truth(values(asked))
+            if values.shape != tuple([each.stop - each.start for each in asked]):
+                return np.full([1] * len(pixels), values.any())
+            along = [
+                [(first - each.start, last - each.start) for first, last in over]
+                for over, each in zip(along, asked, strict=True)
+            ]
+        wanted, order = _any_in_slices(values, along), sorted(range(len(self.dims)), key=self.dims.__getitem__)
+        return wanted.transpose(order).reshape([len(n) if d in self.dims else 1 for d, n in enumerate(pixels)])
+
 
 @dataclass(frozen=True)
 class WantedTiles:
@@ -357,7 +379,9 @@ _Ranges: TypeAlias = Sequence[tuple[int, int]]
 
 def _over(start: int, stop: int, scale: Fraction, origin: Fraction) -> tuple[int, int]:
     """The pixels ``[first, last)``, of this scale and origin, that lie over some pixels ``[start, stop)``."""
-    return math.floor((start - origin) / scale), math.ceil((stop - origin) / scale)
+    # (start - p / q) / (n / m), in integers, as masks ask for each pixel.
+    (n, m), (p, q) = scale.as_integer_ratio(), origin.as_integer_ratio()
+    return (start * q - p) * m // (q * n), -((p - stop * q) * m // (q * n))
 
 
 def _any_in_slices(values: Any, ranges: Sequence[_Ranges]) -> BoolArray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -15,7 +15,7 @@ from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.geometry.regions import Blocks, Region, Selection, parse
 from infinite_tensor.geometry.window import Shape
-from infinite_tensor.support.allocation import IN_PARTS, new_result
+from infinite_tensor.support.allocation import IN_PARTS, new_block, new_result
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tilestore.contents import Access
 from infinite_tensor.values.definition import Number, pixel_value
@@ -161,6 +161,25 @@ def stored_pixels(node: Node, selection: Selection, fill_value: Number) -> torch
                 # To another dtype or device, meanwhile.
                 if not views.moved:
                     return selection.pick(out)
+
+
+@torch.inference_mode(mode=False)
+def whole_pixels(node: Node, selections: Sequence[Selection]) -> list[torch.Tensor | None]:
+    """The pixels of some regions, each in one tile; None for those in tiles that are not stored whole."""
+    contents = node.contents
+    with store_call(contents, CLAIMS):
+        contents.flush_if_requested()
+        with Views(CLAIMS.reader(None)) as views:
+            access, spec, layout = views.of(node), node.spec, contents.layout(node.spec)
+            tiles = [tuple(map(operator.floordiv, each.start, layout.tile_shape)) for each in selections]
+            whole, found = set(access.whole(tiles)), []
+            for selection, tile in zip(selections, tiles, strict=True):
+                out = new_block(selection.size, spec.dtype, spec.device) if tile in whole else None
+                if out is not None:
+                    (block,) = blocks = Blocks.of(selection, layout.grid.window)
+                    blocks.fill(block, out, access.read)
+                found.append(out)
+            return found
 
 
 def _copy(node: Node, access: Access, selection: Selection, out: torch.Tensor) -> None:

@@ -1,0 +1,93 @@
+"""Mean and standard deviation of any number of numbers, from sums without rounding: the order does not matter."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+_Floats: TypeAlias = npt.NDArray[np.float64]
+
+MOST = 2**16
+"""So many numbers may be added at once."""
+_UNIT = 1074
+"""Every float64 is a multiple of 2**-1074."""
+_BITS = 22
+"""Wide integers are summed in parts of so many bits, the products of which float64 holds."""
+_HUGE, _DOWN = 2.0**400, 600
+"""Where a number is that large, products overflow, and all that are added with it are divided by 2**600 before."""
+
+
+class Moments:
+    """The exact sum of numbers and of their squares.
+
+    The few bits that are lost are those below ``2**-420`` of numbers of float64 that are added beside one above
+    ``2**400``, and those of squares below ``2**-1074``.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sum = 0
+        self._squares = 0
+
+    def add(self, values: npt.NDArray[Any]) -> None:
+        """Add up to `MOST` finite numbers, of any dtype of numpy that is real."""
+        down = _DOWN if values.dtype == np.float64 and max(values.max(), -values.min()) > _HUGE else 0
+        parts = _parts(np.ldexp(values, -down) if down else values)
+        self.count += values.size
+        for i, j in itertools.combinations_with_replacement(range(len(parts)), 2):
+            self._squares += _exact_sum(parts[i] * parts[j]) << 2 * down + (i != j)
+        for part in parts:
+            self._sum += _exact_sum(part) << down
+
+    @property
+    def mean(self) -> float:
+        """The float that is nearest to it; there must be numbers."""
+        return self._sum / (self.count << _UNIT)
+
+    @property
+    def std(self) -> float:
+        """That of a population: the root of the mean square of differences from the mean."""
+        squares = (self._squares * self.count << _UNIT) - self._sum**2
+        return _root(max(squares, 0), self.count**2 << 2 * _UNIT)
+
+
+def _parts(values: npt.NDArray[Any]) -> list[_Floats]:
+    """Floats whose sum is each value, of so few bits that the product of two is exact."""
+    if values.dtype == np.float64:
+        # As Dekker and Veltkamp split them.
+        scaled = values * (2.0**27 + 1)
+        high = scaled - (scaled - values)
+        return [high, values - high]
+    if values.dtype.kind == "f" or values.dtype.itemsize <= 2:
+        return [values.astype(np.float64)]
+    shifts = range(0, 8 * values.dtype.itemsize, _BITS)
+    low = [((values >> shift) & (2**_BITS - 1)) * 2.0**shift for shift in shifts[:-1]]
+    return [*low, (values >> shifts[-1]) * 2.0 ** shifts[-1]]
+
+
+def _exact_sum(values: _Floats) -> int:
+    """The sum of up to `MOST` floats, in units of ``2**-1074``; overwrites them.
+
+    What of each lies above a bound is split off, as multiples of so large a unit that their sum is exact, until nothing
+    is left (Rump, Ogita, Oishi: Accurate floating-point summation, 2008).
+    """
+    total, part = 0, np.empty_like(values)
+    bound = math.ldexp(MOST, math.frexp(max(values.max(), -values.min()))[1])
+    while values.any():
+        np.add(values, bound, out=part)
+        np.subtract(part, bound, out=part)
+        np.subtract(values, part, out=values)
+        numerator, denominator = float(part.sum()).as_integer_ratio()
+        total += numerator << (_UNIT + 1 - denominator.bit_length())
+        bound *= MOST * 2.0**-53
+    return total
+
+
+def _root(numerator: int, denominator: int) -> float:
+    half = (numerator.bit_length() - denominator.bit_length()) // 2
+    ratio = numerator / (denominator << 2 * half) if half > 0 else (numerator << -2 * half) / denominator
+    return math.ldexp(math.sqrt(ratio), half)

@@ -1,0 +1,540 @@
+"""Statistics of pixels: in one pass, in bounded memory, and the same in whatever order they come.
+
+Sums are exact. Quantiles are read from a histogram over the leading 20 bits of float32: 8 MiB, and a value differs from
+that of its bin by less than a part in 2**11.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infinite_tensor.engine.chain import chain_of, node_of
+from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.filling.mask import BoolArray, PlacedMask, placed
+from infinite_tensor.filling.stored_only import whole_pixels
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.regions import Blocks, Selection, parse
+from infinite_tensor.support.exact import MOST, Moments
+from infinite_tensor.support.given import checked_flag, checked_workers, quoted
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tilestore.store import contents_of
+from infinite_tensor.values.meaning import Code
+from infinite_tensor.views.frame import shown, shown_dtype
+from infinite_tensor.views.metadata import nodata_in
+
+_Array: TypeAlias = npt.NDArray[Any]
+
+_Use: TypeAlias = Callable[[_Array], None]
+_Add: TypeAlias = Callable[[Selection, BoolArray | None, torch.Tensor], None]
+
+_LEADING = 20
+"""Bits of a float32, by which they are counted: its sign, its exponent and 11 of its mantissa."""
+_MOST_LABEL = 2**12
+"""Whole numbers up to here have bins of their own among those of floats."""
+_DIGIT = 16
+"""So many more bits of a quantile are found each time that pixels are read again."""
+_BLOCK_PIXELS = 2**20
+_HELD_BYTES = 2**26
+"""As much may each store keep in memory while pixels are computed, beside what it does now,"""
+_LOOKED_UP_BYTES = 2**24
+"""and of tiles that are stored about so much is read at once,"""
+_MOST_LOOKED_UP = 2**10
+"""and no more than so many."""
+_MOST_SHOWN = 20
+"""Of labels."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What `InfiniteTensor.stats` tells of some pixels.
+
+    Attributes
+    ----------
+    count : int
+        How many pixels have a number: all that were looked at, but for NaN and nodata. Infinities count.
+    nan, nodata : int
+        How many are NaN, and how many the raster that they are from calls nodata. Nothing else counts these.
+    min, max : int or float
+        The smallest and the largest number. They, `mean` and `std` are NaN where `count` is 0.
+    mean, std : float
+        Mean and standard deviation, that of a population, as numpy computes it. They are computed from exact sums, and
+        then rounded.
+    labels : dict of int to int, or None
+        For integers and bools: how many pixels have each number. Those of 32 and 64 bits have them where all are from
+        -4096 to 4096; otherwise this is None, as it is for floats.
+    """
+
+    count: int
+    nan: int
+    nodata: int
+    min: float
+    max: float
+    mean: float
+    std: float
+    labels: dict[int, int] | None = field(default=None, repr=False, hash=False)
+    _bins: _Bins | None = field(default=None, repr=False, compare=False)
+    _again: _Pixels | None = field(default=None, repr=False, compare=False)
+
+    @overload
+    def quantile(self, q: float) -> float: ...
+    @overload
+    def quantile(self, q: Sequence[float] | _Array) -> list[float]: ...
+
+    def quantile(self, q: Any) -> Any:
+        """Values below which a part `q` of the numbers lies, as `numpy.quantile` interpolates them.
+
+        Exact for integers and bools that have `labels`, and for float16 and bfloat16. Otherwise each of the two numbers
+        that a quantile lies between is at most a part in ``2**11`` nearer to 0 than it should be (and ``2**-137``
+        where it is smaller than floats of 32 bits usually are), as pixels were counted by the leading bits of their
+        float32. With ``stats(exact=True)`` it is exact, and pixels are read again for it: those of float32 once, of
+        integers of 32 bits twice, of float64 and integers of 64 bits four times. So ask for all quantiles at once.
+
+        Parameters
+        ----------
+        q : float or sequence of floats
+            From 0 to 1.
+
+        Returns
+        -------
+        float, or list of float for a sequence
+
+        Raises
+        ------
+        ValidationError
+            If `q` is no such number, or there is no pixel.
+        StoreError
+            If, with ``exact=True``, pixels have been stored, dropped or changed since.
+        """
+        wanted = _checked_quantiles(q)
+        if self._bins is None:
+            raise ValidationError(
+                "there are no quantiles of no pixels: nothing of the region is stored, or all of it is NaN or nodata; "
+                "t.stats(region, compute=True) computes what is missing"
+            )
+        places = [float(each) * (self.count - 1) for each in wanted.reshape(-1)]
+        ends = [(math.floor(place), math.ceil(place)) for place in places]
+        ranks = sorted({*itertools.chain.from_iterable(ends)})
+        found = self._bins.at(ranks) if self._again is None else _exactly(self._again, self._bins, ranks)
+        values = dict(zip(ranks, (min(max(each, self.min), self.max) for each in found), strict=True))
+        values |= {0: self.min, self.count - 1: self.max}
+        between = [_between(values[a], values[b], place - a) for (a, b), place in zip(ends, places, strict=True)]
+        return between if wanted.ndim else between[0]
+
+    def __str__(self) -> str:
+        others = [f"{n:,} {name}" for name, n in (("NaN", self.nan), ("nodata", self.nodata)) if n]
+        lines = [("pixels", ", ".join([f"{self.count:,}", *others]))]
+        if self.count:
+            lines += [(name, f"{getattr(self, name):.7g}") for name in ("min", "max", "mean", "std")]
+        if self.labels is None or len(self.labels) > _MOST_SHOWN:
+            if self._bins is not None and self._again is None:
+                low, middle, high = self.quantile([0.02, 0.5, 0.98])
+                lines.append(("2 %, 50 %, 98 %", f"{low:.7g}, {middle:.7g}, {high:.7g}"))
+        else:
+            lines += [(f"label {label}", f"{n:,}") for label, n in self.labels.items()]
+        width = max(len(name) for name, _ in lines)
+        return "\n".join(f"{name.ljust(width)}  {value}" for name, value in lines)
+
+
+def _checked_quantiles(q: object) -> npt.NDArray[np.float64]:
+    try:
+        wanted = np.asarray(q, dtype=np.float64)
+    except (TypeError, ValueError):
+        wanted = np.array(np.nan)
+    if wanted.ndim > 1 or not ((wanted >= 0) & (wanted <= 1)).all():
+        raise ValidationError(f"q must be a number from 0 to 1, or a sequence of them, got {quoted(q)}")
+    return wanted
+
+
+def _between(low: float, high: float, part: float) -> float:
+    # Not from the difference: that of infinities is none.
+    return float(low) if part == 0 or low == high else (1 - part) * low + part * high
+
+
+# Which pixels.
+
+
+@dataclass(frozen=True)
+class _Pixels:
+    """Pixels of a tensor, which may be read several times.
+
+    Attributes
+    ----------
+    tensor : InfiniteTensor
+        Whose they are.
+    nodata : Code or None
+        What stands for pixels that are missing.
+    selection : Selection
+        They lie in it,
+    tiles : sequence of tuple of int, or None
+        and in these tiles; None for all.
+    mask : PlacedMask or None
+        Which of them count.
+    computed : bool
+        Whether what is not stored is computed; otherwise it is left out.
+    workers : int or None
+        As for a read.
+    """
+
+    tensor: InfiniteTensor
+    nodata: Code | None
+    selection: Selection
+    tiles: Sequence[Index] | None
+    mask: PlacedMask | None
+    computed: bool
+    workers: int | None
+
+    @classmethod
+    def of(
+        cls,
+        tensor: InfiniteTensor,
+        nodata: Code | None,
+        region: object,
+        where: object,
+        computed: bool,
+        workers: int | None,
+    ) -> _Pixels:
+        """Those that the arguments of `InfiniteTensor.stats` mean."""
+        node = node_of(tensor)
+        layout = node.contents.layout(node.spec)
+        if region is None and not computed:
+            start, stop = map(tuple, layout.pixels)
+            selection = Selection(start, stop, (1,) * tensor.ndim, ())
+        else:
+            selection = parse(... if region is None else region, tensor.shape, node.spec.labels)
+        tiles, covered = None, selection
+        if not computed and not node.computation.copied and 0 not in selection.shape:
+            tiles = sorted(node.contents.inventory(node.spec, selection.start, selection.stop).complete)
+            if region is None:
+                # They may lie at two ends of the world, where no mask reaches.
+                low, high = (tuple(map(end, zip(*tiles, strict=True))) for end in (min, max))
+                ends = (layout.start(low), layout.stop(high)) if tiles else (selection.start, selection.start)
+                covered = Selection(*ends, selection.steps, ())
+        return cls(tensor, nodata, selection, tiles, placed(where, tensor.dims, covered), computed, workers)
+
+    def read(self, use: _Use) -> _Sieve:
+        """Call `use` with all that are numbers, in flat arrays of up to `MOST`; returns how many others there are."""
+        sieve = _Sieve(self.tensor, self.nodata, use)
+        self._read_computed(sieve.add) if self.computed else self._read_stored(sieve.add)
+        sieve.finish()
+        return sieve
+
+    def _wanted(self) -> Iterator[tuple[Selection, BoolArray | None]]:
+        """The boxes that hold pixels that are wanted, and which these are."""
+        for part in self._parts():
+            wanted = None if self.mask is None else np.broadcast_to(self.mask.pixels(part.pixels), part.size)
+            if wanted is None or wanted.any():
+                yield part, wanted
+
+    def _parts(self) -> Iterator[Selection]:
+        """Boxes that hold the pixels, each in one tile where what is stored is read, or there is a mask."""
+        node, selection = node_of(self.tensor), self.selection
+        layout = node.contents.layout(node.spec)
+        if self.tiles is not None:
+            parts = (_within(selection, layout.start(tile), layout.stop(tile)) for tile in self.tiles)
+            yield from filter(None, parts)
+        elif 0 not in selection.shape:
+            steps = tuple([along.step for along in selection.pixels])
+            most = _BLOCK_PIXELS if self.computed and self.mask is None else 1
+            for block in Blocks.of(selection, layout.grid.window).cut(most):
+                stop = tuple([a + n for a, n in zip(block.start, block.shape, strict=True)])
+                yield Selection(block.start, stop, steps, ())
+
+    def _read_computed(self, add: _Add) -> None:
+        waiting: deque[tuple[Selection, BoolArray | None]] = deque()
+
+        def parts() -> Iterator[Selection]:
+            for each in self._wanted():
+                waiting.append(each)
+                yield each[0]
+
+        lent = threading.Lock()
+        with lent:
+            for store in {id(each.store): each.store for each in chain_of([node_of(self.tensor)])}.values():
+                contents_of(store).lend(lent, _HELD_BYTES)
+            for ready in self.tensor.iter_regions(parts(), workers=self.workers):
+                for pixels in ready:
+                    add(*waiting.popleft(), pixels)
+
+    def _read_stored(self, add: _Add) -> None:
+        node, wanted = node_of(self.tensor), self._wanted()
+        at_once = min(max(1, _LOOKED_UP_BYTES // node.contents.layout(node.spec).tile_bytes), _MOST_LOOKED_UP)
+        while some := list(itertools.islice(wanted, at_once)):
+            for each, pixels in zip(some, whole_pixels(node, [part for part, _ in some]), strict=True):
+                if pixels is not None:
+                    add(*each, pixels)
+
+
+def _within(selection: Selection, start: Index, stop: Index) -> Selection | None:
+    """What of a selection lies in some pixels, if anything does."""
+    parts = [
+        along[max(0, -((along.start - a) // along.step)) : max(0, -((along.start - b) // along.step))]
+        for along, a, b in zip(selection.pixels, start, stop, strict=True)
+    ]
+    if not all(parts):
+        return None
+    first, steps = tuple([part.start for part in parts]), tuple([part.step for part in parts])
+    return Selection(first, tuple([part[-1] + 1 for part in parts]), steps, ())
+
+
+class _Sieve:
+    """Passes numbers on, in pieces, and counts pixels that are none.
+
+    Attributes
+    ----------
+    nan, nodata : int
+        How many are NaN, and how many the source calls nodata.
+    """
+
+    def __init__(self, tensor: InfiniteTensor, nodata: Code | None, use: _Use) -> None:
+        self.nan = self.nodata = 0
+        self._tensor, self._dtype, self._use = tensor, tensor.dtype, use
+        self._nodata = None if nodata is None else _broadcast(nodata, tensor)
+        self._waiting: list[_Array] = []
+        self._waits = 0
+
+    def add(self, part: Selection, wanted: BoolArray | None, pixels: torch.Tensor) -> None:
+        """Pixels at some places, and which of them are wanted."""
+        if pixels.dtype != self._dtype:
+            raise ValidationError(
+                f"tensor {self._tensor.tensor_id!r} was moved to {pixels.dtype} while its statistics were taken; take "
+                "them again"
+            )
+        values = shown(pixels)
+        if self._nodata is not None:
+            places = zip(part.pixels, self._nodata.shape, strict=True)
+            here = [slice(None) if n == 1 else slice(at.start, at.stop, at.step) for at, n in places]
+            missing = values == self._nodata[tuple(here)]
+            self.nodata += int(np.count_nonzero(missing if wanted is None else missing & wanted))
+            wanted = ~missing if wanted is None else wanted & ~missing
+        values = values.reshape(-1) if wanted is None else values[wanted]
+        # Small ones together.
+        self._waiting.append(values)
+        self._waits += len(values)
+        if self._waits >= MOST:
+            self.finish()
+
+    def finish(self) -> None:
+        """Pass on what waits for more."""
+        if not self._waits:
+            return
+        values = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
+        self._waiting, self._waits = [], 0
+        for start in range(0, len(values), MOST):
+            piece = values[start : start + MOST]
+            if piece.dtype.kind == "f" and math.isnan(piece.min()):
+                numbers = piece[~np.isnan(piece)]
+                self.nan += len(piece) - len(numbers)
+                piece = numbers
+            if len(piece):
+                self._use(piece)
+
+
+def _broadcast(nodata: Code, tensor: InfiniteTensor) -> _Array:
+    """What stands for pixels that are missing, to be broadcast over the tensor."""
+    dtype = shown_dtype(tensor.dtype)
+    values = [nodata_in(each, dtype) for each in (nodata.value if nodata.along is not None else [nodata.value])]
+    # NaN equals nothing.
+    held = np.array([math.nan if each is None else each for each in values], np.float64 if None in values else dtype)
+    return held.reshape([-1 if d == nodata.along else 1 for d in range(tensor.ndim)])
+
+
+# What is counted of them.
+
+
+def stats_of(
+    tensor: InfiniteTensor,
+    nodata: Code | None,
+    region: object,
+    where: object,
+    compute: object,
+    exact: object,
+    workers: int | None,
+) -> Stats:
+    """See `InfiniteTensor.stats`."""
+    computed, exact = checked_flag("compute", compute), checked_flag("exact", exact)
+    if tensor.dtype.is_complex:
+        raise ValidationError(
+            f"tensor {tensor.tensor_id!r} holds {tensor.dtype}, and complex numbers have no order; take the statistics "
+            "of their absolute values, as in t.map(torch.abs, dtype='float32')"
+        )
+    workers = None if workers is None else checked_workers(workers)
+    pixels = _Pixels.of(tensor, nodata, region, where, computed, workers)
+    figures = _Figures(tensor.dtype)
+    others = pixels.read(figures.add)
+    return figures.stats(others, pixels if exact else None)
+
+
+@dataclass(frozen=True)
+class _Bins:
+    """How often there are numbers in some ranges, without those that are empty.
+
+    Attributes
+    ----------
+    values : array
+        The number of each range that is nearest to 0, ascending.
+    ends : int64 array
+        How many numbers there are up to the end of each.
+    exact : bool
+        Whether ranges hold one number each.
+    """
+
+    values: _Array
+    ends: npt.NDArray[np.int64]
+    exact: bool
+
+    @property
+    def count(self) -> int:
+        """How many numbers there are."""
+        return int(self.ends[-1])
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """How many numbers there are in each."""
+        return np.diff(self.ends, prepend=0)
+
+    def numbers(self, ranks: Sequence[int]) -> list[int]:
+        """In which of them the number is that so many others stand before, for each."""
+        found: list[int] = np.searchsorted(self.ends, ranks, side="right").tolist()
+        return found
+
+    def at(self, ranks: Sequence[int]) -> list[float]:
+        """About the numbers that so many others stand before."""
+        found: list[float] = self.values[self.numbers(ranks)].tolist()
+        return found
+
+
+class _Figures:
+    """What is told of numbers, which come piece by piece."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._moments = Moments()
+        self._infinite = 0.0
+        self._min, self._max = math.inf, -math.inf
+        # Small integers are counted one by one, other numbers as float32, by their leading bits.
+        self._small = not dtype.is_floating_point and dtype.itemsize <= 2
+        self._first = -(2**15) if self._small and dtype.is_signed else 0
+        self._counts = np.zeros(2**16 if self._small else 2**_LEADING, np.int64)
+
+    def add(self, numbers: _Array) -> None:
+        """Count up to `MOST` numbers, none of which is NaN."""
+        if numbers.dtype == np.bool_:
+            numbers = numbers.view(np.uint8)
+        low, high = numbers.min().item(), numbers.max().item()
+        self._min, self._max = min(self._min, low), max(self._max, high)
+        np.add.at(self._counts, self._places(numbers), 1)
+        if math.isinf(low) or math.isinf(high):
+            finite = np.isfinite(numbers)
+            # Of both signs, NaN.
+            self._infinite += sum({*numbers[~finite].tolist()})
+            numbers = numbers[finite]
+        if len(numbers):
+            self._moments.add(numbers)
+
+    def _places(self, numbers: _Array) -> npt.NDArray[np.intp]:
+        if self._small:
+            return numbers.astype(np.intp) - self._first
+        with np.errstate(over="ignore"):
+            floats = np.ascontiguousarray(numbers, np.float32)
+        return (floats.view(np.uint32) >> (32 - _LEADING)).astype(np.intp)
+
+    def stats(self, others: _Sieve, again: _Pixels | None) -> Stats:
+        """All that is told, with how many pixels are no numbers."""
+        is_float = self._dtype.is_floating_point
+        (places,) = np.nonzero(self._counts)
+        if not len(places):
+            none = math.nan
+            return Stats(0, others.nan, others.nodata, none, none, none, none, None if is_float else {})
+        bins = self._bins(places)
+        mean, std = (self._infinite, math.nan) if self._infinite else (self._moments.mean, self._moments.std)
+        counted = zip(bins.values.tolist(), bins.counts.tolist(), strict=True)
+        return Stats(
+            bins.count,
+            others.nan,
+            others.nodata,
+            self._min,
+            self._max,
+            mean,
+            std,
+            {int(label): count for label, count in counted} if bins.exact and not is_float else None,
+            bins,
+            None if bins.exact else again,
+        )
+
+    def _bins(self, places: npt.NDArray[np.intp]) -> _Bins:
+        """What was counted at some places."""
+        if self._small:
+            return _Bins(places + self._first, np.cumsum(self._counts[places]), exact=True)
+        values = (places.astype(np.uint32) << (32 - _LEADING)).view(np.float32)
+        order = np.argsort(values, kind="stable")
+        is_whole = not self._dtype.is_floating_point and max(self._max, -self._min) <= _MOST_LABEL
+        exact = is_whole or self._dtype.itemsize <= 2
+        return _Bins(values[order].astype(np.float64), np.cumsum(self._counts[places[order]]), exact)
+
+
+# Exact quantiles: digit by digit, of keys that have the order of the numbers.
+
+
+def _exactly(pixels: _Pixels, bins: _Bins, ranks: Sequence[int]) -> list[float]:
+    """The numbers that so many others stand before, each found by its leading bits, and then by more and more."""
+    dtype = shown_dtype(pixels.tensor.dtype)
+    bits, known, prefixes, left, inside = 8 * dtype.itemsize, 0, [0] * len(ranks), [*ranks], [bins.count] * len(ranks)
+    if dtype == np.float32:
+        numbers, known = bins.numbers(ranks), _LEADING
+        prefixes = (_keys(bins.values[numbers].astype(dtype)) >> (bits - known)).tolist()
+        inside = bins.counts[numbers].tolist()
+        left = [rank - int(bins.ends[n]) + count for rank, n, count in zip(ranks, numbers, inside, strict=True)]
+    while known < bits:
+        digit = min(_DIGIT, bits - known)
+        counts = {prefix: np.zeros(2**digit, np.int64) for prefix in prefixes}
+        pixels.read(functools.partial(_count, counts, bits - known, digit))
+        for n, prefix in enumerate(prefixes):
+            ends = np.cumsum(counts[prefix])
+            if ends[-1] != inside[n]:
+                raise StoreError(
+                    f"pixels of tensor {pixels.tensor.tensor_id!r} were stored, dropped or changed after their "
+                    "statistics were taken, so that there are no exact quantiles of them; take the statistics again"
+                )
+            place = int(np.searchsorted(ends, left[n], side="right"))
+            inside[n] = int(counts[prefix][place])
+            left[n] -= int(ends[place]) - inside[n]
+            prefixes[n] = prefix << digit | place
+        known += digit
+    return _numbers(prefixes, dtype)
+
+
+def _count(counts: Mapping[int, npt.NDArray[np.int64]], rest: int, digit: int, piece: _Array) -> None:
+    """Count the next bits of keys that begin with each of some prefixes, before so many others."""
+    keys = _keys(piece)
+    for prefix, found in counts.items():
+        # No key is shifted by all of its bits.
+        inside = keys if rest == 8 * keys.itemsize else keys[keys >> rest == prefix]
+        np.add.at(found, ((inside >> (rest - digit)) & (2**digit - 1)).astype(np.intp), 1)
+
+
+def _keys(numbers: _Array) -> _Array:
+    """Integers without a sign that have the order of some numbers."""
+    sign, keys = 1 << (8 * numbers.itemsize - 1), numbers.view(f"u{numbers.itemsize}")
+    if numbers.dtype.kind == "f":
+        return np.where(keys & sign, ~keys, keys | sign)
+    return keys ^ sign if numbers.dtype.kind == "i" else keys
+
+
+def _numbers(keys: Sequence[int], dtype: np.dtype[Any]) -> list[float]:
+    """The numbers whose `_keys` they are."""
+    sign, found = 1 << (8 * dtype.itemsize - 1), np.array(keys, f"u{dtype.itemsize}")
+    if dtype.kind == "f":
+        found = np.where(found & sign, found ^ sign, ~found)
+    numbers: list[float] = (found ^ sign if dtype.kind == "i" else found).view(dtype).tolist()
+    return numbers
