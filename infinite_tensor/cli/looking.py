@@ -1,4 +1,4 @@
-"""Commands that change nothing in a store: ls, info, read, coverage and plan."""
+"""Commands that change nothing in a store: ls, info, read, stats, coverage and plan."""
 
 from __future__ import annotations
 
@@ -186,6 +186,29 @@ def _figures(values: Any) -> dict[str, Any]:
     return {"min": finite.min().item(), "max": finite.max().item(), "mean": finite.double().mean().item(), **found}
 
 
+@click.command("stats", short_help="Tell range, mean and quantiles of what is stored.")
+@arguments.store
+@arguments.tensor_id
+@click.option("--region", type=arguments.REGION, metavar="REGION", help="Pixels; by default all that are stored.")
+@arguments.as_json
+def stats(store: str, tensor_id: str, region: Any, as_json: bool) -> None:
+    """Tell range, mean, standard deviation and quantiles of what is stored, and the pixels of each label.
+
+    Computes nothing. Of incomplete tiles no pixel is counted.
+    """
+    with infinite_tensor.open_store(store, mode="r") as opened:
+        found = opened.open(tensor_id).stats(region)
+    if not as_json:
+        print_report(found, as_json=False)
+        return
+    quantiles = dict(zip(_QUANTILES, found.quantile(_QUANTILES), strict=True)) if found.count else {}
+    names = ("count", "nan", "nodata", "min", "max", "mean", "std", "labels")
+    print_json({**{name: getattr(found, name) for name in names}, "quantiles": quantiles})
+
+
+_QUANTILES = (0.02, 0.25, 0.5, 0.75, 0.98)
+
+
 @click.command("coverage", short_help="Draw which tiles are stored.")
 @arguments.store
 @arguments.tensor_id
@@ -271,4 +294,4 @@ def plan(store: str, tensor_id: str, region: Any, max_memory: str | None, as_jso
     print_report(found, as_json=as_json)
 
 
-COMMANDS = (ls, info, read, coverage, plan)
+COMMANDS = (ls, info, read, stats, coverage, plan)

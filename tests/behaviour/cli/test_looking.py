@@ -1,4 +1,4 @@
-"""ls, info, read and coverage."""
+"""ls, info, read, stats and coverage."""
 
 from __future__ import annotations
 
@@ -259,6 +259,25 @@ def test_a_store_that_is_not_there_is_told_without_modes_that_a_command_has_not(
     for place in (tmp_path / "nothing", tmp_path / "nothing.h5"):
         found = cli("ls", place)
         assert (found.code, found.err.rstrip().endswith("there is no store")) == (1, True), found.err
+
+
+def test_stats_are_those_of_what_is_stored(cli: CommandLine, store: Path) -> None:
+    assert cli("stats", store, "rows").out.splitlines() == [
+        "pixels           128",
+        "min              -8",
+        "max              7",
+        "mean             -0.5",
+        "std              4.609772",
+        "2 %, 50 %, 98 %  -8, -0.5, 7",
+    ]
+    found = cli("stats", store, "rows", "--region", "-2:20,0:2", "--json").json
+    assert (found["count"], found["min"], found["max"], found["labels"]) == (20, -2, 7, None)
+    assert found["quantiles"]["0.5"] == 2.5
+
+
+def test_stats_of_what_is_not_stored_count_nothing(cli: CommandLine, store: Path) -> None:
+    assert cli("stats", store, "rows", "--region", "100:200,0:2").out.splitlines() == ["pixels  0"]
+    assert cli("stats", store, "rows", "--region", "100:200,0:2", "--json").json["mean"] == "NaN"
 
 
 def test_coverage_draws_what_is_stored(cli: CommandLine, store: Path) -> None:
