@@ -17,31 +17,34 @@ _UNIT = 1074
 """Every float64 is a multiple of 2**-1074."""
 _BITS = 22
 """Wide integers are summed in parts of so many bits, the products of which float64 holds."""
-_HUGE, _DOWN = 2.0**400, 600
-"""Where a number is that large, products overflow, and all that are added with it are divided by 2**600 before."""
+_HUGE, _TINY, _SHIFT = 2.0**400, 2.0**-400, 600
+"""Where a number is larger, or all are smaller, squares leave the range of float64: numbers are scaled before."""
 
 
 class Moments:
     """The exact sum of numbers and of their squares.
 
     The few bits that are lost are those below ``2**-420`` of numbers of float64 that are added beside one above
-    ``2**400``, and those of squares below ``2**-1074``.
+    ``2**400``, and those below ``2**-1074`` of squares that are added beside larger ones.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self._sum = 0
-        self._squares = 0
+        # In units of 2**-1074, and of the square of that.
+        self._sum = self._squares = 0
 
     def add(self, values: npt.NDArray[Any]) -> None:
         """Add up to `MOST` finite numbers, of any dtype of numpy that is real."""
-        down = _DOWN if values.dtype == np.float64 and max(values.max(), -values.min()) > _HUGE else 0
+        down = 0
+        if values.dtype == np.float64:
+            largest = max(values.max(), -values.min())
+            down = _SHIFT if largest > _HUGE else -_SHIFT if largest < _TINY else 0
         parts = _parts(np.ldexp(values, -down) if down else values)
         self.count += values.size
         for i, j in itertools.combinations_with_replacement(range(len(parts)), 2):
-            self._squares += _exact_sum(parts[i] * parts[j]) << 2 * down + (i != j)
+            self._squares += _shifted(_exact_sum(parts[i] * parts[j]), _UNIT + 2 * down + (i != j))
         for part in parts:
-            self._sum += _exact_sum(part) << down
+            self._sum += _shifted(_exact_sum(part), down)
 
     @property
     def mean(self) -> float:
@@ -51,7 +54,7 @@ class Moments:
     @property
     def std(self) -> float:
         """That of a population: the root of the mean square of differences from the mean."""
-        squares = (self._squares * self.count << _UNIT) - self._sum**2
+        squares = self._squares * self.count - self._sum**2
         return _root(max(squares, 0), self.count**2 << 2 * _UNIT)
 
 
@@ -85,6 +88,10 @@ def _exact_sum(values: _Floats) -> int:
         total += numerator << (_UNIT + 1 - denominator.bit_length())
         bound *= MOST * 2.0**-53
     return total
+
+
+def _shifted(number: int, by: int) -> int:
+    return number << by if by >= 0 else number >> -by
 
 
 def _root(numerator: int, denominator: int) -> float:

@@ -94,11 +94,13 @@ class Stats:
     def quantile(self, q: Any) -> Any:
         """Values below which a part `q` of the numbers lies, as `numpy.quantile` interpolates them.
 
-        Exact for integers and bools that have `labels`, and for float16 and bfloat16. Otherwise each of the two numbers
-        that a quantile lies between is at most a part in ``2**11`` nearer to 0 than it should be (and ``2**-137``
-        where it is smaller than floats of 32 bits usually are), as pixels were counted by the leading bits of their
-        float32. With ``stats(exact=True)`` it is exact, and pixels are read again for it: those of float32 once, of
-        integers of 32 bits twice, of float64 and integers of 64 bits four times. So ask for all quantiles at once.
+        They are exact for integers and bools that have `labels`, and for float16 and bfloat16. Other numbers are
+        counted by the leading 20 bits of their float32. The two that a quantile lies between are then less than a part
+        in ``2**11`` too near to 0, or ``2**-137`` where they are below ``2**-126``; float64 beyond the range of float32
+        counts as its end.
+
+        With ``stats(exact=True)`` they are exact, and pixels are read again: those of float32 once, integers of 32 bits
+        twice, float64 and integers of 64 bits four times. So ask for all quantiles at once.
 
         Parameters
         ----------

@@ -112,8 +112,11 @@ class TestFigures:
         assert values.std(dtype=np.float32) != pytest.approx(statistics.pstdev(values.tolist()), rel=1e-3)
         check(from_array(values).stats(), values)
 
-    @pytest.mark.parametrize("numbers", [[1e308, -1e308, 3.0], [-1.7976931348623157e308] * 3, [1e200, 2e200, 5.0]])
-    def test_do_not_overflow(self, numbers: list[float]) -> None:
+    @pytest.mark.parametrize(
+        "numbers",
+        [[1e308, -1e308, 3.0], [-1.7976931348623157e308] * 3, [1e200, 2e200, 5.0], [2e-200, 3e-200], [0, 5e-324]],
+    )
+    def test_leave_no_range(self, numbers: list[float]) -> None:
         found = from_array(np.array(numbers)).stats()
         assert found.mean == pytest.approx(statistics.mean(numbers), rel=1e-15)
         assert found.std == pytest.approx(statistics.pstdev(numbers), rel=1e-15)
