@@ -6,12 +6,11 @@ that of its bin by less than a part in 2**11.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, overload
 
@@ -20,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.engine.chain import chain_of, node_of
-from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.mask import BoolArray, PlacedMask, placed
 from infinite_tensor.filling.stored_only import whole_pixels
 from infinite_tensor.geometry.points import Index
@@ -32,18 +31,13 @@ from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.meaning import Code
 from infinite_tensor.views.frame import shown, shown_dtype
 from infinite_tensor.views.metadata import nodata_in
+from infinite_tensor.views.quantiles import LEADING, Bins, Numbers, exactly
 
-_Array: TypeAlias = npt.NDArray[Any]
-
-_Use: TypeAlias = Callable[[_Array], None]
+_Use: TypeAlias = Callable[[Numbers], None]
 _Add: TypeAlias = Callable[[Selection, BoolArray | None, torch.Tensor], None]
 
-_LEADING = 20
-"""Bits of a float32, by which they are counted: its sign, its exponent and 11 of its mantissa."""
 _MOST_LABEL = 2**12
 """Whole numbers up to here have bins of their own among those of floats."""
-_DIGIT = 16
-"""So many more bits of a quantile are found each time that pixels are read again."""
 _BLOCK_PIXELS = 2**20
 _HELD_BYTES = 2**26
 """As much may each store keep in memory while pixels are computed, beside what it does now,"""
@@ -83,13 +77,13 @@ class Stats:
     mean: float
     std: float
     labels: dict[int, int] | None = field(default=None, repr=False, hash=False)
-    _bins: _Bins | None = field(default=None, repr=False, compare=False)
+    _bins: Bins | None = field(default=None, repr=False, compare=False)
     _again: _Pixels | None = field(default=None, repr=False, compare=False)
 
     @overload
     def quantile(self, q: float) -> float: ...
     @overload
-    def quantile(self, q: Sequence[float] | _Array) -> list[float]: ...
+    def quantile(self, q: Sequence[float] | Numbers) -> list[float]: ...
 
     def quantile(self, q: Any) -> Any:
         """Values below which a part `q` of the numbers lies, as `numpy.quantile` interpolates them.
@@ -116,7 +110,7 @@ class Stats:
         ValidationError
             If `q` is no such number, or there is no pixel.
         StoreError
-            If, with ``exact=True``, pixels have been stored, dropped or changed since.
+            If, with ``exact=True``, pixels have been dropped or changed since.
         """
         wanted = _checked_quantiles(q)
         if self._bins is None:
@@ -127,7 +121,7 @@ class Stats:
         places = [float(each) * (self.count - 1) for each in wanted.reshape(-1)]
         ends = [(math.floor(place), math.ceil(place)) for place in places]
         ranks = sorted({*itertools.chain.from_iterable(ends)})
-        found = self._bins.at(ranks) if self._again is None else _exactly(self._again, self._bins, ranks)
+        found = self._bins.at(ranks) if self._again is None else self._again.exactly(self._bins, ranks)
         values = dict(zip(ranks, (min(max(each, self.min), self.max) for each in found), strict=True))
         values |= {0: self.min, self.count - 1: self.max}
         between = [_between(values[a], values[b], place - a) for (a, b), place in zip(ends, places, strict=True)]
@@ -231,6 +225,10 @@ class _Pixels:
         sieve.finish()
         return sieve
 
+    def exactly(self, bins: Bins, ranks: Sequence[int]) -> list[float]:
+        """The numbers that so many others stand before, after another look at the pixels."""
+        return exactly(self.read, shown_dtype(self.tensor.dtype), bins, ranks)
+
     def _wanted(self) -> Iterator[tuple[Selection, BoolArray | None]]:
         """The boxes that hold pixels that are wanted, and which these are."""
         for part in self._parts():
@@ -302,7 +300,7 @@ class _Sieve:
         self.nan = self.nodata = 0
         self._tensor, self._dtype, self._use = tensor, tensor.dtype, use
         self._nodata = None if nodata is None else _broadcast(nodata, tensor)
-        self._waiting: list[_Array] = []
+        self._waiting: list[Numbers] = []
         self._waits = 0
 
     def add(self, part: Selection, wanted: BoolArray | None, pixels: torch.Tensor) -> None:
@@ -342,7 +340,7 @@ class _Sieve:
                 self._use(piece)
 
 
-def _broadcast(nodata: Code, tensor: InfiniteTensor) -> _Array:
+def _broadcast(nodata: Code, tensor: InfiniteTensor) -> Numbers:
     """What stands for pixels that are missing, to be broadcast over the tensor."""
     dtype = shown_dtype(tensor.dtype)
     values = [nodata_in(each, dtype) for each in (nodata.value if nodata.along is not None else [nodata.value])]
@@ -377,45 +375,6 @@ def stats_of(
     return figures.stats(others, pixels if exact else None)
 
 
-@dataclass(frozen=True)
-class _Bins:
-    """How often there are numbers in some ranges, without those that are empty.
-
-    Attributes
-    ----------
-    values : array
-        The number of each range that is nearest to 0, ascending.
-    ends : int64 array
-        How many numbers there are up to the end of each.
-    exact : bool
-        Whether ranges hold one number each.
-    """
-
-    values: _Array
-    ends: npt.NDArray[np.int64]
-    exact: bool
-
-    @property
-    def count(self) -> int:
-        """How many numbers there are."""
-        return int(self.ends[-1])
-
-    @property
-    def counts(self) -> npt.NDArray[np.int64]:
-        """How many numbers there are in each."""
-        return np.diff(self.ends, prepend=0)
-
-    def numbers(self, ranks: Sequence[int]) -> list[int]:
-        """In which of them the number is that so many others stand before, for each."""
-        found: list[int] = np.searchsorted(self.ends, ranks, side="right").tolist()
-        return found
-
-    def at(self, ranks: Sequence[int]) -> list[float]:
-        """About the numbers that so many others stand before."""
-        found: list[float] = self.values[self.numbers(ranks)].tolist()
-        return found
-
-
 class _Figures:
     """What is told of numbers, which come piece by piece."""
 
@@ -427,9 +386,9 @@ class _Figures:
         # Small integers are counted one by one, other numbers as float32, by their leading bits.
         self._small = not dtype.is_floating_point and dtype.itemsize <= 2
         self._first = -(2**15) if self._small and dtype.is_signed else 0
-        self._counts = np.zeros(2**16 if self._small else 2**_LEADING, np.int64)
+        self._counts = np.zeros(2**16 if self._small else 2**LEADING, np.int64)
 
-    def add(self, numbers: _Array) -> None:
+    def add(self, numbers: Numbers) -> None:
         """Count up to `MOST` numbers, none of which is NaN."""
         if numbers.dtype == np.bool_:
             numbers = numbers.view(np.uint8)
@@ -444,12 +403,12 @@ class _Figures:
         if len(numbers):
             self._moments.add(numbers)
 
-    def _places(self, numbers: _Array) -> npt.NDArray[np.intp]:
+    def _places(self, numbers: Numbers) -> npt.NDArray[np.intp]:
         if self._small:
             return numbers.astype(np.intp) - self._first
         with np.errstate(over="ignore"):
             floats = np.ascontiguousarray(numbers, np.float32)
-        return (floats.view(np.uint32) >> (32 - _LEADING)).astype(np.intp)
+        return (floats.view(np.uint32) >> (32 - LEADING)).astype(np.intp)
 
     def stats(self, others: _Sieve, again: _Pixels | None) -> Stats:
         """All that is told, with how many pixels are no numbers."""
@@ -474,69 +433,12 @@ class _Figures:
             None if bins.exact else again,
         )
 
-    def _bins(self, places: npt.NDArray[np.intp]) -> _Bins:
+    def _bins(self, places: npt.NDArray[np.intp]) -> Bins:
         """What was counted at some places."""
         if self._small:
-            return _Bins(places + self._first, np.cumsum(self._counts[places]), exact=True)
-        values = (places.astype(np.uint32) << (32 - _LEADING)).view(np.float32)
+            return Bins(places + self._first, np.cumsum(self._counts[places]), exact=True)
+        values = (places.astype(np.uint32) << (32 - LEADING)).view(np.float32)
         order = np.argsort(values, kind="stable")
         is_whole = not self._dtype.is_floating_point and max(self._max, -self._min) <= _MOST_LABEL
         exact = is_whole or self._dtype.itemsize <= 2
-        return _Bins(values[order].astype(np.float64), np.cumsum(self._counts[places[order]]), exact)
-
-
-# Exact quantiles: digit by digit, of keys that have the order of the numbers.
-
-
-def _exactly(pixels: _Pixels, bins: _Bins, ranks: Sequence[int]) -> list[float]:
-    """The numbers that so many others stand before, each found by its leading bits, and then by more and more."""
-    dtype = shown_dtype(pixels.tensor.dtype)
-    bits, known, prefixes, left, inside = 8 * dtype.itemsize, 0, [0] * len(ranks), [*ranks], [bins.count] * len(ranks)
-    if dtype == np.float32:
-        numbers, known = bins.numbers(ranks), _LEADING
-        prefixes = (_keys(bins.values[numbers].astype(dtype)) >> (bits - known)).tolist()
-        inside = bins.counts[numbers].tolist()
-        left = [rank - int(bins.ends[n]) + count for rank, n, count in zip(ranks, numbers, inside, strict=True)]
-    while known < bits:
-        digit = min(_DIGIT, bits - known)
-        counts = {prefix: np.zeros(2**digit, np.int64) for prefix in prefixes}
-        pixels.read(functools.partial(_count, counts, bits - known, digit))
-        for n, prefix in enumerate(prefixes):
-            ends = np.cumsum(counts[prefix])
-            if ends[-1] != inside[n]:
-                raise StoreError(
-                    f"pixels of tensor {pixels.tensor.tensor_id!r} were stored, dropped or changed after their "
-                    "statistics were taken, so that there are no exact quantiles of them; take the statistics again"
-                )
-            place = int(np.searchsorted(ends, left[n], side="right"))
-            inside[n] = int(counts[prefix][place])
-            left[n] -= int(ends[place]) - inside[n]
-            prefixes[n] = prefix << digit | place
-        known += digit
-    return _numbers(prefixes, dtype)
-
-
-def _count(counts: Mapping[int, npt.NDArray[np.int64]], rest: int, digit: int, piece: _Array) -> None:
-    """Count the next bits of keys that begin with each of some prefixes, before so many others."""
-    keys = _keys(piece)
-    for prefix, found in counts.items():
-        # No key is shifted by all of its bits.
-        inside = keys if rest == 8 * keys.itemsize else keys[keys >> rest == prefix]
-        np.add.at(found, ((inside >> (rest - digit)) & (2**digit - 1)).astype(np.intp), 1)
-
-
-def _keys(numbers: _Array) -> _Array:
-    """Integers without a sign that have the order of some numbers."""
-    sign, keys = 1 << (8 * numbers.itemsize - 1), numbers.view(f"u{numbers.itemsize}")
-    if numbers.dtype.kind == "f":
-        return np.where(keys & sign, ~keys, keys | sign)
-    return keys ^ sign if numbers.dtype.kind == "i" else keys
-
-
-def _numbers(keys: Sequence[int], dtype: np.dtype[Any]) -> list[float]:
-    """The numbers whose `_keys` they are."""
-    sign, found = 1 << (8 * dtype.itemsize - 1), np.array(keys, f"u{dtype.itemsize}")
-    if dtype.kind == "f":
-        found = np.where(found & sign, found ^ sign, ~found)
-    numbers: list[float] = (found ^ sign if dtype.kind == "i" else found).view(dtype).tolist()
-    return numbers
+        return Bins(values[order].astype(np.float64), np.cumsum(self._counts[places[order]]), exact)
