@@ -940,7 +940,9 @@ class InfiniteTensor(Fillable):
           dimension, for ``xarray.open_zarr(target)``. A chunk is a tile, and begins at the first pixel of the region.
         - ``.npy``: an array for `numpy.load`.
         - ``.png``: an image of uint8 in grey, RGB or RGBA, or of uint16 in grey. All of it is in memory until the end.
-        - ``.tif``, ``.tiff``: an image of any number of bands, in tiles, compressed; a BigTIFF where it may have 4 GiB.
+        - ``.tif``, ``.tiff``: a Cloud-Optimized TIFF of any number of bands, in tiles, compressed; a BigTIFF where it
+          may have 4 GiB. Its overviews are made by GDAL: means, of labels the most frequent pixels, of complex numbers
+          the nearest; none with very many bands. Until the end it takes twice its disk space.
           If the tensor is a raster of `from_raster`, or computed from one, it is a GeoTIFF: pixels lie where the middle
           of their window lies in the raster, at the scale that strides have to each other.
 
@@ -949,8 +951,8 @@ class InfiniteTensor(Fillable):
 
         The region is worked through in steps, whatever its size; tensors in memory keep little of it. The target is
         there when all is written, and not before. A process that is killed leaves a hidden ``.<name>.partial`` beside
-        it, in which the next export writes; a store at a URL is no Zarr group until the end, and what is unfinished
-        there is replaced by the next export.
+        it, or several files that begin so, in which the next export writes; a store at a URL is no Zarr group until the
+        end, and what is unfinished there is replaced by the next export.
 
         An export to Zarr of a tensor that is stored, with a `tensor_id`, continues where an equal one was stopped: what
         has been written is not written again, unless pixels were invalidated since. ``overwrite=True`` begins anew.

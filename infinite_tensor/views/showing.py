@@ -30,6 +30,7 @@ from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import names_of
 from infinite_tensor.views.frame import shown
+from infinite_tensor.views.labels import MOST_LABELS, are_labels
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -42,9 +43,8 @@ _MOST_ROWS = 12
 _HALF = 256
 """Pixels on each side of 0 that are drawn of an unbounded dimension."""
 _MOST_PIXELS = 2**24
-_OF_LABELS = {"cmap": "tab20", "vmin": -0.5, "vmax": 19.5, "interpolation": "nearest"}
+_OF_LABELS = {"cmap": "tab20", "vmin": -0.5, "vmax": MOST_LABELS - 0.5, "interpolation": "nearest"}
 """What draws numbers of classes, each in a colour of its own."""
-_MOST_LABELS = 20
 _BLANK = "0.85"
 """The grey of pixels that are not stored."""
 
@@ -213,12 +213,9 @@ def draw(
         ax.plot(np.array(places[0]), values, **options)
         ax.set_xlabel(names[0])
     else:
-        _draw_image(
-            ax,
-            values,
-            places,
-            options if options.keys() & {"cmap", "norm"} or not _are_labels(values) else _OF_LABELS | options,
-        )
+        if values.ndim == 2 and are_labels(values) and not options.keys() & {"cmap", "norm"}:
+            options = _OF_LABELS | options
+        _draw_image(ax, values, places, options)
         ax.set(ylabel=names[0], xlabel=names[1])
     at = [f"{tensor.dims[d]}={selection.start[d]}" for d in selection.squeezed]
     ax.set_title(", ".join([*([tensor.tensor_id] if node_of(tensor).tensor.named else []), *at]))
@@ -268,11 +265,6 @@ def _pixels(tensor: InfiniteTensor, selection: Selection, channels: int | None, 
         return np.ma.array(values, mask=missing).reshape(values.shape[:2])
     opaque = 255 if values.dtype == np.uint8 else 1
     return values if computed else np.dstack([values, np.where(missing.any(-1), 0, opaque).astype(values.dtype)])
-
-
-def _are_labels(values: npt.NDArray[Any]) -> bool:
-    """Whether a picture shows classes: a few whole numbers from 0 on."""
-    return values.ndim == 2 and values.dtype.kind in "iu" and values.min() >= 0 and values.max() < _MOST_LABELS
 
 
 def _missing(tensor: InfiniteTensor, selection: Selection) -> npt.NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""Regions as files of numpy, as PNG images, and as tiled TIFFs: GeoTIFFs where it is known where the pixels are."""
+"""Regions as files of numpy, as PNG images, and as TIFFs: Cloud-Optimized ones, GeoTIFFs where their place is known."""
 
 from __future__ import annotations
 
@@ -18,17 +18,26 @@ from infinite_tensor.pipelines.sliding import CHANNELS
 from infinite_tensor.support.disks import allocate_file
 from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Georeference, crs_of
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
+from infinite_tensor.views.labels import are_labels
 from infinite_tensor.views.metadata import nodata_in
 
 _MODES = ((1, "uint8"), (1, "uint16"), (3, "uint8"), (4, "uint8"))
 """Channels and dtypes that pillow writes as they are."""
-_BLOCK = 512
+_SIDES = (512, 256, 128)
+"""Rows and columns of a block of a TIFF; a driver of GDAL that writes Cloud-Optimized ones takes none below 128."""
+_BLOCK_BYTES = 2**23
+"""A block of such a file has all bands, and GDAL holds some 20 of them."""
+_SCRATCH = (".tiled", ".ovr.tmp", ".msk.ovr.tmp")
+"""What the names of files end in that lie beside an unfinished TIFF: its pixels, and the overviews that GDAL makes."""
+_PREDICTORS = {1: "NO", 2: "STANDARD", 3: "FLOATING_POINT"}
+"""What the two drivers call them."""
 _LONGEST = 2**31 - 1
 _MOST_BANDS = 65_535
 _TOGETHER = 4
 """So many bands are stored pixel by pixel, as the colours of an image; more are stored band by band."""
 _CACHE_BYTES = 2**25
 """GDAL would take a twentieth of the machine's memory."""
+_SETTINGS = {"GDAL_CACHEMAX": _CACHE_BYTES, "GDAL_TIFF_INTERNAL_MASK": True}
 _ACROSS = frozenset({"x", "lon", "longitude", "easting"})
 """What coordinates along columns are called."""
 _EVEN = 1e-3
@@ -115,26 +124,83 @@ def _is_held(crs: Any) -> bool:
 
 @contextmanager
 def opened_tiff(cutout: Cutout, path: Path) -> Iterator[Sink]:
-    """A file for an image."""
+    """A file for an image: a Cloud-Optimized one, whose driver copies a file that is finished.
+
+    Of very many bands it is that file itself: blocks that have all of them would take too much memory.
+    """
+    bands, _, _ = cutout.image("tiff")
+    dtype = _dtype_of(cutout)
+    side = next((side for side in _SIDES if side**2 * bands * dtype.itemsize <= _BLOCK_BYTES), None)
+    if side is None:
+        with _opened_tiles(cutout, path, _SIDES[0]) as (sink, _):
+            yield sink
+        return
+    scratch = [path.with_name(path.name + ending) for ending in _SCRATCH]
+    try:
+        # Of an export that was killed.
+        _delete(scratch)
+        with _opened_tiles(cutout, scratch[0], side) as (sink, only_labels):
+            yield sink
+        resampling = "NEAREST" if dtype.kind == "c" else "MODE" if only_labels() else "AVERAGE"
+        _copy_optimized(scratch[0], path, side, resampling)
+    finally:
+        _delete(scratch)
+
+
+def _delete(paths: list[Path]) -> None:
+    for each in paths:
+        each.unlink(missing_ok=True)
+
+
+def _copy_optimized(source: Path, path: Path, side: int, resampling: str) -> None:
+    """Copy a TIFF as one with overviews, whose parts are in the order in which programs ask for them over HTTP."""
+    import rasterio.shutil  # noqa: PLC0415  (of an extra)
+
+    with _rasterio().Env(**_SETTINGS), _without_georeference():
+        with _rasterio().open(source) as file:
+            predictor = _PREDICTORS[int(file.tags(ns="IMAGE_STRUCTURE").get("PREDICTOR", 1))]
+        rasterio.shutil.copy(
+            str(source),
+            str(path),
+            driver="COG",
+            blocksize=side,
+            compress="DEFLATE",
+            predictor=predictor,
+            overview_predictor=predictor,
+            overview_resampling=resampling,
+            BIGTIFF="IF_SAFER",
+        )
+        # What finds no room when the copy is closed is told to nobody. What is written last is the last block.
+        with _rasterio().open(path) as file:
+            last = ((file.height - 1, file.height), (file.width - 1, file.width))
+            file.read(file.count, window=last)
+            file.read_masks(file.count, window=last)
+
+
+@contextmanager
+def _opened_tiles(cutout: Cutout, path: Path, side: int) -> Iterator[tuple[Sink, Callable[[], bool]]]:
+    """A TIFF in tiles, which is written block by block, and whether all that was written so far are labels."""
     from rasterio.windows import Window  # noqa: PLC0415  (of an extra)
 
     bands, rows, columns = cutout.image("tiff")
-    unit, block = _unit_of(cutout, bands)
     said, dtype, mask = _said_of(cutout), _dtype_of(cutout), _mask_of(cutout)
-    settings = {"GDAL_CACHEMAX": _CACHE_BYTES, "GDAL_TIFF_INTERNAL_MASK": True}
+    nodata = said.profile.get("nodata")
+    only_labels = True
 
     def put(place: Place, pixels: Pixels) -> None:
+        nonlocal only_labels
+        only_labels = only_labels and ("colormap" in said.attributes or are_labels(pixels[pixels != nodata]))
         box = list(place)
         channels = slice(0, 1) if cutout.channels is None else box.pop(cutout.channels)
         pixels = pixels[None] if cutout.channels is None else np.moveaxis(pixels, cutout.channels, 0)
         window = Window.from_slices(*box)
-        with _rasterio().Env(**settings):
+        with _rasterio().Env(**_SETTINGS):
             indexes = list(range(channels.start + 1, channels.stop + 1))
             file.write(pixels.astype(dtype, copy=False), indexes=indexes, window=window)
             if mask is not None and channels.start == 0:
                 file.write_mask(mask(*box), window=window)
 
-    with _rasterio().Env(**settings), _without_georeference():
+    with _rasterio().Env(**_SETTINGS), _without_georeference():
         file = _rasterio().open(
             path,
             "w",
@@ -144,8 +210,8 @@ def opened_tiff(cutout: Cutout, path: Path) -> Iterator[Sink]:
             width=columns,
             dtype=dtype.name,
             tiled=True,
-            blockysize=block[0],
-            blockxsize=block[1],
+            blockysize=side,
+            blockxsize=side,
             interleave="pixel" if bands <= _TOGETHER else "band",
             compress="deflate",
             # The libtiff of older wheels predicts no integers of 64 bits.
@@ -162,7 +228,7 @@ def opened_tiff(cutout: Cutout, path: Path) -> Iterator[Sink]:
             else:
                 setattr(file, name, value)
         file.update_tags(**said.tags)
-        yield Sink(unit, put)
+        yield Sink(_unit_of(cutout, bands, side), put), lambda: only_labels
 
 
 def _rasterio() -> Any:
@@ -173,18 +239,15 @@ def _rasterio() -> Any:
     return rasterio
 
 
-def _unit_of(cutout: Cutout, bands: int) -> tuple[Index, tuple[int, int]]:
-    """The box that is written at a time, and the rows and columns of a block in the file: a tile where it has them."""
+def _unit_of(cutout: Cutout, bands: int, side: int) -> Index:
+    """The box that is written at a time: a block of all bands that are stored together, or of those of a tile."""
     unit = [min(n, extent) for n, extent in zip(cutout.frame.tile, cutout.frame.shape, strict=True)]
-    block = []
     for number, d in enumerate(cutout.kept):
-        tile = cutout.frame.tile[d]
-        if number == cutout.channels:
-            unit[d] = bands if bands <= _TOGETHER else min(unit[d], bands)
+        if number != cutout.channels:
+            unit[d] = side
         else:
-            block.append(tile if tile % 16 == 0 and tile <= 2 * _BLOCK else _BLOCK)
-            unit[d] = block[-1]
-    return tuple(unit), (block[0], block[1])
+            unit[d] = bands if bands <= _TOGETHER else min(unit[d], bands)
+    return tuple(unit)
 
 
 @contextmanager

@@ -60,6 +60,7 @@ def check(folder: Path) -> None:
             found = opened(folder / name)
             assert any(np.array_equal(found, truth(region)) for region in REGIONS)
     expected = {f".{name}.{what}" for name in TARGETS for what in ("partial", "former")} | {"tiles", *TARGETS}
+    expected |= {f".out.tif.partial{ending}" for ending in (".tiled", ".ovr.tmp", ".msk.ovr.tmp")}
     assert expected.issuperset(names_in(folder))
 
 

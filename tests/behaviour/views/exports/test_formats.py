@@ -140,7 +140,7 @@ def test_a_tiff_has_any_number_of_bands_in_tiles(tmp_path: Path) -> None:
     t.export(..., tmp_path / "out.tif")
     with rasterio.open(tmp_path / "out.tif") as file:
         assert file.profile["tiled"]
-        assert set(file.block_shapes) == {(32, 64)}
+        assert set(file.block_shapes) == {(512, 512)}
         assert np.array_equal(file.read(), pixels.numpy())
 
 
