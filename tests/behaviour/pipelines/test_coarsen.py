@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rasterio
 import torch
+from affine import Affine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +24,7 @@ from infinite_tensor import (
     ValidationError,
     ZarrTileStore,
     from_array,
+    from_raster,
     predict,
     sl,
 )
@@ -331,3 +334,35 @@ def test_labels_of_a_prediction_have_the_mode_and_an_overwrite_takes_levels_alon
     fresh = reference(again[0:100, 0:100], (2, 2), "mode")
     assert torch.equal(store.open("prediction/level-1")[0:50, 0:50], fresh)
     assert not torch.equal(store.open("prediction/level-2")[...], before)
+
+
+def raster(path: Path, pixels: np.ndarray[Any, Any], **profile: Any) -> Path:
+    """A raster of 10 m a pixel, from (1000, 2000) on."""
+    bands, height, width = pixels.shape
+    transform = Affine(10, 0, 1000, 0, -10, 2000)
+    shape = {"count": bands, "height": height, "width": width, "dtype": pixels.dtype}
+    with rasterio.open(path, "w", driver="GTiff", transform=transform, crs="EPSG:32633", **shape, **profile) as file:
+        file.write(pixels)
+    return path
+
+
+@pytest.mark.parametrize("method", ["mean", "max", "min", "mode"])
+def test_nodata_of_a_raster_counts_nowhere_and_stays_nodata(method: str, tmp_path: Path) -> None:
+    pixels = np.array([[[255, 1, 255, 255, 7], [2, 2, 255, 255, 255], [255, 9, 3, 3, 255]]], dtype=np.uint8)
+    coarse = from_raster(raster(tmp_path / "r.tif", pixels, nodata=255)).coarsen(2, method)
+    first = {"mean": 2, "max": 2, "min": 1, "mode": 2}[method]
+    assert coarse[...].tolist() == [[[first, 255, 7], [9, 3, 255]]]
+    coarse.export(sl[...], tmp_path / "coarse.tif", progress=False)
+    with rasterio.open(tmp_path / "coarse.tif") as file:
+        assert file.nodata == 255
+        assert file.transform == Affine(20, 0, 1000, 0, -20, 2000)
+
+
+def test_levels_of_a_raster_know_where_they_are(tmp_path: Path) -> None:
+    pixels = np.arange(3 * 37 * 41, dtype=np.float32).reshape(3, 37, 41)
+    levels = from_raster(raster(tmp_path / "r.tif", pixels, nodata=-1)).pyramid(3, store=tmp_path / "s")
+    levels[2].export(sl[...], tmp_path / "coarse.tif", progress=False)
+    with rasterio.open(tmp_path / "coarse.tif") as file:
+        assert file.shape == (5, 6)
+        assert file.transform == Affine(80, 0, 1000, 0, -80, 2000)
+        assert file.read(2)[4, 5] == pixels[1, 32:, 40:].mean()
