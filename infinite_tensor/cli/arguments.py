@@ -168,6 +168,7 @@ def fill_options(command: F) -> F:
         click.option("--shard", type=SHARD, metavar="RANK/COUNT", help='Do one part of several, as in "0/4".'),
         click.option("--where", metavar="MASK", help="Only what a mask takes: a .npy file, an image, or FILE.py:NAME."),
         click.option("--where-scale", type=FLOATS, default="1", metavar="N", help="Pixels along one of the mask."),
+        click.option("--pyramid", is_flag=True, help="Fill overviews too, each half as large as the one before."),
     ]
     for option in reversed(options):
         command = option(command)
