@@ -875,6 +875,8 @@ class InfiniteTensor(Fillable):
         *,
         ax: Axes | None = None,
         compute: bool = True,
+        every: int | None = None,
+        max_pixels: int | None = None,
         **options: Any,
     ) -> Axes:
         """Draw a region by ``imshow`` of matplotlib, at its coordinates: row 0 lies above row 1, row -1 above that.
@@ -889,6 +891,12 @@ class InfiniteTensor(Fillable):
             Where to draw. Default: new axes.
         compute : bool
             Whether what is not stored is computed and stored, as by a read; otherwise it is left blank.
+        every : int, optional
+            Draw every so many-th pixel along each dimension of the picture, in a region with steps of those that the
+            steps leave. 1 draws all. The axes are in the coordinates of the tensor in any case.
+        max_pixels : int, optional
+            In place of `every`, how many pixels are drawn at most: every is the smallest int that leaves no more.
+            Default: ``2**20``, about a screen.
         **options
             For ``ax.imshow``, or for ``ax.plot`` where one dimension is left: ``cmap``, ``vmin``, ``interpolation``.
             Default: whole numbers from 0 to 19 are labels, each in a colour of its own.
@@ -906,12 +914,13 @@ class InfiniteTensor(Fillable):
         RegionError
             (an IndexError) If `region` is no region of this tensor.
         ValidationError
-            If it is empty, has other dimensions, or is too large to draw. Nothing has been computed then.
+            If it is empty, has other dimensions, or `every` or `max_pixels` leave more than ``2**24`` pixels, are no
+            positive ints, or both are given. Nothing has been computed then.
         """
         # What is seen of a tensor stands on tensors.
         from infinite_tensor.views.showing import draw  # noqa: PLC0415
 
-        return draw(self, region, ax=ax, compute=compute, **options)
+        return draw(self, region, ax=ax, compute=compute, every=every, max_pixels=max_pixels, **options)
 
     def _repr_html_(self) -> str:
         # What is seen of a tensor stands on tensors.
@@ -931,6 +940,9 @@ class InfiniteTensor(Fillable):
         storage_options: dict[str, Any] | None = None,
         workers: int | None = None,
         progress: bool | str | Watcher = True,
+        every: int | None = None,
+        max_pixels: int | None = None,
+        palette: bool = False,
     ) -> None:
         """Write a region to a file, or to a Zarr group, that other programs open.
 
@@ -984,6 +996,14 @@ class InfiniteTensor(Fillable):
             As for `read`.
         progress : bool, "always" or callable
             As for `fill`; what a `Progress` counts is tiles that have been written, not windows.
+        every : int, optional
+            Of a PNG: write every so many-th row and column, from the first one on, by one read: windows are computed
+            only where their pixels are written. Default: all.
+        max_pixels : int, optional
+            Of a PNG, in place of `every`: how many pixels it has at most; every is the least int for that.
+        palette : bool
+            Of a PNG with one channel of uint8: give each number a colour, those of matplotlib's ``tab20`` again and
+            again, as `show` draws labels. The numbers stay what they are, and a `fill_value` is transparent.
 
         Raises
         ------
@@ -1011,7 +1031,9 @@ class InfiniteTensor(Fillable):
         # What is written of a tensor stands on tensors.
         from infinite_tensor.views.exports.export import Options, export  # noqa: PLC0415
 
-        options = Options(compute, fill_value, format, overwrite, storage_options, workers, progress)
+        options = Options(
+            compute, fill_value, format, overwrite, storage_options, workers, progress, every, max_pixels, palette
+        )
         export(self, region, target, options)
 
     def clear_cache(self) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import secrets
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,7 @@ from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.support.forks import cached_property
-from infinite_tensor.support.given import quoted
+from infinite_tensor.support.given import checked_count, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number
 from infinite_tensor.values.meaning import Lens, Meaning
@@ -199,6 +202,30 @@ def state_of(node: Node) -> tuple[object, ...] | None:
         return None
     functions = definition.functions.record.to_json()
     return node.store.address, node.spec.tensor_id, definition.digest, functions, *generation
+
+
+def step_of(extents: Sequence[int], every: object, max_pixels: object) -> int:
+    """Of how many pixels along each dimension one is shown: `every`, or the fewest that leave `max_pixels` at most.
+
+    Raises
+    ------
+    ValidationError
+        If they are no positive ints, or both are given.
+    """
+    if every is not None and max_pixels is not None:
+        raise ValidationError(f"give every or max_pixels, not both; got {quoted(every)} and {quoted(max_pixels)}")
+    if every is not None:
+        return checked_count("every", every)
+    if max_pixels is None:
+        return 1
+    most = checked_count("max_pixels", max_pixels)
+    steps = range(1, max(extents, default=1) + 1)
+    fits = partial(_fits, extents, most)
+    return steps[bisect_left(steps, True, key=fits)]
+
+
+def _fits(extents: Sequence[int], most: int, step: int) -> bool:
+    return math.prod(-(-extent // step) for extent in extents) <= most
 
 
 def shown_dtype(dtype: torch.dtype) -> np.dtype[np.generic]:

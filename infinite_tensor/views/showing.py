@@ -29,7 +29,7 @@ from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import names_of
-from infinite_tensor.views.frame import shown
+from infinite_tensor.views.frame import shown, step_of
 from infinite_tensor.views.labels import MOST_LABELS, are_labels
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ MOST_COUNTED = 1000
 _MOST_ROWS = 12
 _HALF = 256
 """Pixels on each side of 0 that are drawn of an unbounded dimension."""
+_SCREEN = 2**20
+"""About as many pixels as a picture has on a screen."""
 _MOST_PIXELS = 2**24
 _OF_LABELS = {"cmap": "tab20", "vmin": -0.5, "vmax": MOST_LABELS - 0.5, "interpolation": "nearest"}
 """What draws numbers of classes, each in a colour of its own."""
@@ -192,7 +194,14 @@ def _list(store: TileStore, rows: list[list[str]]) -> str:
 
 
 def draw(
-    tensor: InfiniteTensor, region: object, *, ax: matplotlib.axes.Axes | None, compute: object, **options: Any
+    tensor: InfiniteTensor,
+    region: object,
+    *,
+    ax: matplotlib.axes.Axes | None,
+    compute: object,
+    every: object,
+    max_pixels: object,
+    **options: Any,
 ) -> matplotlib.axes.Axes:
     """Draw a region; see `InfiniteTensor.show`."""
     try:
@@ -204,6 +213,10 @@ def draw(
     kept = [d for d in range(tensor.ndim) if d not in selection.squeezed]
     channels = _channels_of([selection.size[d] for d in kept])
     drawn = [d for number, d in enumerate(kept) if number != channels]
+    default = _SCREEN if every is None and max_pixels is None else max_pixels
+    step = step_of([selection.size[d] for d in drawn], every, default)
+    steps = [n * step if d in drawn else n for d, n in enumerate(selection.steps)]
+    selection = selection._replace(steps=tuple(steps))
     _check_drawable([selection.size[d] for d in drawn])
     values = _pixels(tensor, selection, channels, computed=computed)
     if ax is None:
@@ -249,14 +262,17 @@ def _check_drawable(shape: Sequence[int]) -> None:
     if math.prod(shape) > _MOST_PIXELS:
         raise ValidationError(
             f"the region has {extents} pixels to draw, and may have {count_of(_MOST_PIXELS)}; give a smaller region, "
-            "or one with a larger step, such as sl[0:8192:4, 0:8192:4]"
+            "a larger every, or a smaller max_pixels"
         )
 
 
 def _pixels(tensor: InfiniteTensor, selection: Selection, channels: int | None, *, computed: bool) -> npt.NDArray[Any]:
     """What is drawn, with three channels last; what is not stored is masked, of colours transparent."""
-    values: npt.NDArray[Any] = shown((tensor if computed else tensor.stored_only())[selection])
-    missing = np.zeros(values.shape, bool) if computed else _missing(tensor, selection)
+    values: npt.NDArray[Any] = shown((tensor if computed else tensor.stored_only(0))[selection])
+    missing = np.zeros(values.shape, bool)
+    if not computed:
+        # What is 0 or 1 as it is filled is not stored.
+        missing = (values == 0) & (shown(tensor.stored_only(1)[selection]) == 1)
     if np.iscomplexobj(values):
         values = np.abs(values)
     if channels is not None:
@@ -265,15 +281,6 @@ def _pixels(tensor: InfiniteTensor, selection: Selection, channels: int | None, 
         return np.ma.array(values, mask=missing).reshape(values.shape[:2])
     opaque = 255 if values.dtype == np.uint8 else 1
     return values if computed else np.dstack([values, np.where(missing.any(-1), 0, opaque).astype(values.dtype)])
-
-
-def _missing(tensor: InfiniteTensor, selection: Selection) -> npt.NDArray[np.bool_]:
-    """Which pixels of a selection lie in tiles that are not stored whole."""
-    layout = node_of(tensor).contents.layout(node_of(tensor).spec)
-    found: npt.NDArray[np.bool_] = tensor.coverage(selection, "missing").numpy()
-    for d, (pixels, size) in enumerate(zip(selection.pixels, layout.tile_shape, strict=True)):
-        found = found.take(np.array(pixels) // size - pixels[0] // size, axis=d)
-    return found.squeeze(selection.squeezed)
 
 
 def _draw_image(

@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,7 +25,7 @@ from infinite_tensor.filling.mask import Target
 from infinite_tensor.filling.progress import Tally
 from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.geometry.regions import parse
+from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.pipelines.sliding import CHANNELS
 from infinite_tensor.support.allocation import new_block
 from infinite_tensor.support.forks import cached_property
@@ -35,7 +35,7 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.definition import Number
 from infinite_tensor.values.meaning import Meaning
-from infinite_tensor.views.frame import Frame, nodata_of, shown, shown_dtype
+from infinite_tensor.views.frame import Frame, nodata_of, shown, shown_dtype, step_of
 
 Pixels: TypeAlias = npt.NDArray[Any]
 Place: TypeAlias = tuple[slice, ...]
@@ -56,11 +56,14 @@ class Cutout:
         The dimensions that it has in what is written: those that no int has picked a pixel of.
     fill_value : number or None
         What is written where a tile is not stored, if somebody has given it.
+    step : int
+        Of how many rows and columns of an image one is written.
     """
 
     frame: Frame
     kept: tuple[int, ...]
     fill_value: Number | None = None
+    step: int = 1
 
     @classmethod
     def of(cls, tensor: InfiniteTensor, region: object, fill_value: Number | None = None) -> Cutout:
@@ -78,7 +81,7 @@ class Cutout:
         if set(selection.steps) - {1} or 0 in selection.shape:
             raise ValidationError(
                 "the region of an export must hold pixels, given by ints and slices a:b without a step, got "
-                f"{quoted(region)}"
+                f"{quoted(region)}; for every second pixel of a PNG, give every=2"
             )
         tile = node.contents.layout(node.spec).tile_shape
         frame = Frame(tensor, selection.start, selection.shape, tile, shown_dtype(tensor.dtype))
@@ -92,7 +95,13 @@ class Cutout:
     @property
     def shape(self) -> Index:
         """Extents of what is written."""
-        return self.of_kept(self.frame.shape)
+        return self.of_kept([-(-n // step) for n, step in zip(self.frame.shape, self.steps, strict=True)])
+
+    @property
+    def steps(self) -> Index:
+        """Per dimension of the tensor, from one pixel that is written to the next."""
+        across = None if self.channels is None else self.kept[self.channels]
+        return tuple([1 if d == across or d not in self.kept else self.step for d in range(len(self.frame.shape))])
 
     @property
     def dims(self) -> tuple[str, ...]:
@@ -113,6 +122,19 @@ class Cutout:
     def meaning(self) -> Meaning:
         """What is known of its pixels beside their values."""
         return self.frame.meaning({d: self.tensor.dims[d] for d in self.kept})
+
+    def every(self, every: object, max_pixels: object) -> Cutout:
+        """The cutout of which fewer rows and columns are written, if it is of an image; see `step_of`."""
+        extents = [n for number, n in enumerate(self.shape) if number != self.channels]
+        return replace(self, step=step_of(extents, every, max_pixels))
+
+    def picked(self, *, compute: bool, workers: int | None) -> Pixels:
+        """All pixels that are written, by one read."""
+        end = tuple([a + n for a, n in zip(self.frame.origin, self.frame.shape, strict=True)])
+        squeezed = tuple([d for d in range(len(end)) if d not in self.kept])
+        selection = Selection(self.frame.origin, end, self.steps, squeezed)
+        view = StoredOnly(self.tensor, self.fill_value)
+        return shown(self.tensor.read(selection, workers=workers) if compute else view[selection])
 
     def of_kept(self, entries: Sequence[Any]) -> tuple[Any, ...]:
         """Of entries for each dimension of the tensor, those for the dimensions that are written."""

@@ -24,6 +24,7 @@ from infinite_tensor.tilestore.messages import warn_of_lost
 from infinite_tensor.values.definition import Number
 from infinite_tensor.views.exports.cutout import Cutout, Sink, Source, computed, explained, stored, stream, units_in
 from infinite_tensor.views.exports.files import (
+    check_labels_png,
     check_png,
     check_tiff,
     opened_npy,
@@ -67,6 +68,8 @@ _FORMS = {
     "png": _Form(check_png, opened_png, lambda cutout: cutout.meaning.labels, _OF_GDAL),
     "tiff": _Form(check_tiff, opened_tiff, unsaid_by_tiff, _OF_GDAL),
 }
+_LABELS = _FORMS["png"]._replace(check=check_labels_png, opened=partial(opened_png, palette=True))
+"""A PNG with a palette."""
 _ZARR = "zarr"
 _ENDINGS = {".zarr": _ZARR, ".npy": "npy", ".png": "png", ".tif": "tiff", ".tiff": "tiff"}
 
@@ -78,7 +81,7 @@ class Options(NamedTuple):
 
     Attributes
     ----------
-    compute, fill_value, format, overwrite, storage_options, workers, progress
+    compute, fill_value, format, overwrite, storage_options, workers, progress, every, max_pixels, palette
         As for `InfiniteTensor.export`.
     """
 
@@ -89,6 +92,9 @@ class Options(NamedTuple):
     storage_options: dict[str, Any] | None = None
     workers: int | None = None
     progress: bool | str | Watcher = True
+    every: int | None = None
+    max_pixels: int | None = None
+    palette: bool = False
 
 
 def export(tensor: InfiniteTensor, region: object, target: object, options: Options) -> None:
@@ -100,16 +106,22 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
         name = array_name_of(tensor)
         _export_zarr({name: cutout}, {name: cutout.dims}, {name: source}, place, options)
         return
-    _FORMS[form].check(cutout)
-    warn_of_lost(shown_target(place), _FORMS[form].unsaid(cutout))
+    written = _LABELS if options.palette else _FORMS[form]
+    written.check(cutout)
+    cutout = cutout.every(options.every, options.max_pixels)
+    warn_of_lost(shown_target(place), written.unsaid(cutout))
     path = local_path(place).absolute()
-    sidecars = [path.with_name(path.name + ending) for ending in _FORMS[form].sidecars]
+    sidecars = [path.with_name(path.name + ending) for ending in written.sidecars]
     with _explaining(_begun(path, sidecars, overwrite=options.overwrite), str(path)) as unfinished:
         with (
-            _explaining(_FORMS[form].opened(cutout, unfinished), str(path)) as sink,
-            Tally(units_in(cutout.frame.shape, sink.unit), options.progress, unit="tile") as tally,
+            _explaining(written.opened(cutout, unfinished), str(path)) as sink,
+            Tally(units := units_in(cutout.frame.shape, sink.unit), options.progress, unit="tile") as tally,
         ):
-            stream(cutout, sink, source, tally, str(path))
+            if cutout.step == 1:
+                stream(cutout, sink, source, tally, str(path))
+            else:
+                sink.put((...,), cutout.picked(compute=options.compute, workers=options.workers))
+                tally.count(node_of(tensor), units)
         with explained(str(path)):
             synchronize(unfinished)
             # They say more of a former file, and nobody is to take it for this one.
@@ -206,6 +218,9 @@ def _checked(target: object, options: Options) -> tuple[str, str]:
     if checked_flag("compute", options.compute) and options.fill_value is not None:
         raise ValidationError("fill_value goes with compute=False, which shows it where nothing is stored")
     checked_flag("overwrite", options.overwrite)
+    thinned = options.every is not None or options.max_pixels is not None
+    if (checked_flag("palette", options.palette) or thinned) and form != "png":
+        raise ValidationError(f"every, max_pixels and palette go with PNG, got format {form!r}; leave them out")
     checked_progress(options.progress)
     if options.workers is not None:
         checked_workers(options.workers)

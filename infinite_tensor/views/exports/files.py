@@ -18,7 +18,7 @@ from infinite_tensor.pipelines.sliding import CHANNELS
 from infinite_tensor.support.disks import allocate_file
 from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Georeference, crs_of
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
-from infinite_tensor.views.labels import are_labels
+from infinite_tensor.views.labels import COLOURS, are_labels
 from infinite_tensor.views.metadata import nodata_in
 
 _MODES = ((1, "uint8"), (1, "uint16"), (3, "uint8"), (4, "uint8"))
@@ -70,8 +70,19 @@ def check_png(cutout: Cutout) -> None:
         )
 
 
+def check_labels_png(cutout: Cutout) -> None:
+    """`check_png` of an image whose pixels are numbers of colours."""
+    check_png(cutout)
+    channels, _, _ = cutout.image("png")
+    if (channels, cutout.dtype.name) != (1, "uint8"):
+        raise ValidationError(
+            f"palette=True takes one channel of uint8, whose numbers get colours, and the region has {channels} of "
+            f"{cutout.tensor.dtype}; leave it out, or take one channel, as in sl[0, 0:512, 0:512]"
+        )
+
+
 @contextmanager
-def opened_png(cutout: Cutout, path: Path) -> Iterator[Sink]:
+def opened_png(cutout: Cutout, path: Path, *, palette: bool = False) -> Iterator[Sink]:
     """A file for an image, all of which is in memory: pillow takes no rows."""
     image = np.empty(cutout.shape, cutout.dtype)
     yield Sink(cutout.frame.tile, image.__setitem__)
@@ -79,7 +90,12 @@ def opened_png(cutout: Cutout, path: Path) -> Iterator[Sink]:
         image = np.moveaxis(image, cutout.channels, -1)
     if image.shape[-1] == 1 and image.ndim == 3:
         image = image[..., 0]
-    _image().fromarray(np.ascontiguousarray(image)).save(path, "PNG")
+    file = _image().fromarray(np.ascontiguousarray(image))
+    options = {}
+    if palette:
+        file.putpalette((COLOURS * 256)[: 3 * 256])
+        options = {} if cutout.nodata is None else {"transparency": cutout.nodata}
+    file.save(path, "PNG", **options)
 
 
 def _image() -> Any:

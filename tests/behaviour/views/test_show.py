@@ -106,6 +106,50 @@ def test_with_a_step() -> None:
     assert value_at(ax, 6, 8) == 6008
 
 
+def test_every_so_many_pixels_at_their_own_coordinates() -> None:
+    f = Counted(ramp)
+    t = tensor_of(f)
+    ax = show(t, sl[-6:26, 0:40], every=8)
+    assert drawn_on(ax).tolist() == [[1000 * y + x for x in range(0, 40, 8)] for y in range(-6, 26, 8)]
+    assert extent(ax) == [-4, 36, 22, -10]
+    assert value_at(ax, 18, 32) == 18032
+    # One window of 4 x 4 for each pixel that is drawn.
+    assert len(f.calls) == 20
+    assert extent(show(t, sl[0:8:2, 0:8], every=2)) == [-1, 7, 6, -2]
+
+
+def test_as_many_pixels_as_fit() -> None:
+    ax = show(tensor_of(), sl[0:10, 0:20], max_pixels=50)
+    assert drawn_on(ax).shape == (5, 10)
+    assert drawn_on(show(tensor_of(), sl[0:10, 0:20], max_pixels=49)).shape == (4, 7)
+    assert drawn_on(show(tensor_of(), sl[0:10, 0:20], max_pixels=1)).shape == (1, 1)
+    assert show(tensor_of(), sl[2, 0:20], max_pixels=5).lines[0].get_xdata().tolist() == [0, 4, 8, 12, 16]
+
+
+def test_by_default_a_large_tensor_is_drawn_whole_at_a_step_that_fits_a_screen() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6000, 8000), np.uint8)
+    ax = show(from_array(pixels))
+    assert np.array_equal(drawn_on(ax), pixels[::7, ::7])
+    assert extent(ax) == [-3.5, 7997.5, 6002.5, -3.5]
+    colours = np.broadcast_to(pixels[::2, ::2], (3, 3000, 4000))
+    assert drawn_on(show(from_array(colours), every=100)).shape == (30, 40, 3)
+
+
+def test_from_afar_what_is_not_stored_is_left_blank() -> None:
+    f = Counted(lambda ctx: torch.full((4, 4), float("nan")) if ctx[1] else torch.zeros(4, 4))
+    t = tensor_of(f)
+    t[0:8, 0:8]
+    calls = list(f.calls)
+    ax = show(t, sl[0 : 10**9, 0 : 10**9], every=2**28, compute=False)
+    mask = np.ma.getmaskarray(ax.images[0].get_array())
+    assert mask.tolist() == [[(y, x) != (0, 0) for x in range(4)] for y in range(4)]
+    mask = np.ma.getmaskarray(show(t, sl[0:8, 0:12], every=4, compute=False).images[0].get_array())
+    assert t[0, 4].isnan()
+    assert f.calls == calls
+    assert not mask[:, 0].any()
+    assert mask[:, 2].all()
+
+
 def test_by_default_all_of_a_finite_tensor_and_the_origin_of_another() -> None:
     assert extent(show(from_array(torch.rand(6, 9)))) == [-0.5, 8.5, 5.5, -0.5]
     t = InfiniteTensor((None, None), lambda _: torch.ones(64, 64), TensorWindow((64, 64)))
@@ -185,8 +229,11 @@ def test_missing_colours_are_blank() -> None:
         (sl[0:0, 0:4], {}, "the region is empty"),
         (sl[4:0:-1, 0:4], {}, "steps must be positive"),
         (sl[1, 2], {}, "a picture has one or two dimensions, and 1 or 3 channels, and the region has one pixel"),
-        (sl[0:100_000, 0:100_000], {}, "the region has 100,000 x 100,000 pixels to draw"),
+        (sl[0:100_000, 0:100_000], {"every": 1}, "the region has 100,000 x 100,000 pixels to draw"),
         (sl[0:4, 0:4], {"compute": "skip"}, "compute must be a bool"),
+        (sl[0:4, 0:4], {"every": 0}, "every must be a positive int, got 0"),
+        (sl[0:4, 0:4], {"max_pixels": 0.5}, "max_pixels must be a positive int, got 0.5"),
+        (sl[0:4, 0:4], {"every": 2, "max_pixels": 9}, "give every or max_pixels, not both; got 2 and 9"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_before_anything_is_computed(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 import rasterio
@@ -114,6 +116,49 @@ def test_a_png_may_be_a_row_or_a_column(region: tuple[slice, ...], tmp_path: Pat
     pixels = np.random.default_rng(0).integers(0, 2**8, (3, 70, 50), np.uint8)
     from_array(pixels).export(region, tmp_path / "out.png")
     assert np.array_equal(opened(tmp_path / "out.png"), pixels[region])
+
+
+@pytest.mark.parametrize(("options", "step"), [({"every": 7}, 7), ({"max_pixels": 100}, 7), ({"every": 1}, 1)])
+def test_a_png_may_have_every_so_many_pixel(options: dict[str, Any], step: int, tmp_path: Path) -> None:
+    f = Counted(lambda ctx: torch.full((4, 4), ctx[0] % 16 * 16 + ctx[1] % 16))
+    t, region = plane(f), sl[-5:55, 3:80]
+    t.export(region, tmp_path / "out.png", **options)
+    calls = len(f.calls)
+    assert np.array_equal(opened(tmp_path / "out.png"), t[-5:55:step, 3:80:step].numpy())
+    # Of a window for each pixel.
+    assert calls <= 100 or step == 1
+    colours = np.random.default_rng(0).integers(0, 256, (3, 40, 50), np.uint8)
+    from_array(colours).export(sl[:, 1:, 0:49], tmp_path / "colours.png", every=2)
+    assert np.array_equal(opened(tmp_path / "colours.png"), colours[:, 1::2, 0:49:2])
+
+
+def test_a_png_of_every_so_many_pixel_without_computing(tmp_path: Path) -> None:
+    f = Counted(lambda _ctx: torch.full((4, 4), 3.0))
+    t = plane(f)
+    t.fill(sl[0:8, 0:8], progress=False)
+    calls = len(f.calls)
+    t.export(sl[0:16, 0:16], tmp_path / "out.png", every=4, compute=False, fill_value=9)
+    assert opened(tmp_path / "out.png").tolist() == [[3, 3, 9, 9]] * 2 + [[9] * 4] * 2
+    assert len(f.calls) == calls
+
+
+def test_labels_have_colours_in_a_png_with_a_palette_and_stay_what_they_are(tmp_path: Path) -> None:
+    labels = np.arange(24, dtype=np.uint8).reshape(4, 6)
+    from_array(labels).stored_only(255).export(..., tmp_path / "out.png", palette=True)
+    with Image.open(tmp_path / "out.png") as image:
+        assert image.mode == "P"
+        assert np.array_equal(np.asarray(image), labels)
+        assert image.info["transparency"] == 255
+        colours = np.asarray(image.convert("RGB"))
+    expected = np.round(mpl.colormaps["tab20"](np.arange(20), bytes=False)[:, :3] * 255)
+    assert np.array_equal(colours, expected[labels % 20])
+    assert np.array_equal(opened(tmp_path / "out.png"), labels)
+
+
+@pytest.mark.parametrize(("channels", "dtype"), [(3, "uint8"), (1, "uint16")])
+def test_a_palette_is_for_one_channel_of_uint8(channels: int, dtype: str, tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=rf"one channel of uint8, .* has {channels} of torch.{dtype}; leave"):
+        from_array(np.zeros((channels, 5, 5), dtype)).export(..., tmp_path / "out.png", palette=True)
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB"), (4, "RGBA")])
