@@ -943,6 +943,7 @@ class InfiniteTensor(Fillable):
         every: int | None = None,
         max_pixels: int | None = None,
         palette: bool = False,
+        pyramid: bool | int | str = False,
     ) -> None:
         """Write a region to a file, or to a Zarr group, that other programs open.
 
@@ -1004,6 +1005,15 @@ class InfiniteTensor(Fillable):
         palette : bool
             Of a PNG with one channel of uint8: give each number a colour, those of matplotlib's ``tab20`` again and
             again, as `show` draws labels. The numbers stay what they are, and a `fill_value` is transparent.
+        pyramid : bool, int or str
+            Of Zarr, whether the group is an OME-Zarr 0.5 image with levels, as viewers want it: arrays ``s0/<name>``,
+            ``s1/<name>`` and so on, each in a group for ``xarray.open_zarr(target, group="s1")``. True writes as many
+            levels as the region needs, an int so many, a str those of a method of `coarsen`. Level k has each pixel
+            that stands for one of the region, wherever that begins: those of `pyramid`. Levels that the store has are
+            taken, with their method. Others are stored there, or computed in memory if the store does not outlive the
+            process: once more for each level where the region is large. At the border of a region of an unbounded
+            tensor, windows of levels read pixels outside of it. With ``compute=False`` there are the levels that the
+            store has. Dimensions are those of OME-Zarr: t, then c or another one, then z, y and x, or two of these.
 
         Raises
         ------
@@ -1032,7 +1042,17 @@ class InfiniteTensor(Fillable):
         from infinite_tensor.views.exports.export import Options, export  # noqa: PLC0415
 
         options = Options(
-            compute, fill_value, format, overwrite, storage_options, workers, progress, every, max_pixels, palette
+            compute,
+            fill_value,
+            format,
+            overwrite,
+            storage_options,
+            workers,
+            progress,
+            every,
+            max_pixels,
+            palette,
+            pyramid,
         )
         export(self, region, target, options)
 

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from itertools import count
+from typing import cast
 
 import torch
 
@@ -15,7 +16,7 @@ from infinite_tensor.pipelines.sliding import names_of
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.given import as_index, checked_count, members, quoted
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.tilestore import TileStore
+from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.coarse import KEY, Coarsening, check_method, fits
 from infinite_tensor.values.meaning import Code
@@ -82,9 +83,54 @@ def levels_over(tensor: InfiniteTensor, extents: Sequence[int], method: bool | s
     """The levels that a fill of a region of these extents computes too; none where it is small."""
     ends = [own if given is None else given for given, own in zip(tensor.shape, extents, strict=True)]
     number = _number_of(ends, _factors(tensor, 2))
-    if method is True:
-        method = next(name for name in ("mean", "mode", "nearest") if fits(name, tensor.dtype))
-    return tensor.pyramid(number, str(method)) if number else []
+    return tensor.pyramid(number, _method_for(tensor.dtype) if method is True else str(method)) if number else []
+
+
+def _method_for(dtype: torch.dtype) -> str:
+    return next(name for name in ("mean", "mode", "nearest") if fits(name, dtype))
+
+
+def levels_to_show(
+    tensor: InfiniteTensor, extents: Sequence[int], wanted: bool | int | str, *, compute: bool
+) -> list[InfiniteTensor]:
+    """The levels that a view of a region of these extents has: those that are stored, and else such as can be.
+
+    Parameters
+    ----------
+    tensor : InfiniteTensor
+        The tensor.
+    extents : sequence of int
+        Pixels of the region per dimension.
+    wanted : bool, int or str
+        True for as many as the region needs, an int for so many, a str for a method.
+    compute : bool
+        Whether there may be others than those that are stored.
+
+    Raises
+    ------
+    ValidationError
+        If an argument does not fit, or levels are not stored that cannot be computed.
+    """
+    if wanted is True or isinstance(wanted, str):
+        number = _number_of(extents, _factors(tensor, 2))
+    else:
+        number = checked_count("pyramid", wanted)
+    held = stored_levels(tensor)
+    kept = cast("Coarsening", held[0].f).method if held else None
+    method = wanted if isinstance(wanted, str) else kept or _method_for(tensor.dtype)
+    check_method(method, tensor.dtype)
+    if number == 0:
+        return []
+    if compute:
+        is_stored = kept == method or (kept is None and contents_of(tensor.tile_store).outlives_process)
+        return tensor.pyramid(number, method, tensor.tile_store if is_stored else MemoryTileStore())
+    if kept != method or (wanted is not True and not isinstance(wanted, str) and len(held) < number):
+        has = f"{len(held)} levels of method {kept!r}" if held else "no levels"
+        raise ValidationError(
+            f"with compute=False levels come from the store, which holds {has} of tensor {tensor.tensor_id!r}, and not "
+            f"pyramid={wanted!r}; t.fill(region, pyramid=True) stores them"
+        )
+    return held[:number]
 
 
 def _number_of(extents: Sequence[int], factors: Sequence[int]) -> int:
@@ -107,9 +153,12 @@ def stored_levels(tensor: InfiniteTensor) -> list[InfiniteTensor]:
     while True:
         name = f"{tensor.tensor_id}/level-{len(found)}"
         try:
-            found.append(tensor.tile_store.open(name, args=[found[-1]]))
+            level = tensor.tile_store.open(name, args=[found[-1]])
         except (StoreError, ValidationError):
             return found[1:]
+        if not isinstance(level.f, Coarsening):
+            return found[1:]
+        found.append(level)
 
 
 def _coarser(

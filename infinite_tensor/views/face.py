@@ -35,6 +35,7 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Sto
 from zarr.buffer import default_buffer_prototype
 
 from infinite_tensor.engine.claims import is_nested
+from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.exit import end_before_flush
 from infinite_tensor.support.forks import cached_property, renew_in_children
@@ -42,16 +43,16 @@ from infinite_tensor.support.nested import Key
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.frame import Frame
 from infinite_tensor.views.metadata import (
+    Along,
     Shown,
-    array_document,
     array_name_of,
-    beside,
     chunk_bytes,
     coordinates_of,
-    hierarchy,
+    documents_of,
     is_plain_name,
     path_of,
 )
+from infinite_tensor.views.multiscale import image_of
 
 if TYPE_CHECKING:
     from zarr.abc.buffer import Buffer, BufferPrototype
@@ -82,6 +83,29 @@ def zarr_of_members(members: Mapping[Key, tuple[InfiniteTensor, object, Sequence
     return zarr.open_group(FaceStore(with_distinct_dims(faces, scales)), mode="r")
 
 
+def store_of_levels(tensor: InfiniteTensor | StoredOnly, region: object, levels: Sequence[InfiniteTensor]) -> FaceStore:
+    """A tensor and its levels as an OME-Zarr image, with the paths, pixels and metadata that an export of it has.
+
+    Parameters
+    ----------
+    tensor : InfiniteTensor or StoredOnly
+        Of the latter, no pixels are computed, of levels neither.
+    region
+        As of `InfiniteTensor.as_zarr`.
+    levels : sequence of InfiniteTensor
+        Those of its `InfiniteTensor.pyramid`, or the first of them.
+
+    Raises
+    ------
+    RegionError, ValidationError
+        As of `InfiniteTensor.as_zarr`, or if the dimensions are no axes of OME-Zarr.
+    """
+    frame = Frame.of(tensor, region)
+    image = image_of(array_name_of(frame.tensor), frame, range(frame.ndim), levels)
+    faces = {path: Face(each.frame, frame.tensor.dims, each.along) for path, each in image.arrays.items()}
+    return FaceStore(faces, image.attributes)
+
+
 @dataclass(frozen=True)
 class Face:
     """A tensor as one array.
@@ -92,24 +116,18 @@ class Face:
         Which pixels it shows, of which tensor.
     dims : tuple of str
         Names of its dimensions.
+    along : tuple of Along
+        Of a level, where its pixels lie.
     """
 
     frame: Frame
     dims: tuple[str, ...]
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """The metadata of the array. Pixel ``p`` of the tensor is at ``p + origin`` in it."""
-        frame = self.frame
-        attributes = {
-            "infinite_tensor": {"tensor_id": frame.tensor.tensor_id, "origin": [-first for first in frame.origin]}
-        }
-        return array_document(frame.shape, frame.chunk_shape, frame.dtype, self.dims, attributes)
+    along: tuple[Along, ...] = ()
 
     @property
     def shown(self) -> Shown:
         """What it means."""
-        return Shown.of(self.frame, dict(enumerate(self.dims)))
+        return Shown.of(self.frame, dict(enumerate(self.dims)), self.along)
 
     @property
     def chunk_bytes(self) -> int:
@@ -161,23 +179,28 @@ class FaceStore(Store):
     ----------
     faces : mapping of str to Face
         The arrays by their paths.
+    attributes : mapping, optional
+        Those of an image, whose arrays are its levels.
     """
 
     supports_writes = False
     supports_deletes = False
     supports_listing = True
 
-    def __init__(self, faces: Mapping[str, Face], *, read_only: bool = True) -> None:
+    def __init__(
+        self, faces: Mapping[str, Face], attributes: Mapping[str, Any] | None = None, *, read_only: bool = True
+    ) -> None:
         if not read_only:
             raise ValueError("what a tensor computes cannot be written; open it with read_only=True, or mode='r'")
         super().__init__(read_only=True)
         self._faces = dict(faces)
+        self._attributes = attributes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._faces,)
+        return type(self), (self._faces, self._attributes)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, FaceStore) and self._tokens == other._tokens
+        return isinstance(other, FaceStore) and (self._tokens, self._attributes) == (other._tokens, other._attributes)
 
     __hash__ = None  # type: ignore[assignment]  # as of zarr's own stores
 
@@ -194,11 +217,12 @@ class FaceStore(Store):
     @cached_property
     def _documents(self) -> dict[str, bytes]:
         """What is known without computing: metadata and coordinates, by their keys."""
-        arrays = {path: face.document for path, face in self._faces.items()}
-        documents, chunks, said = beside({path: face.shown for path, face in self._faces.items()}, is_plain_name)
-        for path, document in arrays.items():
-            document["attributes"] |= said[path]
-        return hierarchy(arrays | documents, {}) | chunks
+        shown = {path: face.shown for path, face in self._faces.items()}
+        arrays = {path: each.document() for path, each in shown.items()}
+        documents, chunks = documents_of(
+            shown, arrays, self._attributes or {}, is_plain_name, in_levels=self._attributes is not None
+        )
+        return documents | chunks
 
     def _chunk_of(self, key: str) -> tuple[Face, Index] | None:
         """The face whose chunk has a key, and which one that is."""

@@ -10,7 +10,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ _ATTRIBUTES = {"nodata": ("_FillValue", "nodatavals"), "scale": ("scale_factor",
 }
 """What codes are called among attributes: the same one for all pixels, and one for each band."""
 _ELSEWHERE = ("colour map", "mask", "GCPs", "RPCs")
+T = TypeVar("T", float, npt.NDArray[Any])
 _UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 
@@ -74,16 +75,38 @@ def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
 
 
-def hierarchy(arrays: Mapping[str, Mapping[str, Any]], attributes: Mapping[str, Any]) -> dict[str, bytes]:
-    """All documents of a group, by their keys, the root last; `arrays` holds those of its arrays by their paths."""
+def _hierarchy(
+    arrays: Mapping[str, Mapping[str, Any]], attributes: Mapping[str, Any], *, in_levels: bool = False
+) -> dict[str, bytes]:
+    """All documents of a group, by their keys, the root last.
+
+    Parameters
+    ----------
+    arrays : mapping of str to mapping
+        Those of its arrays by their paths.
+    attributes : mapping
+        Those of the group.
+    in_levels : bool
+        Whether the groups that arrays are in are opened one by one.
+    """
     nodes: dict[str, Any] = {}
     for path, document in arrays.items():
         nodes |= {above: group_document({}) for above in groups_above(path)} | {path: document}
-    # xarray looks for it, and need not list the store.
-    consolidated = {"kind": "inline", "must_understand": False, "metadata": nodes}
-    root = group_document(attributes) | {"consolidated_metadata": consolidated}
-    documents = {f"{path}/{DOCUMENT}": node for path, node in nodes.items()} | {DOCUMENT: root}
+    # zarr finds in a group only what stands together there.
+    nodes = dict(sorted(nodes.items(), key=lambda node: node[0].rpartition("/")[0]))
+    documents = {f"{path}/{DOCUMENT}": node for path, node in nodes.items()}
+    if in_levels:
+        for level in dict.fromkeys(path.partition("/")[0] for path in arrays):
+            inside = {path.partition("/")[2]: node for path, node in nodes.items() if path.startswith(f"{level}/")}
+            documents[f"{level}/{DOCUMENT}"] = _consolidated({}, inside)
+    documents[DOCUMENT] = _consolidated(attributes, nodes)
     return {key: json.dumps(document).encode() for key, document in documents.items()}
+
+
+def _consolidated(attributes: Mapping[str, Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of a group with that of all in it: xarray looks for it, and need not list the store."""
+    consolidated = {"kind": "inline", "must_understand": False, "metadata": nodes}
+    return group_document(attributes) | {"consolidated_metadata": consolidated}
 
 
 def groups_above(path: str) -> Iterator[str]:
@@ -206,31 +229,117 @@ def zarr_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {**attributes} if fill is None else {**attributes, "_FillValue": encoded}
 
 
+class Along(NamedTuple):
+    """How the pixels of a level lie along a dimension of the tensor that it is a level of.
+
+    Attributes
+    ----------
+    pixels : int
+        So many pixels of the tensor are in one.
+    shift : float
+        Where the middle of pixel 0 is, in pixels of the tensor.
+    """
+
+    pixels: int = 1
+    shift: float = 0
+
+    def middle(self, pixel: T) -> T:
+        """Where the middle of a pixel is, or of several."""
+        return pixel * self.pixels + self.shift
+
+
 class Shown(NamedTuple):
-    """An array of a Zarr hierarchy: its pixels, their dimensions there by their numbers, and what they mean."""
+    """An array of a Zarr hierarchy.
+
+    Attributes
+    ----------
+    frame : Frame
+        Its pixels.
+    dims : mapping of int to str
+        Names of their dimensions there, by their numbers.
+    meaning : Meaning
+        What they mean.
+    along : tuple of Along
+        Where they lie, per dimension of the tensor.
+    """
 
     frame: Frame
     dims: Mapping[int, str]
     meaning: Meaning
+    along: tuple[Along, ...]
 
     @classmethod
-    def of(cls, frame: Frame, dims: Mapping[int, str]) -> Shown:
+    def of(cls, frame: Frame, dims: Mapping[int, str], along: tuple[Along, ...] = ()) -> Shown:
         """A frame with these dimensions, under these names."""
-        return cls(frame, dims, frame.meaning(dims))
+        return cls(frame, dims, frame.meaning(dims), along or (Along(),) * frame.ndim)
+
+    def document(
+        self,
+        fill_value: Number = 0,
+        compressors: Sequence[Mapping[str, Any]] = (),
+        attributes: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """The metadata of the array. Pixel ``p`` of the tensor is at ``p + origin`` in it."""
+        frame = self.frame
+        shape, chunks, origin = (
+            tuple([each[d] for d in self.dims]) for each in (frame.shape, frame.chunk_shape, frame.origin)
+        )
+        ours = {"infinite_tensor": {"tensor_id": frame.tensor.tensor_id, "origin": [-first for first in origin]}}
+        said = ours | {**(attributes or {})}
+        return array_document(shape, chunks, frame.dtype, [*self.dims.values()], said, fill_value, compressors)
 
     def coordinates(self) -> dict[str, Coordinate]:
-        """Those that are known, and of other dimensions the numbers of the pixels, unless they are too many."""
+        """Those that are known, and of other dimensions the middles of pixels, unless they are too many."""
         frame, dims = self.frame, [*self.dims.values()]
         found = coordinates_of(self.meaning, dims, [frame.shape[d] for d in self.dims])
         for number, (d, name) in enumerate(self.dims.items()):
             if name not in found and frame.shape[d] <= MOST_COORDINATES:
                 numbers = np.arange(frame.origin[d], frame.origin[d] + frame.shape[d], dtype=np.int64)
-                found[name] = Coordinate(name, [number], numbers, {})
+                found[name] = Coordinate(name, [number], self.along[d].middle(numbers), {})
         return found
 
 
-def beside(
-    shown: Mapping[str, Shown], may_be: Callable[[str], bool], compressors: Sequence[Mapping[str, Any]] = ()
+def documents_of(
+    shown: Mapping[str, Shown],
+    documents: Mapping[str, dict[str, Any]],
+    attributes: Mapping[str, Any],
+    may_be: Callable[[str], bool],
+    compressors: Sequence[Mapping[str, Any]] = (),
+    *,
+    in_levels: bool = False,
+) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """What a Zarr hierarchy holds beside the chunks of its arrays, by keys: documents, and chunks of coordinates.
+
+    Parameters
+    ----------
+    shown : mapping of str to Shown
+        The arrays by their paths.
+    documents : mapping of str to dict
+        Their metadata. Attributes that it has stay as they are.
+    attributes : mapping
+        Those of the group.
+    may_be : callable
+        Whether a coordinate may have a name.
+    compressors : sequence of mapping
+        Those of coordinates.
+    in_levels : bool
+        Whether each array is a level, in a group that is opened alone.
+    """
+    arrays: dict[str, dict[str, Any]] = {}
+    coordinates: dict[str, dict[str, Any]] = {}
+    chunks: dict[str, bytes] = {}
+    for part in [{path: each} for path, each in shown.items()] if in_levels else [shown]:
+        found, parts, said = _beside(part, may_be, compressors)
+        coordinates |= found
+        chunks |= parts
+        for path in part:
+            own = documents[path]["attributes"]
+            arrays[path] = documents[path] | {"attributes": own | said[path] | own}
+    return _hierarchy(arrays | coordinates, attributes, in_levels=in_levels), chunks
+
+
+def _beside(
+    shown: Mapping[str, Shown], may_be: Callable[[str], bool], compressors: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, bytes], dict[str, dict[str, Any]]]:
     """What stands beside the arrays of a Zarr hierarchy.
 

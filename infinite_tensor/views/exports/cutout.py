@@ -104,6 +104,11 @@ class Cutout:
         return tuple([1 if d == across or d not in self.kept else self.step for d in range(len(self.frame.shape))])
 
     @property
+    def names(self) -> dict[int, str]:
+        """Names of its dimensions, by their numbers in the tensor."""
+        return {d: self.tensor.dims[d] for d in self.kept}
+
+    @property
     def dims(self) -> tuple[str, ...]:
         """Names of its dimensions."""
         return self.of_kept(self.tensor.dims)
@@ -121,7 +126,7 @@ class Cutout:
     @cached_property
     def meaning(self) -> Meaning:
         """What is known of its pixels beside their values."""
-        return self.frame.meaning({d: self.tensor.dims[d] for d in self.kept})
+        return self.frame.meaning(self.names)
 
     def every(self, every: object, max_pixels: object) -> Cutout:
         """The cutout of which fewer rows and columns are written, if it is of an image; see `step_of`."""

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.filling.stored_only import StoredOnly
+from infinite_tensor.pipelines.pyramid import levels_to_show
 from infinite_tensor.support.disks import check_free, publish, synchronize, unfinished_file
 from infinite_tensor.support.given import checked_flag, checked_progress, checked_workers, quoted, word
 from infinite_tensor.support.nested import Key
@@ -35,7 +37,8 @@ from infinite_tensor.views.exports.files import (
 from infinite_tensor.views.exports.zarrs import Content, opened_zarr
 from infinite_tensor.views.face import Face, with_distinct_dims
 from infinite_tensor.views.frame import shown_value, state_of
-from infinite_tensor.views.metadata import array_name_of, path_of, unsaid_by_attributes
+from infinite_tensor.views.metadata import Shown, array_name_of, path_of, unsaid_by_attributes
+from infinite_tensor.views.multiscale import axes_of, image_of
 from infinite_tensor_stores.targets import is_local, local_path, text_of
 from infinite_tensor_stores.targets import shown as shown_target
 
@@ -81,7 +84,7 @@ class Options(NamedTuple):
 
     Attributes
     ----------
-    compute, fill_value, format, overwrite, storage_options, workers, progress, every, max_pixels, palette
+    compute, fill_value, format, overwrite, storage_options, workers, progress, every, max_pixels, palette, pyramid
         As for `InfiniteTensor.export`.
     """
 
@@ -95,16 +98,15 @@ class Options(NamedTuple):
     every: int | None = None
     max_pixels: int | None = None
     palette: bool = False
+    pyramid: bool | int | str = False
 
 
 def export(tensor: InfiniteTensor, region: object, target: object, options: Options) -> None:
     """Write a region of a tensor; see `InfiniteTensor.export`."""
     place, form = _checked(target, options)
     cutout = Cutout.of(tensor, region, options.fill_value)
-    source = _source_of(tensor, options)
     if form == _ZARR:
-        name = array_name_of(tensor)
-        _export_zarr({name: cutout}, {name: cutout.dims}, {name: source}, place, options)
+        _export_tensor(cutout, place, options)
         return
     written = _LABELS if options.palette else _FORMS[form]
     written.check(cutout)
@@ -118,7 +120,7 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
             Tally(units := units_in(cutout.frame.shape, sink.unit), options.progress, unit="tile") as tally,
         ):
             if cutout.step == 1:
-                stream(cutout, sink, source, tally, str(path))
+                stream(cutout, sink, _source_of(tensor, options), tally, str(path))
             else:
                 sink.put((...,), cutout.picked(compute=options.compute, workers=options.workers))
                 tally.count(node_of(tensor), units)
@@ -128,6 +130,18 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
             for each in sidecars:
                 each.unlink(missing_ok=True)
             publish(unfinished, path, overwrite=options.overwrite)
+
+
+def _export_tensor(cutout: Cutout, place: str, options: Options) -> None:
+    name, tensor = array_name_of(cutout.tensor), cutout.tensor
+    if options.pyramid is False:
+        _export_zarr({name: cutout}, {name: Shown.of(cutout.frame, cutout.names)}, place, options)
+        return
+    axes_of(cutout.frame, cutout.kept)
+    levels = levels_to_show(tensor, cutout.frame.shape, options.pyramid, compute=options.compute)
+    image = image_of(name, cutout.frame, cutout.kept, levels)
+    cutouts = {path: replace(cutout, frame=each.frame) for path, each in image.arrays.items()}
+    _export_zarr(cutouts, image.arrays, place, options, image.attributes)
 
 
 def export_members(
@@ -148,28 +162,33 @@ def export_members(
         path = path_of(key)
         cutouts[path], scales[path] = Cutout.of(tensor, region, options.fill_value), scale
     faces = {path: Face(cutout.frame, cutout.dims) for path, cutout in cutouts.items()}
-    dims = {path: face.dims for path, face in with_distinct_dims(faces, scales).items()}
-    sources = {path: _source_of(cutout.tensor, options) for path, cutout in cutouts.items()}
-    _export_zarr(cutouts, dims, sources, place, options)
+    distinct = with_distinct_dims(faces, scales)
+    shown = {
+        path: Shown.of(cutout.frame, dict(zip(cutout.kept, distinct[path].dims, strict=True)))
+        for path, cutout in cutouts.items()
+    }
+    _export_zarr(cutouts, shown, place, options)
 
 
 def _export_zarr(
     cutouts: Mapping[str, Cutout],
-    dims: Mapping[str, tuple[str, ...]],
-    sources: Mapping[str, Source],
+    shown: Mapping[str, Shown],
     place: str,
     options: Options,
+    attributes: Mapping[str, Any] | None = None,
 ) -> None:
     unsaid = [label for cutout in cutouts.values() for label in unsaid_by_attributes(cutout.meaning)]
     warn_of_lost(shown_target(place), list(dict.fromkeys(unsaid)))
-    content = Content(cutouts, dims, _fill_values(cutouts, options), _identity(cutouts, dims, options))
+    identity = _identity(cutouts, shown, options)
+    content = Content(cutouts, shown, _fill_values(cutouts, options), identity, attributes)
     opened = opened_zarr(content, place, options.storage_options, overwrite=options.overwrite)
     try:
         with _explaining(opened, shown_target(place)) as sinks:
             total = sum(units_in(cutout.frame.shape, sinks[path].unit) for path, cutout in cutouts.items())
             with Tally(total, options.progress, unit="tile") as tally:
                 for path, cutout in cutouts.items():
-                    stream(cutout, sinks[path], sources[path], tally, shown_target(place))
+                    source = _source_of(cutout.tensor, options)
+                    stream(cutout, sinks[path], source, tally, shown_target(place))
     except KeyboardInterrupt as interrupt:
         if content.identity is not None:
             interrupt.add_note(_INTERRUPTED)
@@ -217,6 +236,8 @@ def _checked(target: object, options: Options) -> tuple[str, str]:
         raise ValidationError("storage_options go with a URL, and so with Zarr; leave them out")
     if checked_flag("compute", options.compute) and options.fill_value is not None:
         raise ValidationError("fill_value goes with compute=False, which shows it where nothing is stored")
+    if form != _ZARR and options.pyramid is not False:
+        raise ValidationError(f"pyramid goes with Zarr, got format {form!r}; leave it out")
     checked_flag("overwrite", options.overwrite)
     thinned = options.every is not None or options.max_pixels is not None
     if (checked_flag("palette", options.palette) or thinned) and form != "png":
@@ -258,7 +279,7 @@ def _fill_values(cutouts: Mapping[str, Cutout], options: Options) -> dict[str, A
     return {path: shown_value(view.fill_value, view.dtype) for path, view in views.items()}
 
 
-def _identity(cutouts: Mapping[str, Cutout], dims: Mapping[str, tuple[str, ...]], options: Options) -> str | None:
+def _identity(cutouts: Mapping[str, Cutout], shown: Mapping[str, Shown], options: Options) -> str | None:
     """What names an export that gives the same pixels whenever it is done; None where it may give others.
 
     What is shown of what is stored changes with that. Of a tensor that is not stored, the definition does not say all.
@@ -268,7 +289,8 @@ def _identity(cutouts: Mapping[str, Cutout], dims: Mapping[str, tuple[str, ...]]
     if not options.compute or None in states:
         return None
     places = [
-        [path, node.spec.tensor_id, cutout.frame.origin, cutout.frame.shape, cutout.frame.tile, cutout.kept, dims[path]]
+        [path, node.spec.tensor_id, frame.origin, frame.shape, frame.tile, cutout.kept, [*shown[path].dims.values()]]
         for (path, cutout), node in zip(cutouts.items(), nodes, strict=True)
+        for frame in [cutout.frame]
     ]
     return hashlib.sha256(json.dumps([places, states], sort_keys=True).encode()).hexdigest()

@@ -32,10 +32,8 @@ from infinite_tensor.views.metadata import (
     DOCUMENT,
     UNFINISHED,
     Shown,
-    array_document,
-    beside,
     chunk_bytes,
-    hierarchy,
+    documents_of,
     is_name,
     zarr_attributes,
 )
@@ -59,18 +57,21 @@ class Content:
     ----------
     cutouts : mapping of str to Cutout
         The arrays, by their paths.
-    dims : mapping of str to tuple of str
-        The names of their dimensions.
+    shown : mapping of str to Shown
+        What is told of them.
     fill_values : mapping of str to number, or None
         What stands in chunks that are not written; None where all are.
     identity : str or None
         Names the pixels that are exported; None where an export may give others when it is done again.
+    attributes : mapping, optional
+        Those of an image, whose arrays are its levels.
     """
 
     cutouts: Mapping[str, Cutout]
-    dims: Mapping[str, tuple[str, ...]]
+    shown: Mapping[str, Shown]
     fill_values: Mapping[str, Any] | None
     identity: str | None
+    attributes: Mapping[str, Any] | None = None
 
 
 @contextmanager
@@ -144,31 +145,6 @@ class _Group:
     def __init__(self, content: Content, store: Store) -> None:
         self._content = content
         self._objects = Objects(lambda: store)
-        shown = {
-            path: Shown.of(cutout.frame, dict(zip(cutout.kept, content.dims[path], strict=True)))
-            for path, cutout in content.cutouts.items()
-        }
-        self._coordinates, self._chunks_beside, self._said = beside(shown, is_name, _COMPRESSORS)
-        self._documents = {path: self._document(path, cutout) for path, cutout in content.cutouts.items()}
-
-    def _document(self, path: str, cutout: Cutout) -> dict[str, Any]:
-        fill_values = self._content.fill_values
-        attributes: dict[str, Any] = {
-            "infinite_tensor": {
-                "tensor_id": cutout.tensor.tensor_id,
-                "origin": [-first for first in cutout.of_kept(cutout.frame.origin)],
-            }
-        }
-        nodata = {} if cutout.nodata is None else {"_FillValue": cutout.nodata}
-        return array_document(
-            cutout.shape,
-            cutout.of_kept(cutout.frame.chunk_shape),
-            cutout.dtype,
-            self._content.dims[path],
-            attributes | self._said[path] | zarr_attributes(nodata),
-            0 if fill_values is None else fill_values[path],
-            _COMPRESSORS,
-        )
 
     @property
     def is_begun(self) -> bool:
@@ -179,7 +155,7 @@ class _Group:
     @property
     def may_continue(self) -> bool:
         """Whether it is worth to continue."""
-        return self._content.identity is not None and any(map(self._chunks, self._documents))
+        return self._content.identity is not None and any(map(self._chunks, self._content.cutouts))
 
     def make_room(self, target: str, *, overwrite: bool) -> None:
         """Delete an export that is to be overwritten, or is unfinished; ValidationError for what else is there."""
@@ -219,11 +195,25 @@ class _Group:
             sinks[path] = Sink(cutout.frame.chunk_shape, array.put, array.has)
         return sinks
 
+    def _document(self, path: str, cutout: Cutout) -> dict[str, Any]:
+        fill_values = self._content.fill_values
+        nodata = {} if cutout.nodata is None else {"_FillValue": cutout.nodata}
+        fill_value = 0 if fill_values is None else fill_values[path]
+        return self._content.shown[path].document(fill_value, _COMPRESSORS, zarr_attributes(nodata))
+
     def finish(self) -> None:
         """Write all that is not chunks, last of all what makes it a group."""
-        for key, chunk in self._chunks_beside.items():
+        content = self._content
+        written, chunks_beside = documents_of(
+            content.shown,
+            {path: self._document(path, cutout) for path, cutout in content.cutouts.items()},
+            {_MARK: content.identity, **(content.attributes or {})},
+            is_name,
+            _COMPRESSORS,
+            in_levels=content.attributes is not None,
+        )
+        for key, chunk in chunks_beside.items():
             self._objects.put({key: bytes(_ZSTD.encode(chunk))})
-        written = hierarchy(self._documents | self._coordinates, {_MARK: self._content.identity})
         root = written.pop(DOCUMENT)
         self._objects.put(written)
         self._objects.put({DOCUMENT: root})
