@@ -49,7 +49,7 @@ from infinite_tensor.values.definition import (
     names_of,
 )
 from infinite_tensor.values.fingerprint import Item
-from infinite_tensor.values.meaning import Code
+from infinite_tensor.values.meaning import Code, nodata_of
 from infinite_tensor.values.reduction import Reduction, check_reduction
 from infinite_tensor.values.spec import TensorSpec
 
@@ -689,8 +689,7 @@ class InfiniteTensor(Fillable):
 
     @property
     def _nodata(self) -> Code | None:
-        meaning = self._spec.definition.meaning
-        return None if meaning is None else next((each for each in meaning.of(Code) if each.called == "nodata"), None)
+        return nodata_of(self._spec.definition.meaning)
 
     def map(
         self,
@@ -1009,11 +1008,11 @@ class InfiniteTensor(Fillable):
             Of Zarr, whether the group is an OME-Zarr 0.5 image with levels, as viewers want it: arrays ``s0/<name>``,
             ``s1/<name>`` and so on, each in a group for ``xarray.open_zarr(target, group="s1")``. True writes as many
             levels as the region needs, an int so many, a str those of a method of `coarsen`. Level k has each pixel
-            that stands for one of the region, wherever that begins: those of `pyramid`. Levels that the store has are
-            taken, with their method. Others are stored there, or computed in memory if the store does not outlive the
-            process: once more for each level where the region is large. At the border of a region of an unbounded
-            tensor, windows of levels read pixels outside of it. With ``compute=False`` there are the levels that the
-            store has. Dimensions are those of OME-Zarr: t, then c or another one, then z, y and x, or two of these.
+            that stands for one of the region, wherever that begins, as those of `pyramid` have; some pixels beyond the
+            border of the region are read for them. Their method is that of stored levels, if there are, or as for
+            `fill`. What is stored is taken; otherwise levels are computed in memory, each from this tensor: one that is
+            not stored is computed again for each. With ``compute=False``, there are the levels that the store has.
+            Dimensions are those of OME-Zarr: t, then c or another one, then z, y and x, or two of these.
 
         Raises
         ------

@@ -11,6 +11,7 @@ from typing import cast
 import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.pipelines.sliding import names_of
 from infinite_tensor.support.functions import RegionWriter
@@ -28,6 +29,8 @@ _MOST_PIXELS = 2**22
 """no more pixels than these are read for it."""
 _MOST_BESIDE = 16
 """So many pixels along the other dimensions are in one window."""
+_MOST_HALVED = 4
+"""Windows that are to be over few pixels are halved no more often."""
 _SMALL = 512
 """A level is small enough where no coarsened dimension is longer."""
 
@@ -51,8 +54,13 @@ def pyramid(
     method: str,
     nodata: Code | None,
     store: TileStore | str | os.PathLike[str] | None,
+    *,
+    near: bool = False,
 ) -> list[InfiniteTensor]:
-    """See `InfiniteTensor.pyramid`."""
+    """See `InfiniteTensor.pyramid`.
+
+    Windows of all levels lie over about as many pixels of the tensor if they are to read only what is `near`.
+    """
     factors = _factors(tensor, 2)
     if levels is None:
         extents = [1 if factor == 1 else extent for extent, factor in zip(tensor.shape, factors, strict=True)]
@@ -74,7 +82,8 @@ def pyramid(
     found, weight = [tensor], (1,) * tensor.ndim
     for k in range(1, number + 1):
         name = f"{tensor.tensor_id}/level-{k}"
-        found.append(_coarser(found[-1], factors, method, weight, tensor.shape, nodata, store, name))
+        halved = min(k - 1, _MOST_HALVED) if near else 0
+        found.append(_coarser(found[-1], factors, method, weight, tensor.shape, nodata, store, name, halved))
         weight = tuple([a * b for a, b in zip(weight, factors, strict=True)])
     return found[1:]
 
@@ -91,46 +100,53 @@ def _method_for(dtype: torch.dtype) -> str:
 
 
 def levels_to_show(
-    tensor: InfiniteTensor, extents: Sequence[int], wanted: bool | int | str, *, compute: bool
+    tensor: InfiniteTensor, nodata: Code | None, start: Index, shape: Index, wanted: bool | int | str, *, compute: bool
 ) -> list[InfiniteTensor]:
-    """The levels that a view of a region of these extents has: those that are stored, and else such as can be.
+    """The levels of a view of a box of pixels: those that are stored, and else such as are computed in memory.
 
     Parameters
     ----------
     tensor : InfiniteTensor
         The tensor.
-    extents : sequence of int
-        Pixels of the region per dimension.
+    nodata : Code or None
+        What is known of its missing pixels.
+    start, shape : tuple of int
+        The box.
     wanted : bool, int or str
-        True for as many as the region needs, an int for so many, a str for a method.
+        True for as many as the box needs, an int for so many, a str for a method.
     compute : bool
-        Whether there may be others than those that are stored.
+        Whether they may be computed.
 
     Raises
     ------
     ValidationError
         If an argument does not fit, or levels are not stored that cannot be computed.
     """
-    if wanted is True or isinstance(wanted, str):
-        number = _number_of(extents, _factors(tensor, 2))
-    else:
-        number = checked_count("pyramid", wanted)
+    factors, asked = _factors(tensor, 2), wanted is not True and not isinstance(wanted, str)
+    number = checked_count("pyramid", wanted) if asked else _number_of(shape, factors)
     held = stored_levels(tensor)
     kept = cast("Coarsening", held[0].f).method if held else None
     method = wanted if isinstance(wanted, str) else kept or _method_for(tensor.dtype)
     check_method(method, tensor.dtype)
     if number == 0:
         return []
-    if compute:
-        is_stored = kept == method or (kept is None and contents_of(tensor.tile_store).outlives_process)
-        return tensor.pyramid(number, method, tensor.tile_store if is_stored else MemoryTileStore())
-    if kept != method or (wanted is not True and not isinstance(wanted, str) and len(held) < number):
+    fit = kept == method and (len(held) >= number or (not compute and not asked))
+    if not compute and not fit:
         has = f"{len(held)} levels of method {kept!r}" if held else "no levels"
         raise ValidationError(
             f"with compute=False levels come from the store, which holds {has} of tensor {tensor.tensor_id!r}, and not "
             f"pyramid={wanted!r}; t.fill(region, pyramid=True) stores them"
         )
-    return held[:number]
+    boxes = [box_above(start, shape, [factor**k for factor in factors]) for k in range(1, number + 1)]
+    if not compute or (fit and all(level.is_filled(box) for level, box in zip(held, boxes, strict=False))):
+        return held[:number]
+    # Windows that a store would keep reach far beyond the box.
+    return pyramid(tensor, number, method, nodata, MemoryTileStore(), near=True)
+
+
+def box_above(start: Sequence[int], shape: Sequence[int], factors: Sequence[int]) -> tuple[slice, ...]:
+    """The coarser pixels that stand for pixels of a box, of which so many make one."""
+    return tuple([slice(a // k, -(-(a + n) // k)) for a, n, k in zip(start, shape, factors, strict=True)])
 
 
 def _number_of(extents: Sequence[int], factors: Sequence[int]) -> int:
@@ -170,9 +186,10 @@ def _coarser(
     nodata: Code | None,
     store: TileStore | str | os.PathLike[str] | None,
     tensor_id: str | None,
+    halved: int = 0,
 ) -> InfiniteTensor:
     check_method(method, tensor.dtype)
-    size, along, value = _window(tensor, factors), None, None
+    size, along, value = _window(tensor, factors, halved), None, None
     if nodata is not None and tensor.dtype is not torch.bool:
         along, value = nodata.along, nodata.value if nodata.along is None else tuple(nodata.value)
     if along is not None and factors[along] > 1:
@@ -219,8 +236,11 @@ def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
     return known
 
 
-def _window(tensor: InfiniteTensor, factors: Sequence[int]) -> list[int]:
-    """The size of a window: as long along all coarsened dimensions, and whole along others where that is little."""
+def _window(tensor: InfiniteTensor, factors: Sequence[int], halved: int) -> list[int]:
+    """The size of a window: as long along all coarsened dimensions, and whole along others where that is little.
+
+    It is halved so many times.
+    """
     coarsened = [d for d, factor in enumerate(factors) if factor > 1] or [tensor.ndim - 1]
     sides = [1 if extent is None else extent for extent in tensor.shape]
     others = math.prod(side for d, side in enumerate(sides) if d not in coarsened)
@@ -228,7 +248,7 @@ def _window(tensor: InfiniteTensor, factors: Sequence[int]) -> list[int]:
         sides, others = [1] * tensor.ndim, 1
     most = _MOST_PIXELS // others // math.prod(factors[d] for d in coarsened)
     longest = min(_SIDES[min(len(coarsened), len(_SIDES)) - 1], math.floor(most ** (1 / len(coarsened)) + 1e-9))
-    side = 2 ** max(0, longest.bit_length() - 1)
+    side = 2 ** max(0, longest.bit_length() - 1 - halved)
     for d in coarsened:
         extent = tensor.shape[d]
         sides[d] = side if extent is None else min(side, max(1, -(-extent // factors[d])))

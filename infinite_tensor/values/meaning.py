@@ -513,6 +513,11 @@ class StoredMeaning:
         return self._stored  # type: ignore[no-any-return]
 
 
+def nodata_of(meaning: Meaning | StoredMeaning | None) -> Code | None:
+    """What stands for a missing pixel, if that is known."""
+    return None if meaning is None else next((each for each in meaning.of(Code) if each.called == "nodata"), None)
+
+
 def _fact_of(stored: Mapping[str, Any], shape: Shape) -> Fact | None:
     """What `Fact.fields` returned, with its kind; None where it cannot have returned that."""
     try:

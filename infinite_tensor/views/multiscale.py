@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.pipelines.pyramid import box_above
 from infinite_tensor.pipelines.sliding import CHANNELS, names_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.coarse import Coarsening
@@ -68,12 +70,11 @@ def image_of(name: str, frame: Frame, kept: Sequence[int], levels: Sequence[Infi
     for k, level in enumerate(levels, 1):
         made = cast("Coarsening", level.f)
         method, counts = made.method, tuple(map(operator.mul, counts, made.factor))
-        region = tuple(
-            [slice(a // n, -(-(a + b) // n)) for a, b, n in zip(frame.origin, frame.shape, counts, strict=True)]
-        )
         source = level if frame.fill_value is None else level.stored_only(frame.fill_value)
         along = tuple([Along(n, 0 if n == 1 or method == "nearest" else (n - 1) / 2) for n in counts])
-        arrays[f"s{k}/{name}"] = Shown.of(Frame.of(source, region), dims, along)
+        # Chunks of all levels are alike, whatever their windows are.
+        box = replace(Frame.of(source, box_above(frame.origin, frame.shape, counts)), tile=frame.tile)
+        arrays[f"s{k}/{name}"] = Shown.of(box, dims, along)
     multiscale = {"name": frame.tensor.tensor_id, "axes": axes, "datasets": _datasets(arrays, space)}
     said = multiscale if method is None else multiscale | {"type": method}
     return Image(arrays, {"ome": {"version": "0.5", "multiscales": [said]}})

@@ -24,6 +24,7 @@ from infinite_tensor.support.nested import Key
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.messages import warn_of_lost
 from infinite_tensor.values.definition import Number
+from infinite_tensor.values.meaning import nodata_of
 from infinite_tensor.views.exports.cutout import Cutout, Sink, Source, computed, explained, stored, stream, units_in
 from infinite_tensor.views.exports.files import (
     check_labels_png,
@@ -133,13 +134,14 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
 
 
 def _export_tensor(cutout: Cutout, place: str, options: Options) -> None:
-    name, tensor = array_name_of(cutout.tensor), cutout.tensor
+    name, frame = array_name_of(cutout.tensor), cutout.frame
     if options.pyramid is False:
-        _export_zarr({name: cutout}, {name: Shown.of(cutout.frame, cutout.names)}, place, options)
+        _export_zarr({name: cutout}, {name: Shown.of(frame, cutout.names)}, place, options)
         return
-    axes_of(cutout.frame, cutout.kept)
-    levels = levels_to_show(tensor, cutout.frame.shape, options.pyramid, compute=options.compute)
-    image = image_of(name, cutout.frame, cutout.kept, levels)
+    axes_of(frame, cutout.kept)
+    nodata = nodata_of(node_of(frame.tensor).spec.definition.meaning)
+    levels = levels_to_show(frame.tensor, nodata, frame.origin, frame.shape, options.pyramid, compute=options.compute)
+    image = image_of(name, frame, cutout.kept, levels)
     cutouts = {path: replace(cutout, frame=each.frame) for path, each in image.arrays.items()}
     _export_zarr(cutouts, image.arrays, place, options, image.attributes)
 
@@ -179,7 +181,7 @@ def _export_zarr(
 ) -> None:
     unsaid = [label for cutout in cutouts.values() for label in unsaid_by_attributes(cutout.meaning)]
     warn_of_lost(shown_target(place), list(dict.fromkeys(unsaid)))
-    identity = _identity(cutouts, shown, options)
+    identity = _identity(cutouts, shown, options, in_levels=attributes is not None)
     content = Content(cutouts, shown, _fill_values(cutouts, options), identity, attributes)
     opened = opened_zarr(content, place, options.storage_options, overwrite=options.overwrite)
     try:
@@ -279,18 +281,21 @@ def _fill_values(cutouts: Mapping[str, Cutout], options: Options) -> dict[str, A
     return {path: shown_value(view.fill_value, view.dtype) for path, view in views.items()}
 
 
-def _identity(cutouts: Mapping[str, Cutout], shown: Mapping[str, Shown], options: Options) -> str | None:
+def _identity(
+    cutouts: Mapping[str, Cutout], shown: Mapping[str, Shown], options: Options, *, in_levels: bool
+) -> str | None:
     """What names an export that gives the same pixels whenever it is done; None where it may give others.
 
     What is shown of what is stored changes with that. Of a tensor that is not stored, the definition does not say all.
     """
     nodes = [node_of(cutout.tensor) for cutout in cutouts.values()]
-    states = [state_of(node) if node.tensor.named else None for node in nodes]
+    # The pixels of levels follow from those of the tensor, which comes first, wherever they are computed.
+    states = [state_of(node) if node.tensor.named else None for node in (nodes[:1] if in_levels else nodes)]
     if not options.compute or None in states:
         return None
-    places = [
-        [path, node.spec.tensor_id, frame.origin, frame.shape, frame.tile, cutout.kept, [*shown[path].dims.values()]]
-        for (path, cutout), node in zip(cutouts.items(), nodes, strict=True)
-        for frame in [cutout.frame]
-    ]
+    places = []
+    for (path, cutout), node in zip(cutouts.items(), nodes, strict=True):
+        frame, dims = cutout.frame, [*shown[path].dims.values()]
+        tensor = node.spec.tensor_id, node.spec.definition.digest
+        places.append([path, *tensor, frame.origin, frame.shape, frame.tile, cutout.kept, dims])
     return hashlib.sha256(json.dumps([places, states], sort_keys=True).encode()).hexdigest()

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import ome_zarr_models
 import pytest
+import rasterio
 import tensorstore
 import torch
 import xarray
@@ -24,6 +25,7 @@ from infinite_tensor import (
     ValidationError,
     ZarrTileStore,
     from_array,
+    from_raster,
     sl,
 )
 from infinite_tensor.views.face import store_of_levels
@@ -163,6 +165,20 @@ def test_coordinates_in_even_steps_are_the_units_of_all_levels(tmp_path: Path) -
     assert translation["translation"] == [0, 2.5, 0.5]
 
 
+def test_nodata_is_left_out_of_levels_and_told_in_each(tmp_path: Path) -> None:
+    data = np.arange(36, dtype="int16").reshape(1, 6, 6)
+    data[0, 0, 0:3] = -99
+    options = {"driver": "GTiff", "count": 1, "height": 6, "width": 6, "dtype": "int16", "nodata": -99}
+    with rasterio.open(tmp_path / "in.tif", "w", **options, transform=rasterio.Affine(10, 0, 500, 0, -10, 900)) as file:
+        file.write(data)
+    t = from_raster(tmp_path / "in.tif")
+    t.export(sl[:, 0:6, 0:6], tmp_path / "out.zarr", pyramid=1, progress=False)
+    with xarray.open_zarr(tmp_path / "out.zarr", group="s1", mask_and_scale=False) as found:
+        assert np.array_equal(found["values"], t.coarsen((1, 2, 2))[...])
+        assert found["values"].attrs["_FillValue"] == -99
+        assert found["values"][0, 0, 1] == round((3 + 8 + 9) / 3)
+
+
 def test_a_pixel_that_an_int_picks_has_no_axis(tmp_path: Path) -> None:
     t = finite(("t", "c", "y", "x"), (3, 2, 9, 11))
     t.export(sl[1, :, 1:9, :], tmp_path / "out.zarr", pyramid=1, progress=False)
@@ -183,6 +199,17 @@ def test_levels_that_are_stored_are_those_of_the_export(pyramid: bool | int, tmp
         assert ome_in(tmp_path / "out.zarr")["type"] == "max"
         with xarray.open_zarr(tmp_path / "out.zarr", group="s2") as found:
             assert np.array_equal(found["height"], store.open("world/height/level-2")[0:512, 0:256])
+
+
+def test_few_windows_beyond_the_region_are_computed_for_levels(tmp_path: Path) -> None:
+    calls: list[tuple[int, ...]] = []
+    with ZarrTileStore(tmp_path / "s", tile_size=256) as store:
+        t = unbounded(calls, tile_store=store)
+        # Those of the store's levels reach from -1024 to 2048 and from 0 to 3072.
+        t.fill(sl[-300:1748, 100:2148], progress=False, pyramid=True)
+        needed = len(calls)
+        t.export(sl[-300:1748, 100:2148], tmp_path / "out.zarr", pyramid=True, progress=False)
+        assert len(calls) <= 1.3 * needed
 
 
 def test_another_method_than_the_stored_one_leaves_the_store_alone(tmp_path: Path) -> None:
@@ -218,7 +245,8 @@ def test_without_computing_levels_show_what_is_stored_of_them(tmp_path: Path) ->
             t.export(sl[0:2048, 0:1024], tmp_path / "more.zarr", pyramid=3, **options)
 
 
-def test_an_export_that_was_stopped_among_levels_continues_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("filled", [False, True])
+def test_an_export_that_was_stopped_among_levels_continues_there(filled: bool, tmp_path: Path) -> None:
     def exported(t: InfiniteTensor, stop_at: str | None) -> None:
         done = 0
 
@@ -236,6 +264,8 @@ def test_an_export_that_was_stopped_among_levels_continues_there(tmp_path: Path)
 
     with ZarrTileStore(tmp_path / "s", tile_size=128) as store:
         t = unbounded(tile_store=store)
+        if filled:
+            t.fill(sl[-1024:1024, 0:2048], pyramid=True, progress=False)
         with pytest.raises(KeyboardInterrupt):
             exported(t, "s1/height/c/0/0")
         before = chunks(".out.zarr.partial")
