@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from infinite_tensor.values.digest import digest
     from infinite_tensor.values.reduction import Reduction
     from infinite_tensor.values.weights import WeightedMean
+    from infinite_tensor.views.server.serving import serve
     from infinite_tensor_stores import HDF5TileStore, ZarrTileStore, open_store
     from infinite_tensor_stores.blobs import TensorBlob
 
@@ -80,6 +81,7 @@ __all__ = [
     "noise",
     "open_store",
     "predict",
+    "serve",
     "sl",
 ]
 
@@ -103,6 +105,7 @@ _find, _names = offered_by(
         "infinite_tensor.values.digest": ["digest"],
         "infinite_tensor.values.reduction": ["Reduction"],
         "infinite_tensor.values.weights": ["WeightedMean"],
+        "infinite_tensor.views.server.serving": ["serve"],
         "infinite_tensor_stores": ["HDF5TileStore", "ZarrTileStore", "open_store"],
         "infinite_tensor_stores.blobs": ["TensorBlob"],
     },

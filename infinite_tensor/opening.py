@@ -200,6 +200,16 @@ def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tupl
     return _rebuilt, (parts, numbers[_tensor_key(tensor)])
 
 
+def over_stores(tensor: InfiniteTensor, found: Callable[[TileStore], TileStore]) -> InfiniteTensor:
+    """The same tensor where its store and those of its chain are others, which hold the same tensors."""
+    _, (parts, number) = reduced(tensor)
+    moved = [
+        replace(part, tensors=tuple([TensorInStore(own.spec, found(own.store), own.named) for own in part.tensors]))
+        for part in parts
+    ]
+    return _rebuilt(moved, number)
+
+
 def _tensor_key(tensor: InfiniteTensor) -> int:
     """What tells a tensor from all others; another object of an equal one may have another ``f``."""
     return id(node_of(tensor).tensor)

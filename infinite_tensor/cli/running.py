@@ -13,7 +13,7 @@ from types import TracebackType
 
 import click
 
-from infinite_tensor.cli import changing, looking
+from infinite_tensor.cli import changing, looking, serving
 from infinite_tensor.cli.output import note, tell
 from infinite_tensor.errors import InfiniteTensorError
 
@@ -45,7 +45,7 @@ def commands() -> None:
     """Look at tensors in stores, fill them, and take them elsewhere."""
 
 
-for _command in (*looking.COMMANDS, *changing.COMMANDS):
+for _command in (*looking.COMMANDS, *changing.COMMANDS, *serving.COMMANDS):
     commands.add_command(_command)
 
 

@@ -224,7 +224,11 @@ class FaceStore(Store):
         )
         return documents | chunks
 
-    def _chunk_of(self, key: str) -> tuple[Face, Index] | None:
+    def document(self, key: str) -> bytes | None:
+        """What has a key, as far as it is known without computing; None for all else."""
+        return self._documents.get(key)
+
+    def chunk_of(self, key: str) -> tuple[Face, Index] | None:
         """The face whose chunk has a key, and which one that is."""
         path, _, chunk = key.rpartition("/c/")
         face, numbers = self._faces.get(path), chunk.split("/")
@@ -238,9 +242,9 @@ class FaceStore(Store):
     ) -> Buffer | None:
         """What has a key, or a range of its bytes; None where there is no such key."""
         await self._ensure_open()
-        found: Bytes | None = self._documents.get(key)
+        found: Bytes | None = self.document(key)
         if found is None:
-            chunk = self._chunk_of(key)
+            chunk = self.chunk_of(key)
             if chunk is None:
                 return None
             face, index = chunk
@@ -259,11 +263,11 @@ class FaceStore(Store):
 
     async def exists(self, key: str) -> bool:
         """Whether there is a key; computes nothing."""
-        return key in self._documents or self._chunk_of(key) is not None
+        return key in self._documents or self.chunk_of(key) is not None
 
     async def getsize(self, key: str) -> int:
         """The bytes behind a key; computes nothing."""
-        chunk = self._chunk_of(key)
+        chunk = self.chunk_of(key)
         if chunk is not None:
             return chunk[0].chunk_bytes
         if key not in self._documents:

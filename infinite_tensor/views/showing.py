@@ -211,7 +211,7 @@ def draw(
     computed = checked_flag("compute", compute)
     selection = _selection(tensor, region)
     kept = [d for d in range(tensor.ndim) if d not in selection.squeezed]
-    channels = _channels_of([selection.size[d] for d in kept])
+    channels = channels_of([selection.size[d] for d in kept])
     drawn = [d for number, d in enumerate(kept) if number != channels]
     default = _SCREEN if every is None and max_pixels is None else max_pixels
     step = step_of([selection.size[d] for d in drawn], every, default)
@@ -247,7 +247,7 @@ def _selection(tensor: InfiniteTensor, region: object) -> Selection:
     return selection
 
 
-def _channels_of(shape: Sequence[int]) -> int | None:
+def channels_of(shape: Sequence[int]) -> int | None:
     """Which of three dimensions is one of channels: the first or last one, of an extent of 1 or 3."""
     return next((d for d in (0, 2) if len(shape) == 3 and shape[d] in (1, 3)), None)
 

@@ -1,0 +1,58 @@
+"""The command that serves tensors over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import infinite_tensor
+from infinite_tensor.cli import arguments
+from infinite_tensor.cli.output import print_json
+
+
+@click.command("serve", short_help="Serve tensors over HTTP, as Zarr and as map tiles.")
+@arguments.store
+@click.option(
+    "--module",
+    "computed",
+    type=arguments.REFERENCE,
+    metavar="FILE.py:NAME",
+    help="An InfiniteTensor or TensorGroup that computes what is missing; package.module:NAME works too.",
+)
+@click.option("--region", type=arguments.REGION, metavar="REGION", help='What Zarr arrays show, as in "0:64,-32:32".')
+@click.option("--store-results", is_flag=True, help="Store what is computed, instead of keeping it in memory.")
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
+@click.option("--port", type=int, default=8000, show_default=True, metavar="N", help="The port; 0 for a free one.")
+@click.option("--cors", multiple=True, metavar="ORIGIN", help='Whose pages may read, as in "https://example.org".')
+@click.option("--workers", type=int, metavar="N", help="How many answers are computed at a time.")
+@click.option(
+    "--max-windows", type=int, default=256, show_default=True, metavar="N", help="The most to compute for an answer."
+)
+@click.option("--vmin", type=float, metavar="N", help="The lower end of the range of colours.")
+@click.option("--vmax", type=float, metavar="N", help="The upper end of it.")
+@arguments.as_json
+def serve(store: str, computed: Any, store_results: bool, workers: int | None, as_json: bool, **options: Any) -> None:
+    """Serve the tensors of STORE until Ctrl-C: as Zarr arrays at /NAME, as map tiles at /NAME/{z}/{x}/{y}.png.
+
+    There is no authentication.
+    """
+    kinds = infinite_tensor.InfiniteTensor, infinite_tensor.TensorGroup
+    if computed is not None and not isinstance(computed, kinds):
+        raise click.UsageError(
+            f"--module must name an InfiniteTensor or a TensorGroup, not a {type(computed).__name__}"
+        )
+    with infinite_tensor.open_store(store, mode="r+" if store_results else "r") as opened:
+        sources = [opened] if computed is None else [computed, opened]
+        given = options if workers is None else options | {"workers": workers}
+        ready = _print_url if as_json else None
+        infinite_tensor.serve(*sources, store_results=store_results, ready=ready, **given)
+
+
+def _print_url(url: str) -> None:
+    print_json({"url": url})
+    # A program waits for it, and the command does not end.
+    click.get_current_context().obj.flush()
+
+
+COMMANDS = (serve,)

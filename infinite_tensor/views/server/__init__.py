@@ -1,0 +1,1 @@
+"""Tensors over HTTP, as Zarr arrays and as map tiles."""

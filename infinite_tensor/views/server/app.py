@@ -1,0 +1,193 @@
+"""The application: which tensors there are, and what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.groups import TensorGroup
+from infinite_tensor.opening import over_stores
+from infinite_tensor.support.given import checked_count, quoted
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tilestore import TileStore
+from infinite_tensor.tilestore.persistent.documents import name_of
+from infinite_tensor.tilestore.store import contents_of
+from infinite_tensor.views.face import PLACES
+from infinite_tensor.views.server.served import Answer, Served, Settings, refused
+from infinite_tensor.views.server.work import Work
+from infinite_tensor_stores import ZarrTileStore, open_store
+
+LOCAL = ("127.0.0.1", "localhost")
+"""What this machine calls itself."""
+Source = InfiniteTensor | TensorGroup | TileStore
+_METHODS = "GET, HEAD, OPTIONS"
+_LOOKING = 2
+"""Threads that read what is stored, beside those that compute."""
+_GONE = 499
+"""For nobody."""
+
+
+def app_of(
+    sources: Sequence[Source],
+    settings: Settings,
+    *,
+    hosts: Sequence[str] = LOCAL,
+    cors: Sequence[str] = (),
+    store_results: bool = False,
+    workers: int = PLACES,
+) -> Starlette:
+    """The application that `serve` runs.
+
+    `hosts` are what a request may name as its host: else a page elsewhere could rename this machine, and read.
+    """
+    tensors: dict[str, Served] = {}
+    for tensor_id, opened in _tensors_of(sources, store_results=store_results):
+        tensors.setdefault(name_of(tensor_id).removeprefix("t-"), Served(opened, settings))
+    routes = _Routes(tensors, checked_count("workers", workers))
+    middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)]
+    if cors:
+        methods = _METHODS.split(", ")
+        middleware.append(
+            Middleware(CORSMiddleware, allow_origins=[*cors], allow_methods=methods, expose_headers=["ETag"])
+        )
+    app = Starlette(
+        routes=[
+            Route("/", routes.index, methods=["GET"]),
+            Route("/{path:path}", routes.tensor, methods=["GET", "OPTIONS"]),
+        ],
+        middleware=middleware,
+        lifespan=routes.lifespan,
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _tensors_of(
+    sources: Sequence[Source], *, store_results: bool
+) -> Iterator[tuple[str, Callable[[], InfiniteTensor]]]:
+    """Ids of what is served, and what opens it."""
+    readers: dict[int, TileStore] = {}
+    for source in sources:
+        if isinstance(source, TileStore):
+            ids = source.tensor_ids()
+            levels = {each for each in ids if each.rpartition("/level-")[0] in ids}
+            yield from ((each, partial(source.open, each)) for each in ids if each not in levels)
+        elif isinstance(source, InfiniteTensor | TensorGroup):
+            members: Iterable[Any] = [source] if isinstance(source, InfiniteTensor) else source.values(True, True)
+            for tensor in members:
+                found = tensor if store_results else over_stores(tensor, lambda store: _reader(store, readers))
+                yield tensor.tensor_id, partial(_same, found)
+        else:
+            raise ValidationError(
+                f"an InfiniteTensor, a TensorGroup or a TileStore can be served, got {quoted(source)}"
+            )
+
+
+def _same(tensor: InfiniteTensor) -> InfiniteTensor:
+    return tensor
+
+
+def _reader(store: TileStore, readers: dict[int, TileStore]) -> TileStore:
+    """A store that is opened for reading, at the same place; the same for all tensors of a store."""
+    if store.read_only or not contents_of(store).outlives_process:
+        return store
+    if id(store) not in readers:
+        store.flush()
+        if isinstance(store, ZarrTileStore):
+            again, where = store.__reduce__()
+            readers[id(store)] = again(*where, mode="r")
+        else:
+            assert store.address is not None
+            readers[id(store)] = open_store(store.address, mode="r")
+    return readers[id(store)]
+
+
+class _Routes:
+    """The endpoints.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Served
+        By their names in paths.
+    workers : int
+        How many answers are computed at a time.
+    """
+
+    def __init__(self, tensors: Mapping[str, Served], workers: int) -> None:
+        self._tensors = tensors
+        self._stored: Work[Answer | None] = Work(_LOOKING)
+        self._computed: Work[Answer | None] = Work(workers)
+
+    @asynccontextmanager
+    async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        yield
+        for work in (self._stored, self._computed):
+            await asyncio.to_thread(work.close)
+        for served in self._tensors.values():
+            await asyncio.to_thread(served.flush)
+
+    async def index(self, _request: Request) -> Response:
+        """A page with links to all tensors."""
+        names = [html.escape(name) for name in self._tensors]
+        rows = "".join(f'<li><a href="/{name}/zarr.json">{name}</a></li>' for name in names)
+        told = "<p>Zarr at /name, map tiles at /name/{z}/{x}/{y}.png</p>"
+        return HTMLResponse(f"<!doctype html><title>infinite-tensor</title>{told}<ul>{rows}</ul>")
+
+    async def tensor(self, request: Request) -> Response:
+        """A key of a Zarr hierarchy, or a map tile."""
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers={"Allow": _METHODS})
+        name, _, path = request.path_params["path"].partition("/")
+        served = self._tensors.get(name)
+        if served is None:
+            return _response(request, refused(404, "there is no such tensor"))
+        answering = asyncio.ensure_future(self._answer(request, served, path))
+        leaving = asyncio.ensure_future(_left(request))
+        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        if answering.done():
+            return _response(request, answering.result())
+        answering.cancel()
+        with suppress(asyncio.CancelledError):
+            await answering
+        return Response(status_code=_GONE)
+
+    async def _answer(self, request: Request, served: Served, path: str) -> Answer:
+        client = request.client.host if request.client else ""
+        query = request.url.query
+        key = (id(served), path, query)
+        for work, compute in ((self._stored, False), (self._computed, True)):
+            found = await work.result(client, key, partial(served.answer, path, query, compute=compute))
+            if found is not None:
+                return found
+        raise AssertionError("what may compute has an answer")
+
+
+async def _left(request: Request) -> None:
+    """Wait until the client goes away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _response(request: Request, answer: Answer) -> Response:
+    headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+    if answer.passing:
+        return Response(answer.body, answer.status, headers, answer.kind)
+    headers |= {"Cache-Control": "no-cache", "ETag": answer.etag}
+    known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
+    if answer.etag in known or known == ["*"]:
+        return Response(status_code=304, headers=headers)
+    return Response(answer.body, answer.status, headers, answer.kind)

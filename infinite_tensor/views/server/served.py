@@ -1,0 +1,219 @@
+"""What is answered about one tensor: keys of its Zarr hierarchy, and its map tiles."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infinite_tensor.errors import TileAccessError, ValidationError
+from infinite_tensor.opening import extent_of
+from infinite_tensor.pipelines.pyramid import stored_levels
+from infinite_tensor.support.forks import cached_property
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tilestore import MemoryTileStore
+from infinite_tensor.values.coarse import fits
+from infinite_tensor.views.face import Face, FaceStore, store_of_levels
+from infinite_tensor.views.frame import Frame, shown
+from infinite_tensor.views.metadata import array_name_of
+from infinite_tensor.views.server.maptiles import Colours, Plane, samples, stored_image
+
+_TILE = re.compile(r"(0|-[1-9]\d?)/(0|-?[1-9]\d{0,15})/(0|-?[1-9]\d{0,15})\.png")
+_AT = re.compile(r"\d{1,16}(?:,\d{1,16}){0,30}")
+_LONGEST = 2**30
+"""Pixels along a side: clients count in 32 bits."""
+_LEVELS = 8
+"""So many levels there are of an unbounded tensor of which none are stored."""
+_LEVELS_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response: its status, its body, of which type that is, and whether it may be kept and asked for again."""
+
+    status: int
+    body: bytes | memoryview
+    kind: str = "text/plain; charset=utf-8"
+    passing: bool = False
+
+    @cached_property
+    def etag(self) -> str:
+        """A hash of the body."""
+        return f'"{hashlib.blake2b(self.body, digest_size=16).hexdigest()}"'
+
+
+def refused(status: int, why: object) -> Answer:
+    """An answer that says why there is no other."""
+    return Answer(status, f"{why}\n".encode(), passing=True)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is the same for all tensors.
+
+    Attributes
+    ----------
+    region : region or None
+        Which pixels the Zarr hierarchy has; None for all of a finite tensor, and what is stored of others.
+    max_windows : int
+        The most windows that are computed for one answer.
+    low, high : float or None
+        The ends of the range of colours; None for those that fit.
+    """
+
+    region: Any = None
+    max_windows: int = 256
+    low: float | None = None
+    high: float | None = None
+
+
+class Served:
+    """A tensor as clients see it. What is asked first takes longest: then the tensor is opened.
+
+    Parameters
+    ----------
+    opened : callable
+        Gives the tensor.
+    settings : Settings
+        What is the same for all tensors.
+    """
+
+    def __init__(self, opened: Callable[[], InfiniteTensor], settings: Settings) -> None:
+        self._opened = opened
+        self._settings = settings
+        self._has_levels = False
+
+    def answer(self, path: str, query: str, *, compute: bool) -> Answer | None:
+        """The answer for a path; None where windows must be computed for it, and that is not to be done now."""
+        try:
+            tile = _TILE.fullmatch(path)
+            if tile is None:
+                return self._key(path, compute=compute)
+            return self._map_tile(tile, query, compute=compute)
+        except (ValidationError, TileAccessError) as error:
+            return refused(422, error)
+        except BaseException as error:  # noqa: BLE001  (what an f raises must not end the server)
+            traceback.print_exception(error)
+            return refused(500, f"{type(error).__name__}: the log of the server says more")
+
+    def flush(self) -> None:
+        """Store what is to be stored."""
+        if "tensor" in vars(self):
+            self.tensor.tile_store.flush()
+
+    @cached_property
+    def tensor(self) -> InfiniteTensor:
+        """The tensor."""
+        return self._opened()
+
+    # Zarr.
+
+    @cached_property
+    def _face(self) -> FaceStore:
+        region = self._settings.region
+        if region is None and None in self.tensor.shape:
+            region = extent_of(self.tensor)
+            if region is None:
+                raise ValidationError(
+                    "nothing is stored of this tensor, which is unbounded, so it has no pixels to show; start the "
+                    'server with a region, as in --region "0:512,0:512"'
+                )
+        frame = Frame.of(self.tensor, region)
+        if max(frame.shape) > _LONGEST:
+            raise ValidationError(
+                f"the region has the shape {frame.shape}, and clients count up to {_LONGEST} pixels a side; start the "
+                "server with a smaller --region"
+            )
+        try:
+            return store_of_levels(self.tensor, region, stored_levels(self.tensor))
+        except ValidationError:
+            # Of dimensions that OME-Zarr has not.
+            return FaceStore({f"s0/{array_name_of(self.tensor)}": Face(frame, self.tensor.dims)})
+
+    def _key(self, key: str, *, compute: bool) -> Answer | None:
+        document, chunk = self._face.document(key), self._face.chunk_of(key)
+        if document is not None:
+            return Answer(200, document, "application/json" if key.endswith(".json") else "application/octet-stream")
+        if chunk is None:
+            return refused(404, "there is no such key")
+        face, index = chunk
+        cost = _cost(face.frame.tensor, face.frame.box_of(index))
+        if cost > self._settings.max_windows:
+            most = f"{self._settings.max_windows} are computed for one chunk"
+            return refused(422, f"this chunk takes {cost} windows that are not stored, and at most {most}")
+        if cost and not compute:
+            return None
+        return Answer(200, face.chunk(index), "application/octet-stream")
+
+    # Map tiles.
+
+    @cached_property
+    def _levels(self) -> list[InfiniteTensor]:
+        """The tensor, and its levels: those that are stored, or else such as are kept in memory."""
+        tensor, plane = self.tensor, Plane.of(self.tensor)
+        levels = stored_levels(tensor)
+        if not levels:
+            number = _LEVELS if None in tensor.shape else None
+            names = ("mode", "nearest") if self._colours.kind == "labels" else ("mean", "mode", "nearest")
+            method = next(name for name in names if fits(name, tensor.dtype))
+            levels = tensor.pyramid(number, method, MemoryTileStore(cache_size_bytes=_LEVELS_BYTES))
+        return [tensor, *(levels if plane is not None and plane.coarsened(levels) else [])]
+
+    @cached_property
+    def _colours(self) -> Colours:
+        plane = Plane.of(self.tensor)
+        assert plane is not None
+        rgb = plane.channels is not None and self.tensor.shape[plane.channels] == 3
+        pixels = samples(self.tensor, plane, compute=_is_computable(self.tensor))
+        return Colours.of(pixels, self._settings.low, self._settings.high, rgb=rgb)
+
+    def _map_tile(self, tile: re.Match[str], query: str, *, compute: bool) -> Answer | None:
+        zoom, column, row = map(int, tile.groups())
+        plane = Plane.of(self.tensor, _entries(query))
+        if plane is None:
+            return refused(404, f"map tiles have two dimensions, or others given by ?at=, of {self.tensor.shape}")
+        if not (compute or self._has_levels):
+            # Colours may have to be chosen by pixels that are not stored.
+            return None
+        levels = self._levels[: 1 - zoom]
+        self._has_levels = True
+        factors = _factors(levels)
+        region = plane.region(levels[-1], factors[-1], row, column) if len(levels) == 1 - zoom else None
+        if region is None:
+            return refused(404, "there are no pixels")
+        cost = _cost(levels[-1], region)
+        may_be = cost == 0 or (cost <= self._settings.max_windows and _is_computable(levels[-1]))
+        if may_be and cost and not compute:
+            return None
+        if may_be:
+            return Answer(200, self._colours.png(plane.image(shown(levels[-1][region]))), "image/png")
+        return Answer(200, self._colours.png(*stored_image(levels, factors, plane, row, column)), "image/png", True)
+
+
+def _cost(tensor: InfiniteTensor, region: object) -> int:
+    """How many windows that are not stored a region takes."""
+    # A fifth of the time of a plan.
+    is_stored = not tensor.coverage(region, "missing").any()
+    return 0 if is_stored else tensor.plan(region).windows
+
+
+def _is_computable(tensor: InfiniteTensor) -> bool:
+    return tensor.f is not None and all(map(_is_computable, tensor.args))
+
+
+def _entries(query: str) -> list[int]:
+    """What ``at=2,5`` says of the dimensions that are not drawn."""
+    name, _, given = query.partition("=")
+    return list(map(int, given.split(","))) if name == "at" and _AT.fullmatch(given) else []
+
+
+def _factors(levels: Sequence[InfiniteTensor]) -> list[tuple[int, ...]]:
+    """How many pixels of the tensor one of each level is, per dimension."""
+    found = [(1,) * levels[0].ndim]
+    for level in levels[1:]:
+        factor: Sequence[int] = getattr(level.f, "factor")  # noqa: B009
+        found.append(tuple([a * b for a, b in zip(found[-1], factor, strict=True)]))
+    return found

@@ -1,0 +1,389 @@
+"""Tensors over HTTP."""
+
+from __future__ import annotations
+
+import io
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import matplotlib as mpl
+import numpy as np
+import pytest
+import tensorstore
+import torch
+import xarray
+import zarr
+from PIL import Image
+
+import infinite_tensor
+from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, ZarrTileStore, from_array, open_store, sl
+from infinite_tensor.views.labels import COLOURS
+from infinite_tensor.views.server.served import Settings
+from tests.support.command_line import COMMAND
+from tests.support.serving import PATIENCE, Served, served
+
+SIDE = 64
+
+
+def ramp(ctx: tuple[int, ...]) -> torch.Tensor:
+    rows = torch.arange(SIDE)[:, None] + SIDE * ctx[0]
+    return (rows * 1000 + torch.arange(SIDE) + SIDE * ctx[1]).float()
+
+
+def made(store: object = None, f: Callable[..., torch.Tensor] = ramp, **options: Any) -> InfiniteTensor:
+    given: dict[str, Any] = {
+        "shape": (None, None),
+        "tile_store": store,
+        "tensor_id": "world",
+        "dims": ("y", "x"),
+    } | options
+    return InfiniteTensor(f=f, output_window=TensorWindow((SIDE, SIDE)), **given)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def image(body: bytes) -> np.ndarray[Any, Any]:
+    return np.asarray(Image.open(io.BytesIO(body)).convert("RGBA"))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> InfiniteTensor:
+    """Stored from -128 to 128."""
+    with ZarrTileStore(tmp_path / "w.zarr", tile_size=SIDE) as store:
+        made(store)[-128:128, -128:128]
+    return made(ZarrTileStore(tmp_path / "w.zarr"))
+
+
+def test_zarr_and_xarray_read_all_levels(tmp_path: Path) -> None:
+    world = made(tmp_path / "w.zarr", shape=(300, 130), edge="clip")
+    levels = world.pyramid(2)
+    world.fill(..., pyramid=True, progress=False)
+    levels[1].fill(..., progress=False)
+    with served(world) as server:
+        group = zarr.open_group(f"{server.url}/world", mode="r")
+        said: Any = group.attrs["ome"]
+        paths = [each["path"] for each in said["multiscales"][0]["datasets"]]
+        assert paths == ["s0/world", "s1/world", "s2/world"]
+        for path, tensor in zip(paths, [world, *levels], strict=True):
+            found: Any = group[path]
+            assert np.array_equal(found[...], tensor[...])
+        dataset = xarray.open_dataset(f"{server.url}/world/s1", engine="zarr", chunks=None)
+        assert np.array_equal(dataset["world"], levels[0][...])
+
+
+def test_negative_coordinates_are_those_of_the_tensor(world: InfiniteTensor) -> None:
+    with served(world) as server:
+        dataset = xarray.open_dataset(f"{server.url}/world/s0", engine="zarr", chunks=None)
+        assert np.array_equal(dataset["world"].sel(y=-100, x=slice(-3, 3)), world[-100, -3:4])
+
+
+def test_tensorstore_reads_it(world: InfiniteTensor) -> None:
+    with served(world) as server:
+        spec = {"driver": "zarr3", "kvstore": {"driver": "http", "base_url": f"{server.url}/world/s0/world/"}}
+        found = tensorstore.open(spec, read=True).result()
+        assert np.array_equal(found[100:140, :].read().result(), world[-28:12, -128:128])
+
+
+def test_an_unbounded_tensor_is_shown_where_it_is_stored_or_in_a_region(world: InfiniteTensor) -> None:
+    with served(world) as server:
+        assert server.get("/world/s0/world/zarr.json").json()["shape"] == [256, 256]
+    with served(world, settings=Settings(sl[0:10, -5:5])) as server:
+        assert server.get("/world/s0/world/zarr.json").json()["shape"] == [10, 10]
+    with served(made(), settings=Settings(sl[0:10, 0 : 2**30 + 1])) as server:
+        assert "clients count up to 1073741824" in server.get("/world/zarr.json").text
+    with served(made()) as server:
+        refused = server.get("/world/zarr.json")
+        assert refused.status_code == 422
+        assert "--region" in refused.text
+
+
+def test_only_reading_is_allowed(world: InfiniteTensor) -> None:
+    with served(world) as server:
+        got = server.get("/world/zarr.json")
+        head = server.client.head("/world/zarr.json")
+        assert (head.status_code, head.content, head.headers["etag"]) == (200, b"", got.headers["etag"])
+        assert server.client.options("/world/zarr.json").headers["allow"] == "GET, HEAD, OPTIONS"
+        for method in ("POST", "PUT", "DELETE", "PATCH", "TRACE"):
+            assert server.client.request(method, "/world/zarr.json").status_code == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../../etc/passwd",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "/world/../../../etc/passwd",
+        "/world/s0/world/c/..%2f..%2f..%2fetc/passwd",
+        "/world%00/zarr.json",
+        "/world/s0/world/c/0/0%00",
+        "/world/s0/world/c/00/0",
+        "/world/s0/world/c/4/0",
+        "/world/s0/world/c/-1/0",
+        "/world/s0/world/c/0/0/0",
+        f"/{'a' * 20_000}/zarr.json",
+        f"/world/0/0/{'9' * 5_000}.png",
+        "/world/1/0/0.png",
+        "/world/-9/0/0.png",
+        "/world/0/٣/0.png",
+        "/world/level-1/zarr.json",
+        "/world=2Flevel-1/zarr.json",
+        "/other/zarr.json",
+        "//example.org/zarr.json",
+        "/world",
+    ],
+)
+def test_hostile_paths_are_not_found(world: InfiniteTensor, path: str) -> None:
+    with served(world) as server, server.send(path.replace("٣", "%D9%A3")) as client:
+        assert client.recv(1000).split(b" ")[1] == b"404"
+        assert server.get("/world/zarr.json").status_code == 200
+
+
+def test_hosts_and_origins(world: InfiniteTensor) -> None:
+    with served(world) as server:
+        assert server.get("/world/zarr.json", Host="evil.example").status_code == 400
+        assert "access-control-allow-origin" not in server.get("/world/zarr.json", Origin="https://a.example").headers
+    with served(world, cors=["https://a.example"]) as server:
+        headers = server.get("/world/zarr.json", Origin="https://a.example").headers
+        assert headers["access-control-allow-origin"] == "https://a.example"
+        assert "access-control-allow-origin" not in server.get("/world/zarr.json", Origin="https://b.example").headers
+        asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "GET"}
+        assert server.client.options("/world/zarr.json", headers=asked).status_code == 200
+        asked["Access-Control-Request-Method"] = "POST"
+        assert server.client.options("/world/zarr.json", headers=asked).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/world/zarr.json", "/world/s0/world/c/0/0", "/world/0/0/0.png"])
+def test_what_a_client_has_is_not_sent_again(world: InfiniteTensor, path: str) -> None:
+    with served(world) as server:
+        got = server.get(path)
+        assert (got.status_code, got.headers["cache-control"]) == (200, "no-cache")
+        again = server.get(path, **{"If-None-Match": f'"other", W/{got.headers["etag"]}'})
+        assert (again.status_code, again.content) == (304, b"")
+        assert server.get(path, **{"If-None-Match": '"other"'}).status_code == 200
+
+
+def test_zarr_is_told_what_is_not_computed(tmp_path: Path) -> None:
+    missing = made(ZarrTileStore(tmp_path / "w.zarr", tile_size=4 * SIDE))
+    with served(missing, settings=Settings(sl[0:512, 0:512], max_windows=15)) as server:
+        refused = server.get("/world/s0/world/c/0/0")
+        assert refused.status_code == 422
+        assert "takes 16 windows" in refused.text
+        found: Any = zarr.open_group(f"{server.url}/world", mode="r")["s0/world"]
+        with pytest.raises(Exception, match="422"):
+            found[0, 0]
+    with served(ZarrTileStore(tmp_path / "w.zarr", mode="r"), settings=Settings(sl[0:512, 0:512])) as server:
+        assert server.get("/world/s0/world/c/0/0").status_code == 422
+
+
+def test_map_tiles_are_pixels_in_a_fixed_range() -> None:
+    with served(made(), settings=Settings(low=0, high=253)) as server:
+        found = image(server.get("/world/0/0/0.png").content)
+        assert np.array_equal(found[0, :254], mpl.colormaps["viridis"](np.linspace(0, 1, 254), bytes=True))
+        assert (found[1:] == found[1, 0]).all()
+        before = image(server.get("/world/0/-1/-1.png").content)
+        assert (before == found[0, 0]).all()
+
+
+def test_map_tiles_of_labels_and_colours() -> None:
+    labels = from_array(np.arange(300 * 20).reshape(300, 20) % 20)
+    colours = np.random.default_rng(0).integers(0, 256, (3, 600, 700), np.uint8)
+    photo = from_array(colours, dims=("c", "y", "x"))
+    palette = np.frombuffer(COLOURS, np.uint8).reshape(20, 3)
+    with served(labels, photo) as server:
+        found = image(server.get(f"/{labels.tensor_id}/0/0/1.png").content)
+        assert np.array_equal(found[:44, :20, :3], palette[np.arange(20)][None].repeat(44, 0))
+        assert (found[44:, :, 3] == 0).all()
+        assert (found[:, 20:, 3] == 0).all()
+        found = image(server.get(f"/{photo.tensor_id}/0/1/0.png").content)
+        assert np.array_equal(found[..., :3], colours[:, :256, 256:512].transpose(1, 2, 0))
+        coarse = photo.coarsen(2)[:, :256, 256:].numpy()
+        found = image(server.get(f"/{photo.tensor_id}/-1/1/0.png").content)
+        assert np.array_equal(found[:, :94, :3], coarse.transpose(1, 2, 0))
+        assert server.get(f"/{photo.tensor_id}/0/3/0.png").status_code == 404
+
+
+def test_a_volume_is_shown_plane_by_plane() -> None:
+    volume = np.zeros((5, 30, 40), np.uint8)
+    volume[3] = 7
+    tensor = from_array(volume, dims=("z", "y", "x"))
+    with served(tensor) as server:
+        planes = [
+            server.get(f"/{tensor.tensor_id}/0/0/0.png{query}").content for query in ("", "?at=3", "?at=0", "?at=x")
+        ]
+        assert planes[0] != planes[1]
+        assert planes[0] == planes[2] == planes[3]
+        assert server.get(f"/{tensor.tensor_id}/0/0/0.png?at=9").status_code == 422
+
+
+def test_a_map_tile_that_takes_too_much_shows_what_is_stored(world: InfiniteTensor) -> None:
+    with served(world, settings=Settings(max_windows=3)) as server:
+        found = server.get("/world/0/0/0.png")
+        assert (found.status_code, found.headers["cache-control"]) == (200, "no-store")
+        assert "etag" not in found.headers
+        pixels = image(found.content)
+        assert (pixels[1:128, 1:128, 3] == 255).all()
+        assert (pixels[128:, 128:, 3] < 255).all()
+        coarse = image(server.get("/world/-2/0/0.png").content)
+        assert (coarse[1:32, 1:32, 3] == 255).all()
+        assert (coarse[32:, 32:, 3] < 255).all()
+
+
+def test_an_f_that_fails_leaves_the_server_alone() -> None:
+    def fails(_ctx: object) -> torch.Tensor:
+        raise SystemExit("secret")
+
+    with served(made(f=fails), settings=Settings(sl[0:64, 0:64])) as server:
+        for _ in range(2):
+            failed = server.get("/world/s0/world/c/0/0")
+            assert failed.status_code == 500
+            assert "secret" not in failed.text
+        assert server.get("/world/zarr.json").status_code == 200
+
+
+class Slow:
+    """An f that waits until it may go on, and tells what it is called for."""
+
+    def __init__(self) -> None:
+        self.called: list[int] = []
+        self.has_begun = threading.Semaphore(0)
+        self.may_end = threading.Semaphore(0)
+
+    def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
+        self.called.append(ctx[1])
+        self.has_begun.release()
+        assert self.may_end.acquire(timeout=PATIENCE)
+        return ramp(ctx)
+
+
+def slow(tmp_path: Path) -> tuple[Slow, InfiniteTensor]:
+    f = Slow()
+    return f, made(ZarrTileStore(tmp_path / "w.zarr", tile_size=SIDE), f, version=1)
+
+
+def chunk(i: int) -> str:
+    return f"/world/s0/world/c/0/{i}"
+
+
+def test_who_goes_away_is_not_computed_for(tmp_path: Path) -> None:
+    f, tensor = slow(tmp_path)
+    with served(tensor, settings=Settings(sl[0:64, 0:640]), workers=1) as server:
+        server.get("/world/zarr.json")
+        server.ended.get(timeout=PATIENCE)
+        running = server.send(chunk(0))
+        assert f.has_begun.acquire(timeout=PATIENCE)
+        # One in the queue, one in the queue that another client wants as well, and the one that is running.
+        left = [server.send(chunk(1)), server.send(chunk(2)), running]
+        with server.send(chunk(2)) as stays:
+            for client in left:
+                client.close()
+            assert sorted(server.ended.get(timeout=PATIENCE) for _ in left) == [chunk(0), chunk(1), chunk(2)]
+            f.may_end.release(3)
+            assert stays.recv(1000).startswith(b"HTTP/1.1 200")
+        assert server.get(chunk(0)).status_code == 200
+    assert f.called == [0, 2]
+
+
+def test_clients_take_turns(tmp_path: Path) -> None:
+    f, tensor = slow(tmp_path)
+    with served(tensor, settings=Settings(sl[0:64, 0:640]), workers=1) as server:
+        server.get("/world/zarr.json")
+        clients = [server.send(chunk(0))]
+        assert f.has_begun.acquire(timeout=PATIENCE)
+        clients += [server.send(chunk(i)) for i in (1, 2, 3)]
+        # What is asked next is queued behind these.
+        server.get("/world/zarr.json")
+        clients.append(server.send(chunk(4), "127.0.0.2"))
+        server.get("/world/zarr.json")
+        f.may_end.release(5)
+        for client in clients:
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+            client.close()
+    assert f.called.index(4) <= 2
+
+
+def test_stored_pixels_do_not_wait_for_an_f(tmp_path: Path) -> None:
+    f, tensor = slow(tmp_path)
+    f.may_end.release()
+    tensor[0:64, 0:64]
+    with served(tensor, settings=Settings(sl[0:64, 0:640]), workers=1) as server, server.send(chunk(1)) as waits:
+        assert f.has_begun.acquire(timeout=PATIENCE)
+        assert server.get(chunk(0)).status_code == 200
+        f.may_end.release()
+        assert waits.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("suffix", ["zarr", "h5"])
+def test_a_store_is_not_changed_by_default(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"w.{suffix}"
+    with open_store(path, tile_size=SIDE) as store:
+        made(store)[-64:64, -64:64]
+    before = files(tmp_path)
+    with open_store(path, mode="r") as store, served(made(store)) as server:
+        browse(server)
+    assert files(tmp_path) == before
+
+
+def test_results_are_stored_where_that_is_wanted(tmp_path: Path) -> None:
+    path = tmp_path / "w.zarr"
+    with ZarrTileStore(path, tile_size=SIDE) as store:
+        made(store)[-64:64, -64:64]
+    before = files(tmp_path)
+    with served(made(path)) as server:
+        browse(server)
+    assert files(tmp_path) == before
+    with served(made(path), store_results=True) as server:
+        browse(server)
+    assert bool(made(path).is_filled(sl[256:512, 512:768]))
+
+
+def browse(server: Served) -> None:
+    for key in ("zarr.json", "s0/world/c/0/0", "0/0/0.png", "0/2/1.png", "-1/0/0.png"):
+        assert server.get(f"/world/{key}").status_code == 200
+
+
+def test_serve_warns_of_other_hosts_and_names_a_port_that_is_taken(world: InfiniteTensor) -> None:
+    with served(world) as server:
+        with pytest.raises(ValidationError, match="give another port, or 0 for a free one"):
+            infinite_tensor.serve(world, port=server.port)
+        with pytest.warns(UserWarning, match="there is no authentication"), pytest.raises(ValidationError):
+            infinite_tensor.serve(world, host="0.0.0.0", port=server.port)  # noqa: S104
+    with pytest.raises(ValidationError, match="can be served"):
+        infinite_tensor.serve(3, port=0)  # type: ignore[arg-type]
+
+
+MODULE = """
+import torch
+from infinite_tensor import InfiniteTensor, TensorWindow
+
+world = InfiniteTensor(
+    (None, None), lambda ctx: torch.full((64, 64), float(ctx[0])), TensorWindow((64, 64)), tile_store="w.zarr",
+    tensor_id="world", dims=("y", "x"),
+)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
+def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text(MODULE)
+    ZarrTileStore(tmp_path / "w.zarr").close()
+    command = [*COMMAND, "serve", "w.zarr", "--module", "world.py:world", "--region", "0:128,0:128", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        found = re.search(r"http://127\.0\.0\.1:\d+", process.stderr.readline())
+        before = files(tmp_path / "w.zarr")
+        assert found is not None
+        array: Any = zarr.open_group(f"{found[0]}/world", mode="r")["s0/world"]
+        assert array[:, 0].tolist() == [0] * 64 + [1] * 64
+        assert httpx.get(f"{found[0]}/").status_code == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0
+    assert files(tmp_path / "w.zarr") == before
