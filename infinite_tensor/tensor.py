@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
     from infinite_tensor.groups import TensorGroup
     from infinite_tensor.views.statistics import Stats
+    from infinite_tensor.views.viewer.page import View
 
 
 class SupportsAsTensor(Protocol):
@@ -920,6 +921,45 @@ class InfiniteTensor(Fillable):
         from infinite_tensor.views.showing import draw  # noqa: PLC0415
 
         return draw(self, region, ax=ax, compute=compute, every=every, max_pixels=max_pixels, **options)
+
+    def view(
+        self, *others: InfiniteTensor, port: int = 0, budget: int = 4096, open_browser: bool | None = None
+    ) -> View:
+        """Open a page of Bokeh on which one walks about: drag to move, turn the wheel to zoom.
+
+        Tiles nearest to the middle come first: those that are stored at once, and others as `f` computes them, which
+        are stored as by a read. What is not there yet, or is not to be computed, is grey; what `f` raises stands on its
+        tile. From afar, stored levels of a `pyramid` are shown, or coarse pixels of what is stored.
+
+        Parameters
+        ----------
+        *others : InfiniteTensor
+            More of them, shown beside this one, at the same place.
+        port : int
+            Where the page is served, to this machine alone. Default: any port that is free.
+        budget : int
+            So many windows may be computed for what is seen at a time. Where there are more, only what is stored is
+            shown.
+        open_browser : bool, optional
+            Whether a browser opens. Default: outside of notebooks, which show the page below the cell.
+
+        Returns
+        -------
+        View
+            Its `url` opens the page elsewhere too, as in ``?y=0&x=1000&zoom=-2``; `wait()` is for the end of a script,
+            which would end the page, and `close()` ends it.
+
+        Raises
+        ------
+        ImportError
+            If Bokeh is missing.
+        ValidationError
+            If an argument does not fit, or the tensor has fewer than two dimensions.
+        """
+        # What is seen of a tensor stands on tensors.
+        from infinite_tensor.views.viewer import open_view  # noqa: PLC0415
+
+        return open_view([self, *others], port, budget, open_browser)
 
     def _repr_html_(self) -> str:
         # What is seen of a tensor stands on tensors.

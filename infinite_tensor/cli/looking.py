@@ -1,8 +1,9 @@
-"""Commands that change nothing in a store: ls, info, read, stats, coverage and plan."""
+"""Commands that change nothing in a store: ls, info, read, stats, coverage, plan and view."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -294,4 +295,24 @@ def plan(store: str, tensor_id: str, region: Any, max_memory: str | None, as_jso
     print_report(found, as_json=as_json)
 
 
-COMMANDS = (ls, info, read, stats, coverage, plan)
+@click.command("view", short_help="Open a page to look at tensors.")
+@arguments.store
+@click.argument("tensor_ids", metavar="[ID ...]", nargs=-1)
+@click.option("--port", type=int, default=0, metavar="N", help="Where the page is served.  [default: any free port]")
+@click.option("--browser/--no-browser", default=True, show_default=True, help="Open a browser.")
+def view(store: str, tensor_ids: tuple[str, ...], port: int, browser: bool) -> None:
+    """Open a page of Bokeh to look at one tensor of STORE, or at several beside each other, until Ctrl-C.
+
+    Without an ID it is the only tensor. What is missing is computed where the store alone says how, and not stored.
+    """
+    with infinite_tensor.open_store(store, mode="r") as opened:
+        ids = tensor_ids or tuple(name for name in opened.tensor_ids() if not re.search(r"/level-\d+$", name))
+        if not tensor_ids and len(ids) != 1:
+            raise click.UsageError(f"{store} holds {len(ids)} tensors: give an ID, of {', '.join(ids) or 'none'}")
+        first, *others = map(opened.open, ids)
+        with first.view(*others, port=port, open_browser=browser) as shown:
+            note(f"{shown.url} shows {', '.join(ids)}; Ctrl-C ends it")
+            shown.wait()
+
+
+COMMANDS = (ls, info, read, stats, coverage, plan, view)

@@ -340,3 +340,21 @@ def test_coverage_is_scaled_to_the_width(
 
 def test_coverage_of_no_pixel_says_so(cli: CommandLine, store: Path) -> None:
     assert "holds no pixel" in cli("coverage", store, "rows", "--region", "0:0,0:8").err
+
+
+def test_view_asks_which_tensor_of_several(cli: CommandLine, tmp_path: Path) -> None:
+    pytest.importorskip("bokeh")
+    path = tmp_path / "w.zarr"
+    with ZarrTileStore(path) as store:
+        for name in ("height", "steep"):
+            InfiniteTensor(
+                (None, None),
+                lambda ctx: torch.full((4, 4), float(sum(ctx))),
+                TensorWindow((4, 4)),
+                tile_store=store,
+                tensor_id=name,
+            )
+    outcome = cli("view", path)
+    assert outcome.code == 2
+    assert "give an ID, of height, steep" in outcome.err
+    assert cli("view", path, "hight", "--no-browser").code == 1

@@ -1,0 +1,20 @@
+"""A window to look at tensors through: which tiles it needs, what they show, and the page that Bokeh shows them on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from infinite_tensor.views.viewer.page import View
+
+
+def open_view(tensors: Sequence[object], port: object, budget: object, open_browser: bool | None) -> View:
+    """Show tensors beside each other on a page; see `InfiniteTensor.view`."""
+    try:
+        import bokeh  # noqa: F401, PLC0415  (an extra)
+    except ImportError as error:
+        raise ImportError("t.view shows pages of Bokeh; pip install 'infinite-tensor[view]', or bokeh") from error
+    from infinite_tensor.views.viewer.page import view  # noqa: PLC0415
+
+    return view(tensors, port, budget, open_browser=open_browser)

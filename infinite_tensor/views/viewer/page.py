@@ -1,0 +1,243 @@
+"""The page, and the server on this machine that shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+from bokeh.application import Application
+from bokeh.application.handlers.function import FunctionHandler
+from bokeh.document import Document
+from bokeh.layouts import column, row
+from bokeh.models import Range1d, TextInput
+from bokeh.server.server import BaseServer
+from bokeh.server.tornado import BokehTornado
+from tornado.httpserver import HTTPServer
+from tornado.ioloop import IOLoop
+
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.window import Shape
+from infinite_tensor.support.given import as_index, checked_count, quoted
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.views.viewer.panel import Panel
+from infinite_tensor.views.viewer.tiles import stored_near
+from infinite_tensor.views.viewer.viewport import Budget, Plane
+
+_LARGEST = 6
+"""The largest zoom."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What is in the middle of the screen, and how many pixels of it show one: ``2**zoom`` along either side.
+
+    Without a zoom, all of the dimensions `whole` that have an end is seen.
+    """
+
+    y: float
+    x: float
+    zoom: float | None = None
+    whole: Shape = ()
+
+    @classmethod
+    def of(cls, tensor: InfiniteTensor) -> Self:
+        """All of a finite plane, and of another one the stored tile that is nearest to 0."""
+        plane = Plane.of(tensor.shape, tensor.dims)
+        near = (0.0, 0.0) if None not in plane.extents else stored_near(tensor, plane)
+        y, x = (at if n is None else (n - 1) / 2 for at, n in zip(near, plane.extents, strict=True))
+        return cls(y, x, None, plane.extents)
+
+    def asked(self, arguments: Mapping[str, Sequence[bytes]]) -> Self:
+        """The place that a URL asks for, as ``?x=&y=&zoom=``; what it does not name, or not as a number, stays."""
+        given: dict[str, Any] = {}
+        for name in ("y", "x", "zoom"):
+            try:
+                number = float(arguments[name][-1])
+            except (LookupError, ValueError):
+                continue
+            if math.isfinite(number):
+                given[name] = number
+        return replace(self, **given)
+
+    def zoom_for(self, height: float, width: float) -> float:
+        """The zoom on a screen of this size."""
+        if self.zoom is not None:
+            return self.zoom
+        sides = zip((height, width), self.whole, strict=False)
+        return min((math.log2(side / extent) for side, extent in sides if extent), default=0.0)
+
+
+class _Page:
+    """What one browser shows: panels beside each other, which all show the same place."""
+
+    def __init__(self, document: Document, tensors: Sequence[InfiniteTensor], start: _Place, budget: Budget) -> None:
+        self._ranges = Range1d(0, 1), Range1d(1, 0)
+        self._panels = [Panel(document, tensor, self._ranges, budget, self._fit) for tensor in tensors]
+        self._place, self._size = start, (0, 0)
+        box = TextInput(placeholder="y, x  or  y, x, zoom", title="go to", width=200)
+        box.on_change("value", lambda _name, _old, new: self._go(new))
+        document.on_session_destroyed(lambda _context: self._close())
+        document.title = ", ".join(tensor.tensor_id for tensor in tensors)
+        # In one row, so that all figures are of one height.
+        widgets = [widget for panel in self._panels for widget in panel.widgets]
+        figures = row(*(panel.figure for panel in self._panels), sizing_mode="stretch_both")
+        document.add_root(column(row(box, *widgets), figures, sizing_mode="stretch_both"))
+
+    def _go(self, text: str) -> None:
+        try:
+            given = [float(part) for part in text.replace(",", " ").split()]
+            y, x, zoom = [*given, self._zoom] if len(given) == 2 else given
+        except ValueError:
+            return
+        if all(map(math.isfinite, (y, x, zoom))):
+            self._show(_Place(y, x, zoom))
+
+    def _close(self) -> None:
+        for panel in self._panels:
+            panel.close()
+
+    @property
+    def _zoom(self) -> float:
+        columns, _ = self._ranges
+        return math.log2(self._size[0] / (columns.end - columns.start))
+
+    def _fit(self) -> None:
+        """Keep pixels square, whatever the size of the window is."""
+        columns, rows = self._ranges
+        width, height = self._panels[0].size
+        if not width or not height or (width, height) == self._size:
+            return
+        place = self._place
+        if all(self._size):
+            place = _Place((rows.start + rows.end) / 2, (columns.start + columns.end) / 2, self._zoom)
+        self._size = width, height
+        self._show(place)
+
+    def _show(self, place: _Place) -> None:
+        width, height = self._size
+        if not width or not height:
+            self._place = place
+            return
+        most = 2.0 ** max(panel.coarsest for panel in self._panels) * 1.4
+        scale = min(2.0 ** -min(place.zoom_for(height, width), _LARGEST), most)
+        columns, rows = self._ranges
+        for way, middle, size in ((columns, place.x, width), (rows, place.y, height)):
+            low, high = middle - size * scale / 2, middle + size * scale / 2
+            start, end = (low, high) if way is columns else (high, low)
+            # First: a browser keeps to the limits at once.
+            way.update(start=start, end=end, reset_start=start, reset_end=end)
+            way.update(min_interval=size / 2**_LARGEST, max_interval=size * most)
+        for panel in self._panels:
+            panel.look(rows.end, columns.start, rows.start, columns.end)
+
+
+class View:
+    """A page that shows tensors, served on this machine for as long as this process lives; see `InfiniteTensor.view`.
+
+    Attributes
+    ----------
+    url : str
+        Where a browser of this machine finds it. ``?y=&x=&zoom=`` opens it at another place: `zoom` 0 shows pixels as
+        they are, -1 half as large, 1 twice as large.
+    """
+
+    def __init__(self, tensors: Sequence[InfiniteTensor], port: int, budget: Budget) -> None:
+        start = _Place.of(tensors[0])
+
+        def show(document: Document) -> None:
+            context = document.session_context
+            arguments = {} if context is None or context.request is None else context.request.arguments
+            _Page(document, tensors, start.asked(arguments), budget)
+
+        self._ready, self._ended = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        self._loop: Any = None
+        threading.Thread(target=self._serve, args=(show, port), name="infinite_tensor-view", daemon=True).start()
+        self._ready.wait()
+        if self._error is not None:
+            raise self._error
+
+    def _serve(self, show: Any, port: int) -> None:
+        async def serve() -> None:
+            self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+            listening = socket.create_server(("127.0.0.1", port))
+            listening.setblocking(False)
+            bound = listening.getsockname()[1]
+            pages = BokehTornado(
+                Application(FunctionHandler(show)),
+                extra_websocket_origins=[f"localhost:{bound}", f"127.0.0.1:{bound}"],
+                # Soon after a page is closed, nothing is computed for it.
+                check_unused_sessions_milliseconds=1000,
+                unused_session_lifetime_milliseconds=2000,
+            )
+            http = HTTPServer(pages)
+            http.add_sockets([listening])
+            server = BaseServer(IOLoop.current(), pages, http)
+            server.start()
+            self.url = f"http://localhost:{bound}/"
+            self._ready.set()
+            await self._end.wait()
+            server.stop()
+            await http.close_all_connections()
+
+        try:
+            asyncio.run(serve())
+        except BaseException as error:  # noqa: BLE001  (who has started it raises it)
+            self._error = error
+        finally:
+            self._ready.set()
+            self._ended.set()
+
+    def wait(self) -> None:
+        """Return when the view is closed, or somebody presses Ctrl-C: the last line of a script."""
+        try:
+            # Not forever: Windows would take no Ctrl-C meanwhile.
+            while not self._ended.wait(1):
+                pass
+        except KeyboardInterrupt:
+            self.close()
+
+    def close(self) -> None:
+        """End the server."""
+        if not self._ended.is_set():
+            self._loop.call_soon_threadsafe(self._end.set)
+            self._ended.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _repr_html_(self) -> str:
+        """The page, in a notebook."""
+        return f'<iframe src="{self.url}" style="width: 100%; height: 640px; border: 0"></iframe>'
+
+    def __repr__(self) -> str:
+        return f"View({self.url!r})"
+
+
+def view(tensors: Sequence[object], port: object, budget: object, *, open_browser: bool | None) -> View:
+    """Show tensors beside each other; see `InfiniteTensor.view`."""
+    for tensor in tensors:
+        if not isinstance(tensor, InfiniteTensor):
+            raise ValidationError(f"a view shows InfiniteTensors, got {quoted(tensor)}")
+    number = as_index(port)
+    if number is None or not 0 <= number < 2**16:
+        raise ValidationError(f"port must be an int from 0 to 65535, 0 for any that is free, got {quoted(port)}")
+    shown = [tensor for tensor in tensors if isinstance(tensor, InfiniteTensor)]
+    found = View(shown, number, Budget(checked_count("budget", budget)))
+    # A notebook shows the page itself.
+    if "ipykernel" not in sys.modules if open_browser is None else open_browser:
+        webbrowser.open(found.url)
+    return found

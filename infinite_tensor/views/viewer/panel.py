@@ -1,0 +1,406 @@
+"""One tensor on a page of Bokeh: a figure, which asks for the tiles that it shows and draws them as they come."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from bokeh.document import Document
+from bokeh.events import RangesUpdate
+from bokeh.models import (
+    BasicTicker,
+    BasicTickFormatter,
+    Checkbox,
+    ColumnDataSource,
+    Div,
+    FixedTicker,
+    HoverTool,
+    LayoutDOM,
+    LinearColorMapper,
+    Range1d,
+    Select,
+    Spinner,
+    UIElement,
+)
+from bokeh.palettes import Category20_20, Viridis256
+from bokeh.plotting import figure
+
+from infinite_tensor.engine.chain import node_of
+from infinite_tensor.support.tables import count_of
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.views.labels import MOST_LABELS
+from infinite_tensor.views.viewer.tiles import Array, Picture, Tiles
+from infinite_tensor.views.viewer.viewport import Budget, Plane, Tile, Viewport, coarsest
+
+_MOST_HELD = 512
+"""Tiles of a level that a browser holds."""
+_LOOK_AGAIN = 5.0
+"""After so many seconds a tile of which something is missing is looked up again, when the picture moves."""
+_BLANK = "#d9d9d9"
+"""The grey of pixels that are not stored."""
+_LONGEST = 300
+"""Characters of an error that are shown."""
+_COLOURS = ("red", "green", "blue")
+_MARKS = {"pending": ("#4477aa", 0.12), "failed": ("#cc3311", 0.25), "stored": ("#228833", 0.18)}
+"""What lies over tiles: a colour, and how much of it is seen."""
+
+Work: TypeAlias = Callable[[], None]
+
+
+class Lane:
+    """A thread that does the newest piece of work that it was given; older ones that it has not begun are dropped."""
+
+    def __init__(self) -> None:
+        self._next: Work | None = None
+        self._busy = False
+        self._lock = threading.Lock()
+
+    def give(self, work: Work) -> None:
+        """Do this next."""
+        with self._lock:
+            self._next = work
+            if not self._busy:
+                self._busy = True
+                # No daemon: what computes in C++ when Python ends would end it by a crash.
+                threading.Thread(target=self._run, name="infinite_tensor-look", daemon=False).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                work, self._next = self._next, None
+                if work is None:
+                    self._busy = False
+                    return
+            work()
+
+
+class _Layer:
+    """A level of a plane on a figure, as numbers or as colours: an image for each of its tiles."""
+
+    def __init__(self, fig: figure, mapper: LinearColorMapper, *, colours: bool) -> None:
+        names = ["image", "x", "y", "dw", "dh", *(_COLOURS if colours else ())]
+        self.source = ColumnDataSource({name: [] for name in names}, name="tiles")
+        options: dict[str, Any] = {"source": self.source, "level": "image", "visible": False}
+        if colours:
+            self.drawn = fig.image_rgba("image", "x", "y", "dw", "dh", **options)
+        else:
+            self.drawn = fig.image("image", "x", "y", "dw", "dh", color_mapper=mapper, **options)
+        self.pictures: dict[Tile, tuple[Picture, float]] = {}
+
+    def add(self, pictures: Sequence[Picture], plane: Plane, *, bright: float) -> None:
+        """Draw tiles, above those that were there; the oldest make room."""
+        rows: dict[str, list[Any]] = {name: [] for name in self.source.data}
+        for picture in pictures:
+            self.pictures.pop(picture.tile, None)
+            self.pictures[picture.tile] = (picture, time.monotonic())
+            if not picture.known:
+                continue
+            box, scale = picture.tile.box(plane.extents), 2**picture.tile.level
+            assert box is not None
+            rows["image"].append(_rgba(picture.values, bright) if plane.colours is not None else picture.values)
+            for name, size, part, extent in zip("yx", ("dh", "dw"), box, plane.extents, strict=True):
+                stop = part.stop * scale if extent is None else min(part.stop * scale, extent)
+                rows[name].append(part.start * scale - 0.5)
+                rows[size].append(stop - part.start * scale)
+            for channel, colour in enumerate(_COLOURS if plane.colours is not None else ()):
+                rows[colour].append(np.ascontiguousarray(picture.values[..., channel]))
+        if rows["x"]:
+            self.source.stream(rows, rollover=_MOST_HELD)
+        while len(self.pictures) > _MOST_HELD:
+            del self.pictures[next(iter(self.pictures))]
+
+    def clear(self) -> None:
+        """Draw nothing."""
+        self.source.data = {name: [] for name in self.source.data}
+        self.pictures.clear()
+
+
+def _rgba(values: Array, bright: float) -> Array:
+    """Colours as Bokeh draws them; nothing where a value is missing. `bright` is the value of full brightness."""
+    known = ~np.isnan(values).any(-1)
+    pixels = np.zeros((*known.shape, 4), np.uint8)
+    pixels[..., :3] = np.nan_to_num(np.clip(values / bright, 0, 1) * 255, nan=0).round()
+    pixels[..., 3] = known * 255
+    return pixels.view(np.uint32)[..., 0]
+
+
+class Panel:
+    """A tensor on a page.
+
+    Parameters
+    ----------
+    document : Document
+        The page.
+    tensor : InfiniteTensor
+    ranges : pair of Range1d
+        Columns and rows that are seen; other panels may share them.
+    budget : Budget
+        What one look may compute.
+    resized : callable
+        Called when the figure has got another size.
+
+    Attributes
+    ----------
+    figure : figure
+    widgets : list of UIElement
+        What stands above the figure.
+    size : pair of int
+        Width and height of the picture on the screen; 0 until it is there.
+    coarsest : int
+        The level beyond which nobody zooms out.
+    """
+
+    def __init__(
+        self,
+        document: Document,
+        tensor: InfiniteTensor,
+        ranges: tuple[Range1d, Range1d],
+        budget: Budget,
+        resized: Callable[[], None],
+    ) -> None:
+        self._resized = resized
+        self._document, self._tensor, self._budget = document, tensor, budget
+        self._tiles, self._plane = Tiles(tensor), Plane.of(tensor.shape, tensor.dims)
+        self.coarsest = coarsest(self._plane.extents, len(self._tiles.levels) - 1)
+        self._bright = 1.0 if tensor.dtype.is_floating_point else 255.0
+        self._looking, self._computing = Lane(), Lane()
+        self._came: deque[tuple[int, list[Picture]]] = deque()
+        self._coming = False
+        self._wanted: list[Tile] = []
+        self._level = self._look_number = self._first_look = 0
+        self._looked_at: Plane | None = None
+        x_range, y_range = ranges
+        self.figure = figure(
+            x_range=x_range,
+            y_range=y_range,
+            sizing_mode="stretch_both",
+            tools="pan,wheel_zoom,reset",
+            active_scroll="wheel_zoom",
+            output_backend="canvas",
+            background_fill_color=_BLANK,
+            x_axis_label=tensor.dims[self._plane.columns],
+            y_axis_label=tensor.dims[self._plane.rows],
+            title=tensor.tensor_id if node_of(tensor).tensor.named else None,
+            lod_threshold=None,
+        )
+        self.figure.grid.visible = False
+        self.figure.toolbar.logo = None
+        for axis in self.figure.axis:
+            axis.formatter = BasicTickFormatter(use_scientific=False)
+        self._mapper = LinearColorMapper(palette=Viridis256, nan_color=(0, 0, 0, 0), low=0, high=1)
+        self._layers = {
+            (level, colours): _Layer(self.figure, self._mapper, colours=colours)
+            for level in range(self.coarsest, -1, -1)
+            for colours in ([False, True] if self._plane.colours is not None else [False])
+        }
+        marks = ["left", "right", "top", "bottom", "fill", "alpha", "x", "y", "text"]
+        self._marks = ColumnDataSource({name: [] for name in marks}, name="marks")
+        self.figure.quad(
+            "left", "right", "top", "bottom", source=self._marks, fill_color="fill", fill_alpha="alpha", line_color=None
+        )
+        self.figure.text("x", "y", "text", source=self._marks, text_font_size="11px", text_color="#660000")
+        self._labelled = False
+        self._bar = next(iter(self._layers.values())).drawn.construct_color_bar(width=12)
+        self.figure.add_layout(self._bar, "right")
+        self._hover = HoverTool(
+            point_policy="follow_mouse", formatters={f"@{name}": "printf" for name in ("image", *_COLOURS)}
+        )
+        self.figure.add_tools(self._hover)
+        self.figure.on_event(RangesUpdate, lambda event: self.look(event.y0, event.x0, event.y1, event.x1))
+        self.size = 0, 0
+        self.figure.on_change("inner_width", lambda _name, _old, new: self._resize(new, self.size[1]))
+        self.figure.on_change("inner_height", lambda _name, _old, new: self._resize(self.size[0], new))
+        self._status = Div(text="", name="status", styles={"white-space": "nowrap"})
+        self._tint = Checkbox(label="tint what is stored", active=False)
+        self._tint.on_change("active", lambda _name, _old, _new: self._mark())
+        self._hold = Checkbox(label="hold the scale", active=False)
+        self._hold.on_change("active", lambda _name, _old, _new: self._draw())
+        self.widgets = [*self._choices(), self._tint, self._hold, self._status]
+
+    def _resize(self, width: int, height: int) -> None:
+        self.size = width, height
+        # With the other one, which comes next.
+        self._document.add_next_tick_callback(self._resized)
+
+    def _choices(self) -> list[UIElement]:
+        """A widget for each dimension beside the two."""
+        return [self._choice(d, self._tensor.dims[d], self._tensor.shape[d]) for d in self._plane.others]
+
+    def _choice(self, d: int, name: str, extent: int | None) -> LayoutDOM:
+        def chosen(_name: str, _old: object, new: object) -> None:
+            at = list(self._plane.at)
+            at[d] = None if new == "RGB" else int(str(new))
+            self._plane = replace(self._plane, at=tuple(at))
+            for layer in self._layers.values():
+                layer.clear()
+            # What is on its way is of another plane.
+            self._first_look = self._look_number + 1
+            self._again()
+
+        if d == self._plane.colours:
+            options = ["RGB", *map(str, range(extent or 0))]
+            choice: Any = Select(value="RGB", options=options, title=name, width=80)
+        else:
+            low, high = (None, None) if extent is None else (0, extent - 1)
+            choice = Spinner(value=0, low=low, high=high, step=1, title=name, width=80)
+        choice.on_change("value", chosen)
+        return choice
+
+    def _again(self) -> None:
+        x, y = self.figure.x_range, self.figure.y_range
+        self.look(y.start, x.start, y.end, x.end)
+
+    def look(self, y0: float, x0: float, y1: float, x1: float) -> None:
+        """Show a part of the plane: what is there at once, what is stored next, and then what has to be computed."""
+        if not all(self.size) or any(edge is None or math.isnan(edge) for edge in (y0, x0, y1, x1)):
+            return
+        view = Viewport(min(y0, y1), min(x0, x1), max(y0, y1), max(x0, x1), self.size[0])
+        level, plane = view.level(self.coarsest), self._plane
+        wanted = view.tiles(level, plane.extents)
+        if (wanted, plane) == (self._wanted, self._looked_at):
+            return
+        self._level, self._wanted, self._looked_at = level, wanted, plane
+        self._look_number += 1
+        number, now, pictures = self._look_number, time.monotonic(), self._layer(level).pictures
+        asked = [tile for tile in wanted if not _is_known(pictures.get(tile), now)]
+        self._looking.give(lambda: self._find(number, plane, asked))
+        self._draw()
+
+    def _layer(self, level: int) -> _Layer:
+        return self._layers[level, self._plane.colours is not None]
+
+    def _find(self, number: int, plane: Plane, asked: list[Tile]) -> None:
+        """Bring what is stored of tiles; the rest is computed, if it may be. On a thread."""
+
+        def stop() -> bool:
+            # Nor for a process that waits for its end.
+            return number != self._look_number or not threading.main_thread().is_alive()
+
+        try:
+            lacking: dict[Tile, Picture] = {}
+            for found in self._tiles.stored(plane, asked, stop):
+                if stored := [picture for picture in found if picture.state == "stored"]:
+                    self._bring(number, stored)
+                lacking.update({picture.tile: picture for picture in found if picture.state == "partial"})
+            tiles = [tile for tile in asked if tile in lacking]
+            if self._tiles.computable and self._budget.allows(tiles, self._tiles.window(plane)):
+                self._computing.give(lambda: self._compute(number, plane, tiles))
+                return
+            for tile in tiles:
+                if stop():
+                    return
+                self._bring(number, [self._tiles.filled(plane, lacking[tile], stop)])
+        except Exception as error:  # noqa: BLE001  (a store that fails is told of on the page)
+            told = f"{type(error).__name__}: {error}"
+            shape = (1, 1, 3) if plane.colours is not None else (1, 1)
+            self._bring(number, [Picture(tile, np.full(shape, np.nan), "failed", told) for tile in asked])
+
+    def _compute(self, number: int, plane: Plane, tiles: Sequence[Tile]) -> None:
+        for tile in tiles:
+            if number != self._look_number or not threading.main_thread().is_alive():
+                return
+            # All of it, whoever looks elsewhere meanwhile: what f has computed is shown when they come back.
+            self._bring(number, [self._tiles.computed(plane, tile, lambda: number < self._first_look)])
+
+    def _bring(self, number: int, pictures: list[Picture]) -> None:
+        """Have the page draw tiles, as soon as it can. On a thread."""
+        for picture in pictures:
+            # Found out here, and not by who draws.
+            _ = picture.known, picture.range
+        self._came.append((number, pictures))
+        if not self._coming:
+            self._coming = True
+            self._document.add_next_tick_callback(self._take)
+
+    def _take(self) -> None:
+        self._coming = False
+        came: dict[int, list[Picture]] = {}
+        while self._came:
+            number, pictures = self._came.popleft()
+            for picture in pictures if number >= self._first_look else ():
+                came.setdefault(picture.tile.level, []).append(picture)
+        for level, some in came.items():
+            self._layer(level).add(some, self._plane, bright=self._bright)
+        self._draw()
+
+    def _draw(self) -> None:
+        """Show the layers, the scale and the marks that fit what is known."""
+        layer = self._layer(self._level)
+        lacking = [tile for tile in self._wanted if tile not in layer.pictures]
+        for (level, colours), other in self._layers.items():
+            mine = colours == (self._plane.colours is not None)
+            # Finer ones stay until nothing is missing.
+            other.drawn.visible = mine and (level >= self._level or bool(lacking))
+        if self._hover.renderers != [layer.drawn]:
+            self._hover.renderers = [layer.drawn]
+            self._hover.tooltips = self._told(("image",) if self._plane.colours is None else _COLOURS)
+            self._bar.visible = self._plane.colours is None
+        self._scale([layer.pictures[tile][0] for tile in self._wanted if tile in layer.pictures])
+        self._mark()
+        self._tell(len(lacking))
+
+    def _told(self, columns: Sequence[str]) -> list[tuple[str, str]]:
+        """What is told of the pixel under the mouse."""
+        y, x = (self._tensor.dims[d] for d in (self._plane.rows, self._plane.columns))
+        return [(y, "$y{0}"), (x, "$x{0}"), ("value", " ".join(f"@{name}{{%.6g}}" for name in columns))]
+
+    def _scale(self, pictures: Sequence[Picture]) -> None:
+        """The colours of what is seen: of classes each its own, of other values from the smallest to the largest."""
+        if self._tiles.labels != self._labelled:
+            # Each change of a model has Bokeh look at all of them.
+            self._labelled = self._tiles.labels
+            self._mapper.palette = Category20_20 if self._labelled else Viridis256
+            self._bar.ticker = FixedTicker(ticks=list(range(MOST_LABELS))) if self._labelled else BasicTicker()
+        if self._labelled:
+            self._mapper.update(low=-0.5, high=MOST_LABELS - 0.5)
+            return
+        ranges = [picture.range for picture in pictures if picture.range is not None]
+        if ranges and not self._hold.active:
+            low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+            self._mapper.update(low=low, high=high if high > low else low + 1)
+
+    def _mark(self) -> None:
+        """Mark the tiles that are still to come, that have failed, and, if somebody wants that, that were stored."""
+        rows: dict[str, list[Any]] = {name: [] for name in self._marks.data}
+        pictures = self._layer(self._level).pictures
+        for tile in self._wanted:
+            picture = pictures[tile][0] if tile in pictures else None
+            state = "pending" if picture is None else picture.state
+            box = tile.box(self._plane.extents)
+            if box is None or state not in _MARKS or (state == "stored" and not self._tint.active):
+                continue
+            (top, bottom), (left, right) = (
+                (part.start * 2**tile.level - 0.5, part.stop * 2**tile.level - 0.5) for part in box
+            )
+            text = "" if picture is None else "\n".join(textwrap.wrap(picture.error[:_LONGEST], 30))
+            mark = (left, right, top, bottom, *_MARKS[state], left, top, text)
+            for name, value in zip(rows, mark, strict=True):
+                rows[name].append(value)
+        if rows != self._marks.data:
+            self._marks.data = rows
+
+    def _tell(self, lacking: int) -> None:
+        told = [] if self._level == 0 else [f"a pixel shows {2**self._level} x {2**self._level}"]
+        pictures = self._layer(self._level).pictures
+        if lacking:
+            told.append(f"{count_of(lacking)} tile{'s' * (lacking != 1)} to come")
+        elif self._tiles.computable and any(pictures[tile][0].state == "partial" for tile in self._wanted):
+            told.append("too much to compute: zoom in")
+        self._status.text = ", ".join(told)
+
+    def close(self) -> None:
+        """Begin nothing more: nobody looks."""
+        self._look_number += 1
+        self._first_look = self._look_number
+
+
+def _is_known(held: tuple[Picture, float] | None, now: float) -> bool:
+    """Whether a tile need not be looked up again."""
+    return held is not None and (held[0].state != "partial" or now - held[1] < _LOOK_AGAIN)

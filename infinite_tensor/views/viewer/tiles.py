@@ -1,0 +1,240 @@
+"""What tiles show: pixels that are stored, pixels that are computed, and coarse pixels of either."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infinite_tensor.engine.chain import node_of
+from infinite_tensor.errors import StoreError, TileAccessError, ValidationError
+from infinite_tensor.geometry.regions import Selection, parse
+from infinite_tensor.pipelines.pyramid import stored_levels
+from infinite_tensor.support.functions import RegionWriter
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.values.coarse import Blocks, coarse
+from infinite_tensor.views.frame import shown, shown_dtype
+from infinite_tensor.views.labels import MOST_LABELS
+from infinite_tensor.views.viewer.viewport import COLOURS, Box, Plane, Tile, runs, scaled
+
+Array: TypeAlias = npt.NDArray[Any]
+Pair: TypeAlias = tuple[Array, Array]
+Stop: TypeAlias = Callable[[], bool]
+
+_MOST_READ = 1024
+"""Pixels along a block that is read at once of what a coarse tile stands for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """What a tile shows.
+
+    Attributes
+    ----------
+    tile : Tile
+    values : array of float, shape (rows, columns) or (rows, columns, 3)
+        NaN where nothing is known.
+    state : str
+        "stored", "computed", "partial" where pixels are missing that are not to be computed, or "failed".
+    error : str
+        Why it failed.
+    """
+
+    tile: Tile
+    values: Array
+    state: str
+    error: str = ""
+
+    @cached_property
+    def known(self) -> int:
+        """How many values there are."""
+        return int(np.isfinite(self.values).sum())
+
+    @cached_property
+    def range(self) -> tuple[float, float] | None:
+        """The smallest and the largest value; None where there are none."""
+        finite = self.values[np.isfinite(self.values)]
+        return (float(finite.min()), float(finite.max())) if finite.size else None
+
+
+class Tiles:
+    """The tiles of a tensor.
+
+    Parameters
+    ----------
+    tensor : InfiniteTensor
+
+    Attributes
+    ----------
+    levels : list of InfiniteTensor
+        The tensor, and the levels of it that its store holds.
+    labels : bool
+        Whether all values so far are numbers of classes, as `InfiniteTensor.show` has them.
+    """
+
+    def __init__(self, tensor: InfiniteTensor) -> None:
+        self.levels = [tensor, *stored_levels(tensor)]
+        self._copied = node_of(tensor).computation.copied
+        self.computable = self._copied or tensor.f is not None
+        dtype = shown_dtype(tensor.dtype)
+        # Which holds all values, and NaN; of integers of 64 bits about so many digits as there are.
+        single = dtype.itemsize <= 2 or dtype in (np.float32, np.complex64)
+        self._dtype = np.dtype(np.float32 if single else np.float64)
+        self.labels = dtype.kind in "iub"
+
+    def window(self, plane: Plane) -> int:
+        """Pixels of a plane for each window that is computed; 0 where ``f`` needs no windows."""
+        if isinstance(self.levels[0].f, RegionWriter):
+            return 0
+        stride = self.levels[0].output_window.stride
+        return stride[plane.rows] * stride[plane.columns]
+
+    def stored(self, plane: Plane, tiles: Sequence[Tile], stop: Stop) -> Iterator[list[Picture]]:
+        """What is stored of tiles of one level, until `stop()` says that nobody wants to know.
+
+        Of a level that is there, a box of neighbours is one read; of another one, each tile is made of finer pixels.
+        """
+        level = tiles[0].level if tiles else 0
+        groups = runs(tiles) if level < len(self.levels) else [[tile] for tile in tiles]
+        for group in groups:
+            boxes = [_box(plane, tile) for tile in group]
+            box = (
+                slice(boxes[0][0].start, boxes[-1][0].stop),
+                slice(boxes[0][1].start, boxes[-1][1].stop),
+            )
+            values, missing = self._coarse(plane, box, level, min(level, len(self.levels) - 1), self._stored, stop)
+            if stop():
+                return
+            found = []
+            for tile, (rows, columns) in zip(group, boxes, strict=True):
+                part = (
+                    slice(rows.start - box[0].start, rows.stop - box[0].start),
+                    slice(columns.start - box[1].start, columns.stop - box[1].start),
+                )
+                # A copy: all of the box is not kept for one of its tiles.
+                state = "partial" if missing[part].any() else "stored"
+                found.append(Picture(tile, values[part].copy(), state))
+            yield found
+
+    def filled(self, plane: Plane, picture: Picture, stop: Stop) -> Picture:
+        """A tile of which not all is stored, with coarse pixels of what is stored of finer levels in its gaps."""
+        tile, values = picture.tile, picture.values
+        for level in range(min(tile.level, len(self.levels) - 1) - 1, -1, -1):
+            gaps = np.isnan(values)
+            if not gaps.any() or stop():
+                break
+            values = np.where(
+                gaps, self._coarse(plane, _box(plane, tile), tile.level, level, self._stored, stop)[0], values
+            )
+        return Picture(tile, values, picture.state)
+
+    def computed(self, plane: Plane, tile: Tile, stop: Stop) -> Picture:
+        """A tile, of which what is not stored is computed; an error of that is what it shows."""
+        level = min(tile.level, len(self.levels) - 1)
+        try:
+            values, _ = self._coarse(plane, _box(plane, tile), tile.level, level, self._read, stop)
+        except Exception as error:  # noqa: BLE001  (code of the user raises what it pleases)
+            rows, columns = _box(plane, tile)
+            shape = [part.stop - part.start for part in (rows, columns)] + [COLOURS] * (plane.colours is not None)
+            missing = isinstance(error, TileAccessError)
+            told = "" if missing else f"{type(error).__name__}: {error}"
+            return Picture(tile, np.full(shape, np.nan, self._dtype), "partial" if missing else "failed", told)
+        return Picture(tile, values, "computed")
+
+    def _coarse(
+        self, plane: Plane, box: Box, level: int, base: int, read: Callable[[int, Plane, Box], Pair], stop: Stop
+    ) -> Pair:
+        """The pixels of a box of a level, made of those of level `base`, and which may be missing."""
+        factor = 2 ** (level - base)
+        if factor == 1:
+            return read(base, plane, box)
+        extents = Plane(self.levels[base].shape, plane.rows, plane.columns, plane.at).extents
+        rows, columns = box
+        shape = (rows.stop - rows.start, columns.stop - columns.start)
+        values = np.full((*shape, COLOURS) if plane.colours is not None else shape, np.nan, self._dtype)
+        missing = np.ones(values.shape, bool)
+        step = max(1, _MOST_READ // factor)
+        for top, left in itertools.product(range(0, shape[0], step), range(0, shape[1], step)):
+            if stop():
+                break
+            part = (slice(top, min(top + step, shape[0])), slice(left, min(left + step, shape[1])))
+            block = tuple(slice(own.start + by.start, own.start + by.stop) for own, by in zip(box, part, strict=True))
+            fine, lacks = read(base, plane, scaled((block[0], block[1]), factor, extents))
+            if not lacks.all():
+                values[part] = self._halved(fine, level - base)
+                missing[part] = lacks.any()
+        return values, missing
+
+    def _halved(self, values: Array, times: int) -> Array:
+        """Pixels half as many along each side, so many times: means, or labels that there are most often."""
+        pixels, nodata = torch.from_numpy(values), None
+        if self.labels:
+            pixels, nodata = torch.where(pixels.isnan(), -1, pixels).long(), torch.tensor(-1)
+        along = [Blocks(2), Blocks(2), Blocks(1)][: pixels.ndim]
+        for _ in range(times):
+            pixels = coarse(pixels, along, "mode" if self.labels else "mean", nodata)
+        halved = pixels.numpy().astype(self._dtype)
+        if self.labels:
+            halved[halved < 0] = np.nan
+        return halved
+
+    def _read(self, level: int, plane: Plane, box: Box) -> Pair:
+        values = self._shown(plane, shown(self.levels[level][plane.region(box)]))
+        return values, np.zeros(values.shape, bool)
+
+    def _stored(self, level: int, plane: Plane, box: Box) -> Pair:
+        if self._copied and level == 0:
+            return self._read(level, plane, box)
+        tensor, region = self.levels[level], plane.region(box)
+        # First: what is stored meanwhile is shown later.
+        missing = _missing(tensor, parse(region, tensor.shape)).transpose(plane.axes)
+        if missing.all():
+            return np.full(missing.shape, np.nan, self._dtype), missing
+        values = self._shown(plane, shown(tensor.stored_only()[region]), ~missing)
+        values[missing] = np.nan
+        return values, missing
+
+    def _shown(self, plane: Plane, pixels: Array, known: Array | bool = True) -> Array:
+        """Pixels as a picture has them; those that are not `known` count nowhere."""
+        values = (np.abs(pixels) if np.iscomplexobj(pixels) else pixels).transpose(plane.axes)
+        if self.labels:
+            self.labels = bool(np.all((values >= 0) & (values < MOST_LABELS), where=known))
+        return values.astype(self._dtype)
+
+
+def _missing(tensor: InfiniteTensor, selection: Selection) -> npt.NDArray[np.bool_]:
+    """Which pixels of a region lie in tiles that are not stored whole."""
+    layout = node_of(tensor).contents.layout(node_of(tensor).spec)
+    found: npt.NDArray[np.bool_] = tensor.coverage(selection, "missing").numpy()
+    for d, (pixels, size) in enumerate(zip(selection.pixels, layout.tile_shape, strict=True)):
+        found = found.take(np.array(pixels) // size - pixels[0] // size, axis=d)
+    return found.squeeze(selection.squeezed)
+
+
+def _box(plane: Plane, tile: Tile) -> Box:
+    box = tile.box(plane.extents)
+    assert box is not None
+    return box
+
+
+def stored_near(tensor: InfiniteTensor, plane: Plane) -> tuple[float, float]:
+    """The middle of the stored tile that is nearest to pixel 0 of an unbounded plane, or 0 where nobody knows one."""
+    node = node_of(tensor)
+    near = [0 if place is None else place for place in plane.at]
+    if tensor.coverage(tuple([slice(place, place + 1) for place in near]), "stored").any():
+        return 0.0, 0.0
+    try:
+        layout = node.contents.layout(node.spec)
+        found = node.contents.inventory(node.spec, *layout.pixels)
+    except (StoreError, ValidationError):
+        return 0.0, 0.0
+    size = layout.tile_shape[plane.rows], layout.tile_shape[plane.columns]
+    middles = [((tile[plane.rows] + 0.5) * size[0], (tile[plane.columns] + 0.5) * size[1]) for tile in found.complete]
+    return min(middles, key=lambda at: (math.hypot(*at), at), default=(0.0, 0.0))

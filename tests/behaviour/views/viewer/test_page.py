@@ -1,0 +1,277 @@
+"""The page of the viewer in a browser without a screen; skipped where there is none."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, ZarrTileStore, from_array, sl
+from tests.support.counting import Counted
+from tests.support.reference import Index
+
+pytest.importorskip("bokeh")
+playwright = pytest.importorskip("playwright.sync_api")
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+PATIENCE = 20_000.0
+GREY = (217, 217, 217)
+"""Of what is not stored."""
+TOOLTIP = """
+() => {
+    const found = []
+    const walk = node => {
+        if (node.classList?.contains("bk-tooltip-content")) found.push(node.textContent)
+        for (const child of [...(node.children || []), ...(node.shadowRoot?.children || [])]) walk(child)
+    }
+    walk(document.body)
+    return found.join(" ")
+}
+"""
+
+
+class Page:
+    """The page of a view, in a browser."""
+
+    def __init__(self, page: Any, url: str) -> None:
+        self._page, self.requests, self.errors = page, list[str](), list[str]()
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
+        page.goto(url)
+        page.wait_for_function("window.Bokeh && Bokeh.documents.length")
+
+    def model(self, name: str) -> str:
+        return f"[...Bokeh.documents[0]._all_models.values()].findLast(each => each.name == '{name}')"
+
+    @property
+    def status(self) -> str:
+        return str(self._page.evaluate(f"{self.model('status')}.text"))
+
+    def wait_for(self, what: str) -> None:
+        self._page.wait_for_function(what, timeout=PATIENCE)
+
+    def settle(self) -> None:
+        """Wait until nothing is to come of what is seen now."""
+        self._page.wait_for_timeout(300)
+        self.wait_for(f"!{self.model('status')}.text.includes('to come') && {self.some_tiles}")
+
+    @property
+    def some_tiles(self) -> str:
+        sources = "[...Bokeh.documents[0]._all_models.values()].filter(each => each.name == 'tiles')"
+        return f"{sources}.some(each => each.data.x.length)"
+
+    def tiles(self) -> list[tuple[float, float, float]]:
+        """Where the tiles that were sent begin, and how wide they are."""
+        sources = "[...Bokeh.documents[0]._all_models.values()].filter(each => each.name == 'tiles')"
+        found = self._page.evaluate(f"{sources}.map(each => [[...each.data.y], [...each.data.x], [...each.data.dw]])")
+        return [tile for columns in found for tile in zip(*columns, strict=True)]
+
+    def marks(self, column: str) -> list[Any]:
+        return list(self._page.evaluate(f"[...{self.model('marks')}.data['{column}']]"))
+
+    def drag(self, dx: float, dy: float) -> None:
+        mouse = self._page.mouse
+        mouse.move(600, 400)
+        mouse.down()
+        mouse.move(600 + dx, 400 + dy, steps=5)
+        mouse.up()
+
+    def zoom(self, wheel: float) -> None:
+        self._page.mouse.move(600, 400)
+        self._page.mouse.wheel(0, wheel)
+
+    def go(self, text: str) -> None:
+        ranges = "[...Bokeh.documents[0]._all_models.values()].filter(each => each.type == 'Range1d')"
+        starts = f"{ranges}.map(each => each.start).join()"
+        before = self._page.evaluate(starts)
+        self._page.get_by_placeholder("y, x").fill(text)
+        self._page.keyboard.press("Enter")
+        self.wait_for(f"{starts} != '{before}'")
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something on this side, and then until nothing is to come."""
+        end = time.monotonic() + PATIENCE / 1000
+        while not condition() and time.monotonic() < end:
+            self._page.wait_for_timeout(50)
+        self.settle()
+
+    def hover(self, x: float, y: float) -> list[str]:
+        """What is told of a place of the screen: the coordinates, and the value."""
+        self._page.mouse.move(x - 3, y)
+        self._page.mouse.move(x, y)
+        self.wait_for(f"({TOOLTIP})().includes('value')")
+        return str(self._page.evaluate(TOOLTIP)).replace(":", " ").split()
+
+    def picture(self) -> Any:
+        """The colours of the middle of the screen."""
+        image = pytest.importorskip("PIL.Image").open(io.BytesIO(self._page.screenshot()))
+        return np.asarray(image.convert("RGB"))[150:700, 150:1000]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip("there is no Chromium on the path")
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Callable[..., Page]]:
+    views, pages = [], []
+
+    def open_page(tensor: InfiniteTensor, *others: InfiniteTensor, query: str = "", **options: Any) -> Page:
+        views.append(tensor.view(*others, open_browser=False, **options))
+        pages.append(browser.new_page(viewport={"width": 1200, "height": 800}))
+        return Page(pages[-1], views[-1].url + query)
+
+    yield open_page
+    for page in pages:
+        page.close()
+    for view in views:
+        view.close()
+
+
+def ramp(ctx: Index) -> torch.Tensor:
+    y, x = (torch.arange(256.0) + 256 * i for i in ctx)
+    return y[:, None] * 1000 + x
+
+
+def tensor_of(f: Callable[..., Any], **options: Any) -> InfiniteTensor:
+    return InfiniteTensor((None, None), f, TensorWindow((256, 256)), dims=("y", "x"), tensor_id="t", **options)
+
+
+def test_one_walks_about_and_everything_is_computed_and_sent_once(opened: Callable[..., Page]) -> None:
+    f = Counted(ramp)
+    t = tensor_of(f)
+    page = opened(t)
+    page.settle()
+    first = set(f.calls)
+    assert f.calls[0] in {(0, 0), (-1, 0), (0, -1), (-1, -1)}
+    assert len(first) < 40
+    page.drag(-400, -300)
+    page.until(lambda: len(f.calls) > len(first))
+    assert 0 < len(f.calls) - len(first) < len(first)
+    page.drag(400, 300)
+    page.settle()
+    page.zoom(300)
+    page.settle()
+    page.zoom(-300)
+    page.settle()
+    assert max(Counter(f.calls).values()) == 1
+    assert max(Counter(page.tiles()).values()) == 1
+    assert not (page.picture() == GREY).all(-1).any()
+    assert len(np.unique(page.picture().reshape(-1, 3), axis=0)) > 50
+    name_y, y, name_x, x, _, value = page.hover(500, 300)
+    assert (name_y, name_x) == ("y", "x")
+    assert float(value) == pytest.approx(t[int(y), int(x)].item(), rel=1e-5)
+    assert {url.split("/")[2].split(":")[0] for url in page.requests} == {"localhost"}
+    assert page.errors == []
+
+
+def test_a_slow_function_blocks_neither_the_page_nor_what_is_stored(opened: Callable[..., Page]) -> None:
+    go_on = threading.Event()
+
+    def slow(ctx: Index) -> torch.Tensor:
+        if ctx[0] > 500:
+            go_on.wait(60)
+        return ramp(ctx)
+
+    t = tensor_of(slow)
+    _ = t[-1024:1024, -1024:1024]
+    page = opened(t, query="?y=1000000&x=-7")
+    page.wait_for(f"{page.model('status')}.text.includes('to come')")
+    page.go("0, 0")
+    page.settle()
+    assert int(page.hover(500, 300)[1]) < 1024
+    assert not go_on.is_set()
+    go_on.set()
+    page.go("1000000, -7")
+    page.settle()
+    assert int(page.hover(500, 300)[1]) > 999_000
+
+
+def test_an_error_stands_on_its_tile_and_others_are_there(opened: Callable[..., Page]) -> None:
+    def picky(ctx: Index) -> torch.Tensor:
+        if ctx == (0, 0):
+            raise RuntimeError("no <b>hills</b> here")
+        return ramp(ctx)
+
+    f = Counted(picky)
+    page = opened(tensor_of(f))
+    page.settle()
+    assert "no <b>hills</b> here" in " ".join(page.marks("text")).replace("\n", " ")
+    assert len(page.tiles()) > 5
+    page.drag(-50, -50)
+    page.settle()
+    assert f.calls.count((0, 0)) == 1
+    assert page.errors == []
+
+
+def test_what_is_missing_without_a_function_is_grey_and_what_is_stored_is_found(
+    opened: Callable[..., Page], tmp_path: Path
+) -> None:
+    store = ZarrTileStore(tmp_path / "t.zarr", tile_size=256)
+    tensor_of(ramp, tile_store=store).fill(sl[51200:51456, 2560:2816])
+    store.close()
+    with ZarrTileStore(tmp_path / "t.zarr", mode="r") as again:
+        page = opened(again.open("t"))
+        page.settle()
+        assert page.tiles() == [(51199.5, 2559.5, 256)]
+        assert (page.picture() == GREY).all(-1).mean() > 0.5
+
+
+def test_from_afar_what_is_too_much_to_compute_is_not(opened: Callable[..., Page]) -> None:
+    f = Counted(ramp)
+    t = tensor_of(f)
+    _ = t[0:256, 0:256]
+    page = opened(t, query="?zoom=-4", budget=100)
+    page.settle()
+    assert len(f.calls) == 1
+    assert "zoom in" in page.status
+    page.go("128, 128, 0")
+    page.until(lambda: len(f.calls) > 4)
+    assert len(f.calls) > 4
+
+
+def test_colours_and_labels_are_shown_beside_each_other(opened: Callable[..., Page]) -> None:
+    photograph = torch.zeros(3, 300, 400, dtype=torch.uint8)
+    photograph[0] = 200
+    labels = torch.zeros(300, 400, dtype=torch.int64)
+    labels[:, 200:] = 1
+    page = opened(from_array(photograph, dims=("c", "y", "x")), from_array(labels, dims=("y", "x")))
+    page.settle()
+    colours = {tuple(colour) for colour in page.picture().reshape(-1, 3).tolist()}
+    assert {(200, 0, 0), (31, 119, 180), (174, 199, 232)} <= colours
+
+
+def test_what_is_no_tensor_and_no_port_is_refused() -> None:
+    t = tensor_of(ramp)
+    with pytest.raises(ValidationError, match="InfiniteTensors, got"):
+        t.view(torch.ones(2, 2))  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match="port must be"):
+        t.view(port=70_000)
+    with pytest.raises(ValidationError, match="budget must be"):
+        t.view(budget=0)
+
+
+def test_a_port_that_is_taken_is_an_error_and_a_view_shows_itself_in_notebooks() -> None:
+    t = tensor_of(ramp)
+    with t.view(open_browser=False) as view:
+        port = int(view.url.rsplit(":", 1)[1].strip("/"))
+        assert f'src="{view.url}"' in view._repr_html_()
+        with pytest.raises(OSError, match="in use"):
+            t.view(port=port, open_browser=False)

@@ -1,0 +1,143 @@
+"""What tiles of the viewer show of a tensor, and what they have computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore, from_array, sl
+from infinite_tensor.views.viewer.tiles import Picture, Tiles, stored_near
+from infinite_tensor.views.viewer.viewport import Plane, Tile
+from tests.support.counting import Counted
+from tests.support.reference import Index
+
+
+def ramp(ctx: Index) -> torch.Tensor:
+    y, x = (torch.arange(256.0) + 256 * i for i in ctx)
+    return 1000 * y[:, None] + x
+
+
+def tensor_of(f: Any, folder: Path, **options: Any) -> InfiniteTensor:
+    store = ZarrTileStore(folder / "t.zarr", tile_size=256)
+    return InfiniteTensor((None, None), f, TensorWindow((256, 256)), tile_store=store, tensor_id="t", **options)
+
+
+def plane_of(tensor: InfiniteTensor) -> Plane:
+    return Plane.of(tensor.shape, tensor.dims)
+
+
+def never() -> bool:
+    return False
+
+
+def stored(tensor: InfiniteTensor, tiles: Iterable[Tile], plane: Plane | None = None) -> dict[Tile, Picture]:
+    found = Tiles(tensor).stored(plane or plane_of(tensor), list(tiles), never)
+    return {picture.tile: picture for group in found for picture in group}
+
+
+def test_what_is_stored_is_shown_and_nothing_is_computed(tmp_path: Path) -> None:
+    f = Counted(ramp)
+    t = tensor_of(f, tmp_path)
+    t.fill(sl[-256:256, 0:256])
+    computed = len(f.calls)
+    tiles = [Tile(0, row, column) for row in (-1, 0) for column in (0, 1)]
+    found = stored(t, tiles)
+    assert [found[tile].state for tile in tiles] == ["stored", "partial", "stored", "partial"]
+    assert found[tiles[0]].values[3, 5] == t[-253, 5] == found[tiles[0]].values[0, 0] + 3005
+    assert np.isnan(found[tiles[1]].values).all()
+    assert len(f.calls) == computed
+
+
+def test_a_far_tile_is_a_mean_of_what_is_stored(tmp_path: Path) -> None:
+    t = tensor_of(ramp, tmp_path)
+    t.fill(sl[0:512, 0:256])
+    picture = stored(t, [Tile(1, 0, 0)])[Tile(1, 0, 0)]
+    assert picture.state == "partial"
+    assert np.array_equal(picture.values[:, :128], t.coarsen(2)[0:256, 0:128].numpy())
+    assert np.isnan(picture.values[:, 128:]).all()
+
+
+def test_stored_levels_are_shown_and_their_gaps_filled_from_finer_ones(tmp_path: Path) -> None:
+    t = tensor_of(ramp, tmp_path)
+    one, two = t.pyramid(2)
+    t.fill(sl[0:512, 0:1024], pyramid=True)
+    with ZarrTileStore(tmp_path / "t.zarr", mode="r") as store:
+        opened = store.open("t")
+        tiles, plane = Tiles(opened), plane_of(opened)
+        assert [level.tensor_id for level in tiles.levels] == ["t", one.tensor_id, two.tensor_id]
+        (((picture,),)) = tiles.stored(plane, [Tile(2, 0, 0)], never)
+        found = tiles.filled(plane, picture, never).values
+    assert np.array_equal(found[:128], two[0:128, 0:256].numpy())
+    assert np.isnan(found[128:]).all()
+
+
+def test_an_error_is_that_of_its_tile(tmp_path: Path) -> None:
+    def picky(ctx: Index) -> torch.Tensor:
+        if ctx[1] == 1:
+            raise RuntimeError("too far <east>")
+        return ramp(ctx)
+
+    t = tensor_of(picky, tmp_path)
+    tiles = Tiles(t)
+    west, east = (tiles.computed(plane_of(t), Tile(0, 0, column), never) for column in (0, 1))
+    assert (west.state, west.range) == ("computed", (0.0, 255255.0))
+    assert (east.state, east.known) == ("failed", 0)
+    assert "too far <east>" in east.error
+
+
+def test_labels_keep_their_numbers_and_others_become_means() -> None:
+    labels = np.zeros((512, 512), np.uint8)
+    labels[::2, 1::2] = 5
+    labels[1::2] = 7
+    found = Tiles(from_array(labels))
+    plane = Plane.of((512, 512), ("y", "x"))
+    (picture,) = next(found.stored(plane, [Tile(1, 0, 0)], never))
+    assert found.labels
+    assert set(picture.values.ravel()) == {7.0}
+    found = Tiles(from_array(labels * 20))
+    (picture,) = next(found.stored(plane, [Tile(1, 0, 0)], never))
+    assert not found.labels
+    assert set(picture.values.ravel()) == {95.0}
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.int16, torch.int64, torch.bfloat16, torch.float64, torch.complex64]
+)
+def test_values_are_those_of_the_tensor_whatever_its_dtype(dtype: torch.dtype) -> None:
+    t = from_array(torch.arange(-6, 6).view(3, 4).to(dtype))
+    (picture,) = next(Tiles(t).stored(plane_of(t), [Tile(0, 0, 0)], never))
+    expected = t[...].abs() if dtype.is_complex else t[...]
+    assert picture.values.tolist() == expected.tolist()
+    assert picture.state == "stored"
+
+
+def test_colours_come_last_and_a_channel_alone_has_no_third_axis() -> None:
+    t = from_array(torch.arange(3 * 4 * 5, dtype=torch.uint8).view(3, 4, 5), dims=("c", "y", "x"))
+    plane = plane_of(t)
+    (picture,) = next(Tiles(t).stored(plane, [Tile(0, 0, 0)], never))
+    assert np.array_equal(picture.values, t[...].permute(1, 2, 0).numpy())
+    alone = Plane(plane.shape, plane.rows, plane.columns, (2, None, None))
+    (picture,) = next(Tiles(t).stored(alone, [Tile(0, 0, 0)], never))
+    assert np.array_equal(picture.values, t[2].numpy())
+
+
+def test_nan_that_is_stored_is_not_missing(tmp_path: Path) -> None:
+    t = tensor_of(lambda _ctx: torch.full((256, 256), torch.nan), tmp_path)
+    t.fill(sl[0:256, 0:256])
+    picture = stored(t, [Tile(0, 0, 0)])[Tile(0, 0, 0)]
+    assert (picture.state, picture.known, picture.range) == ("stored", 0, None)
+
+
+def test_a_page_opens_at_the_stored_tile_nearest_to_0(tmp_path: Path) -> None:
+    t = tensor_of(ramp, tmp_path)
+    assert stored_near(t, plane_of(t)) == (0.0, 0.0)
+    t.fill(sl[25600:26112, -512:-256])
+    t.fill(sl[256_000:256_256, 0:256])
+    assert stored_near(t, plane_of(t)) == (25600 + 128, -512 + 128)
+    t.fill(sl[0:256, 0:256])
+    assert stored_near(t, plane_of(t)) == (0.0, 0.0)
