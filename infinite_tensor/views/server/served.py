@@ -6,7 +6,7 @@ import hashlib
 import re
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from infinite_tensor.errors import TileAccessError, ValidationError
@@ -32,17 +32,17 @@ _LEVELS_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class Answer:
-    """A response: its status, its body, of which type that is, and whether it may be kept and asked for again."""
+    """A response: its status, its body, of which type that is, whether nobody may keep it, and a hash of its body."""
 
     status: int
     body: bytes | memoryview
     kind: str = "text/plain; charset=utf-8"
     passing: bool = False
+    etag: str = ""
 
-    @cached_property
-    def etag(self) -> str:
-        """A hash of the body."""
-        return f'"{hashlib.blake2b(self.body, digest_size=16).hexdigest()}"'
+
+def _hash_of(body: bytes | memoryview) -> str:
+    return f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
 
 
 def refused(status: int, why: object) -> Answer:
@@ -87,12 +87,12 @@ class Served:
         self._has_levels = False
 
     def answer(self, path: str, query: str, *, compute: bool) -> Answer | None:
-        """The answer for a path; None where windows must be computed for it, and that is not to be done now."""
+        """The answer for a path; None where windows must be computed for it, which is then asked with `compute`."""
         try:
             tile = _TILE.fullmatch(path)
-            if tile is None:
-                return self._key(path, compute=compute)
-            return self._map_tile(tile, query, compute=compute)
+            found = self._map_tile(tile, query, compute=compute) if tile else self._key(path, compute=compute)
+            # Here, and not on the event loop: a hash takes as long as a call.
+            return found and replace(found, etag=_hash_of(found.body))
         except (ValidationError, TileAccessError) as error:
             return refused(422, error)
         except BaseException as error:  # noqa: BLE001  (what an f raises must not end the server)
@@ -140,13 +140,11 @@ class Served:
         if chunk is None:
             return refused(404, "there is no such key")
         face, index = chunk
-        cost = _cost(face.frame.tensor, face.frame.box_of(index))
+        cost = 0 if compute else _cost(face.frame.tensor, face.frame.box_of(index))
         if cost > self._settings.max_windows:
             most = f"{self._settings.max_windows} are computed for one chunk"
             return refused(422, f"this chunk takes {cost} windows that are not stored, and at most {most}")
-        if cost and not compute:
-            return None
-        return Answer(200, face.chunk(index), "application/octet-stream")
+        return None if cost else Answer(200, face.chunk(index), "application/octet-stream")
 
     # Map tiles.
 
@@ -171,24 +169,28 @@ class Served:
         return Colours.of(pixels, self._settings.low, self._settings.high, rgb=rgb)
 
     def _map_tile(self, tile: re.Match[str], query: str, *, compute: bool) -> Answer | None:
-        zoom, column, row = map(int, tile.groups())
         plane = Plane.of(self.tensor, _entries(query))
         if plane is None:
             return refused(404, f"map tiles have two dimensions, or others given by ?at=, of {self.tensor.shape}")
-        if not (compute or self._has_levels):
+        if self._has_levels:
+            return self._drawn(plane, tile, compute=compute)
+        if not compute:
             # Colours may have to be chosen by pixels that are not stored.
             return None
+        self._has_levels = bool(self._levels)
+        return self._drawn(plane, tile, compute=False) or self._drawn(plane, tile, compute=True)
+
+    def _drawn(self, plane: Plane, tile: re.Match[str], *, compute: bool) -> Answer | None:
+        zoom, column, row = map(int, tile.groups())
         levels = self._levels[: 1 - zoom]
-        self._has_levels = True
         factors = _factors(levels)
         region = plane.region(levels[-1], factors[-1], row, column) if len(levels) == 1 - zoom else None
         if region is None:
             return refused(404, "there are no pixels")
-        cost = _cost(levels[-1], region)
-        may_be = cost == 0 or (cost <= self._settings.max_windows and _is_computable(levels[-1]))
-        if may_be and cost and not compute:
+        cost = 0 if compute else _cost(levels[-1], region)
+        if cost and cost <= self._settings.max_windows and _is_computable(levels[-1]):
             return None
-        if may_be:
+        if not cost:
             return Answer(200, self._colours.png(plane.image(shown(levels[-1][region]))), "image/png")
         return Answer(200, self._colours.png(*stored_image(levels, factors, plane, row, column)), "image/png", True)
 
