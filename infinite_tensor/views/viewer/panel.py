@@ -43,12 +43,14 @@ _MOST_HELD = 512
 """Tiles of a level that a browser holds."""
 _LOOK_AGAIN = 5.0
 """After so many seconds a tile of which something is missing is looked up again, when the picture moves."""
+_BETWEEN = 0.15
+"""Seconds between two times that tiles are sent: a browser draws all of them each time."""
 _BLANK = "#d9d9d9"
 """The grey of pixels that are not stored."""
 _LONGEST = 300
 """Characters of an error that are shown."""
 _COLOURS = ("red", "green", "blue")
-_MARKS = {"pending": ("#4477aa", 0.12), "failed": ("#cc3311", 0.25), "stored": ("#228833", 0.18)}
+_MARKS = {"pending": ("#4477aa", 0.12), "failed": ("#cc3311", 0.25), "stored": ("#ee3377", 0.22)}
 """What lies over tiles: a colour, and how much of it is seen."""
 
 Work: TypeAlias = Callable[[], None]
@@ -172,7 +174,7 @@ class Panel:
         self._bright = 1.0 if tensor.dtype.is_floating_point else 255.0
         self._looking, self._computing = Lane(), Lane()
         self._came: deque[tuple[int, list[Picture]]] = deque()
-        self._coming = False
+        self._coming, self._taken = False, -math.inf
         self._wanted: list[Tile] = []
         self._level = self._look_number = self._first_look = 0
         self._looked_at: Plane | None = None
@@ -320,14 +322,20 @@ class Panel:
             self._document.add_next_tick_callback(self._take)
 
     def _take(self) -> None:
-        self._coming = False
-        came: dict[int, list[Picture]] = {}
+        if time.monotonic() - self._taken < _BETWEEN:
+            self._document.add_timeout_callback(self._take, int(_BETWEEN * 1000))
+            return
+        self._coming, self._taken = False, time.monotonic()
+        came: dict[int, dict[Tile, Picture]] = {}
         while self._came:
             number, pictures = self._came.popleft()
             for picture in pictures if number >= self._first_look else ():
-                came.setdefault(picture.tile.level, []).append(picture)
+                held = self._layer(picture.tile.level).pictures.get(picture.tile)
+                # Somebody who moves on may have asked again while it was on its way.
+                if held is None or held[0].state == "partial":
+                    came.setdefault(picture.tile.level, {})[picture.tile] = picture
         for level, some in came.items():
-            self._layer(level).add(some, self._plane, bright=self._bright)
+            self._layer(level).add(list(some.values()), self._plane, bright=self._bright)
         self._draw()
 
     def _draw(self) -> None:
