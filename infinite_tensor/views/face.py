@@ -39,6 +39,7 @@ from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.exit import end_before_flush
 from infinite_tensor.support.forks import cached_property, renew_in_children
+from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.support.nested import Key
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.frame import Frame
@@ -364,17 +365,21 @@ async def answered(key: Hashable, compute: Callable[[], T]) -> T:
     without a place, and find in memory what it has left there.
     """
     work = partial(_told, partial(copy_context().run, compute))
-    # Whoever has asked before may wait for the f that asks now. No window is computed twice all the same.
-    answer, is_own = (_beside(work), True) if is_nested() else _PLACES_OF_ALL.take(key, work)
+    # A loop may run on the main thread, where Ctrl-C would leave a lock of futures or of their threads taken.
+    with store_call():
+        # Whoever has asked before may wait for the f that asks now. No window is computed twice all the same.
+        answer, is_own = (_beside(work), True) if is_nested() else _PLACES_OF_ALL.take(key, work)
     while not await _ends(answer) or not is_own:
-        if not is_own and answer.done():
-            answer, is_own = _PLACES_OF_ALL.take(key, work)
-        # Only one at a time is told so: not one that has begun, and needs no other place.
-        elif not (is_own and answer.running()) and _PLACES_OF_ALL.are_stuck() and (not is_own or answer.cancel()):
-            answer, is_own = _beside(work), True
-    if answer.cancelled():
-        raise _ended()
-    return answer.result()
+        with store_call():
+            if not is_own and answer.done():
+                answer, is_own = _PLACES_OF_ALL.take(key, work)
+            # Only one at a time is told so: not one that has begun, and needs no other place.
+            elif not (is_own and answer.running()) and _PLACES_OF_ALL.are_stuck() and (not is_own or answer.cancel()):
+                answer, is_own = _beside(work), True
+    with store_call():
+        if answer.cancelled():
+            raise _ended()
+        return answer.result()
 
 
 def _told(work: Callable[[], T]) -> T:
@@ -411,7 +416,8 @@ async def _ends(answer: Future[Any]) -> bool:
     """Wait for an answer for a while, and whether it has come. Who gives up leaves it to others."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
-    answer.add_done_callback(lambda _: _tell(loop, ready))
+    with store_call():
+        answer.add_done_callback(lambda _: _tell(loop, ready))
     return bool((await asyncio.wait([ready], timeout=_PATIENCE_SECONDS))[0])
 
 
