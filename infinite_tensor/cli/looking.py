@@ -300,7 +300,8 @@ def plan(store: str, tensor_id: str, region: Any, max_memory: str | None, as_jso
 @click.argument("tensor_ids", metavar="[ID ...]", nargs=-1)
 @click.option("--port", type=int, default=0, metavar="N", help="Where the page is served.  [default: any free port]")
 @click.option("--browser/--no-browser", default=True, show_default=True, help="Open a browser.")
-def view(store: str, tensor_ids: tuple[str, ...], port: int, browser: bool) -> None:
+@arguments.as_json
+def view(store: str, tensor_ids: tuple[str, ...], port: int, browser: bool, as_json: bool) -> None:
     """Open a page of Bokeh to look at one tensor of STORE, or at several beside each other, until Ctrl-C.
 
     Without an ID it is the only tensor. What is missing is computed where the store alone says how, and not stored.
@@ -311,6 +312,8 @@ def view(store: str, tensor_ids: tuple[str, ...], port: int, browser: bool) -> N
             raise click.UsageError(f"{store} holds {len(ids)} tensors: give an ID, of {', '.join(ids) or 'none'}")
         first, *others = map(opened.open, ids)
         with first.view(*others, port=port, open_browser=browser) as shown:
+            if as_json:
+                print_json({"url": shown.url})
             note(f"{shown.url} shows {', '.join(ids)}; Ctrl-C ends it")
             shown.wait()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.geometry.points import Index
+from infinite_tensor.support.threads import _idle
 from infinite_tensor.tilestore.persistent.writer import Writer
 from infinite_tensor.values.blend import Blender
 from tests.support.counting import Counted
@@ -144,7 +146,9 @@ def test_a_writer_whose_thread_cannot_start_writes_on_the_thread_that_asks(monke
     def no_thread(*_: object) -> int:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("infinite_tensor.support.threads._idle", deque())
+    # Threads of others may become idle meanwhile.
+    busy = SimpleNamespace(append=_idle.append, remove=_idle.remove, pop=deque[object]().pop)
+    monkeypatch.setattr("infinite_tensor.support.threads._idle", busy)
     monkeypatch.setattr("_thread.start_new_thread", no_thread)
     writer.submit({"a": torch.ones(1)}, recorder.write)
     assert list(recorder.written) == ["a"]

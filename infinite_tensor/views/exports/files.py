@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +32,8 @@ _BLOCK_BYTES = 2**23
 """A block of such a file has all bands, and GDAL holds some 20 of them."""
 _SCRATCH = (".tiled", ".ovr.tmp", ".msk.ovr.tmp")
 """What the names of files end in that lie beside an unfinished TIFF: its pixels, and the overviews that GDAL makes."""
+_LITTLE_ROOM = 2**20
+"""A disk with less is full."""
 _PREDICTORS = {1: "NO", 2: "STANDARD", 3: "FLOATING_POINT"}
 """What the two drivers call them."""
 _LONGEST = 2**31 - 1
@@ -159,6 +164,12 @@ def opened_tiff(cutout: Cutout, path: Path) -> Iterator[Sink]:
             yield sink
         resampling = "NEAREST" if dtype.kind == "c" else "MODE" if only_labels() else "AVERAGE"
         _copy_optimized(scratch[0], path, side, resampling)
+    except Exception as error:
+        # GDAL says of a full disk that it could not seek, say, and may have deleted what it wrote.
+        taken = scratch[0].stat().st_size if scratch[0].exists() else 0
+        if shutil.disk_usage(path.parent).free < max(taken, _LITTLE_ROOM):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        raise
     finally:
         _delete(scratch)
 

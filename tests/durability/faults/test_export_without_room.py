@@ -16,11 +16,11 @@ from tests.support.interpreters import Team
 from tests.support.reference import Index
 from tests.support.stores import sample
 
-REGION = sl[0:2048, 0:2048]
+REGION = sl[0:1536, 0:1536]
 
 
 def noise(folder: Path) -> InfiniteTensor:
-    """4 MiB that do not compress."""
+    """2.25 MiB that do not compress; the disk has 8, and a TIFF takes 2.4 times its size for a while."""
 
     def f(ctx: Index) -> torch.Tensor:
         return torch.from_numpy(cell_generator(0, ctx).integers(0, 256, (256, 256), np.uint8))
@@ -29,7 +29,7 @@ def noise(folder: Path) -> InfiniteTensor:
     return InfiniteTensor((None, None), f, TensorWindow((256, 256)), dtype="uint8", tile_store=store, tensor_id="t")
 
 
-@pytest.mark.parametrize("leaving", sample([0, 2**10, 2**20, 2**22], 2**10, 2**20))
+@pytest.mark.parametrize("leaving", sample([0, 2**10, 2**20, 2**21], 2**10, 2**20))
 @pytest.mark.parametrize("form", ["zarr", "npy", "png", "tif"])
 def test_a_full_disk_is_named_and_a_later_export_succeeds(
     form: str, leaving: int, folder: Path, tmp_path: Path
