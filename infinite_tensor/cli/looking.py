@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -306,8 +305,10 @@ def view(store: str, tensor_ids: tuple[str, ...], port: int, browser: bool, as_j
 
     Without an ID it is the only tensor. What is missing is computed where the store alone says how, and not stored.
     """
+    from infinite_tensor.pipelines.pyramid import without_levels  # noqa: PLC0415  (as long as a command takes without it)
+
     with infinite_tensor.open_store(store, mode="r") as opened:
-        ids = tensor_ids or tuple(name for name in opened.tensor_ids() if not re.search(r"/level-\d+$", name))
+        ids = tensor_ids or tuple(without_levels(opened.tensor_ids()))
         if not tensor_ids and len(ids) != 1:
             raise click.UsageError(f"{store} holds {len(ids)} tensors: give an ID, of {', '.join(ids) or 'none'}")
         first, *others = map(opened.open, ids)

@@ -92,11 +92,12 @@ def levels_over(tensor: InfiniteTensor, extents: Sequence[int], method: bool | s
     """The levels that a fill of a region of these extents computes too; none where it is small."""
     ends = [own if given is None else given for given, own in zip(tensor.shape, extents, strict=True)]
     number = _number_of(ends, _factors(tensor, 2))
-    return tensor.pyramid(number, _method_for(tensor.dtype) if method is True else str(method)) if number else []
+    return tensor.pyramid(number, method_for(tensor.dtype) if method is True else str(method)) if number else []
 
 
-def _method_for(dtype: torch.dtype) -> str:
-    return next(name for name in ("mean", "mode", "nearest") if fits(name, dtype))
+def method_for(dtype: torch.dtype, *, labels: bool = False) -> str:
+    """The method for pixels of a dtype that nobody has named one for; `labels` have no mean."""
+    return next(name for name in ("mean", "mode", "nearest")[labels:] if fits(name, dtype))
 
 
 def levels_to_show(
@@ -126,7 +127,7 @@ def levels_to_show(
     number = checked_count("pyramid", wanted) if asked else _number_of(shape, factors)
     held = stored_levels(tensor)
     kept = cast("Coarsening", held[0].f).method if held else None
-    method = wanted if isinstance(wanted, str) else kept or _method_for(tensor.dtype)
+    method = wanted if isinstance(wanted, str) else kept or method_for(tensor.dtype)
     check_method(method, tensor.dtype)
     if number == 0:
         return []
@@ -153,6 +154,12 @@ def _number_of(extents: Sequence[int], factors: Sequence[int]) -> int:
     """How many levels there are until no coarsened dimension is long."""
     longest = max(extent for extent, factor in zip(extents, factors, strict=True) if factor > 1)
     return next(k for k in count() if longest <= _SMALL << k)
+
+
+def without_levels(ids: Sequence[str]) -> list[str]:
+    """The ids of what a store holds, without the levels of others."""
+    known = {*ids}
+    return [each for each in ids if each.rpartition("/level-")[0] not in known]
 
 
 def clear_levels(store: TileStore, tensor_id: str) -> None:

@@ -59,15 +59,15 @@ def is_installed(module: str, file: str | None = None) -> bool:
     package = top(module)
     if package == "__main__":
         return False
-    home = getattr(sys.modules.get(module) or sys.modules.get(package), "__file__", None)
+    loaded = sys.modules.get(module)
+    home = getattr(loaded or sys.modules.get(package), "__file__", None)
     # Code that was compiled from a string, as that of dataclasses, is of the module it stands in.
     path = file if file is not None and not file.startswith("<") else home
     if path is None:
         return package in sys.stdlib_module_names
     if path.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(pathlib.PurePath(path).parts):
         return True
-    known = sys.modules.get(module)
-    own = None if known is None else getattr(known, "__file__", None)
+    own = getattr(loaded, "__file__", None)
     if own is None:
         return False
     above, depth = pathlib.PurePath(own).parents, module.count(".") + (pathlib.PurePath(own).stem == "__init__")

@@ -239,6 +239,13 @@ def shown(pixels: torch.Tensor) -> npt.NDArray[np.generic]:
     return array
 
 
+def shown_if_stored(tensor: InfiniteTensor, region: object) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_]]:
+    """The pixels of a region as `shown`, 0 where they lie in tiles that are not stored whole, and which these are."""
+    zeros, ones = (shown(tensor.stored_only(value)[region]) for value in (0, 1))
+    # What is 0 or 1 as it is filled is not stored.
+    return zeros, (zeros == 0) & (ones == 1)
+
+
 def shown_value(value: Number, dtype: torch.dtype) -> np.generic:
     """A pixel of a dtype as it is shown."""
     pixel: np.generic = shown(torch.full((1,), value, dtype=dtype, device="cpu"))[0]

@@ -29,7 +29,7 @@ from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import names_of
-from infinite_tensor.views.frame import shown, step_of
+from infinite_tensor.views.frame import shown, shown_if_stored, step_of
 from infinite_tensor.views.labels import MOST_LABELS, are_labels
 
 if TYPE_CHECKING:
@@ -268,11 +268,12 @@ def _check_drawable(shape: Sequence[int]) -> None:
 
 def _pixels(tensor: InfiniteTensor, selection: Selection, channels: int | None, *, computed: bool) -> npt.NDArray[Any]:
     """What is drawn, with three channels last; what is not stored is masked, of colours transparent."""
-    values: npt.NDArray[Any] = shown((tensor if computed else tensor.stored_only(0))[selection])
-    missing = np.zeros(values.shape, bool)
-    if not computed:
-        # What is 0 or 1 as it is filled is not stored.
-        missing = (values == 0) & (shown(tensor.stored_only(1)[selection]) == 1)
+    values: npt.NDArray[Any]
+    if computed:
+        values = shown(tensor[selection])
+        missing = np.zeros(values.shape, bool)
+    else:
+        values, missing = shown_if_stored(tensor, selection)
     if np.iscomplexobj(values):
         values = np.abs(values)
     if channels is not None:

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.groups import TensorGroup
 from infinite_tensor.opening import over_stores
+from infinite_tensor.pipelines.pyramid import without_levels
 from infinite_tensor.support.given import checked_count, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
@@ -82,9 +83,7 @@ def _tensors_of(
     readers: dict[int, TileStore] = {}
     for source in sources:
         if isinstance(source, TileStore):
-            ids = source.tensor_ids()
-            levels = {each for each in ids if each.rpartition("/level-")[0] in ids}
-            yield from ((each, partial(source.open, each)) for each in ids if each not in levels)
+            yield from ((each, partial(source.open, each)) for each in without_levels(source.tensor_ids()))
         elif isinstance(source, InfiniteTensor | TensorGroup):
             members: Iterable[Any] = [source] if isinstance(source, InfiniteTensor) else source.values(True, True)
             for tensor in members:

@@ -16,7 +16,7 @@ from infinite_tensor.engine.chain import node_of
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.views.frame import shown, shown_dtype
+from infinite_tensor.views.frame import shown, shown_dtype, shown_if_stored
 from infinite_tensor.views.labels import COLOURS, MOST_LABELS, are_labels
 from infinite_tensor.views.showing import channels_of
 
@@ -122,10 +122,8 @@ def stored_image(
         selection = parse(region, level.shape)
         if values is not None and _tiles_of(level, selection.size) > _MOST_TILES:
             break
-        found, other = (plane.image(shown(level.stored_only(n)[selection])) for n in (0, 1))
-        # What is 0 or 1 as it is filled is not stored.
-        lacks = (found == 0) & (other == 1)
-        lacks = lacks.any(-1) if lacks.ndim == 3 else lacks
+        found, lacks = map(plane.image, shown_if_stored(level, selection))
+        lacks = np.logical_or.reduce(lacks, axis=-1) if lacks.ndim == 3 else lacks
         if values is None or missing is None:
             values, missing = found, lacks
         else:

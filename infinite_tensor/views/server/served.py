@@ -11,11 +11,10 @@ from typing import Any
 
 from infinite_tensor.errors import TileAccessError, ValidationError
 from infinite_tensor.opening import extent_of
-from infinite_tensor.pipelines.pyramid import stored_levels
+from infinite_tensor.pipelines.pyramid import method_for, stored_levels
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
-from infinite_tensor.values.coarse import fits
 from infinite_tensor.views.face import Face, FaceStore, store_of_levels
 from infinite_tensor.views.frame import Frame, shown
 from infinite_tensor.views.metadata import array_name_of
@@ -155,8 +154,7 @@ class Served:
         levels = stored_levels(tensor)
         if not levels:
             number = _LEVELS if None in tensor.shape else None
-            names = ("mode", "nearest") if self._colours.kind == "labels" else ("mean", "mode", "nearest")
-            method = next(name for name in names if fits(name, tensor.dtype))
+            method = method_for(tensor.dtype, labels=self._colours.kind == "labels")
             levels = tensor.pyramid(number, method, MemoryTileStore(cache_size_bytes=_LEVELS_BYTES))
         return [tensor, *(levels if plane is not None and plane.coarsened(levels) else [])]
 
