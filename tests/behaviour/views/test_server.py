@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import queue
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import infinite_tensor
 from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, ZarrTileStore, from_array, open_store, sl
 from infinite_tensor.views.labels import COLOURS
 from infinite_tensor.views.server.served import Settings
+from infinite_tensor.views.server.work import Work
 from tests.support.command_line import COMMAND
 from tests.support.serving import PATIENCE, Served, served
 
@@ -292,17 +294,26 @@ def test_who_goes_away_is_not_computed_for(tmp_path: Path) -> None:
     assert f.called == [0, 2]
 
 
-def test_clients_take_turns(tmp_path: Path) -> None:
+def test_clients_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     f, tensor = slow(tmp_path)
+    queued, result = queue.SimpleQueue[object](), Work.result
+
+    async def told(work: Work[Any], client: Hashable, key: Hashable, do: Any) -> Any:
+        if do.keywords["compute"]:
+            # The event loop does nothing else before it is queued.
+            queued.put(key)
+        return await result(work, client, key, do)
+
+    monkeypatch.setattr(Work, "result", told)
     with served(tensor, settings=Settings(sl[0:64, 0:640]), workers=1) as server:
         server.get("/world/zarr.json")
         clients = [server.send(chunk(0))]
         assert f.has_begun.acquire(timeout=PATIENCE)
         clients += [server.send(chunk(i)) for i in (1, 2, 3)]
-        # What is asked next is queued behind these.
-        server.get("/world/zarr.json")
+        for _ in clients:
+            queued.get(timeout=PATIENCE)
         clients.append(server.send(chunk(4), "127.0.0.2"))
-        server.get("/world/zarr.json")
+        queued.get(timeout=PATIENCE)
         f.may_end.release(5)
         for client in clients:
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
