@@ -20,7 +20,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.functional import conv2d, interpolate
+from torch.nn.functional import conv2d, interpolate, pad
 
 import infinite_tensor
 from infinite_tensor import (
@@ -77,7 +77,7 @@ class Resampled:
     def __call__(self, region: torch.Tensor) -> torch.Tensor:
         for d, (halo, scale) in enumerate(zip(self.halo, self.scale, strict=True), -len(self.halo)):
             if not self.cropped:
-                region = torch.nn.functional.pad(region, [0, 0] * (-1 - d) + [halo, halo])
+                region = pad(region, [0, 0] * (-1 - d) + [halo, halo])
             weights = torch.arange(1.0, 2 * halo + 2, dtype=region.dtype)
             region = (region.unfold(d, 2 * halo + 1, 1) * weights).sum(-1)
             region = region.repeat_interleave(scale.numerator, d)
@@ -288,14 +288,6 @@ def test_a_blob_is_an_input(tmp_path: Path) -> None:
         assert torch.equal(t[...], torch.arange(40.0).reshape(10, 4).sum(1))
 
 
-def test_paddings_of_dimensions_are_given_for_each_of_several_inputs() -> None:
-    photos, given = [photo() for _ in range(3)], ("edge", "wrap")
-    with pytest.raises(ValidationError, match=r"for each input: padding=\(\('edge', 'wrap'\),\) \* 3"):
-        infinite_tensor.map(lambda *each: sum(each), *photos, padding=given)
-    t = infinite_tensor.map(lambda *each: sum(each), *photos, padding=(given,) * 3)
-    assert t.args_padding == (("error", "edge", "wrap"),) * 3
-
-
 def test_padding_may_differ_along_dimensions_and_inputs() -> None:
     t = photo().map(torch.clone, halo=2, padding=("edge", "wrap"))
     assert t.args_padding == (("error", "edge", "wrap"),)
@@ -303,6 +295,11 @@ def test_padding_may_differ_along_dimensions_and_inputs() -> None:
     assert t.args_padding == (("edge",) * 3, (("constant", 1.0),) * 3)
     with pytest.raises(ValidationError, match="is unbounded, it has no end to pad; give None"):
         source(PHOTO, (1,)).map(torch.clone, dims=(1, 2), padding=("edge", "wrap"))
+    photos = [photo() for _ in range(3)]
+    with pytest.raises(ValidationError, match=r"for each input: padding=\(\('edge', 'wrap'\),\) \* 3"):
+        infinite_tensor.map(torch.stack, *photos, padding=("edge", "wrap"))
+    t = infinite_tensor.map(torch.stack, *photos, padding=(("edge", "wrap"),) * 3)
+    assert t.args_padding == (("error", "edge", "wrap"),) * 3
 
 
 # Over which dimensions windows slide.
@@ -334,22 +331,15 @@ def test_which_dimensions_slide(
     assert tuple(d for d, k in enumerate(window.dimension_map or range(len(shape))) if k is not None) == slides
 
 
-UNKNOWN = (
-    "which of its dimensions are channels is not known; give dims=..., the names or numbers of the dimensions over"
-)
+UNKNOWN = "which of its dimensions are channels is not known; give dims=..., the names or numbers of"
 
 
 @pytest.mark.parametrize(
     ("shape", "dims", "options", "message"),
     [
         ((9, 9), None, {}, r"input 0 has shape \(9, 9\) and dims \('dim_0', 'dim_1'\): " + UNKNOWN),
-        ((3, 9, 9), None, {"window": 4}, UNKNOWN + r" which windows slide, such as dims=\(1, 2\)"),
-        (
-            (9, None),
-            None,
-            {"window": 4, "dims": (0,)},
-            "dimension 'dim_1' is unbounded, and a window cannot hold all of it",
-        ),
+        ((3, 9, 9), None, {"window": 4}, UNKNOWN + r".* such as dims=\(1, 2\)"),
+        ((9, None), None, {"window": 4, "dims": (0,)}, "'dim_1' is unbounded, and a window cannot hold all of it"),
         ((None, 9), None, {}, UNKNOWN),
         ((9, 9, 3), None, {"window": (4, 4)}, UNKNOWN),
         ((3, 9, 9), ("c", "y", "x"), {"window": (4, 4, 4)}, r"over \['y', 'x'\], and window has 3 entries; give dims"),
@@ -394,10 +384,7 @@ def test_windows_are_of_a_sensible_size_by_default() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"window": 7, "scale": 0.5},
-            "a window of 7 pixels is not whole at scale 1/2: give window a multiple of 2, such as 8",
-        ),
+        ({"window": 7, "scale": 0.5}, "7 pixels is not whole at scale 1/2: give window a multiple of 2, such as 8"),
         ({"halo": -1}, "halo must be an int from 0 on, or a tuple of 2, one for each dimension over which"),
         ({"halo": (1, 2, 3)}, r"got \(1, 2, 3\)"),
         ({"scale": 0}, "scale must be a positive int or a ratio such as 0.5"),
@@ -412,69 +399,48 @@ def test_an_argument_that_does_not_fit(options: dict[str, Any], message: str) ->
 
 
 def test_inputs_that_do_not_fit() -> None:
-    with pytest.raises(ValidationError, match=r"map takes one tensor or more, got none"):
-        infinite_tensor.map(torch.neg)
-    with pytest.raises(ValidationError, match=r"input 1 must be an InfiniteTensor or a TensorBlob, got <Tensor of"):
-        infinite_tensor.map(torch.add, photo(), PHOTO)
+    unbounded, small = source(PHOTO, (1, 2)), source(numbers((3, 5, 5)), dims=("c", "y", "x"))
+    inputs: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+        ((), {}, r"map takes one tensor or more, got none"),
+        ((photo(), PHOTO), {}, r"input 1 must be an InfiniteTensor or a TensorBlob, got <Tensor of"),
+        (
+            (photo(), photo()),
+            {"halo": (1,)},
+            r"halo must be one for all 2 inputs, or a tuple of one for each, got \(1,\)",
+        ),
+        (
+            (photo(), small),
+            {"scale": (1, 4)},
+            r"input 0 has 21 pixels in dimension 'y', .*, and input 1 has 20; give scale=",
+        ),
+        (
+            (unbounded, unbounded),
+            {"scale": (1, 4), "window": 10},
+            "10 pixels .* scale 1, 4: give window a multiple of 4",
+        ),
+    ]
+    for several, options, message in inputs:
+        with pytest.raises(ValidationError, match=message):
+            infinite_tensor.map(torch.add, *several, **options)
     with pytest.raises(ValidationError, match="fn must be callable, got 3"):
         photo().map(3)  # type: ignore[arg-type]
-    with pytest.raises(
-        ValidationError, match=r"halo must be one for all 2 inputs, or a tuple of one for each, got \(1,\)"
-    ):
-        infinite_tensor.map(torch.add, photo(), photo(), halo=(1,))
-    small = source(numbers((3, 5, 5)), dims=("c", "y", "x"))
-    message = (
-        "input 0 has 21 pixels in dimension 'y', which at scale 1 are 21 of the output, and input 1 has 20; "
-        r"give scale=\(\.\.\.\), pixels of the output along one pixel of each input"
-    )
-    with pytest.raises(ValidationError, match=message):
-        infinite_tensor.map(torch.add, photo(), small, scale=(1, 4))
-    with pytest.raises(
-        ValidationError, match="a window of 10 pixels is not whole at scale 1, 4: give window a multiple of 4"
-    ):
-        infinite_tensor.map(torch.add, source(PHOTO, (1, 2)), source(PHOTO, (1, 2)), scale=(1, 4), window=10)
 
 
-GIVEN = "fn was given shape (3, 12, 12) and returned shape "
-OF_TWO = "fn was given shape (2, 3, 12, 12) and returned shape "
-EITHER = "it must return (3, 8, 8), or (3, 12, 12), of which the halo is cropped"
-WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
-    "cropped by less than the halo": (lambda x: x[:, 1:-1, 1:-1], {}, f"{GIVEN}(3, 10, 10); {EITHER}"),
-    "cropped on one side": (lambda x: x[:, 1:, 1:], {}, f"{GIVEN}(3, 11, 11); {EITHER}"),
-    "padded": (
-        lambda x: torch.nn.functional.pad(x, (3, 3, 3, 3)),
-        {},
-        f"{GIVEN}(3, 18, 18); {EITHER}",
-    ),
-    "other channels": (lambda x: x[:1], {}, f"{GIVEN}(1, 12, 12); {EITHER}"),
-    "no channels": (lambda x: x[0], {}, f"{GIVEN}(12, 12); {EITHER}"),
-    "channels where there are none": (
-        lambda x: x,
-        {"channels": ()},
-        f"{GIVEN}(3, 12, 12); it must return (8, 8), or (12, 12), of which the halo is cropped",
-    ),
-    "not larger": (
-        lambda x: x,
-        {"scale": 4},
-        f"{GIVEN}(3, 12, 12); it must return (3, 32, 32), or (3, 48, 48), of which the halo is cropped",
-    ),
-    "half a pixel": (
-        lambda x: x[:, ::2, ::2],
-        {"scale": 0.5, "halo": 1},
-        "fn was given shape (3, 10, 10) and returned shape (3, 5, 5); it must return (3, 4, 4)",
-    ),
-    "a batch where there is none": (lambda x: x[None], {}, f"{GIVEN}(1, 3, 12, 12); {EITHER}"),
-    "no batch": (
-        lambda x: x[0],
-        {"batch_size": 2},
-        f"{OF_TWO}(3, 12, 12); it must return (2, 3, 8, 8), or (2, 3, 12, 12), of which the halo is cropped",
-    ),
-    "another batch": (
-        lambda x: x[:1],
-        {"batch_size": 2},
-        f"{OF_TWO}(1, 3, 12, 12); it must return (2, 3, 8, 8), or (2, 3, 12, 12), of which the halo is cropped",
-    ),
+Wrong = tuple[Callable[..., Any], dict[str, Any], Index, Index, Index]
+WRONG: dict[str, Wrong] = {
+    "cropped by less than the halo": (lambda x: x[:, 1:-1, 1:-1], {}, (3, 12, 12), (3, 10, 10), (3, 8, 8)),
+    "cropped on one side": (lambda x: x[:, 1:, 1:], {}, (3, 12, 12), (3, 11, 11), (3, 8, 8)),
+    "padded": (lambda x: pad(x, (3, 3, 3, 3)), {}, (3, 12, 12), (3, 18, 18), (3, 8, 8)),
+    "other channels": (lambda x: x[:1], {}, (3, 12, 12), (1, 12, 12), (3, 8, 8)),
+    "no channels": (lambda x: x[0], {}, (3, 12, 12), (12, 12), (3, 8, 8)),
+    "channels where there are none": (lambda x: x, {"channels": ()}, (3, 12, 12), (3, 12, 12), (8, 8)),
+    "not larger": (lambda x: x, {"scale": 4}, (3, 12, 12), (3, 12, 12), (3, 32, 32)),
+    "half a pixel": (lambda x: x[:, ::2, ::2], {"scale": 0.5, "halo": 1}, (3, 10, 10), (3, 5, 5), (3, 4, 4)),
+    "a batch where there is none": (lambda x: x[None], {}, (3, 12, 12), (1, 3, 12, 12), (3, 8, 8)),
+    "no batch": (lambda x: x[0], {"batch_size": 2}, (2, 3, 12, 12), (3, 12, 12), (2, 3, 8, 8)),
+    "another batch": (lambda x: x[:1], {"batch_size": 2}, (2, 3, 12, 12), (1, 3, 12, 12), (2, 3, 8, 8)),
 }
+"""What `fn` is, and the shapes that it is given, returns, and is to return."""
 NO_TENSOR: dict[str, tuple[Callable[..., Any], str]] = {
     "nothing": (lambda _x: None, "NoneType: None"),
     "two": (lambda x: (x,), r"tuple: \(tensor\(.*; several outputs take a map each, or InfiniteTensor.from_multi"),
@@ -485,11 +451,13 @@ NO_TENSOR: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_result_of_another_shape_is_an_error(name: str) -> None:
-    fn, options, message = WRONG[name]
+    fn, options, given, returned, wanted = WRONG[name]
     t = source(PHOTO, (1, 2)).map(fn, **{"halo": 2, "window": 8, **options})
     with pytest.raises(ShapeMismatchError) as caught:
-        t[(slice(0, 9), slice(0, 9))[-t.ndim :] if t.ndim == 2 else (slice(None), slice(0, 9), slice(0, 9))]
-    assert str(caught.value).startswith(f"{message}. Give map ")
+        t[..., 0:9, 0:9]
+    assert f"fn was given shape {given} and returned shape {returned}; it must return {wanted}" in str(caught.value)
+    # What is as large as what was given is cropped, where the halo is whole pixels of the output.
+    assert (", of which the halo is cropped. Give map " in str(caught.value)) == (name != "half a pixel")
     (note,) = caught.value.__notes__
     assert f"by <lambda> defined in {__file__}:{fn.__code__.co_firstlineno}" in note
 
@@ -708,11 +676,10 @@ print(json.dumps({"pixels": t[0:16, 0:16].tolist(), "calls": len(calls), "id": t
 
 
 def test_a_second_run_finds_what_the_first_one_stored(tmp_path: Path) -> None:
-    def ran(kernel: int) -> dict[str, Any]:
+    def ran(kernel: int) -> Any:
         done = run("-c", SCRIPT, tmp_path / "s.zarr", kernel, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        return json.loads(done.stdout)
 
     first, second, other = ran(1), ran(1), ran(2)
     assert (first["calls"], second["calls"], other["calls"]) == (4, 0, 4)
@@ -733,11 +700,7 @@ def test_other_weights_under_one_id_are_refused(kind: type, tmp_path: Path) -> N
 
         before = make(Net().eval())[...]
         assert torch.equal(make(Net().eval())[...], before)
-        message = (
-            r"already holds a tensor 't', which was computed from other values:\n  the weights of `fn` have changed\n"
-            r"Give another tensor_id, or delete what is stored with store.clear_tensor\('t'\)"
-        )
-        with pytest.raises(ValidationError, match=message):
+        with pytest.raises(ValidationError, match=r"the weights of `fn` have changed\n.*store.clear_tensor\('t'\)"):
             make(Net(gain=2.0).eval())
         with pytest.raises(ValidationError, match="version: stored"):
             make(Net().eval(), version="by hand")

@@ -60,6 +60,12 @@ def image(*shape: int, seed: int = 1) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def predicted(net: Any, picture: Any, target: Any = None, **options: Any) -> Any:
+    """What `predict` makes of a picture, by windows of 32 x 32 pixels unless others are asked for."""
+    how: Any = {"window": (32, 32), "progress": False} | options
+    return predict(net, picture, target, **how)
+
+
 def gaussian(size: Sequence[int], scale: float = 0.125) -> torch.Tensor:
     weights = torch.ones(())
     for n in size:
@@ -110,29 +116,19 @@ def test_it_has_the_bits_of_the_loop(
 ) -> None:
     net, picture = Net(shape[0], dims=len(window)).eval(), image(*shape)
     target = {"memory": None, "zarr": tmp_path / "s.zarr", "hdf5": str(tmp_path / "s.h5")}[where]
-    found = predict(net, picture, target, window=window, overlap=overlap, progress=False)
+    found = predicted(net, picture, target, window=window, overlap=overlap)
     assert isinstance(found, InfiniteTensor)
     calls = len(net.batches)
     assert torch.equal(found[...], looped(net, picture, window, stride, 4))
     assert {batch[0] for batch in net.batches[:calls]} == {4}
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 4])
-def test_the_network_is_always_given_a_whole_batch(batch_size: int) -> None:
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 5])
+def test_the_network_is_given_whole_batches_and_no_more_than_its_windows_make(batch_size: int) -> None:
     net = Net()
-    predict(net, image(3, 70, 70), window=(32, 32), overlap=0.5, batch_size=batch_size, progress=False)
+    predicted(net, image(3, 150, 150), overlap=0.5, batch_size=batch_size)
     assert set(net.batches) == {(batch_size, 3, 32, 32)}
-    # The first window by itself, then all others.
-    assert len(net.batches) <= 1 + math.ceil(16 / batch_size)
-
-
-def test_labels_are_those_of_the_largest_score(tmp_path: Path) -> None:
-    net, picture = Net(), image(3, 100, 70)
-    labels = predict(net, picture, tmp_path / "s.zarr", window=(32, 32), reduce="argmax", progress=False)
-    scores = looped(net.eval(), picture, (32, 32), (24, 24), 4)
-    assert isinstance(labels, InfiniteTensor)
-    assert (labels.shape, labels.dtype) == ((100, 70), torch.uint8)
-    assert torch.equal(labels[...], scores.argmax(0).to(torch.uint8))
+    assert len(net.batches) == math.ceil(9**2 / batch_size)
 
 
 def margin(values: torch.Tensor) -> torch.Tensor:
@@ -148,26 +144,19 @@ def margin(values: torch.Tensor) -> torch.Tensor:
         ("sigmoid", None, torch.sigmoid),
         (margin, None, margin),
         (lambda values: values[1:3] > 0, None, lambda scores: scores[1:3] > 0),
+        ("argmax", None, lambda scores: scores.argmax(0).byte()),
         ("argmax", "int64", lambda scores: scores.argmax(0)),
         (Reduction(margin, 5), None, margin),
         (None, "float64", lambda scores: scores.double()),
     ],
-    ids=["softmax", "softmax in float16", "sigmoid", "function", "two of five", "labels", "Reduction", "all"],
+    ids=str,
 )
 def test_scores_become_what_is_asked_for(reduce: Any, dtype: Any, expected: Callable[..., torch.Tensor]) -> None:
     net, picture = Net(), image(3, 50, 60)
-    found = predict(net, picture, window=(32, 32), overlap=0.5, reduce=reduce, dtype=dtype, progress=False)
-    assert isinstance(found, InfiniteTensor)
+    found = predicted(net, picture, overlap=0.5, reduce=reduce, dtype=dtype)
     scores = expected(looped(net.eval(), picture, (32, 32), (16, 16), 4))
     assert found.dtype == scores.dtype
     torch.testing.assert_close(found[...], scores)
-
-
-def test_there_are_no_more_calls_than_full_batches_of_the_windows() -> None:
-    net = Net()
-    predict(net, image(3, 150, 150), window=(32, 32), overlap=0.5, batch_size=5, progress=False)
-    windows = (math.ceil((150 - 32) / 16) + 1) ** 2
-    assert len(net.batches) == math.ceil(windows / 5)
 
 
 class Reusing(Net):
@@ -183,16 +172,17 @@ class Reusing(Net):
 
 def test_a_network_may_return_one_buffer_again_and_again() -> None:
     # The region begins in the middle of a tile, so that the first batch is not the first that is asked for.
-    options: dict[str, Any] = {"window": (32, 32), "overlap": 0.5, "region": sl[-20:, 60:80], "progress": False}
-    reusing, plain = (predict(net, image(3, 150, 150), **options)[...] for net in (Reusing(), Net()))
+    reusing, plain = (
+        predicted(net, image(3, 150, 150), overlap=0.5, region=sl[-20:, 60:80])[...] for net in (Reusing(), Net())
+    )
     assert torch.equal(reusing, plain)
 
 
 def test_a_second_run_calls_nothing(tmp_path: Path) -> None:
     picture = image(3, 60, 60)
-    first = predict(Net(), picture, tmp_path / "s.zarr", window=32, dims=("c", "y", "x"), progress=False)
+    first = predicted(Net(), picture, tmp_path / "s.zarr", window=32, dims=("c", "y", "x"))
     again = Net()
-    found = predict(again, picture, tmp_path / "s.zarr", window=32, dims=("c", "y", "x"), progress=False)
+    found = predicted(again, picture, tmp_path / "s.zarr", window=32, dims=("c", "y", "x"))
     assert not again.batches
     assert torch.equal(found[...], first[...])
 
@@ -203,7 +193,8 @@ def test_after_an_interruption_only_what_is_missing_is_computed(
     reduce: str | None, fails_at: int, tmp_path: Path
 ) -> None:
     picture, whole = image(3, 120, 90), Net()
-    expected = predict(whole, picture, window=(32, 32), overlap=0.5, reduce=reduce, batch_size=2, progress=False)
+    options: dict[str, Any] = {"overlap": 0.5, "reduce": reduce, "batch_size": 2, "version": 1}
+    expected = predicted(whole, picture, **options)
 
     class Stops(Net):
         def forward(self, batch: torch.Tensor) -> torch.Tensor:
@@ -211,15 +202,12 @@ def test_after_an_interruption_only_what_is_missing_is_computed(
                 raise KeyboardInterrupt
             return super().forward(batch)
 
-    options: dict[str, Any] = {
-        "window": (32, 32), "overlap": 0.5, "reduce": reduce, "batch_size": 2, "progress": False, "version": 1
-    }  # fmt: skip
     stops = Stops()
     with pytest.raises(KeyboardInterrupt):
-        predict(stops, picture, tmp_path / "s.zarr", **options)
+        predicted(stops, picture, tmp_path / "s.zarr", **options)
     again = Stops()
     again.batches += [(0,)] * 100
-    found = predict(again, picture, tmp_path / "s.zarr", **options)
+    found = predicted(again, picture, tmp_path / "s.zarr", **options)
     # A batch was lost at most, and one may be half full at the end of each run.
     assert len(again.batches) - 100 <= len(whole.batches) - fails_at + 3
     assert torch.equal(found[...], expected[...])
@@ -227,14 +215,13 @@ def test_after_an_interruption_only_what_is_missing_is_computed(
 
 def test_other_weights_are_refused_and_never_meet_old_pixels(tmp_path: Path) -> None:
     picture = image(3, 40, 40)
-    options: dict[str, Any] = {"window": (32, 32), "progress": False}
-    predict(Net(seed=0), picture, tmp_path / "s.zarr", **options)
+    predicted(Net(seed=0), picture, tmp_path / "s.zarr")
     for net in (Net(seed=1), OTHER, OTHER.forward):
         with pytest.raises(ValidationError, match=r"(?s)the weights of .*another tensor_id, or overwrite=True"):
-            predict(net, picture, tmp_path / "s.zarr", **options)
+            predicted(net, picture, tmp_path / "s.zarr")
     with pytest.raises(ValidationError, match=r"(?s)output_window.*another tensor_id, or overwrite=True"):
-        predict(Net(seed=0), picture, tmp_path / "s.zarr", window=(24, 24), progress=False)
-    new = predict(Net(seed=1), picture, tmp_path / "s.zarr", overwrite=True, **options)
+        predicted(Net(seed=0), picture, tmp_path / "s.zarr", window=(24, 24))
+    new = predicted(Net(seed=1), picture, tmp_path / "s.zarr", overwrite=True)
     assert torch.equal(new[...], looped(Net(seed=1).eval(), picture, (32, 32), (24, 24), 4))
 
 
@@ -247,22 +234,20 @@ def test_what_a_preprocess_holds_counts_too(tmp_path: Path) -> None:
         return lambda batch: batch - mean
 
     picture = image(3, 40, 40)
-    options: dict[str, Any] = {"window": (32, 32), "progress": False}
-    found = predict(Net(), picture, tmp_path / "s.zarr", preprocess=shifted(0.25), **options)
+    found = predicted(Net(), picture, tmp_path / "s.zarr", preprocess=shifted(0.25))
     assert torch.equal(found[...], looped(lambda x: Net().eval()(x - 0.25), picture, (32, 32), (24, 24), 4))
-    predict(Net(), picture, tmp_path / "s.zarr", preprocess=shifted(0.25), **options)
+    predicted(Net(), picture, tmp_path / "s.zarr", preprocess=shifted(0.25))
     for other in (shifted(0.5), None):
         with pytest.raises(ValidationError, match="`mean`, a variable around"):
-            predict(Net(), picture, tmp_path / "s.zarr", preprocess=other, **options)
+            predicted(Net(), picture, tmp_path / "s.zarr", preprocess=other)
     with pytest.raises(ValidationError, match="autocast"):
-        predict(Net(), picture, tmp_path / "s.zarr", preprocess=shifted(0.25), autocast=torch.bfloat16, **options)
+        predicted(Net(), picture, tmp_path / "s.zarr", preprocess=shifted(0.25), autocast=torch.bfloat16)
 
 
 def test_another_batch_size_is_told(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"window": (32, 32), "progress": False}
-    predict(Net(), image(3, 40, 40), tmp_path / "s.zarr", **options)
+    predicted(Net(), image(3, 40, 40), tmp_path / "s.zarr")
     with pytest.warns(FunctionChangedWarning, match="prediction"):
-        predict(Net(), image(3, 40, 40), tmp_path / "s.zarr", batch_size=2, **options)
+        predicted(Net(), image(3, 40, 40), tmp_path / "s.zarr", batch_size=2)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -272,37 +257,38 @@ def test_a_network_on_a_gpu_stores_what_it_would_on_the_cpu() -> None:
     # Whole numbers, so that no sum is rounded.
     for values in net.parameters():
         values.data = torch.randint(-9, 9, values.shape).float()
-    whole = predict(net, pixels, window=(64, 64), overlap=0.5)[...]
-    assert torch.equal(predict(net.cuda(), pixels, window=(64, 64), overlap=0.5)[...], whole)
+    whole = predicted(net, pixels, window=(64, 64), overlap=0.5)[...]
+    assert torch.equal(predicted(net.cuda(), pixels, window=(64, 64), overlap=0.5)[...], whole)
 
 
-def test_integers_become_float32_and_are_not_scaled() -> None:
-    picture = (image(3, 40, 40) * 255).to(torch.uint8)
-    found = predict(Net(), picture, window=(32, 32), progress=False)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64])
+def test_other_numbers_become_float32_and_are_not_scaled(dtype: torch.dtype) -> None:
+    picture = (image(3, 40, 40) * 255).to(dtype)
+    found = predicted(Net(), picture)
     assert torch.equal(found[...], looped(Net().eval(), picture.float(), (32, 32), (24, 24), 4))
 
 
 def test_channels_may_be_last_or_missing() -> None:
     picture, net = image(3, 50, 40), Net()
-    first = predict(net, picture, window=(32, 32), progress=False)
-    last = predict(net, picture.permute(1, 2, 0), window=(32, 32), dims=("y", "x", "c"), progress=False)
+    first = predicted(net, picture)
+    last = predicted(net, picture.permute(1, 2, 0), dims=("y", "x", "c"))
     assert torch.equal(first[...], last[...])
-    grey = predict(Net(1), picture[0], window=(32, 32), progress=False)
+    grey = predicted(Net(1), picture[0])
     assert torch.equal(grey[...], looped(Net(1).eval(), picture[:1], (32, 32), (24, 24), 4))
-    flat = predict(lambda batch: batch.sum(1), picture, window=(32, 32), progress=False)
+    flat = predicted(lambda batch: batch.sum(1), picture)
     assert flat.shape == (50, 40)
     torch.testing.assert_close(flat[...], picture.sum(0))
 
 
 def test_a_subclass_of_tensor_is_an_image_as_any_other() -> None:
     picture = image(3, 40, 40)
-    found = predict(torch.neg, picture.as_subclass(Located), window=(16, 16), blend="mean", progress=False)
+    found = predicted(torch.neg, picture.as_subclass(Located), window=(16, 16), blend="mean")
     assert torch.equal(found[...], -picture)
 
 
 @pytest.mark.parametrize("shape", [(2, 50, 2), (1, 30, 1), (3, 2, 2)])
 def test_a_narrow_image_has_its_channels_first(shape: Sizes) -> None:
-    found = predict(lambda batch: batch, image(*shape), window=(16, 16), blend="mean", progress=False)
+    found = predicted(lambda batch: batch, image(*shape), window=(16, 16), blend="mean")
     assert found.shape == shape
 
 
@@ -318,15 +304,13 @@ def test_several_outputs_are_a_group(as_tuple: bool, tmp_path: Path) -> None:
     out, coarse = ("0", "1") if as_tuple else ("out", "coarse")
     scorer.eval()
     for _ in range(2):
-        found = predict(
-            net, picture, tmp_path / "s.zarr", window=(32, 32), overlap=0.5, reduce={out: "argmax"}, progress=False
-        )
+        found = predicted(net, picture, tmp_path / "s.zarr", overlap=0.5, reduce={out: "argmax"})
     assert isinstance(found, TensorGroup)
     scores = looped(scorer, picture, (32, 32), (16, 16), 4)
     assert torch.equal(found[out][...], scores.argmax(0).to(torch.uint8))
     assert found[coarse].shape == (5, 30, 25)
     with pytest.raises(ValidationError, match=r"reduce has entries for \['other'\]"):
-        predict(net, picture, window=(32, 32), reduce={"other": "argmax"}, progress=False)
+        predicted(net, picture, reduce={"other": "argmax"})
 
 
 @pytest.mark.parametrize(
@@ -341,34 +325,32 @@ def test_several_outputs_are_a_group(as_tuple: bool, tmp_path: Path) -> None:
 def test_the_output_may_have_another_resolution(layer: nn.Module, scale: Any, shape: Sizes) -> None:
     picture = image(3, 50, 41)
     given = None if isinstance(scale, int | float) else scale
-    found = predict(layer, picture, window=(32, 32), overlap=0.5, blend="mean", scale=given, progress=False)
+    found = predicted(layer, picture, overlap=0.5, blend="mean", scale=given)
     assert found.shape == shape
     inside = tuple(slice(0, n - 1) for n in shape[1:])
     torch.testing.assert_close(found[(slice(None), *inside)], layer(picture[None])[(0, slice(None), *inside)])
-    again = predict(layer, picture, window=(32, 32), overlap=0.5, blend="mean", scale=scale, progress=False)
+    again = predicted(layer, picture, overlap=0.5, blend="mean", scale=scale)
     assert torch.equal(found[...], again[...])
 
 
 def test_what_does_not_fit_the_window_is_explained() -> None:
     picture = image(3, 50, 50)
-    with pytest.raises(
-        ShapeMismatchError, match=r"windows of \(32, 32\) pixels.* and returned \(30, 30\).* is it cropped"
-    ):
-        predict(nn.Conv2d(3, 2, 3), picture, window=(32, 32), progress=False)
+    with pytest.raises(ShapeMismatchError, match=r"\(32, 32\) pixels.* and returned \(30, 30\).* is it cropped"):
+        predicted(nn.Conv2d(3, 2, 3), picture)
     with pytest.raises(ShapeMismatchError, match=r"which is scale=1 and not 2; leave .*'64', '64'"):
-        predict(Net(), picture, window=(32, 32), scale=2, progress=False)
+        predicted(Net(), picture, scale=2)
     with pytest.raises(ShapeMismatchError, match=r"returned shape \(4, 3, 1, 32, 32\) for a batch of windows"):
-        predict(lambda batch: batch[:, :, None], picture, window=(32, 32), progress=False)
+        predicted(lambda batch: batch[:, :, None], picture)
     with pytest.raises(ShapeMismatchError, match=r"given a batch of 4 and returned shape \(3, 32, 32\)"):
-        predict(lambda batch: batch[0], picture, window=(32, 32), progress=False)
+        predicted(lambda batch: batch[0], picture)
     with pytest.raises(ValidationError, match=r"net must return a tensor, or a dict or tuple of tensors, got 'scores'"):
-        predict(lambda _batch: "scores", picture, window=(32, 32), progress=False)
+        predicted(lambda _batch: "scores", picture)
     with pytest.raises(ValidationError, match=r"windows are \(24, 24\) pixels apart, which is not whole at scale 1/16"):
-        predict(nn.AvgPool2d(16), picture, window=(32, 32), progress=False)
+        predicted(nn.AvgPool2d(16), picture)
     with pytest.raises(ValidationError, match="without any; leave it out"):
-        predict(lambda batch: batch[:, 0], picture, window=(32, 32), reduce="argmax", progress=False)
+        predicted(lambda batch: batch[:, 0], picture, reduce="argmax")
     with pytest.raises(ValidationError, match=r"values of shape \(5, 64\), those of 64 pixels, .*got \(5,\)"):
-        predict(Net(), picture, window=(32, 32), reduce=lambda values: values.sum(1), progress=False)
+        predicted(Net(), picture, reduce=lambda values: values.sum(1))
 
 
 @pytest.mark.parametrize(
@@ -387,7 +369,7 @@ def test_a_network_that_returns_something_else_later_is_told_so(later: Any, told
         return next(ways, later)(batch)
 
     with pytest.raises(ShapeMismatchError, match=told + ".* it must return the same outputs for all windows"):
-        predict(net, image(3, 50, 80), window=(32, 32), progress=False)
+        predicted(net, image(3, 50, 80))
 
 
 def test_an_error_of_the_first_batch_names_the_prediction() -> None:
@@ -395,30 +377,30 @@ def test_an_error_of_the_first_batch_names_the_prediction() -> None:
         raise OSError("no network")
 
     with pytest.raises(OSError, match="no network") as raised:
-        predict(fails, image(3, 50, 50), window=(32, 32), tensor_id="labels", progress=False)
+        predicted(fails, image(3, 50, 50), tensor_id="labels")
     assert raised.value.__notes__ == ["while computing window (0, 0), (0, 1), (1, 0), (1, 1) of tensor 'labels'"]
 
 
 @pytest.mark.parametrize(
     ("shape", "options", "message"),
     [
-        ((50, 60, 3), {"window": (32, 32)}, "which of its dimensions are channels is not known; give dims="),
-        ((50, 60, 2), {"window": (32, 32)}, "which of its dimensions are channels is not known; give dims="),
-        ((50, 60, 1), {"window": (32, 32)}, "which of its dimensions are channels is not known; give dims="),
+        ((50, 60, 3), {}, "which of its dimensions are channels is not known; give dims="),
+        ((50, 60, 2), {}, "which of its dimensions are channels is not known; give dims="),
+        ((50, 60, 1), {}, "which of its dimensions are channels is not known; give dims="),
         ((9, 50, 60, 2), {"window": (8, 32, 32)}, "which of its dimensions are channels is not known; give dims="),
         ((50, 60), {"window": 32}, "which of its dimensions are channels is not known"),
         ((3, 3, 50, 60), {"window": (32, 32)}, "windows slide over 2 of them, and only one more can be channels"),
         ((3, 50, 60), {"window": (32, 0)}, "window must be a positive int"),
-        ((3, 50, 60), {"window": (32, 32), "overlap": 1}, "overlap must be a number from 0 up to and without 1"),
-        ((3, 50, 60), {"window": (32, 32), "overlap": (0.5,)}, "or a tuple of 2, one for each dimension"),
-        ((3, 50, 60), {"window": (32, 32), "batch_size": 0}, "batch_size must be a positive int up to 1048576, got 0"),
+        ((3, 50, 60), {"overlap": 1}, "overlap must be a number from 0 up to and without 1"),
+        ((3, 50, 60), {"overlap": (0.5,)}, "or a tuple of 2, one for each dimension"),
+        ((3, 50, 60), {"batch_size": 0}, "batch_size must be a positive int up to 1048576, got 0"),
         (
             (3, 50, 60),
-            {"window": (32, 32), "autocast": "half"},
+            {"autocast": "half"},
             "autocast must be True, a torch.dtype of floats or None",
         ),
-        ((3, 50, 60), {"window": (32, 32), "autocast": torch.int8}, "a torch.dtype of floats or None, got torch.int8"),
-        ((3, 50, 60), {"window": (32, 32), "dims": ("y", "x")}, "dims must be a tuple of 3 str, one per dimension"),
+        ((3, 50, 60), {"autocast": torch.int8}, "a torch.dtype of floats or None, got torch.int8"),
+        ((3, 50, 60), {"dims": ("y", "x")}, "dims must be a tuple of 3 str, one per dimension"),
         (
             (3, 50, 60),
             {"window": (32, 32, 32), "dims": ("c", "y", "x")},
@@ -429,19 +411,18 @@ def test_an_error_of_the_first_batch_names_the_prediction() -> None:
 )
 def test_arguments_that_do_not_fit_are_told(shape: Sizes, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        predict(Net(), torch.zeros(shape), progress=False, **options)
+        predicted(Net(), torch.zeros(shape), **options)
     with pytest.raises(ValidationError, match="net must be callable, got None"):
-        predict(None, torch.zeros(shape), window=(32, 32))  # type: ignore[arg-type]
+        predicted(None, torch.zeros(shape))
 
 
 def test_background_is_left_out(tmp_path: Path) -> None:
     picture, net = image(3, 256, 256), Net()
     left = torch.zeros(256, 256, dtype=torch.bool)
     left[:, :100] = True
-    found = predict(net, picture, tmp_path / "s.zarr", window=(32, 32), reduce="argmax", where=left, progress=False)
-    assert isinstance(found, InfiniteTensor)
+    found = predicted(net, picture, tmp_path / "s.zarr", reduce="argmax", where=left)
     computed = len(net.batches)
-    whole = predict(Net(), picture, window=(32, 32), reduce="argmax", progress=False)
+    whole = predicted(Net(), picture, reduce="argmax")
     assert torch.equal(found.stored_only()[:, :100], whole[:, :100])
     # The rest is there when it is read.
     assert torch.equal(found[...], whole[...])
@@ -455,7 +436,7 @@ def test_a_background_of_half_the_image_halves_the_calls_and_the_report_says_so(
     for name, where in (("all", None), ("half", Mask(wanted, scale=64))):
         net, told = Net(), list[Progress]()
         with ZarrTileStore(tmp_path / f"{name}.zarr", tile_size=64) as store:
-            predict(net, picture, store, window=(32, 32), overlap=0.5, batch_size=1, where=where, progress=told.append)
+            predicted(net, picture, store, overlap=0.5, batch_size=1, where=where, progress=told.append)
         calls.append(len(net.batches))
         assert told[-1].report
         # Before it stands the image, whose blocks are windows too.
@@ -468,12 +449,11 @@ def test_a_background_of_half_the_image_halves_the_calls_and_the_report_says_so(
 @pytest.mark.parametrize("count", sample([2, 3], 3))
 def test_shards_make_one_prediction(count: int, tmp_path: Path) -> None:
     picture = image(3, 300, 200)
-    options: dict[str, Any] = {"window": (32, 32), "reduce": "argmax", "progress": False}
-    whole = predict(Net(), picture, **options)
+    whole = predicted(Net(), picture, reduce="argmax")
     for rank in range(count):
-        predict(Net(), picture, tmp_path / "s.zarr", shard=(rank, count), **options)
+        predicted(Net(), picture, tmp_path / "s.zarr", reduce="argmax", shard=(rank, count))
     last = Net()
-    found = predict(last, picture, tmp_path / "s.zarr", **options)
+    found = predicted(last, picture, tmp_path / "s.zarr", reduce="argmax")
     assert not last.batches
     assert torch.equal(found[...], whole[...])
 
@@ -483,9 +463,9 @@ def test_an_unbounded_source_needs_a_region() -> None:
         (3, None, None), lambda ctx: torch.full((3, 16, 16), float(sum(ctx))), TensorWindow((3, 16, 16))
     )
     with pytest.raises(ValidationError, match=r"dimensions \['dim_1', 'dim_2'\] of the source are unbounded"):
-        predict(Net(), ramp, window=(32, 32), progress=False)
+        predicted(Net(), ramp)
     net = Net()
-    found = predict(net, ramp, window=(32, 32), region=sl[-64:64, 100:164], reduce="argmax", progress=False)
+    found = predicted(net, ramp, region=sl[-64:64, 100:164], reduce="argmax")
     calls = len(net.batches)
     assert found[-64:64, 100:164].shape == (128, 64)
     assert len(net.batches) == calls
@@ -498,49 +478,37 @@ def test_a_store_may_hold_several_predictions(make: Callable[[Path], Any], tmp_p
     pictures = {name: image(3, 60, 60, seed=seed) for seed, name in enumerate(("one", "two"))}
     with make(tmp_path) as store:
         for name, picture in pictures.items():
-            predict(Net(), picture, store, window=(32, 32), tensor_id=name, progress=False)
+            predicted(Net(), picture, store, tensor_id=name)
         assert store.tensor_ids() == ["one", "two"]
         # The same name for another picture is refused, as one for other weights is.
         with pytest.raises(ValidationError, match="another tensor_id, or overwrite=True"):
-            predict(Net(), pictures["two"], store, window=(32, 32), tensor_id="one", progress=False)
+            predicted(Net(), pictures["two"], store, tensor_id="one")
 
 
 def test_windows_are_computed_on_several_threads_alike() -> None:
-    picture = image(3, 200, 200)
-    options: dict[str, Any] = {"window": (32, 32), "reduce": "argmax", "progress": False}
-    net = Net()
-    found = predict(net, picture, workers=4, **options)
-    assert torch.equal(found[...], predict(Net(), picture, **options)[...])
-
-
-def test_other_floats_are_converted_for_the_network() -> None:
-    picture = image(3, 40, 40)
-    found = predict(Net(), picture.double(), window=(32, 32), progress=False)
-    assert torch.equal(found[...], predict(Net(), picture, window=(32, 32), progress=False)[...])
+    on_threads, on_one = (predicted(Net(), image(3, 200, 200), reduce="argmax", workers=n)[...] for n in (4, 1))
+    assert torch.equal(on_threads, on_one)
 
 
 def test_overwrite_deletes_no_other_prediction_and_nothing_before_it_can_be_replaced(tmp_path: Path) -> None:
     picture = image(3, 40, 40)
     with ZarrTileStore(tmp_path / "s.zarr") as store:
         for name in ("a/b", "a", "a"):
-            predict(Net(), picture, store, window=(32, 32), tensor_id=name, overwrite=name == "a", progress=False)
+            predicted(Net(), picture, store, tensor_id=name, overwrite=name == "a")
         assert store.tensor_ids() == ["a", "a/b"]
         kept = store.tensor_info("a").tiles_complete
-        wrong: list[dict[str, Any]] = [{"reduce": "argmx"}, {"blend": "gausian"}, {"region": sl[0:9, 0:9, 0:9]}]
-        for options in wrong:
+        for wrong in ({"reduce": "argmx"}, {"blend": "gausian"}, {"region": sl[0:9, 0:9, 0:9]}):
             with pytest.raises(ValidationError):
-                predict(
-                    Net(), picture, store, window=(32, 32), tensor_id="a", overwrite=True, progress=False, **options
-                )
+                predicted(Net(), picture, store, tensor_id="a", overwrite=True, **wrong)
         with pytest.raises(ValidationError, match="give one of the two"):
-            predict(Net(), picture, store, window=(32, 32), tensor_id="a", overwrite=True, shard=(0, 2))
+            predicted(Net(), picture, store, tensor_id="a", overwrite=True, shard=(0, 2))
         assert store.tensor_info("a").tiles_complete == kept > 0
 
 
 @pytest.mark.parametrize("read", ["source", "upstream", "where", "mask", "stored"])
 def test_overwrite_never_deletes_what_the_prediction_is_computed_from(read: str, tmp_path: Path) -> None:
     path, window = tmp_path / "s.zarr", TensorWindow((32, 32))
-    given: dict[str, Any] = {"window": 32, "dims": ("y", "x"), "progress": False}
+    given: dict[str, Any] = {"window": 32, "dims": ("y", "x")}
     with ZarrTileStore(path) as store:
         kept = InfiniteTensor((64, 64), lambda _ctx: torch.ones(32, 32), window, tile_store=store, tensor_id="kept")
         kept[...]
@@ -549,9 +517,9 @@ def test_overwrite_never_deletes_what_the_prediction_is_computed_from(read: str,
             source = {"source": reader.open("kept"), "upstream": above}.get(read, torch.ones(64, 64))
             given |= {"where": {"where": kept, "mask": Mask(kept), "stored": kept.stored_only()}.get(read)}
             with pytest.raises(ValidationError, match=r"computed from tensor 'kept' of .*another tensor_id"):
-                predict(torch.neg, source, path, tensor_id="kept", overwrite=True, **given)
+                predicted(torch.neg, source, path, tensor_id="kept", overwrite=True, **given)
         assert store.tensor_info("kept").tiles_complete == 1
-        predict(torch.neg, source if given["where"] is not None else kept, path, tensor_id="other", **given)
+        predicted(torch.neg, source if given["where"] is not None else kept, path, tensor_id="other", **given)
         assert kept[0, 0] == 1
 
 
@@ -560,10 +528,8 @@ def test_overwrite_deletes_a_copy_of_the_source_in_another_store(tmp_path: Path)
     with ZarrTileStore(tmp_path / "s.zarr") as store, ZarrTileStore(tmp_path / "copy.zarr") as copy:
         kept = InfiniteTensor((64, 64), lambda _ctx: torch.ones(32, 32), window, tile_store=store, tensor_id="kept")
         kept[...]
-        store.copy("kept", copy, progress=False)
-        found = predict(
-            torch.neg, kept, copy, window=32, dims=("y", "x"), tensor_id="kept", overwrite=True, progress=False
-        )
+        store.copy("kept", copy)
+        found = predicted(torch.neg, kept, copy, window=32, dims=("y", "x"), tensor_id="kept", overwrite=True)
         assert found[0, 0, 0] == -1
         assert kept[0, 0] == 1
 
@@ -574,9 +540,9 @@ def test_something_else_under_the_id_is_told_with_what_differs(tmp_path: Path) -
             (3, None), lambda _ctx: torch.ones(3, 4), TensorWindow((3, 4)), tile_store=store, tensor_id="prediction"
         )
         with pytest.raises(ValidationError, match=r"(?s)another definition.*overwrite=True"):
-            predict(Net(), image(3, 40, 40), store, window=(32, 32), progress=False)
+            predicted(Net(), image(3, 40, 40), store)
         with pytest.raises(ValidationError, match="got 'replicate'") as caught:
-            predict(Net(), image(3, 40, 40), store, window=(32, 32), padding="replicate", progress=False)
+            predicted(Net(), image(3, 40, 40), store, padding="replicate")
         assert "overwrite" not in str(caught.value)
 
 
@@ -584,9 +550,7 @@ def test_each_dimension_may_have_a_padding_of_its_own() -> None:
     net, picture = Net().eval(), image(3, 40, 40)
     rows = np.pad(picture.numpy(), ((0, 0), (0, 16), (0, 0)), "reflect")
     whole = torch.from_numpy(np.pad(rows, ((0, 0), (0, 0), (0, 16)), "edge"))
-    found, expected = (
-        predict(net, each, window=(32, 32), padding=("reflect", "edge"), progress=False) for each in (picture, whole)
-    )
+    found, expected = (predicted(net, each, padding=("reflect", "edge")) for each in (picture, whole))
     assert torch.equal(found[...], expected[:, :40, :40])
 
 
@@ -603,8 +567,8 @@ def test_each_dimension_may_have_a_padding_of_its_own() -> None:
 )
 def test_an_image_that_closes_may_be_rolled_by_strides(shape: Sizes, options: dict[str, Any], by: Sizes) -> None:
     net, picture = Net().eval(), image(*shape)
-    given: dict[str, Any] = {"window": (32, 32), "padding": "wrap", "progress": False} | options
-    found, rolled = (predict(net, each, **given)[...] for each in (picture, picture.roll(by, (1, 2))))
+    options = {"padding": "wrap"} | options
+    found, rolled = (predicted(net, each, **options)[...] for each in (picture, picture.roll(by, (1, 2))))
     assert torch.equal(rolled, found.roll(by, (-2, -1)))
 
 
@@ -615,15 +579,15 @@ def test_an_image_that_closes_may_have_a_prediction_of_another_resolution(scale:
     def resized(batch: torch.Tensor) -> torch.Tensor:
         return nn.functional.interpolate(net(batch), scale_factor=float(scale), mode="bilinear")
 
-    given: dict[str, Any] = {"window": (32, 32), "padding": "wrap", "scale": scale, "progress": False}
-    found, rolled = (predict(resized, each, **given)[...] for each in (picture, picture.roll(24, 1)))
+    pictures = (picture, picture.roll(24, 1))
+    found, rolled = (predicted(resized, each, padding="wrap", scale=scale)[...] for each in pictures)
     assert torch.equal(rolled, found.roll(int(24 * scale), 1))
 
 
 def test_the_seam_of_an_image_that_closes_is_as_smooth_as_its_middle() -> None:
     y, x = torch.meshgrid(*[torch.arange(n) * (2 * math.pi / n) for n in (192, 96)], indexing="ij")
     waves = torch.stack([y.sin(), x.cos(), (y + x).sin()])
-    found = predict(Net(), waves, window=(64, 64), overlap=0.5, padding="wrap", progress=False)[...]
+    found = predicted(Net(), waves, window=(64, 64), overlap=0.5, padding="wrap")[...]
     for dim in (1, 2):
         steps = (found - found.roll(1, dim)).abs().amax([d for d in range(3) if d != dim])
         assert steps[0] <= steps[1:].max()
@@ -631,12 +595,11 @@ def test_the_seam_of_an_image_that_closes_is_as_smooth_as_its_middle() -> None:
 
 def test_only_what_closes_has_windows_before_its_first_pixel(tmp_path: Path) -> None:
     net, picture = Net(), image(3, 96, 50)
-    given: dict[str, Any] = {"window": (32, 32), "progress": False}
-    mixed = predict(net, picture, tmp_path / "s.zarr", padding=("wrap", "edge"), **given)
+    mixed = predicted(net, picture, tmp_path / "s.zarr", padding=("wrap", "edge"))
     assert (mixed.output_window.offset, mixed.edge) == ((0, -8, 0), ("clip", "all", "clip"))
     assert mixed.plan(...).tensors[-1].stored == 10
     with pytest.warns(UncoveredPixelsWarning):
-        dropped = predict(net, picture, padding="wrap", edge="drop", **given)
+        dropped = predicted(net, picture, padding="wrap", edge="drop")
     assert (dropped.output_window.offset, dropped.edge) == ((0, 0, 0), ("drop", "drop", "drop"))
 
 
@@ -645,7 +608,7 @@ def test_only_what_closes_has_windows_before_its_first_pixel(tmp_path: Path) -> 
 )
 def test_paddings_that_are_none_are_refused(padding: Any) -> None:
     with pytest.raises(ValidationError, match=r"padding.* must be .*got"):
-        predict(Net(), image(3, 40, 40), window=(32, 32), padding=padding, progress=False)
+        predicted(Net(), image(3, 40, 40), padding=padding)
 
 
 def test_a_group_without_one_of_its_outputs_is_completed(tmp_path: Path) -> None:
@@ -656,17 +619,16 @@ def test_a_group_without_one_of_its_outputs_is_completed(tmp_path: Path) -> None
         return {"scores": scores, "first": scores[:, 0]}
 
     with ZarrTileStore(tmp_path / "s.zarr") as store:
-        predict(net, picture, store, window=(32, 32), progress=False)
+        predicted(net, picture, store)
         store.clear_tensor("prediction/first")
-        found = predict(net, picture, store, window=(32, 32), progress=False)
-        assert isinstance(found, TensorGroup)
+        found = predicted(net, picture, store)
         assert torch.equal(found["first"][...], found["scores"][0])
 
 
 def test_a_region_may_leave_out_its_last_entries() -> None:
     net = Net()
     picture = image(3, 40, 300)
-    labels = predict(net, picture, window=(16, 16), reduce="argmax", region=sl[0:5], progress=False)
+    labels = predicted(net, picture, window=(16, 16), reduce="argmax", region=sl[0:5])
     calls = len(net.batches)
     assert labels[0:5].shape == (5, 300)
     assert len(net.batches) == calls > 5
