@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,37 +16,40 @@ import torch
 import zarr
 from zarr.storage import LocalStore
 
-from infinite_tensor import InfiniteTensor, StoreError, TensorGroup, TensorWindow, ZarrTileStore
+from infinite_tensor import StoreError, TensorGroup, ZarrTileStore
 from infinite_tensor.errors import LinkNotFollowedWarning
 from infinite_tensor.tilestore import Garbage
+from tests.support.tensors import overlapping
 
 MARK = {"format": 1}
 MODES = ["a", "r+", "r", "w"]
 INCARNATION = "0123456789abcdef"
 PHOTOGRAPH = b"\xff\xd8 of the sea"
 
-_numbers = itertools.count()
 
-
-class Place(ABC):
+class Place:
     """Where a store may be opened, and what others see there."""
 
-    target: str
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self._files, self._prefix = fsspec.url_to_fs(target, auto_mkdir=True)
 
     def open(self, mode: str = "a", **options: Any) -> ZarrTileStore:
         return ZarrTileStore(self.target, mode=mode, tile_size=8, **options)
 
-    @abstractmethod
     def put(self, *keys: str, data: bytes = PHOTOGRAPH) -> None:
         """Write files as somebody else does."""
+        for key in keys:
+            self._files.pipe_file(f"{self._prefix}/{key}", data)
 
-    @abstractmethod
     def delete(self, key: str) -> None:
         """Delete a file as somebody else does."""
+        self._files.rm_file(f"{self._prefix}/{key}")
 
-    @abstractmethod
     def files(self) -> dict[str, bytes]:
         """All that there is, by its key."""
+        found = self._files.find(self._prefix)
+        return {key.removeprefix(f"{self._prefix}/"): self._files.cat_file(key) for key in found}
 
     def root(self) -> dict[str, Any]:
         """The root document."""
@@ -58,49 +59,18 @@ class Place(ABC):
 
 class Folder(Place):
     def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
         self.path = path
-        self.target = str(path)
-
-    def put(self, *keys: str, data: bytes = PHOTOGRAPH) -> None:
-        for key in keys:
-            (self.path / key).parent.mkdir(parents=True, exist_ok=True)
-            (self.path / key).write_bytes(data)
-
-    def delete(self, key: str) -> None:
-        (self.path / key).unlink()
 
     def files(self) -> dict[str, bytes]:
-        return {
-            file.relative_to(self.path).as_posix(): file.read_bytes() for file in self.path.rglob("*") if file.is_file()
-        }
-
-
-class Memory(Place):
-    def __init__(self) -> None:
-        self.files_of_all = fsspec.filesystem("memory")
-        self.prefix = f"/roots-{next(_numbers)}/s.zarr"
-        self.target = f"memory:/{self.prefix}"
-
-    def put(self, *keys: str, data: bytes = PHOTOGRAPH) -> None:
-        for key in keys:
-            self.files_of_all.pipe_file(f"{self.prefix}/{key}", data)
-
-    def delete(self, key: str) -> None:
-        self.files_of_all.rm_file(f"{self.prefix}/{key}")
-
-    def files(self) -> dict[str, bytes]:
-        found = self.files_of_all.find(self.prefix)
-        return {key.removeprefix(f"{self.prefix}/"): self.files_of_all.cat_file(key) for key in found}
+        """Links are not followed."""
+        found = [file for file in self.path.rglob("*") if file.is_file()]
+        return {file.relative_to(self.path).as_posix(): file.read_bytes() for file in found}
 
 
 @pytest.fixture(params=["folder", "memory"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    if request.param == "folder":
-        yield Folder(tmp_path / "s.zarr")
-        return
-    memory = Memory()
-    yield memory
-    memory.files_of_all.rm(memory.prefix.rpartition("/")[0], recursive=True)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return Folder(tmp_path / "s.zarr") if request.param == "folder" else Place(f"memory://{tmp_path}/s.zarr")
 
 
 @pytest.fixture
@@ -108,20 +78,10 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path / "s.zarr")
 
 
-def a_tensor(store: ZarrTileStore, tensor_id: str = "t") -> InfiniteTensor:
-    return InfiniteTensor(
-        (None, None),
-        lambda ctx: torch.full((4, 4), 100.0 * ctx[0] + ctx[1]),
-        TensorWindow((4, 4), stride=3),
-        tile_store=store,
-        tensor_id=tensor_id,
-    )
-
-
 def filled(store: ZarrTileStore) -> torch.Tensor:
     """Complete and partial tiles of a tensor, and a group, in a store that is closed then."""
     with store:
-        tensor = a_tensor(store)
+        tensor = overlapping(store)
         pixels: torch.Tensor = tensor[0:9, 0:9]
         TensorGroup({"all": tensor}).save(store, "group")
     return pixels
@@ -307,7 +267,7 @@ def test_mode_w_keeps_what_users_have_written_into_the_root_document(place: Plac
 def test_mode_w_refuses_before_it_deletes_where_a_file_lies_in_the_folder_of_a_tensor(place: Place) -> None:
     with place.open() as store:
         for name in ("a", "t", "z"):
-            a_tensor(store, name)[0:9, 0:9]
+            overlapping(store, tensor_id=name)[0:9, 0:9]
     place.put("t-t/notes.txt")
     before = place.files()
     with pytest.raises(StoreError, match=r"'t-t/notes.txt' is not of this library, and lies in 't-t', .*move it away"):
@@ -331,7 +291,7 @@ def test_a_tensor_is_not_put_into_a_folder_of_somebody_else(folder: Folder) -> N
     before = folder.files()
     with folder.open() as store:
         with pytest.raises(StoreError, match=r"'t-shirts/\w+.* is not of this library, .*'shirts' is kept; choose"):
-            a_tensor(store, "shirts")
+            overlapping(store, tensor_id="shirts")
         with pytest.raises(StoreError, match=r"'g-force/1' is not of this library, .*'force' is kept; choose another"):
             TensorGroup({"all": store.open("t")}).save(store, "force")
     assert folder.files() == before
@@ -347,7 +307,7 @@ def test_zarr_nodes_of_somebody_else_are_no_tensors_and_no_groups(place: Place) 
         assert store.tensor_ids() == ["t"]
         assert store.group_ids() == ["group"]
         uses: list[Callable[[], object]] = [
-            lambda: a_tensor(store, "mine"),
+            lambda: overlapping(store, tensor_id="mine"),
             lambda: store.open("mine"),
             lambda: store.verify("mine", repair=True),
             lambda: store.clear_tensor("mine"),
@@ -549,19 +509,19 @@ def test_invalidating_what_lies_behind_a_link_out_of_the_store_is_refused(
     linked(folder, what, tmp_path / "elsewhere")
     files = set(Folder(tmp_path / "elsewhere").files())
     with folder.open("r+") as store, pytest.raises(StoreError, match="is a link out of the store"):
-        a_tensor(store).invalidate((slice(0, 9), slice(0, 9)))
+        overlapping(store).invalidate((slice(0, 9), slice(0, 9)))
     assert files <= set(Folder(tmp_path / "elsewhere").files())
 
 
 def test_a_tile_behind_a_link_to_another_disk_is_completed_and_its_log_stays(folder: Folder, tmp_path: Path) -> None:
     with folder.open() as store:
-        a_tensor(store)[0:4, 0:4]
+        overlapping(store)[0:4, 0:4]
     (tmp_path / "elsewhere").mkdir()
     (folder.path / "t-t").rename(tmp_path / "elsewhere" / "t")
     (folder.path / "t-t").symlink_to(tmp_path / "elsewhere" / "t")
     logs = {key for key in folder.files() if key.endswith("/0")}
     with folder.open() as store, pytest.warns(LinkNotFollowedWarning, match="a link out of the store"):
-        expected = a_tensor(store)[0:8, 0:8]
+        expected = overlapping(store)[0:8, 0:8]
         store.flush()
     with folder.open("r") as store:
         assert torch.equal(store.open("t")[0:8, 0:8], expected)
@@ -577,7 +537,7 @@ def test_what_lies_behind_a_link_within_the_store_or_to_all_of_it_is_deleted(fol
     (tmp_path / "link").symlink_to(folder.path)
     with ZarrTileStore(tmp_path / "link") as store:
         assert store.gc() == Garbage(1, len(PHOTOGRAPH))
-        a_tensor(store).invalidate((slice(0, 9), slice(0, 9)))
+        overlapping(store).invalidate((slice(0, 9), slice(0, 9)))
     assert not list(folder.path.glob("large/c/*/*"))
 
 

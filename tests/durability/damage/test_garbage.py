@@ -16,29 +16,20 @@ from zarr.abc.store import Store
 from zarr.buffer import default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
-from infinite_tensor import HDF5TileStore, InfiniteTensor, TensorWindow, ValidationError, ZarrTileStore
+from infinite_tensor import HDF5TileStore, ValidationError, ZarrTileStore
 from infinite_tensor.tilestore import Garbage
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.zarr.objects import Objects
+from tests.support.tensors import overlapping
 
 EMPTY = Garbage(0, 0)
-
-
-def a_tensor(store: PersistentTileStore, name: str = "t") -> InfiniteTensor:
-    return InfiniteTensor(
-        (None, None),
-        lambda ctx: torch.full((4, 4), 100.0 * ctx[0] + ctx[1]),
-        TensorWindow((4, 4), stride=3),
-        tile_store=store,
-        tensor_id=name,
-    )
 
 
 def filled(store: PersistentTileStore) -> torch.Tensor:
     """Complete and partial tiles, in a store that is closed then."""
     with store:
-        pixels: torch.Tensor = a_tensor(store)[0:9, 0:9]
+        pixels: torch.Tensor = overlapping(store)[0:9, 0:9]
     return pixels
 
 
@@ -116,14 +107,14 @@ def test_a_tensor_whose_definition_is_damaged_is_left_to_verify(tmp_path: Path) 
 
 def test_the_log_of_a_complete_tile_is_deleted_and_the_tensor_goes_on(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path, tile_size=8) as store:
-        expected = a_tensor(store)[0:9, 0:9]
+        expected = overlapping(store)[0:9, 0:9]
         store.flush()
         (log,) = (tmp_path / "t-t").glob("partial-*")
         left_behind = written(log, "0.0.0/0", "0.0.0/2")
         assert store.gc() == Garbage(len(left_behind), 10 * len(left_behind))
         assert not (log / "0.0.0").exists()
-        assert torch.equal(a_tensor(store)[0:9, 0:9], expected)
-        assert a_tensor(store)[0:16, 0:16].shape == (16, 16)
+        assert torch.equal(overlapping(store)[0:9, 0:9], expected)
+        assert overlapping(store)[0:16, 0:16].shape == (16, 16)
     with ZarrTileStore(tmp_path, mode="r") as store:
         assert torch.equal(store.open("t")[0:9, 0:9], expected)
         assert store.verify("t") == []
@@ -180,12 +171,12 @@ def test_a_store_is_filled_while_it_is_swept(tmp_path: Path) -> None:
             failures.append(error)
 
     with ZarrTileStore(tmp_path, tile_size=8) as store:
-        a_tensor(store)
+        overlapping(store)
     thread = threading.Thread(target=sweep)
     thread.start()
     try:
         with ZarrTileStore(tmp_path, tile_size=8) as store:
-            tensor = a_tensor(store)
+            tensor = overlapping(store)
             for y in range(0, 96, 3):
                 tensor[y : y + 3, 0:24]
                 store.flush()

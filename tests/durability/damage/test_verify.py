@@ -19,28 +19,22 @@ import zarr
 from infinite_tensor import (
     DamagedDataWarning,
     HDF5TileStore,
-    InfiniteTensor,
     StoreError,
-    TensorWindow,
     ValidationError,
     ZarrTileStore,
 )
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.support.counting import Counted
 from tests.support.stores import sample
+from tests.support.tensors import overlapping
 
 Make: TypeAlias = Callable[..., PersistentTileStore]
-
-
-def a_tensor(store: PersistentTileStore, f: Counted, name: str = "t", **options: Any) -> InfiniteTensor:
-    window = TensorWindow((4, 4), stride=3)
-    return InfiniteTensor((None, None), f, window, tile_store=store, tensor_id=name, **options)
 
 
 def filled(store: PersistentTileStore, name: str = "t") -> torch.Tensor:
     """Complete and partial tiles, in a store that is closed then."""
     with store:
-        pixels: torch.Tensor = a_tensor(store, Counted(), name)[0:9, 0:9]
+        pixels: torch.Tensor = overlapping(store, Counted(), name)[0:9, 0:9]
     return pixels
 
 
@@ -98,7 +92,7 @@ def test_a_read_only_store_verifies_and_refuses_to_repair(make: Make) -> None:
 def test_a_tensor_that_is_only_in_memory_has_no_damage(make: Make) -> None:
     filled(make())
     with make(mode="r") as store:
-        new = a_tensor(store, Counted(), "new")
+        new = overlapping(store, Counted(), "new")
         assert store.verify(new.tensor_id) == []
         with pytest.raises(StoreError, match="no tensor 'unknown'"):
             store.verify("unknown")
@@ -133,7 +127,7 @@ def test_a_damaged_definition_is_an_error_that_says_what_to_do(make: Make, tmp_p
     filled(make())
     _damage_definition(tmp_path)
     with make() as store:
-        for use in (lambda: a_tensor(store, Counted()), lambda: store.open("t"), lambda: store.tensor_info("t")):
+        for use in (lambda: overlapping(store, Counted()), lambda: store.open("t"), lambda: store.tensor_info("t")):
             with pytest.raises(StoreError, match=r"'t'.*damaged.*intact one back.*clear_tensor\('t'\)"):
                 use()
         assert store.tensor_ids() == ["t"]
@@ -152,7 +146,7 @@ def test_a_damaged_definition_is_listed_and_never_dropped(make: Make, tmp_path: 
     f = Counted()
     with make() as store:
         assert store.verify("t") == []
-        assert torch.equal(a_tensor(store, f)[0:9, 0:9], expected)
+        assert torch.equal(overlapping(store, f)[0:9, 0:9], expected)
     assert f.calls == []
 
 
@@ -233,7 +227,7 @@ def test_a_hostile_definition_is_a_store_error_and_all_that_is_deleted_lies_insi
         with pytest.raises(StoreError, match="damaged"):
             store.open("t")
         with pytest.raises(StoreError, match="damaged"):
-            a_tensor(store, Counted())
+            overlapping(store, Counted())
         assert store.gc().objects == 0
         assert [damage.kind for damage in store.verify("t", repair=True)] == ["definition"]
         store.clear_tensor("t")
@@ -299,8 +293,8 @@ def test_a_tensor_of_a_later_format_can_be_cleared(tmp_path: Path) -> None:
 
 def test_a_damaged_definition_whose_folder_does_not_tell_the_id_is_listed_with_a_warning(tmp_path: Path) -> None:
     with zarr_at(tmp_path) as store:
-        a_tensor(store, Counted(), "ü" * 100)
-        a_tensor(store, Counted(), "Ünlisted")
+        overlapping(store, Counted(), "ü" * 100)
+        overlapping(store, Counted(), "Ünlisted")
     for folder in (tmp_path / "s.zarr").glob("t-*"):
         flip(folder / "zarr.json", b"tensor_id")
     with zarr_at(tmp_path) as store:
@@ -363,7 +357,7 @@ def test_a_folder_in_the_place_of_an_object_is_listed_and_gives_way(
         assert store.verify("t", repair=True) == [damage]
         assert (tmp_path / "s.zarr" / damage.location, damage.reason) == (path, "it is a folder, not a regular file")
         assert store.verify("t") == []
-        assert torch.equal(a_tensor(store, Counted())[0:9, 0:9], expected)
+        assert torch.equal(overlapping(store, Counted())[0:9, 0:9], expected)
     with zarr_at(tmp_path) as store:
         assert torch.equal(store.open("t")[0:9, 0:9], expected)
     assert all(text.read_text() == "years of work" for text in path.parent.glob("elsewhere/*"))
@@ -388,7 +382,7 @@ def test_a_log_with_a_part_missing_is_listed_and_its_repair_brings_later_parts_b
     f = Counted()
     for x in (0, 3, 6):
         with zarr_at(tmp_path) as store:
-            a_tensor(store, f)[0:1, x : x + 1]
+            overlapping(store, f)[0:1, x : x + 1]
     (part,) = group_of(tmp_path).parent.glob("partial-*/0.0.0/0")
     assert (part.parent / "1").exists()
     part.unlink()
@@ -402,7 +396,7 @@ def test_a_log_with_a_part_missing_is_listed_and_its_repair_brings_later_parts_b
         assert store.verify("t") == []
     before = len(f.calls)
     with zarr_at(tmp_path) as store:
-        a_tensor(store, f)[0:1, 6:7]
+        overlapping(store, f)[0:1, 6:7]
     assert len(f.calls) == before
 
 
@@ -412,14 +406,14 @@ def test_a_damaged_part_gives_way_to_one_that_says_nothing(tmp_path: Path) -> No
     first, second = (slice(0, 1), slice(6, 7)), (slice(4, 5), slice(4, 5))
     for region in (first, second):
         with zarr_at(tmp_path) as store:
-            a_tensor(store, f)[region]
+            overlapping(store, f)[region]
     (part,) = group_of(tmp_path).parent.glob("partial-*/0.0.0/0")
     part.write_bytes(part.read_bytes()[:-1])
     with zarr_at(tmp_path) as store:
         assert [damage.kind for damage in store.verify("t", repair=True)] == ["partial"]
     calls = list(f.calls)
     with zarr_at(tmp_path) as store:
-        tensor = a_tensor(store, f)
+        tensor = overlapping(store, f)
         tensor[second]
         assert f.calls == calls
         tensor[first]
@@ -458,7 +452,7 @@ def test_a_damaged_slot_is_left_for_another_one(tmp_path: Path) -> None:
         file["t-t/tiles"][slot] = 0
     with hdf5_at(tmp_path) as store:
         with pytest.warns(DamagedDataWarning, match="checksum"):
-            assert torch.equal(a_tensor(store, Counted())[0:9, 0:9], expected)
+            assert torch.equal(overlapping(store, Counted())[0:9, 0:9], expected)
         store.flush()
         assert store.verify("t") == []
         assert torch.equal(store.open("t")[0:9, 0:9], expected)
@@ -476,12 +470,12 @@ def test_a_slot_that_a_repair_has_freed_is_used_again(tmp_path: Path) -> None:
         assert (damage.kind, damage.tile, damage.location) == ("tile", (0, 0), f"/t-t/tiles[{slot}]")
         assert store.tensor_info("t").tiles_complete == 0
         assert _unused(store, "t")
-        a_tensor(store, Counted())[0:8, 0:8]
+        overlapping(store, Counted())[0:8, 0:8]
     assert _slots(tmp_path) == {(0, 0): slot}
 
 
 def _unused(store: HDF5TileStore, tensor_id: str) -> bool:
-    a_tensor(store, Counted())
+    overlapping(store, Counted())
     return store._read_tiles(tensor_id, [(0, 0)]) == [None]
 
 
@@ -492,10 +486,10 @@ def test_a_tensor_whose_datasets_are_gone_is_listed_and_dropped(tmp_path: Path) 
         file["t-t/tiles"] = np.zeros((1, 3, 3))
     with hdf5_at(tmp_path) as store:
         with pytest.raises(StoreError, match="'t'"):
-            a_tensor(store, Counted())
+            overlapping(store, Counted())
         assert [damage.kind for damage in store.verify("t", repair=True)] == ["array"]
         assert store.tensor_ids() == []
-        assert torch.equal(a_tensor(store, Counted())[0:9, 0:9], expected)
+        assert torch.equal(overlapping(store, Counted())[0:9, 0:9], expected)
 
 
 def test_an_error_that_is_kept_leaves_the_file_to_other_threads(tmp_path: Path) -> None:

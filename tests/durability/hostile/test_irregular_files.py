@@ -19,10 +19,8 @@ import torch
 
 from infinite_tensor import (
     HDF5TileStore,
-    InfiniteTensor,
     StoreError,
     TensorGroup,
-    TensorWindow,
     ZarrTileStore,
 )
 from infinite_tensor_stores.files import Unreadable, opened, read_opened
@@ -31,6 +29,7 @@ from tests.support.counting import Counted
 from tests.support.interpreters import Member, Team
 from tests.support.irregular import IRREGULAR, REASON
 from tests.support.stores import sample
+from tests.support.tensors import overlapping
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
 
@@ -55,17 +54,13 @@ def put(request: pytest.FixtureRequest) -> Callable[[Path], object]:
     return put
 
 
-def a_tensor(store: ZarrTileStore, f: Counted) -> InfiniteTensor:
-    return InfiniteTensor((None, None), f, TensorWindow((4, 4), stride=3), tile_store=store, tensor_id="t")
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A store with a complete tile, partial ones, a mark of a second writer, and a group."""
     path = tmp_path / "s.zarr"
     for region in ((slice(0, 8), slice(0, 8)), _REGION):
         with ZarrTileStore(path, tile_size=8) as store:
-            tensor = a_tensor(store, Counted())
+            tensor = overlapping(store, Counted())
             tensor[region]
             with suppress(StoreError):
                 TensorGroup({"t": tensor}).save(store, "g")
@@ -95,7 +90,7 @@ def used(path: Path, mode: str = "a") -> Used:
 
     def read(store: ZarrTileStore) -> None:
         expected = _expected()
-        found.right.append(torch.equal(a_tensor(store, f)[_REGION], expected))
+        found.right.append(torch.equal(overlapping(store, f)[_REGION], expected))
         store.flush()
 
     def use() -> None:
@@ -121,7 +116,7 @@ def used(path: Path, mode: str = "a") -> Used:
 
 def _expected() -> torch.Tensor:
     store = ZarrTileStore("memory://irregular", mode="w", tile_size=8)
-    pixels: torch.Tensor = a_tensor(store, Counted())[_REGION]
+    pixels: torch.Tensor = overlapping(store, Counted())[_REGION]
     return pixels
 
 
