@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, StoreError, TensorWindow, ZarrTileStore, open_store, sl
+from tests.durability.crash.witness import Witness
 from tests.support.chain import Scrambled
 from tests.support.counting import Counted
-from tests.support.interpreters import CONTEXT, DEADLINE, enter_child
-from tests.support.moments import Kill, Moment
+from tests.support.interpreters import enter_child
+from tests.support.moments import NEVER, Kill, Moment
 from tests.support.reference import same_bits
 from tests.support.stores import sample
 
@@ -36,36 +37,19 @@ def chain(store: Any, f: list[Counted]) -> InfiniteTensor:
     return made(store, f[1], "top", made(store, f[0], "below"))
 
 
-def copying(sending: Connection, source: Path, target: Path, kill: Kill | None) -> None:
+def copying(sending: Connection, target: Path, arguments: tuple[Path, Kill]) -> None:
     """Copy the chain, and tell of it as it goes."""
     enter_child()
-    if kill is not None:
-        kill.arm(target)
+    source, kill = arguments
+    kill.arm(target)
     with ZarrTileStore(source, mode="r") as store:
         sending.send("begun")
         store.copy("top", target, upstream=True, progress=lambda progress: sending.send(progress.done))
-    sending.send("done")
 
 
-def run(source: Path, target: Path, kill: Kill | None = None, delay: float | None = None) -> int | None:
+def run(source: Path, target: Path, kill: Kill = NEVER, delay: float | None = None) -> int:
     """Copy in a process; it is killed `delay` seconds after it has begun, or kills itself. Its exit code."""
-    receiving, sending = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=copying, args=(sending, source, target, kill), daemon=True)
-    process.start()
-    sending.close()
-    try:
-        assert receiving.poll(DEADLINE)
-        assert receiving.recv() == "begun"
-        if delay is not None:
-            process.join(delay)
-            process.kill()
-        while receiving.poll(DEADLINE):
-            receiving.recv()
-    except EOFError:
-        pass
-    process.join(DEADLINE)
-    process.kill()
-    return process.exitcode
+    return Witness(target).see(copying, (source, kill), None if delay is None else 1, delay or 0.0)
 
 
 @pytest.fixture

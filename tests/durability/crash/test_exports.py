@@ -13,10 +13,10 @@ import pytest
 from infinite_tensor import InfiniteTensor, ZarrTileStore, sl
 from tests.behaviour.views.exports.scenes import names_in, opened, pattern, plane, truth
 from tests.durability.crash.victims import Called, Done, Flushed
-from tests.durability.crash.witness import Witness
+from tests.durability.crash.witness import Witness, survive_every_change
 from tests.support.counting import Counted
-from tests.support.interpreters import CONTEXT, DEADLINE, enter_child
-from tests.support.moments import NEVER, Kill, Moment, before
+from tests.support.interpreters import CONTEXT, DEADLINE, enter_child, exit_code
+from tests.support.moments import NEVER, Kill, before
 from tests.support.reference import Index
 from tests.support.stores import sample
 
@@ -106,13 +106,7 @@ def test_an_export_survives_a_kill_at_a_weak_moment(tmp_path: Path, kill: Kill) 
 
 @pytest.mark.slow
 def test_an_export_survives_a_kill_at_every_change(tmp_path: Path) -> None:
-    folder = tmp_path / "undisturbed"
-    folder.mkdir()
-    witness = Witness(folder)
-    assert witness.see(export_all, NEVER) == 0
-    assert witness.changes > 50
-    for number in range(1, witness.changes + 1):
-        survive(tmp_path / str(number), Kill(Moment("", "", number)))
+    survive_every_change(tmp_path, export_all, survive)
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if name != "out.zarr"])
@@ -139,10 +133,7 @@ def test_what_gdal_wrote_of_an_image_is_never_left_beside_another(kill: Kill, tm
     target, sidecar = tmp_path / "out.tif", tmp_path / "out.tif.aux.xml"
     tensor_in(tmp_path, Counted(pattern)).export(sl[REGIONS[0]], target)
     sidecar.write_text("<PAMDataset></PAMDataset>")
-    process = CONTEXT.Process(target=overwrite_image, args=(tmp_path, kill))
-    process.start()
-    process.join(DEADLINE)
-    assert process.exitcode == -signal.SIGKILL
+    assert exit_code(overwrite_image, tmp_path, kill) == -signal.SIGKILL
     assert np.array_equal(opened(target), truth(REGIONS[0]))
     tensor_in(tmp_path, Counted(pattern)).export(sl[REGIONS[1]], target, overwrite=True)
     assert np.array_equal(opened(target), truth(REGIONS[1]))

@@ -26,9 +26,9 @@ from infinite_tensor import (
     sl,
 )
 from tests.durability.crash.victims import Called, Done, Flushed
-from tests.durability.crash.witness import Witness
+from tests.durability.crash.witness import Witness, survive_every_change
 from tests.support.interpreters import enter_child
-from tests.support.moments import NEVER, Kill, Moment, before
+from tests.support.moments import NEVER, Kill, before
 
 OUTPUTS = {
     "rgb": Output(
@@ -150,10 +150,4 @@ def test_a_group_survives_a_kill_at_a_weak_moment(tmp_path: Path, kill: Kill) ->
 
 @pytest.mark.slow
 def test_a_group_survives_a_kill_at_every_change(tmp_path: Path) -> None:
-    folder = tmp_path / "undisturbed"
-    folder.mkdir()
-    witness = Witness(folder)
-    assert witness.see(do_everything, NEVER) == 0
-    assert witness.changes > 50
-    for number in range(1, witness.changes + 1):
-        survive(tmp_path / str(number), Kill(Moment("", "", number)))
+    survive_every_change(tmp_path, do_everything, survive)

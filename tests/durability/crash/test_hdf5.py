@@ -16,7 +16,7 @@ from infinite_tensor import HDF5TileStore, TensorGroup
 from tests.durability.crash.victims import fill_and_idle
 from tests.durability.crash.witness import Witness
 from tests.stores.hdf5.files import EXPECTED, make_theirs, pixels, tensor, theirs
-from tests.support.interpreters import CONTEXT, DEADLINE, enter_child
+from tests.support.interpreters import enter_child, exit_code
 from tests.support.interrupts import lines_seen
 from tests.support.stores import sample
 
@@ -45,16 +45,8 @@ def _world(path: Path) -> None:
         TensorGroup({"height": tensor(store)}).save(store, "world")
 
 
-def killed_at(number: int, use: Callable[[Path], None], path: Path) -> bool:
-    """Have a process use a file, killed before the `number`-th line of the backend; whether it was."""
-    process = CONTEXT.Process(target=_use, args=(number, use, path), daemon=True)
-    process.start()
-    process.join(DEADLINE)
-    assert process.exitcode in (0, -signal.SIGKILL)
-    return process.exitcode != 0
-
-
 def _use(number: int, use: Callable[[Path], None], path: Path) -> None:
+    """Use a file, and be killed before the `number`-th line of the backend."""
     enter_child()
     lines = itertools.count(1)
 
@@ -87,7 +79,8 @@ def test_a_kill_before_any_line_of_opening_leaves_what_is_theirs_and_a_file_that
         path = tmp_path / f"{number}.h5"
         begin(path)
         before = theirs(path) if path.exists() and path.stat().st_size else {}
-        killed = killed_at(number, partial(_open, mode=mode), path)
+        code = exit_code(_use, number, partial(_open, mode=mode), path)
+        assert code in (0, -signal.SIGKILL)
         with HDF5TileStore(path, tile_size=8) as store:
             assert set(store.tensor_ids()) <= {"map", "second"}
             assert set(store.group_ids()) <= {"world"}
@@ -99,6 +92,6 @@ def test_a_kill_before_any_line_of_opening_leaves_what_is_theirs_and_a_file_that
             assert store.tensor_ids() == store.group_ids() == []
         assert theirs(path) == before
         path.unlink()
-        if not killed:
+        if code == 0:
             break
     assert number > 40

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from infinite_tensor import InfiniteTensor, Mask, MemoryTileStore, TensorWindow, ZarrTileStore, sl
+from tests.durability.crash.victims import Called, Flushed
+from tests.durability.crash.witness import Witness
 from tests.support.counting import Constant, Counted
 from tests.support.files_of_a_store import Files
-from tests.support.interpreters import CONTEXT, DEADLINE, enter_child
+from tests.support.interpreters import enter_child
 from tests.support.reference import Index, same_bits
 from tests.support.stores import sample
 
@@ -34,13 +36,14 @@ def fill_until_killed(sending: Connection, path: Path, calls: int) -> None:
     store = ZarrTileStore(path, tile_size=TILE)
     beside = InfiniteTensor((None, None), Constant(), TensorWindow((4, 4)))
 
-    def told(_ctx: Index) -> None:
+    def told(ctx: Index) -> None:
         if len(f.calls) > calls:
             # A read from within hands over what has been computed.
             _ = beside[0:4, 0:4]
             store.flush()
-            sending.send(f.calls[:-1])
+            sending.send(Flushed())
             os.kill(os.getpid(), signal.SIGKILL)
+        sending.send(Called((0, ctx)))
 
     f = Counted(Constant((8, 8)), told)
     made(store, f).fill(REGION, where=WHERE, progress=False)
@@ -48,14 +51,10 @@ def fill_until_killed(sending: Connection, path: Path, calls: int) -> None:
 
 @pytest.mark.parametrize("calls", sample([1, 10, 30, 60], 10, 60))
 def test_a_masked_fill_goes_on_after_a_kill_and_nothing_is_left_beside_it(tmp_path: Path, calls: int) -> None:
-    path, (receiving, sending) = tmp_path / "store", CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=fill_until_killed, args=(sending, path, calls), daemon=True)
-    process.start()
-    sending.close()
-    assert receiving.poll(DEADLINE)
-    flushed: list[Index] = receiving.recv()
-    process.join(DEADLINE)
-    assert process.exitcode == -signal.SIGKILL
+    path = tmp_path / "store"
+    witness = Witness(path)
+    assert witness.see(fill_until_killed, calls) == -signal.SIGKILL
+    flushed = [ctx for _, ctx in witness.flushed]
     found = Files(path).tensors["t"]
     origin = [n // TILE for n in found.definition["origin"]]
     taken = {"/".join(str(i + n) for i, n in zip(tile, origin, strict=True)) for tile in np.argwhere(WANTED)}

@@ -7,7 +7,6 @@ import json
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +16,25 @@ import zarr
 from infinite_tensor import ZarrTileStore
 from tests.durability.crash.victims import create_all, empty, zeros_in
 from tests.support.chain import TILE
-from tests.support.interpreters import CONTEXT, DEADLINE
+from tests.support.interpreters import exit_code
 from tests.support.moments import Kill, before
 
 _FEWEST_CHANGES = 8
 
 
 def after_each_kill(
-    folder: Path, victim: Callable[[Connection, Path, Kill], None], prepare: Callable[[Path], None]
+    folder: Path, victim: Callable[[Path, Kill], None], prepare: Callable[[Path], object]
 ) -> Iterator[Path]:
     """Places in which `victim` was killed, before its first change in one, before its second in the next, and so on."""
     for number in itertools.count(1):
         path = folder / f"killed before change {number}"
         prepare(path)
-        if not _killed(path, victim, before("", "", number, torn=True)):
+        code = exit_code(victim, path, before("", "", number, torn=True))
+        assert code in (0, -signal.SIGKILL)
+        if code == 0:
             assert number > _FEWEST_CHANGES
             return
         yield path
-
-
-def _killed(path: Path, victim: Callable[[Connection, Path, Kill], None], kill: Kill) -> bool:
-    receiving, sending = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=victim, args=(sending, path, kill), daemon=True)
-    process.start()
-    sending.close()
-    process.join(DEADLINE)
-    receiving.close()
-    assert process.exitcode in (0, -signal.SIGKILL)
-    return process.exitcode != 0
 
 
 def check(path: Path) -> None:

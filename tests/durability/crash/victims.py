@@ -122,7 +122,7 @@ def collect_garbage(sending: Connection, path: Path, kill: Kill) -> None:
     sending.send(Done(changes()))
 
 
-def create_all(_sending: Connection, path: Path, kill: Kill) -> None:
+def create_all(path: Path, kill: Kill) -> None:
     """Create a store with a tensor and a group in it, unless killed before."""
     enter_child()
     kill.arm(path)
@@ -135,7 +135,7 @@ def zeros_in(store: ZarrTileStore) -> InfiniteTensor:
     return InfiniteTensor((None, None), _zeros, TensorWindow((4, 4), stride=3), tile_store=store, tensor_id="t")
 
 
-def empty(_sending: Connection, path: Path, kill: Kill) -> None:
+def empty(path: Path, kill: Kill) -> None:
     """Open a store in mode 'w', unless killed before."""
     enter_child()
     kill.arm(path)

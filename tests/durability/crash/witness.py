@@ -11,6 +11,7 @@ from tests.durability.crash.victims import Called, Clearing, Done, Flushed, Idle
 from tests.support.chain import Window
 from tests.support.inspection import Inspection
 from tests.support.interpreters import CONTEXT, DEADLINE
+from tests.support.moments import NEVER, Kill, Moment
 
 
 class Witness(Inspection):
@@ -73,3 +74,13 @@ class Witness(Inspection):
                 self._called -= self.cleared
             case Done(changes):
                 self.changes = changes
+
+
+def survive_every_change(folder: Path, victim: Callable[..., None], survive: Callable[[Path, Kill], object]) -> None:
+    """Have `survive` kill a process before each of the changes that `victim` makes, in a place of its own."""
+    (folder / "undisturbed").mkdir()
+    witness = Witness(folder / "undisturbed")
+    assert witness.see(victim, NEVER) == 0
+    assert witness.changes > 50
+    for number in range(1, witness.changes + 1):
+        survive(folder / str(number), Kill(Moment("", "", number)))

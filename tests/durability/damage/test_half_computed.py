@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from infinite_tensor.tilestore import Garbage
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
-from tests.support.interpreters import CONTEXT, DEADLINE, enter_child
+from tests.support.interpreters import enter_child, exit_code
 from tests.support.moments import Kill, before
 
 TILE = 8
@@ -153,7 +152,7 @@ def test_a_writer_that_finds_its_log_gone_begins_it_anew(kind: str, tmp_path: Pa
         assert (f.calls, of_other.calls) == ([(-1,), (0,), (1,), (2,)], [(3,)])
 
 
-def drop(_sending: Connection, path: Path, kill: Kill) -> None:
+def drop(path: Path, kill: Kill) -> None:
     enter_child()
     kill.arm(path)
     with ZarrTileStore(path) as store:
@@ -168,13 +167,7 @@ def test_a_kill_meanwhile_leaves_logs_without_gaps(number: int, tmp_path: Path) 
             t[0:last]
             store.flush()
     assert parts(tmp_path) == ["0.-1/0", "0.0/0", "0.0/1", "0.0/2"]
-    receiving, sending = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=drop, args=(sending, tmp_path, before("os.remove", "", number)), daemon=True)
-    process.start()
-    process.join(DEADLINE)
-    assert process.exitcode == -signal.SIGKILL
-    for end in (receiving, sending):
-        end.close()
+    assert exit_code(drop, tmp_path, before("os.remove", "", number)) == -signal.SIGKILL
     assert len(parts(tmp_path)) == 5 - number
     with ZarrTileStore(tmp_path) as store:
         assert store.verify("t") == []

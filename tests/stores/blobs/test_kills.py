@@ -12,8 +12,10 @@ import torch
 from zarr.codecs import ZstdCodec
 
 from infinite_tensor import TensorBlob
+from tests.durability.crash.victims import Done
+from tests.durability.crash.witness import Witness
 from tests.stores.blobs.killed import WIDTH, kill_at_random, rows
-from tests.support.interpreters import CONTEXT, DEADLINE, enter_child
+from tests.support.interpreters import enter_child
 from tests.support.moments import NEVER, Kill, Moment
 from tests.support.stores import sample
 
@@ -51,10 +53,10 @@ def test_a_blob_survives_kills_at_many_more_random_moments(tmp_path: Path, seed:
     survive(empty(tmp_path, compressed=seed % 2 == 0), seed, kills=10)
 
 
-def write_and_die(sending: Connection, target: str, kill: Kill) -> None:
+def write_and_die(sending: Connection, target: Path, kill: Kill) -> None:
     """Add to a blob of six flushed rows, flush, overwrite, truncate; unless killed before."""
     enter_child()
-    changes = kill.arm(Path(target))
+    changes = kill.arm(target)
     blob = TensorBlob.open(target, "r+")
     blob.seek(0, 2)
     blob.write(rows(6, 5))
@@ -64,7 +66,7 @@ def write_and_die(sending: Connection, target: str, kill: Kill) -> None:
     blob.truncate(3)
     blob.write(rows(3, 2))
     blob.close()
-    sending.send(changes())
+    sending.send(Done(changes()))
 
 
 def outlive(tmp_path: Path, kill: Kill) -> int:
@@ -72,13 +74,9 @@ def outlive(tmp_path: Path, kill: Kill) -> int:
     target = empty(tmp_path, compressed=False)
     with TensorBlob.open(target, "a") as blob:
         blob.write(rows(0, 6))
-    receiving, sending = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=write_and_die, args=(sending, target, kill), daemon=True)
-    process.start()
-    sending.close()
-    process.join(DEADLINE)
-    changes = receiving.recv() if process.exitcode == 0 else 0
-    assert changes or process.exitcode == -signal.SIGKILL
+    witness = Witness(Path(target))
+    code = witness.see(write_and_die, kill)
+    assert witness.changes if code == 0 else code == -signal.SIGKILL
     reader = TensorBlob.open(target)
     # The last flush but one, or all of a step that was under way.
     assert len(reader) in (6, 8, 11, 3, 4, 5)
@@ -86,7 +84,7 @@ def outlive(tmp_path: Path, kill: Kill) -> int:
     with TensorBlob.open(target, "a+") as blob:
         blob.write(rows(len(blob), 9))
         assert torch.equal(blob[:], rows(0, len(blob)))
-    return changes
+    return witness.changes
 
 
 @pytest.mark.parametrize("step", sample([3, 1], 3), ids=["some", "all"])
