@@ -62,11 +62,8 @@ def reference(pixels: torch.Tensor, factors: Sequence[int], method: str) -> torc
 
 
 def methods_of(dtype: torch.dtype) -> list[str]:
-    return (
-        ["max", "min", "nearest"]
-        + (["mean"] if dtype is not torch.bool else [])
-        + ([] if dtype.is_floating_point else ["mode"])
-    )
+    kinds = ["mean"] if dtype.is_floating_point else ["mode"] if dtype is torch.bool else ["mean", "mode"]
+    return ["max", "min", "nearest", *kinds]
 
 
 def drawn(shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -106,18 +103,15 @@ def plane(store: Any = None, tensor_id: str | None = None, **options: Any) -> In
 
 @settings(max_examples=8, deadline=None)
 @given(
-    st.tuples(st.integers(-700, 700), st.integers(-700, 700)),
-    st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    st.tuples(*[st.integers(-700, 700)] * 2),
+    st.tuples(*[st.integers(1, 60)] * 2),
     st.sampled_from([(2, 2), (3, 1), (2, 5)]),
 )
-def test_any_region_of_a_tensor_without_end(
-    start: tuple[int, int], size: tuple[int, int], factor: tuple[int, int]
-) -> None:
-    t = plane()
-    stop = (start[0] + size[0], start[1] + size[1])
-    fine = t[start[0] * factor[0] : stop[0] * factor[0], start[1] * factor[1] : stop[1] * factor[1]]
+def test_any_region_of_a_tensor_without_end(start: Pair, size: Pair, factor: Pair) -> None:
+    t, region = plane(), tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
+    fine = t[tuple(slice(part.start * k, part.stop * k) for part, k in zip(region, factor, strict=True))]
     expected = fine.view(size[0], factor[0], size[1], factor[1]).double().mean((1, 3)).float()
-    assert torch.allclose(t.coarsen(factor)[start[0] : stop[0], start[1] : stop[1]], expected, rtol=1e-6, atol=0)
+    assert torch.allclose(t.coarsen(factor)[region], expected, rtol=1e-6, atol=0)
 
 
 def test_an_int_is_for_dimensions_of_space() -> None:
@@ -139,19 +133,13 @@ def test_factors_that_are_none_are_told(factor: Any) -> None:
         plane().coarsen(factor)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "method"),
-    [
-        (torch.bool, "mean"),
-        (torch.float32, "mode"),
-        (torch.complex64, "mean"),
-        (torch.uint64, "max"),
-        (torch.int8, "sum"),
-    ],
-)
-def test_methods_that_do_not_fit_are_told(dtype: torch.dtype, method: str) -> None:
+NO_METHODS = {"bool": "mean", "float32": "mode", "complex64": "mean", "uint64": "max", "int8": "sum"}
+
+
+@pytest.mark.parametrize("dtype", NO_METHODS)
+def test_methods_that_do_not_fit_are_told(dtype: str) -> None:
     with pytest.raises(ValidationError, match=r"method must be one of|cannot be coarsened by"):
-        from_array(torch.zeros(4, 4).to(dtype)).coarsen(2, method)
+        from_array(torch.zeros(4, 4).to(getattr(torch, dtype))).coarsen(2, NO_METHODS[dtype])
 
 
 def test_an_integer_mean_is_rounded_to_even_and_does_not_overflow() -> None:
@@ -195,15 +183,8 @@ def test_a_mean_stays_a_mean_where_extents_are_odd(shape: tuple[int, int]) -> No
 
 def test_levels_end_where_nothing_is_long_and_lie_beside_their_tensor(tmp_path: Path) -> None:
     store, window = ZarrTileStore(tmp_path / "s"), TensorWindow((2, 256, 256))
-    t = InfiniteTensor(
-        (2, 1030, 3000),
-        lambda _: torch.zeros(2, 256, 256),
-        window,
-        edge="clip",
-        tile_store=store,
-        tensor_id="a/b",
-        dims=("c", "y", "x"),
-    )
+    how: dict[str, Any] = {"edge": "clip", "tile_store": store, "tensor_id": "a/b", "dims": ("c", "y", "x")}
+    t = InfiniteTensor((2, 1030, 3000), lambda _: torch.zeros(2, 256, 256), window, **how)
     levels = t.pyramid()
     assert [level.tensor_id for level in levels] == ["a/b/level-1", "a/b/level-2", "a/b/level-3"]
     assert [level.shape for level in levels] == [(2, 515, 1500), (2, 258, 750), (2, 129, 375)]
@@ -316,21 +297,15 @@ def test_what_is_invalidated_is_dropped_of_levels_too(tmp_path: Path) -> None:
 def test_labels_of_a_prediction_have_the_mode_and_an_overwrite_takes_levels_along(tmp_path: Path) -> None:
     net = torch.nn.Conv2d(3, 4, 3, padding=1)
     image = torch.rand(3, 700, 1100)
-    options: dict[str, Any] = {
-        "window": 128,
-        "dims": ("c", "y", "x"),
-        "reduce": "argmax",
-        "progress": False,
-        "pyramid": True,
-    }
-    labels = predict(net, image, tmp_path / "s", **options)
+    options: dict[str, Any] = {"window": 128, "dims": ("c", "y", "x"), "reduce": "argmax", "pyramid": True}
+    labels = predict(net, image, tmp_path / "s", progress=False, **options)
     store = labels.tile_store
     (level, coarser) = (store.open(f"prediction/level-{k}") for k in (1, 2))
     assert torch.equal(level[0:350, 0:550], reference(labels[0:700, 0:1100], (2, 2), "mode"))
     before = coarser[...]
     with torch.no_grad():
         net.weight.neg_()
-    again = predict(net, image, tmp_path / "s", overwrite=True, **options)
+    again = predict(net, image, tmp_path / "s", overwrite=True, progress=False, **options)
     fresh = reference(again[0:100, 0:100], (2, 2), "mode")
     assert torch.equal(store.open("prediction/level-1")[0:50, 0:50], fresh)
     assert not torch.equal(store.open("prediction/level-2")[...], before)

@@ -41,29 +41,20 @@ def saved(path: Path, pixels: np.ndarray[Any, Any], mode: str | None = None, **o
 # Pixels.
 
 
-def test_a_colour_image_has_its_channels_first(tmp_path: Path) -> None:
-    pixels = colours()
-    t = from_image(saved(tmp_path / "a.png", pixels))
-    assert t.dims == ("c", "y", "x")
-    assert_reads(t, torch.from_numpy(pixels).movedim(-1, 0))
+def test_a_colour_image_has_its_channels_first_and_a_grey_one_none(tmp_path: Path) -> None:
+    pixels = torch.from_numpy(colours())
+    colour, grey = (from_image(saved(tmp_path / "a.png", each.numpy())) for each in (pixels, pixels[..., 0]))
+    assert (colour.dims, grey.dims) == (("c", "y", "x"), ("y", "x"))
+    assert_reads(colour, pixels.movedim(-1, 0))
+    assert_reads(grey, pixels[..., 0])
 
 
-def test_a_grey_image_has_two_dimensions(tmp_path: Path) -> None:
-    pixels = numbers((40, 60), "uint8")
-    t = from_image(saved(tmp_path / "a.png", pixels))
-    assert t.dims == ("y", "x")
-    assert_reads(t, torch.from_numpy(pixels))
-
-
-@pytest.mark.parametrize(("name", "dtype"), [("a.tif", "uint16"), ("a.png", "uint16"), ("a.tif", "float32")])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("a.tif", "uint16"), ("a.png", "uint16"), ("a.tif", "float32"), ("a.tif", "int32")]
+)
 def test_the_dtype_is_that_of_the_file(name: str, dtype: str, tmp_path: Path) -> None:
     pixels = numbers((40, 60), dtype)
     assert_reads(from_image(saved(tmp_path / name, pixels)), torch.from_numpy(pixels))
-
-
-def test_ints_of_32_bits_stay(tmp_path: Path) -> None:
-    pixels = numbers((40, 60), "int32")
-    assert_reads(from_image(saved(tmp_path / "a.tif", pixels)), torch.from_numpy(pixels))
 
 
 def test_big_endian_pixels_are_those_of_this_machine(tmp_path: Path) -> None:
@@ -80,20 +71,22 @@ def test_one_bit_is_a_bool(tmp_path: Path) -> None:
     assert_reads(from_image(path), torch.from_numpy(pixels))
 
 
-@pytest.mark.parametrize(("bands", "mode"), [(2, "LA"), (4, "RGBA")])
-def test_alpha_is_a_channel(bands: int, mode: str, tmp_path: Path) -> None:
-    pixels = colours(bands=bands)
-    path = saved(tmp_path / "a.png", pixels)
+@pytest.mark.parametrize(
+    ("name", "bands", "mode", "becomes"),
+    [
+        ("a.png", 2, "LA", "LA"),
+        ("a.png", 4, "RGBA", "RGBA"),
+        ("a.gif", 3, "P", "RGB"),
+        ("a.jpg", 3, "CMYK", "RGB"),
+    ],
+)
+def test_colours_of_any_mode_and_alpha_become_channels(
+    name: str, bands: int, mode: str, becomes: str, tmp_path: Path
+) -> None:
+    path = saved(tmp_path / name, colours(bands=bands), mode)
     with Image.open(path) as image:
         assert image.mode == mode
-    assert_reads(from_image(path), torch.from_numpy(pixels).movedim(-1, 0))
-
-
-def test_a_palette_becomes_its_colours(tmp_path: Path) -> None:
-    path = saved(tmp_path / "a.gif", colours(), "P")
-    with Image.open(path) as image:
-        assert image.mode == "P"
-        expected = torch.from_numpy(np.array(image.convert("RGB")))
+        expected = torch.from_numpy(np.array(image.convert(becomes)))
     assert_reads(from_image(path), expected.movedim(-1, 0))
 
 
@@ -114,23 +107,17 @@ def test_an_icon_has_the_channels_that_are_in_it(tmp_path: Path) -> None:
     assert_reads(sent(from_image(shown)), expected)
 
 
-def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
-    path = saved(tmp_path / "a.jpg", colours(), "CMYK")
-    with Image.open(path) as image:
-        assert image.mode == "CMYK"
-        expected = torch.from_numpy(np.array(image.convert("RGB")))
-    assert_reads(from_image(path), expected.movedim(-1, 0))
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [*range(10), 200, 65_535])
 @pytest.mark.parametrize("name", ["a.jpg", "a.tif", "a.png"])
 def test_it_is_turned_as_its_exif_orientation_says(name: str, orientation: int, tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = saved(tmp_path / name, colours(), exif=exif)
     with Image.open(path) as image:
-        expected = torch.from_numpy(np.array(ImageOps.exif_transpose(image))).movedim(-1, 0)
-    assert expected.shape == ((3, 60, 40) if orientation >= 5 else (3, 40, 60))
+        # One that EXIF does not know turns nothing.
+        shown = ImageOps.exif_transpose(image) if 1 <= orientation <= 8 else image
+        expected = torch.from_numpy(np.array(shown)).movedim(-1, 0)
+    assert expected.shape == ((3, 60, 40) if 5 <= orientation <= 8 else (3, 40, 60))
     assert_reads(from_image(path), expected)
 
 
@@ -139,17 +126,6 @@ def test_grey_pixels_are_turned_as_colours_are(dtype: str, tmp_path: Path) -> No
     pixels = numbers((40, 60), dtype)
     path = saved(tmp_path / "a.tif", pixels, tiffinfo={0x0112: 6})
     assert_reads(from_image(path), torch.from_numpy(np.rot90(pixels, -1).copy()))
-
-
-@pytest.mark.parametrize("orientation", [0, 9, 200, 65_535])
-@pytest.mark.parametrize("name", ["a.jpg", "a.tif", "a.png"])
-def test_an_orientation_that_exif_does_not_know_turns_nothing(name: str, orientation: int, tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    path = saved(tmp_path / name, colours(), exif=exif)
-    with Image.open(path) as image:
-        expected = torch.from_numpy(np.array(image)).movedim(-1, 0)
-    assert_reads(from_image(path), expected)
 
 
 # The values of the file, whatever pillow makes of them.
@@ -245,7 +221,7 @@ def test_a_tiff_in_which_0_is_white_keeps_its_numbers(tmp_path: Path) -> None:
 
 
 def test_floats_of_16_bits_are_float16(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).normal(size=(1, 40, 60)).astype("float16")
+    pixels = np.linspace(-9, 9, 2400).reshape(1, 40, 60).astype("float16")
     path = written(tmp_path / "a.tif", pixels.astype("float32"), "GTiff", NBITS=16)
     assert_reads(from_image(path), torch.from_numpy(pixels[0]))
 
@@ -284,19 +260,15 @@ def fits(pixels: np.ndarray[Any, Any]) -> bytes:
     return "".join(card.ljust(80) for card in cards).ljust(2880).encode() + pixels.astype(">i2").tobytes()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.sgi", sgi, "it has 1 channel of uint16, of which pillow makes 1 channel of uint8"),
-        ("a.fits", fits, "it has 1 channel of int16, of which pillow makes 1 channel of uint16"),
-    ],
-)
+@pytest.mark.parametrize(("content", "has", "makes"), [(sgi, "uint16", "uint8"), (fits, "int16", "uint16")])
 def test_what_neither_pillow_nor_rasterio_reads_as_it_is_is_refused(
-    name: str, content: Callable[[np.ndarray[Any, Any]], bytes], message: str, tmp_path: Path
+    content: Callable[[np.ndarray[Any, Any]], bytes], has: str, makes: str, tmp_path: Path
 ) -> None:
-    (tmp_path / name).write_bytes(content(numbers((40, 60), "uint16")))
-    with pytest.raises(StoreError, match=rf"{name} cannot be read as an image: {message}, and .*give from_array"):
-        from_image(tmp_path / name)
+    path = tmp_path / f"a.{content.__name__}"
+    path.write_bytes(content(numbers((40, 60), "uint16")))
+    message = f"{path.name} .* has 1 channel of {has}, of which pillow makes 1 channel of {makes}, .*give from_array"
+    with pytest.raises(StoreError, match=message):
+        from_image(path)
 
 
 AVIF = (
@@ -355,9 +327,7 @@ def test_of_several_pages_one_is_named_and_else_the_first_read(read: Callable[..
         assert torch.equal(sent(t)[...].squeeze(), page)
     assert read(path, page=1).to_json()["version"] != read(path, page=2).to_json()["version"]
     for other in (4, -1, "1", 1.5):
-        with pytest.raises(
-            ValidationError, match=r"page must be an int from 0 to 3, got .*the number of pages in .* is"
-        ):
+        with pytest.raises(ValidationError, match=r"page must be an int from 0 to 3, got .*the number of pages in"):
             read(path, page=other)
 
 
@@ -411,19 +381,13 @@ def test_pages_that_rasterio_reads_are_told_of_once(tmp_path: Path) -> None:
 # When it is decoded.
 
 
-def broken(path: Path) -> Path:
-    """An image whose header is whole, and whose pixels are not."""
-    content = saved(path, colours(300, 300)).read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    return path
-
-
 def test_it_is_decoded_when_it_is_first_read(tmp_path: Path) -> None:
-    t = from_image(broken(tmp_path / "a.jpg"))
+    content = saved(tmp_path / "a.jpg", colours(300, 300)).read_bytes()
+    # The header is whole, and the pixels are not.
+    (tmp_path / "a.jpg").write_bytes(content[: len(content) // 2])
+    t = from_image(tmp_path / "a.jpg")
     assert t.shape == (3, 300, 300)
-    with pytest.raises(
-        StoreError, match=r"a.jpg cannot be read as an image: .*; from_raster reads large ones in parts"
-    ):
+    with pytest.raises(StoreError, match=r"a.jpg cannot be read as an image: .*from_raster"):
         t[0, 0, 0]
 
 
@@ -460,10 +424,6 @@ def test_a_copy_of_the_file_is_the_same_source_and_another_file_is_not(tmp_path:
     changed = colours()
     changed[3, 4, 1] ^= 1
     assert from_image(saved(path, changed)).version != before["version"]
-
-
-def test_a_name_stands_for_the_content(tmp_path: Path) -> None:
-    path = saved(tmp_path / "a.png", colours())
     assert from_image(path, name="photo 7").version == {"name": "photo 7"}
 
 
@@ -479,10 +439,9 @@ def test_it_is_pickled_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert torch.equal(row(sent(sent(t))), expected)
 
 
-def row(t: Any) -> torch.Tensor:
+def row(t: Any) -> Any:
     os.chdir("/")
-    found: torch.Tensor = t[:, 7]
-    return found
+    return t[:, 7]
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
@@ -522,10 +481,8 @@ def test_what_is_no_path_is_refused(path: Any) -> None:
         from_image(path)
 
 
-def test_an_image_that_pillow_takes_for_a_bomb_is_sent_to_from_raster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_pillow_takes_for_a_bomb_is_sent_to_from_raster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(tmp_path / "a.png", colours())
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(StoreError, match=r"decompression bomb.*from_raster reads large ones in parts"):
+    with pytest.raises(StoreError, match=r"decompression bomb.*from_raster"):
         from_image(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +13,9 @@ from infinite_tensor import InfiniteTensorError, Mask, ValidationError, ZarrTile
 from tests.behaviour.test_hostile_arguments import HOSTILE, error_of
 
 IMAGE = torch.rand(3, 12, 12, generator=torch.Generator().manual_seed(0))
-NAMES = (
-    "window",
-    "overlap",
-    "blend",
-    "sigma_scale",
-    "dims",
-    "preprocess",
-    "reduce",
-    "dtype",
-    "scale",
-    "edge",
-    "padding",
-    "region",
-    "where",
-    "batch_size",
-    "device",
-    "autocast",
-    "tensor_id",
-    "max_memory",
-    "workers",
-    "shard",
-    "client",
-    "progress",
-)
+FREE = ("net", "source", "target", "version", "overwrite", "pyramid")
+"""Of what these may be, others tell."""
+NAMES = [name for name in signature(predict).parameters if name not in FREE]
 
 
 def net(batch: torch.Tensor) -> torch.Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import resource
 import sys
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -47,11 +49,16 @@ def growth(folder: Path, shape: tuple[int, int], window: int, classes: int, max_
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 
 
-def held(
-    folder: Path, shape: tuple[int, int], window: int = 128, classes: int = 30, max_memory: int | None = None
-) -> int:
+def held(folder: Path, shape: tuple[int, int], window: int = 128, classes: int = 30, most: int | None = None) -> int:
     with ProcessPoolExecutor(1, CONTEXT) as child:
-        return child.submit(growth, folder, shape, window, classes, max_memory).result()
+        return child.submit(growth, folder, shape, window, classes, most).result()
+
+
+def allowed(act: Callable[[], object], message: str = "") -> int:
+    """How many MiB the error asks for that there is not enough memory."""
+    with pytest.raises(ValidationError, match=rf"{message}allow \d+ MiB") as caught:
+        act()
+    return int(re.findall(r"allow (\d+) MiB", str(caught.value))[0])
 
 
 @pytest.mark.slow
@@ -114,15 +121,9 @@ def test_memory_that_is_not_enough_is_refused_with_what_is(most: str, tmp_path: 
         options: dict[str, Any] = {"window": (80, 80), "overwrite": True, "progress": False, "max_memory": most}
         predict(torch.nn.Conv2d(3, 5, 1), torch.zeros(3, 100, 100), tmp_path / "s.zarr", **options)
 
-    with pytest.raises(
-        ValidationError, match=r"but a batch of 4 windows takes 1.3 MiB with .*: allow \d+ MiB"
-    ) as caught:
-        run(most)
-    found = re.search(r"allow (\d+) MiB", str(caught.value))
-    assert found is not None
-    run(f"{found[1]} MiB")
-    with pytest.raises(ValidationError, match=f"allow {found[1]} MiB"):
-        run(f"{int(found[1]) - 2} MiB")
+    needed = allowed(lambda: run(most), r"but a batch of 4 windows takes 1.3 MiB with .*: ")
+    run(f"{needed} MiB")
+    assert allowed(lambda: run(f"{needed - 2} MiB")) == needed
 
 
 def test_what_is_stored_stays_where_memory_is_not_enough_to_replace_it(tmp_path: Path) -> None:
@@ -136,36 +137,19 @@ def test_what_is_stored_stays_where_memory_is_not_enough_to_replace_it(tmp_path:
         assert store.tensor_info("prediction").bytes_stored == before
 
 
-def test_memory_that_an_error_asks_for_is_enough(tmp_path: Path) -> None:
-    tensor = InfiniteTensor(
-        (None, None), lambda _ctx: torch.ones(64, 64), TensorWindow((64, 64)), tile_store=ZarrTileStore(tmp_path / "s")
-    )
-    with pytest.raises(ValidationError, match="allow ") as caught:
-        tensor.plan(sl[0:64, 0:64], max_memory=1)
-    found = re.search(r"allow (\d+) MiB, or", str(caught.value))
-    assert found is not None
-    needed = int(found[1])
-    tensor.plan(sl[0:64, 0:64], max_memory=f"{needed} MiB")
-    with pytest.raises(ValidationError, match=f"allow {needed}"):
-        tensor.plan(sl[0:64, 0:64], max_memory=f"{needed - 1} MiB")
-
-
-def test_memory_that_an_error_asks_for_is_enough_for_all_of_a_group_and_of_gigabytes(tmp_path: Path) -> None:
+def test_memory_that_an_error_asks_for_is_enough_for_a_tensor_and_for_all_of_a_group(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "s", tile_size=64) as store:
-        group = TensorGroup(
-            {
-                str(side): InfiniteTensor(
-                    (None, None), lambda _ctx: torch.ones(1), TensorWindow((side, side)), tile_store=store
-                )
-                for side in (100, 18_000, 500)
-            }
-        )
-        with pytest.raises(ValidationError, match="allow ") as caught:
-            group.plan(sl[0:64, 0:64], max_memory=1)
-        found = re.search(r"allow (\d+) MiB, or", str(caught.value))
-        assert found is not None
-        assert int(found[1]) > 1024
-        group.plan(sl[0:64, 0:64], max_memory=f"{found[1]} MiB")
+
+        def made(side: int) -> InfiniteTensor:
+            return InfiniteTensor((None, None), lambda _: torch.ones(1), TensorWindow((side, side)), tile_store=store)
+
+        group = TensorGroup({str(side): made(side) for side in (100, 18_000, 500)})
+        for each, least in ((made(64), 1), (group, 1025)):
+            needed = allowed(functools.partial(each.plan, sl[0:64, 0:64], max_memory=1))
+            assert needed >= least
+            each.plan(sl[0:64, 0:64], max_memory=f"{needed} MiB")
+            less = functools.partial(each.plan, sl[0:64, 0:64], max_memory=f"{needed - 1} MiB")
+            assert allowed(less) == needed
 
 
 def test_a_fill_in_bands_computes_each_window_once(tmp_path: Path) -> None:
@@ -175,16 +159,9 @@ def test_a_fill_in_bands_computes_each_window_once(tmp_path: Path) -> None:
         calls.append(len(batch))
         return batch.repeat(1, 30, 1, 1)
 
-    predict(
-        net,
-        np.zeros((1, 1024, 2048), np.float32),
-        tmp_path / "s.zarr",
-        window=(256, 256),
-        overlap=0.5,
-        reduce="argmax",
-        max_memory=175 * MIB,
-        progress=told.append,
-    )
+    image = np.zeros((1, 1024, 2048), np.float32)
+    how: dict[str, Any] = {"reduce": "argmax", "max_memory": 175 * MIB}
+    predict(net, image, tmp_path / "s.zarr", window=(256, 256), overlap=0.5, progress=told.append, **how)
     report = told[-1].report
     assert report is not None
     # Bands are half as high as a window, of which there are 7 rows of 15: each lies across one border.

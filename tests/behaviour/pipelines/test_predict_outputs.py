@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from infinite_tensor import (
-    InfiniteTensor,
     Mask,
     Reduction,
     ShapeMismatchError,
@@ -25,8 +24,11 @@ from infinite_tensor import (
     sl,
 )
 
-HALVED: dict[str, Any] = {"window": (32, 32), "overlap": 0.5, "progress": False}
-APART: dict[str, Any] = {"window": (32, 32), "overlap": 0, "progress": False}
+
+def predicted(net: Any, picture: Any, target: Any = None, **options: Any) -> Any:
+    """What `predict` makes of a picture, by windows of 32 x 32 pixels that overlap by half unless told otherwise."""
+    how: Any = {"window": (32, 32), "overlap": 0.5, "progress": False} | options
+    return predict(net, picture, target, **how)
 
 
 def image(*shape: int) -> torch.Tensor:
@@ -67,116 +69,96 @@ def test_one_result_for_a_window_is_a_pixel_for_each_step(
     net = Classifier().eval()
     called = (lambda batch: net(batch)[:, :, None, None]) if pixel else net
     for _ in range(2):
-        found = predict(called, PICTURE, tmp_path / "s.zarr", window=(32, 32), overlap=overlap, progress=False)
+        found = predicted(called, PICTURE, tmp_path / "s.zarr", overlap=overlap)
         assert found.shape == (4, *shape)
         torch.testing.assert_close(found[...], each_patch(net, step))
 
 
 def test_results_for_windows_are_reduced_and_have_regions() -> None:
     net = Classifier().eval()
-    labels = predict(net, PICTURE, **HALVED, reduce="argmax", region=sl[1:3, 2:5])
+    labels = predicted(net, PICTURE, reduce="argmax", region=sl[1:3, 2:5])
     assert (labels.shape, labels.dtype) == ((4, 6), torch.uint8)
     assert torch.equal(labels[...], each_patch(net, 16).argmax(0).to(torch.uint8))
-    assert predict(lambda batch: net(batch)[:, 0], PICTURE, **HALVED).shape == (4, 6)
+    assert predicted(lambda batch: net(batch)[:, 0], PICTURE).shape == (4, 6)
+    # The last windows reach past the end.
+    assert predicted(lambda batch: batch.mean((2, 3)), image(3, 81, 20)).shape == (3, 5, 1)
 
 
 @pytest.mark.parametrize("blend", ["max", "min", "first", None, torch.mul])
 def test_results_for_windows_are_not_blended(blend: Any) -> None:
-    def net(batch: torch.Tensor) -> torch.Tensor:
-        return batch.mean((2, 3)) - 0.5
-
-    assert torch.equal(predict(net, PICTURE, **HALVED, blend=blend)[...], predict(net, PICTURE, **HALVED)[...])
+    one, other = (predicted(lambda batch: batch.mean((2, 3)) - 0.5, PICTURE, blend=way)[...] for way in (blend, "mean"))
+    assert torch.equal(one, other)
 
 
 def test_results_for_windows_of_an_image_without_any_are_refused() -> None:
     with pytest.raises(ValidationError, match=r"no window of \(32, 32\) pixels.*\(20, 112\) pixels.*give edge='clip'"):
-        predict(Classifier().eval(), PICTURE[:, :20], **HALVED, edge="drop")
-
-
-def test_the_last_windows_reach_past_the_end_and_their_results_count() -> None:
-    found = predict(lambda batch: batch.mean((2, 3)), image(3, 81, 20), **HALVED)
-    assert found.shape == (3, 5, 1)
+        predicted(Classifier().eval(), PICTURE[:, :20], edge="drop")
 
 
 def test_a_map_of_windows_is_a_mask_of_the_image() -> None:
     seen = torch.zeros(1, 64, 64)
     seen[:, 32:48, 16:32] = 1
-    chosen = predict(lambda batch: batch.amax((1, 2, 3)), seen, window=(16, 16), overlap=0, progress=False)
-    found = predict(lambda batch: batch, seen, window=(16, 16), where=Mask(chosen[...] > 0, scale=16), progress=False)
+    chosen = predicted(lambda batch: batch.amax((1, 2, 3)), seen, window=(16, 16), overlap=0)
+    found = predicted(lambda batch: batch, seen, window=(16, 16), where=Mask(chosen[...] > 0, scale=16))
     assert found.shape == (1, 64, 64)
 
 
 def test_scores_of_a_signal_are_no_samples_of_it() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(512, 2)).eval()
     signal = image(5120)
-    found = predict(net, signal, window=512, overlap=0.5, progress=False)
+    found = predicted(net, signal, window=512)
     assert found.shape == (2, 19)
     torch.testing.assert_close(found[:, 3], net(signal[None, 768:1280])[0].detach())
 
 
 def test_samples_without_channels_are_samples_where_they_are_as_many_as_the_window_or_its_scale_says() -> None:
     signal = image(5120)
-    same = predict(lambda batch: batch[:, 0], signal, window=512, overlap=0.5, progress=False)
+    same = predicted(lambda batch: batch[:, 0], signal, window=512)
     torch.testing.assert_close(same[...], signal)
-    half = predict(lambda batch: batch[:, 0, ::2], signal, window=512, overlap=0.5, scale=0.5, progress=False)
+    half = predicted(lambda batch: batch[:, 0, ::2], signal, window=512, overlap=0.5, scale=0.5)
     torch.testing.assert_close(half[...], signal[::2])
 
 
 def test_a_scale_that_is_not_that_of_results_for_windows_is_told() -> None:
     with pytest.raises(ShapeMismatchError, match=r"\(16, 16\) apart, .* is scale=1/16 and not 1/32; leave"):
-        predict(Classifier().eval(), PICTURE, **HALVED, scale=1 / 32)
+        predicted(Classifier().eval(), PICTURE, scale=1 / 32)
 
 
 class Named(NamedTuple):
-    """As some networks return."""
-
     scores: torch.Tensor
-    loss: torch.Tensor | None = None
+    loss: None
 
 
-@dataclass
-class Fields:
-    """As others do."""
-
-    scores: torch.Tensor
-    loss: torch.Tensor | None = None
+Fields = make_dataclass("Fields", ["scores", "loss"])
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [Named, Fields, lambda scores: OrderedDict(scores=scores, loss=None), lambda scores: {"scores": scores}],
-    ids=["NamedTuple", "dataclass", "OrderedDict", "dict"],
-)
-def test_outputs_keep_their_names_and_none_is_left_out(kind: Callable[[torch.Tensor], Any]) -> None:
-    found = predict(kind, PICTURE, **HALVED)
+@pytest.mark.parametrize("kind", [Named, Fields, OrderedDict, dict])
+def test_outputs_keep_their_names_and_none_is_left_out(kind: Callable[..., Any]) -> None:
+    found = predicted(lambda batch: kind(scores=batch, loss=None), PICTURE)
     assert isinstance(found, TensorGroup)
     assert list(found) == ["scores"]
     torch.testing.assert_close(found["scores"][...], PICTURE)
 
 
 def test_an_output_of_a_tuple_that_is_none_leaves_the_others_their_numbers() -> None:
-    found = predict(lambda batch: (batch, None, batch), PICTURE, **HALVED)
-    assert isinstance(found, TensorGroup)
-    assert list(found) == ["0", "2"]
+    assert list(predicted(lambda batch: (batch, None, batch), PICTURE)) == ["0", "2"]
     with pytest.raises(ValidationError, match="got None; end it with return result"):
-        predict(lambda _batch: None, PICTURE, **HALVED)
+        predicted(lambda _batch: None, PICTURE)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
 def test_labels_are_kept_where_windows_do_not_overlap(dtype: torch.dtype) -> None:
-    found = predict(lambda batch: (batch[:, 0] > 0.5).to(dtype), PICTURE, **APART)
+    found = predicted(lambda batch: (batch[:, 0] > 0.5).to(dtype), PICTURE, overlap=0)
     assert found.dtype == dtype
     assert torch.equal(found[...], (PICTURE[0] > 0.5).to(dtype))
 
 
 def test_labels_of_windows_that_overlap_need_a_blend_that_takes_them() -> None:
-    def net(batch: torch.Tensor) -> torch.Tensor:
-        return batch.argmax(1)
-
+    net = functools.partial(torch.argmax, dim=1)
     with pytest.raises(ValidationError, match=r"windows of torch.int64 overlap.*blend='last' or overlap=0.*scores"):
-        predict(net, PICTURE, **HALVED)
-    assert torch.equal(predict(net, PICTURE, **HALVED, blend="last")[...], PICTURE.argmax(0))
-    assert predict(net, PICTURE, **HALVED, dtype="float32").dtype == torch.float32
+        predicted(net, PICTURE)
+    assert torch.equal(predicted(net, PICTURE, blend="last")[...], PICTURE.argmax(0))
+    assert predicted(net, PICTURE, dtype="float32").dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -187,41 +169,32 @@ def test_labels_of_windows_that_overlap_need_a_blend_that_takes_them() -> None:
         lambda array: array.astype(">f4"),
         lambda array: array[..., ::-1],
     ],
-    ids=["plain", "read-only", "other byte order", "reversed"],
 )
 def test_numpy_is_taken_as_it_is(returned: Callable[[Any], Any]) -> None:
-    def net(batch: torch.Tensor) -> Any:
-        return returned(batch.numpy())
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = predict(net, PICTURE, **APART, padding="constant")
-    first = net(PICTURE[None, :, :32, :32])[0].astype(np.float32)
+    found = predicted(lambda batch: returned(batch.numpy()), PICTURE, overlap=0, padding="constant")
+    first = returned(PICTURE[None, :, :32, :32].numpy())[0].astype(np.float32)
     assert np.array_equal(found[:, :32, :32].numpy(), first)
 
 
 def test_what_torch_has_no_dtype_for_is_told() -> None:
     with pytest.raises(ValidationError, match="numpy array of object, which torch has no dtype for; convert it"):
-        predict(lambda batch: batch.numpy().astype(object), PICTURE, **HALVED)
+        predicted(lambda batch: batch.numpy().astype(object), PICTURE)
 
 
 def test_masked_elements_that_a_network_returns_are_refused() -> None:
     with pytest.raises(ValidationError, match=r"net returned a mask, .*give a\.filled\(value\)"):
-        predict(lambda batch: np.ma.masked_greater(batch.numpy(), 0), PICTURE, **HALVED)
+        predicted(lambda batch: np.ma.masked_greater(batch.numpy(), 0), PICTURE)
 
 
 def test_a_preprocess_that_returns_no_tensor_is_named_without_its_pixels() -> None:
-    def as_array(batch: torch.Tensor) -> Any:
-        return batch.numpy()
-
     with pytest.raises(ValidationError, match=r"preprocess must return .*got <ndarray of shape \(4, 3, 32, 32\)"):
-        predict(nn.Identity(), PICTURE, **HALVED, preprocess=as_array)
+        predicted(nn.Identity(), PICTURE, preprocess=lambda batch: batch.numpy())
 
 
 def test_no_message_shows_the_pixels_of_what_was_returned() -> None:
     shown = r"<Tensor of shape \(4, 3, 32, 32\), torch.float32>"
     with pytest.raises(ValidationError, match=rf"got \({shown}, \[{shown}\]\) for '0'; wrap it"):
-        predict(lambda batch: ((batch, [batch]), batch), PICTURE, **HALVED)
+        predicted(lambda batch: ((batch, [batch]), batch), PICTURE)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +209,7 @@ def test_no_message_shows_the_pixels_of_what_was_returned() -> None:
 def test_other_scales_along_other_dimensions_are_asked_for(net: Any, window: tuple[int, ...]) -> None:
     picture = PICTURE if len(window) == 2 else image(8, 16, 32, 32)
     with pytest.raises(ShapeMismatchError, match=r"which tells no scale.*movedim\(-1, 1\), .* or give scale="):
-        predict(net, picture, window=window, overlap=0.5, progress=False)
+        predicted(net, picture, window=window)
 
 
 @pytest.mark.parametrize("classes", [1, 4])
@@ -245,14 +218,11 @@ def test_channels_of_a_signal_that_come_last_are_asked_for(classes: int) -> None
         return batch.movedim(1, -1) * torch.arange(1, 1 + classes)
 
     signal = image(5120)
-    options: dict[str, Any] = {"window": 512, "overlap": 0.5, "progress": False}
-    with pytest.raises(
-        ShapeMismatchError, match=r"returned \(\d,\), .*channels last.*movedim\(-1, 1\), .* or give scale=1/"
-    ):
-        predict(net, signal, **options)
-    found = predict(lambda batch: net(batch).movedim(-1, 1), signal, **options)
+    with pytest.raises(ShapeMismatchError, match=r"returned \(\d,\), .*channels last.*movedim\(-1, 1\), .* scale=1/"):
+        predicted(net, signal, window=512)
+    found = predicted(lambda batch: net(batch).movedim(-1, 1), signal, window=512)
     torch.testing.assert_close(found[...], signal * torch.arange(1, 1 + classes)[:, None])
-    assert predict(net, signal, **options, scale=classes / 512 if classes > 1 else 1 / 256).shape[0] == 512
+    assert predicted(net, signal, window=512, scale=classes / 512 if classes > 1 else 1 / 256).shape[0] == 512
 
 
 @pytest.mark.parametrize(("blend", "picked"), [("max", torch.maximum), ("min", torch.minimum)])
@@ -264,9 +234,9 @@ def test_the_largest_and_the_smallest_are_those_of_windows_alone(
     def net(batch: torch.Tensor) -> torch.Tensor:
         return batch + shift
 
-    found = predict(net, PICTURE, **HALVED, blend=blend if named else picked)
+    found = predicted(net, PICTURE, blend=blend if named else picked)
     torch.testing.assert_close(found[...], PICTURE + shift)
-    labels = predict(net, PICTURE, **HALVED, blend=blend if named else picked, reduce="argmax")
+    labels = predicted(net, PICTURE, blend=blend if named else picked, reduce="argmax")
     assert torch.equal(labels[...], PICTURE.argmax(0).to(torch.uint8))
 
 
@@ -274,7 +244,7 @@ def test_the_largest_and_the_smallest_are_those_of_windows_alone(
 def test_the_largest_and_the_smallest_of_labels_are_those_of_windows(dtype: torch.dtype) -> None:
     pixels = (PICTURE[0] * 3).to(dtype)
     for blend in ("max", "min"):
-        found = predict(lambda batch: (batch[:, 0] * 3).to(dtype), PICTURE, **HALVED, blend=blend)
+        found = predicted(lambda batch: (batch[:, 0] * 3).to(dtype), PICTURE, blend=blend)
         assert torch.equal(found[...], pixels)
 
 
@@ -284,8 +254,8 @@ def test_the_largest_of_one_channel_is_refused(reduce: Any) -> None:
         return batch[:, :1] - 0.5
 
     with pytest.raises(ValidationError, match=r"argmax.* of one channel is 0 .*sigmoid\(\) > 0.5"):
-        predict(net, PICTURE, **HALVED, reduce=reduce)
-    found = predict(net, PICTURE, **APART, reduce=lambda values: values[0].sigmoid() > 0.5)
+        predicted(net, PICTURE, reduce=reduce)
+    found = predicted(net, PICTURE, overlap=0, reduce=lambda values: values[0].sigmoid() > 0.5)
     assert torch.equal(found[...], PICTURE[0] > 0.5)
 
 
@@ -299,21 +269,19 @@ def test_the_largest_of_one_channel_is_refused(reduce: Any) -> None:
     ids=["half", "a step of 31.99", "of all outputs"],
 )
 def test_an_overlap_that_works_is_named(net: Any, size: int, overlap: float, advised: float) -> None:
-    options: dict[str, Any] = {"window": (size, size), "progress": False}
     with pytest.raises(ValidationError, match=rf"not whole at scale 1/\d+; give overlap={advised}, or another window"):
-        predict(net, PICTURE, overlap=overlap, **options)
-    predict(net, PICTURE, overlap=advised, **options)
+        predicted(net, PICTURE, window=(size, size), overlap=overlap)
+    predicted(net, PICTURE, window=(size, size), overlap=advised)
 
 
 def test_one_result_a_window_lies_beside_pixels_where_they_end_together() -> None:
     def net(batch: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"pixels": nn.AvgPool2d(16)(batch), "patch": batch.mean((2, 3))}
 
-    options: dict[str, Any] = {"window": (32, 32), "progress": False}
     with pytest.raises(ValidationError, match=r"for \['patch'\], beside pixels for \['pixels'\].* give overlap=0, or"):
-        predict(net, PICTURE, overlap=0.5, **options)
-    found = predict(net, PICTURE, overlap=0, **options)
-    alone = predict(lambda batch: net(batch)["patch"], PICTURE, overlap=0, **options)
+        predicted(net, PICTURE)
+    found = predicted(net, PICTURE, overlap=0)
+    alone = predicted(lambda batch: net(batch)["patch"], PICTURE, overlap=0)
     assert torch.equal(found["patch"][...], alone[...])
 
 
@@ -327,7 +295,7 @@ def test_a_function_around_a_half_network_is_given_what_it_can_normalise() -> No
         scores: torch.Tensor = half((batch / 30_000 - 1).half())
         return scores.float()
 
-    found = predict(net, scan, **APART, padding="constant")
+    found = predicted(net, scan, overlap=0, padding="constant")
     assert {*given} == {torch.float32}
     expected = half((scan[None, :, :32, :32] / 30_000 - 1).half()).float()[0].detach()
     torch.testing.assert_close(found[:, :32, :32], expected)
@@ -346,7 +314,6 @@ def test_networks_of_two_dtypes_work_together() -> None:
 
     net = Both().eval()
     for source in (PICTURE, PICTURE.double()):
-        found = predict(net, source, **HALVED)
-        assert isinstance(found, InfiniteTensor)
+        found = predicted(net, source)
         torch.testing.assert_close(found[...], net(PICTURE[None])[0].detach())
-        assert torch.equal(predict(lambda batch: net(batch) + 0, source, **HALVED)[...], found[...])
+        assert torch.equal(predicted(lambda batch: net(batch) + 0, source)[...], found[...])

@@ -119,9 +119,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    "order",
-    sample([("full", "half"), ("quarter", "half"), ("half", "double")], ("half", "double")),
-    ids=str,
+    "order", sample([("full", "half"), ("quarter", "half"), ("half", "double")], ("half", "double")), ids=str
 )
 @pytest.mark.parametrize(("shape", "window", "overlap"), CASES)
 def test_each_output_is_what_it_is_alone(
@@ -306,10 +304,4 @@ def test_a_region_outside_of_the_prediction_is_refused_with_its_extent(
 
 def test_a_region_outside_of_a_coarser_prediction_is_refused_with_that_extent() -> None:
     with pytest.raises(RegionError, match=r"extent is \(34, 25\)"):
-        predict(
-            lambda batch: resized(batch, Fraction(1, 2)),
-            image(1, 67, 50),
-            window=(16, 16),
-            region=sl[40:50],
-            progress=False,
-        )
+        alone("half", image(1, 67, 50), window=(16, 16), region=sl[40:50])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import http.server
+import itertools
 import mmap
 import pickle
 import re
@@ -76,10 +77,6 @@ class Seeking:
 class WithoutPath(Seeking):
     """One whose file cannot be opened again: nothing tells where it is."""
 
-    def __init__(self, file: Any) -> None:
-        super().__init__(file)
-        self.read = file.read
-
     def __reduce__(self) -> Any:
         raise TypeError("a scanner cannot be pickled")
 
@@ -95,17 +92,22 @@ def hdf5(folder: Path) -> str:
     return str(folder / "a.h5")
 
 
-def netcdf(folder: Path, file_format: str) -> str:
-    netcdf4 = pytest.importorskip("netCDF4")
-    with netcdf4.Dataset(folder / "a.nc", "w", format=file_format) as file:
+def netcdf(folder: Path, file_format: str = "NETCDF4", kind: str = "u2", **stored: Any) -> str:
+    with pytest.importorskip("netCDF4").Dataset(folder / "a.nc", "w", format=file_format) as file:
         file.createDimension("y", 256)
         file.createDimension("x", 256)
         for name, values in (("a", VALUES), ("b", VALUES[::-1])):
-            # The older format has no uint16.
-            kind = "i4" if file_format.startswith("NETCDF3") else "u2"
-            packed = {} if kind == "i4" else {"zlib": True, "chunksizes": (32, 32)}
-            file.createVariable(name, kind, ("y", "x"), **packed)[:] = values.astype(kind)
+            file.createVariable(name, kind, ("y", "x"), **stored)[:] = values.astype(kind)
     return str(folder / "a.nc")
+
+
+def netcdf3(folder: Path) -> str:
+    """The older format, which has no uint16."""
+    return netcdf(folder, "NETCDF3_CLASSIC", "i4")
+
+
+def netcdf4(folder: Path) -> str:
+    return netcdf(folder, zlib=True, chunksizes=(32, 32))
 
 
 def unmasked(path: str, name: str = "a") -> Any:
@@ -114,10 +116,11 @@ def unmasked(path: str, name: str = "a") -> Any:
     return file[name]
 
 
-def opened(path: Any, **options: Any) -> Any:
+def opened(path: Any, engine: str, **options: Any) -> Any:
     """As xarray opens it; a file that is kept open for long is one that forked workers inherit."""
-    pytest.importorskip({"netcdf4": "netCDF4"}.get(options["engine"], options["engine"]))
-    array = xr.open_dataset(path, cache=False, **options)["a"]
+    pytest.importorskip({"netcdf4": "netCDF4"}.get(engine, engine))
+    options |= {"phony_dims": "sort"} if engine == "h5netcdf" else {}
+    array = xr.open_dataset(path, cache=False, engine=engine, **options)["a"]
     array[0, 0].compute()
     return array
 
@@ -140,6 +143,12 @@ def nifti(folder: Path, name: str) -> Any:
     nibabel = pytest.importorskip("nibabel")
     nibabel.save(nibabel.Nifti1Image(VALUES, np.eye(4)), folder / name)
     return nibabel.load(folder / name).dataobj
+
+
+def read_pickled(content: bytes) -> torch.Tensor:
+    """All of a tensor, as it comes out of its pickle."""
+    values: torch.Tensor = pickle.loads(content)[...]  # noqa: S301  (our own)
+    return values
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -168,17 +177,15 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "an object that seeks, without buffer": lambda folder: Seeking(raw(folder).open("rb", buffering=0)),
     "an object that seeks, over fsspec": lambda folder: Seeking(fsspec.open(str(raw(folder))).open()),
     "h5py": lambda folder: h5py.File(hdf5(folder))["a"],
-    "xarray by h5netcdf": lambda folder: opened(hdf5(folder), engine="h5netcdf", phony_dims="sort"),
-    "xarray over fsspec": lambda folder: opened(fsspec.open(hdf5(folder)).open(), engine="h5netcdf", phony_dims="sort"),
-    "netCDF4": lambda folder: unmasked(netcdf(folder, "NETCDF4")),
-    "netCDF 3": lambda folder: unmasked(netcdf(folder, "NETCDF3_CLASSIC")),
-    "xarray of netCDF4": lambda folder: opened(netcdf(folder, "NETCDF4"), engine="netcdf4"),
-    "xarray of netCDF 3": lambda folder: opened(netcdf(folder, "NETCDF3_CLASSIC"), engine="netcdf4"),
-    "xarray of netCDF 3 by scipy": lambda folder: opened(netcdf(folder, "NETCDF3_CLASSIC"), engine="scipy"),
-    "xarray of netCDF 3 over fsspec": lambda folder: opened(
-        fsspec.open(netcdf(folder, "NETCDF3_CLASSIC")).open(), engine="scipy"
-    ),
-    "dask of netCDF 3": lambda folder: opened(netcdf(folder, "NETCDF3_CLASSIC"), engine="netcdf4", chunks={"y": 64}),
+    "xarray by h5netcdf": lambda folder: opened(hdf5(folder), "h5netcdf"),
+    "xarray over fsspec": lambda folder: opened(fsspec.open(hdf5(folder)).open(), "h5netcdf"),
+    "netCDF4": lambda folder: unmasked(netcdf4(folder)),
+    "netCDF 3": lambda folder: unmasked(netcdf3(folder)),
+    "xarray of netCDF4": lambda folder: opened(netcdf4(folder), "netcdf4"),
+    "xarray of netCDF 3": lambda folder: opened(netcdf3(folder), "netcdf4"),
+    "xarray of netCDF 3 by scipy": lambda folder: opened(netcdf3(folder), "scipy"),
+    "xarray of netCDF 3 over fsspec": lambda folder: opened(fsspec.open(netcdf3(folder)).open(), "scipy"),
+    "dask of netCDF 3": lambda folder: opened(netcdf3(folder), "netcdf4", chunks={"y": 64}),
     "dask of an object that seeks": lambda folder: da.from_array(Seeking(raw(folder).open("rb")), chunks=64),
     "Zarr in a folder": lambda folder: zarr.create_array(folder / "a.zarr", data=VALUES, chunks=(64, 64)),
     "Zarr in a zip": zipped,
@@ -218,10 +225,10 @@ def test_forked_workers_read_what_the_file_holds(kind: str, tmp_path: Path) -> N
     assert torch.equal(t[...], right(t))
 
 
-@pytest.mark.parametrize("by_xarray", [False, True])
-def test_forked_workers_leave_the_position_of_the_file_that_is_open(by_xarray: bool, tmp_path: Path) -> None:
-    file = fsspec.open(hdf5(tmp_path) if by_xarray else str(raw(tmp_path))).open()
-    t = from_array(opened(file, engine="h5netcdf", phony_dims="sort") if by_xarray else Seeking(file), chunks=32)
+@pytest.mark.parametrize(("write", "read"), [(raw, Seeking), (hdf5, lambda file: opened(file, "h5netcdf"))])
+def test_forked_workers_leave_the_position_of_the_file_that_is_open(write: Any, read: Any, tmp_path: Path) -> None:
+    file = fsspec.open(str(write(tmp_path))).open()
+    t = from_array(read(file), chunks=32)
     assert t[7, 7] == VALUES[7, 7]
     position = file.tell()
     assert torch.equal(patches(t), EXPECTED)
@@ -235,14 +242,6 @@ def test_forked_workers_read_zarr_over_http(served: str, tmp_path: Path) -> None
     assert torch.equal(patches(from_array(array, name="a")), EXPECTED)
 
 
-def behind_file_object(folder: Path) -> Any:
-    return h5py.File(fsspec.open(hdf5(folder)).open())["a"]
-
-
-def in_tensorstore(_folder: Path) -> Any:
-    return ts.array(VALUES)
-
-
 def in_obstore(folder: Path) -> Any:
     from obstore.store import LocalStore as Folder  # noqa: PLC0415
 
@@ -253,8 +252,8 @@ def in_obstore(folder: Path) -> Any:
     ("make", "reason"),
     [
         (lambda folder: WithoutPath(raw(folder).open("rb")), "a scanner cannot be pickled"),
-        (behind_file_object, "h5py objects .* behind a file object have no path"),
-        (in_tensorstore, "tensorstore works on threads of its own"),
+        (lambda folder: h5py.File(fsspec.open(hdf5(folder)).open())["a"], "behind a file object have no path"),
+        (lambda _folder: ts.array(VALUES), "tensorstore works on threads of its own"),
         (in_obstore, "obstore works on threads of its own"),
     ],
 )
@@ -295,16 +294,15 @@ def test_threads_read_two_arrays_of_one_file_object(tmp_path: Path) -> None:
 
 
 def test_threads_read_two_variables_of_netcdf4(tmp_path: Path) -> None:
-    path = netcdf(tmp_path, "NETCDF4")
-    variables = [(unmasked(path, "a"), EXPECTED), (unmasked(path, "b"), EXPECTED.flip(0))]
-    assert_read_together(variables * 2, rounds=12)
+    path = netcdf4(tmp_path)
+    assert_read_together([(unmasked(path, "a"), EXPECTED), (unmasked(path, "b"), EXPECTED.flip(0))] * 2, rounds=12)
 
 
 def test_threads_read_netcdf4_by_itself_and_within_others(tmp_path: Path) -> None:
-    path = netcdf(tmp_path, "NETCDF4")
-    by_dask = opened(path, engine="netcdf4", chunks={})
+    path = netcdf4(tmp_path)
+    by_dask = opened(path, "netcdf4", chunks={})
     assert_read_together(
-        [(unmasked(path, "b"), EXPECTED.flip(0)), (opened(path, engine="netcdf4"), EXPECTED), (by_dask, EXPECTED)]
+        [(unmasked(path, "b"), EXPECTED.flip(0)), (opened(path, "netcdf4"), EXPECTED), (by_dask, EXPECTED)]
     )
 
 
@@ -317,41 +315,35 @@ def test_a_pickle_opens_the_file_again(kind: str, tmp_path: Path) -> None:
     content = pickle.dumps(t)
     # xarray reads such a file whole.
     assert kind in ("Zarr in memory", "xarray of netCDF 3 over fsspec") or len(content) < 20_000
-    assert torch.equal(pickle.loads(content)[...], right(t))  # noqa: S301  (our own)
+    assert torch.equal(read_pickled(content), right(t))
 
 
-@pytest.mark.parametrize("kind", ["Zarr in a folder", "Zarr in a zip", "h5py", "netCDF4", "nibabel"])
+BY_PATH = ["Zarr in a folder", "Zarr in a zip", "nibabel"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "pickled_here"), [*itertools.product(BY_PATH, [True, False]), ("h5py", True), ("netCDF4", True)]
+)
 def test_a_relative_path_means_the_same_file_in_another_folder(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, pickled_here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     t = from_array(FILES[kind](Path()), chunks=64, name="a")
-    content = pickle.dumps(t)
+    content = pickle.dumps(t) if pickled_here else None
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert torch.equal(pickle.loads(content)[...], right(t))  # noqa: S301  (our own)
+    assert torch.equal(read_pickled(content or pickle.dumps(t)), right(t))
     assert torch.equal(t[...], right(t))
-
-
-@pytest.mark.parametrize("kind", ["Zarr in a folder", "Zarr in a zip", "nibabel"])
-def test_so_it_does_where_it_is_pickled_in_another_folder(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    t = from_array(FILES[kind](Path()), chunks=64, name="a")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert torch.equal(pickle.loads(pickle.dumps(t))[...], right(t))  # noqa: S301  (our own)
 
 
 def test_a_zarr_array_that_is_gone_is_an_error_and_not_fill_values(tmp_path: Path) -> None:
     content = pickle.dumps(from_array(FILES["Zarr in a folder"](tmp_path), name="a"))
     (tmp_path / "a.zarr").rename(tmp_path / "b.zarr")
     with pytest.raises(StoreError, match=r"source\(zarr.* cannot be opened again"):
-        pickle.loads(content)  # noqa: S301  (our own)
+        read_pickled(content)
     zarr.create_array(tmp_path / "a.zarr", data=VALUES[1:], chunks=(64, 64))
     with pytest.raises(StoreError, match=r"was torch.uint16 of shape \(256, 256\), .* shape \(255, 256\) now"):
-        pickle.loads(content)  # noqa: S301  (our own)
+        read_pickled(content)
 
 
 def test_a_zarr_array_in_memory_of_fsspec_says_that_it_cannot_be_pickled() -> None:
@@ -366,7 +358,7 @@ def test_a_zip_that_was_written_to_is_not_emptied(tmp_path: Path) -> None:
     with ZipStore(tmp_path / "a.zip", mode="w") as store:
         t = from_array(zarr.create_array(store, name="a", data=VALUES, chunks=(64, 64)), name="a")
         content = pickle.dumps(t)
-    assert torch.equal(pickle.loads(content)[...], EXPECTED)  # noqa: S301  (our own)
+    assert torch.equal(read_pickled(content), EXPECTED)
 
 
 def test_an_hdf5_dataset_behind_links_to_another_file_stays_itself(tmp_path: Path) -> None:
@@ -409,32 +401,23 @@ def test_an_hdf5_file_that_is_being_written_is_opened_so_again(tmp_path: Path) -
             assert torch.equal(child.submit(read_pickled, content).result(), EXPECTED)
 
 
-def read_pickled(content: bytes) -> torch.Tensor:
-    """All of a tensor, in another process."""
-    t: InfiniteTensor = pickle.loads(content)  # noqa: S301  (our own)
-    values: torch.Tensor = t[...]
-    return values
-
-
 def test_a_netcdf4_variable_stays_as_it_was_told_to_be(tmp_path: Path) -> None:
-    netcdf4 = pytest.importorskip("netCDF4")
-    with netcdf4.Dataset(tmp_path / "a.nc", "w") as file:
+    dataset = pytest.importorskip("netCDF4").Dataset
+    with dataset(tmp_path / "a.nc", "w") as file:
         group = file.createGroup("inner")
         group.createDimension("x", 3)
         variable = group.createVariable("a", "i2", ("x",))
         variable.scale_factor = 0.5
         variable.set_auto_scale(False)
         variable[:] = [1, 2, 3]
-    raw_values = netcdf4.Dataset(tmp_path / "a.nc")["inner/a"]
+    raw_values = dataset(tmp_path / "a.nc")["inner/a"]
     raw_values.set_auto_maskandscale(False)
     assert sent(from_array(raw_values))[...].tolist() == [1, 2, 3]
 
 
 def test_a_netcdf4_file_in_memory_is_not_the_one_of_its_name(tmp_path: Path) -> None:
-    path = netcdf(tmp_path, "NETCDF4")
-    content = Path(path).read_bytes()
-    (tmp_path / "other").mkdir()
-    with pytest.importorskip("netCDF4").Dataset(path, memory=content) as file:
+    path = netcdf4(tmp_path)
+    with pytest.importorskip("netCDF4").Dataset(path, memory=Path(path).read_bytes()) as file:
         file.set_auto_mask(False)
         with pytest.raises(pickle.PicklingError, match="is not the file that is open"):
             pickle.dumps(from_array(file["a"], name="a"))
