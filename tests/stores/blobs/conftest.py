@@ -43,6 +43,20 @@ def folder(tmp_path: Path) -> Place:
     return Place(str(tmp_path / "blob"), {})
 
 
+@pytest.fixture
+def filled(place: Place) -> Place:
+    """Each kind of place in turn, with a blob of ten rows."""
+    made(place)
+    return place
+
+
+@pytest.fixture
+def local(folder: Place) -> Place:
+    """A local disk, with a blob of ten rows."""
+    made(folder)
+    return folder
+
+
 @pytest.fixture(params=[None, ZstdCodec(level=1)], ids=["mapped", "decoded"])
 def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A local disk, with a blob of ten rows whose blocks are mapped, or decoded."""

@@ -19,6 +19,10 @@ def numbered(count: int, first: int = 0) -> torch.Tensor:
     return torch.arange(first * 6, (first + count) * 6, dtype=torch.float32).reshape(count, *SHAPE)
 
 
+ROWS = numbered(10)
+"""What `made` writes unless it is told otherwise."""
+
+
 def made(place: Place, count: int = 10, block_size: int = 4) -> torch.Tensor:
     """A closed blob of some rows, and these."""
     rows = numbered(count)

@@ -55,23 +55,20 @@ def no_calls() -> None:
 EXPECTED = numbered(10).reshape(5, 2, 2, 3).mean(1)
 
 
-def test_a_blob_is_a_legal_arg(place: Place) -> None:
-    made(place)
-    t = means(place.open(), 10, MemoryTileStore())
+def test_a_blob_is_a_legal_arg(filled: Place) -> None:
+    t = means(filled.open(), 10, MemoryTileStore())
     assert torch.equal(t[:], EXPECTED)
     assert torch.equal(t.args[0][3:7], numbered(4, 3))
     assert torch.equal(t.args[0][9, 1], numbered(1, 9)[0, 1])
 
 
-def test_all_of_a_blob_is_stored(folder: Place) -> None:
-    made(folder)
-    t = folder.open().as_tensor()
+def test_all_of_a_blob_is_stored(local: Place) -> None:
+    t = local.open().as_tensor()
     assert torch.equal(t.stored_only(-1)[2:9, 1], t[2:9, 1])
 
 
-def test_a_blob_that_is_given_twice_is_one_tensor(folder: Place) -> None:
-    made(folder)
-    blob, window = folder.open(), TensorWindow((1, 2, 3))
+def test_a_blob_that_is_given_twice_is_one_tensor(local: Place) -> None:
+    blob, window = local.open(), TensorWindow((1, 2, 3))
     t = InfiniteTensor((10, 2, 3), lambda _, a, b: a + b, window, args=[blob, blob], args_windows=[window, window])
     assert t.args[0] is t.args[1]
     assert torch.equal(t[:], 2 * numbered(10))
@@ -90,31 +87,28 @@ def test_an_empty_blob_is_no_tensor(folder: Place) -> None:
         folder.open().as_tensor()
 
 
-def test_the_rows_are_read_from_the_blob_and_stored_nowhere_else(folder: Place, tmp_path: Path) -> None:
-    made(folder)
+def test_the_rows_are_read_from_the_blob_and_stored_nowhere_else(local: Place, tmp_path: Path) -> None:
     store = ZarrTileStore(tmp_path / "store")
-    t = means(folder.open(), 10, store)
+    t = means(local.open(), 10, store)
     assert torch.equal(t[:], EXPECTED)
     assert store.tensor_ids() == ["means"]
 
 
-def test_a_tensor_goes_on_after_its_blob_is_closed_or_has_grown(folder: Place) -> None:
-    made(folder)
-    blob = folder.open()
+def test_a_tensor_goes_on_after_its_blob_is_closed_or_has_grown(local: Place) -> None:
+    blob = local.open()
     t = means(blob, 10, MemoryTileStore())
     blob.close()
-    with folder.open("a") as writer:
+    with local.open("a") as writer:
         writer.write(numbered(4, 10))
     assert t.args[0].shape == (10, 2, 3)
     assert torch.equal(t[:], EXPECTED)
 
 
 @pytest.mark.parametrize("change", ["overwrite", "truncate", "anew"])
-def test_a_tensor_whose_rows_have_changed_is_not_read(folder: Place, change: str) -> None:
-    made(folder)
-    t = folder.open().as_tensor()
+def test_a_tensor_whose_rows_have_changed_is_not_read(local: Place, change: str) -> None:
+    t = local.open().as_tensor()
     assert torch.equal(t[0:2], numbered(2))
-    with folder.open("w" if change == "anew" else "r+") as blob:
+    with local.open("w" if change == "anew" else "r+") as blob:
         if change == "overwrite":
             blob[5] = 0
         elif change == "truncate":
@@ -125,63 +119,57 @@ def test_a_tensor_whose_rows_have_changed_is_not_read(folder: Place, change: str
         t[0:2]
 
 
-def test_what_is_computed_from_a_blob_is_found_again(folder: Place, tmp_path: Path) -> None:
-    made(folder)
+def test_what_is_computed_from_a_blob_is_found_again(local: Place, tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "store") as store:
-        assert torch.equal(means(folder.open(), 10, store)[:], EXPECTED)
+        assert torch.equal(means(local.open(), 10, store)[:], EXPECTED)
     with ZarrTileStore(tmp_path / "store") as store:
-        assert torch.equal(means(folder.open(), 10, store)[:], EXPECTED)
-        reopened = store.open("means", Mean(), [folder.open()])
+        assert torch.equal(means(local.open(), 10, store)[:], EXPECTED)
+        reopened = store.open("means", Mean(), [local.open()])
         assert torch.equal(reopened[:], EXPECTED)
     assert Mean.calls == 5
 
 
-def test_a_blob_that_has_grown_is_another_arg_and_its_first_rows_are_the_same(folder: Place, tmp_path: Path) -> None:
-    made(folder)
+def test_a_blob_that_has_grown_is_another_arg_and_its_first_rows_are_the_same(local: Place, tmp_path: Path) -> None:
     store = ZarrTileStore(tmp_path / "store")
-    means(folder.open(), 10, store)[:]
-    with folder.open("a") as writer:
+    means(local.open(), 10, store)[:]
+    with local.open("a") as writer:
         writer.write(numbered(4, 10))
     with pytest.raises(ValidationError, match=r"args\[0\]\.digest"):
-        means(folder.open(), 10, store)
-    assert torch.equal(means(folder.open().as_tensor(10), 10, store)[:], EXPECTED)
+        means(local.open(), 10, store)
+    assert torch.equal(means(local.open().as_tensor(10), 10, store)[:], EXPECTED)
     assert Mean.calls == 5
 
 
-def test_rows_that_were_overwritten_are_another_arg(folder: Place, tmp_path: Path) -> None:
-    made(folder)
+def test_rows_that_were_overwritten_are_another_arg(local: Place, tmp_path: Path) -> None:
     store = ZarrTileStore(tmp_path / "store")
-    means(folder.open(), 10, store)[:]
-    with folder.open("r+") as writer:
+    means(local.open(), 10, store)[:]
+    with local.open("r+") as writer:
         writer[3] = 0
     with pytest.raises(ValidationError, match=r"args\[0\]\.digest"):
-        means(folder.open(), 10, store)
+        means(local.open(), 10, store)
 
 
-def test_a_tensor_over_a_blob_is_pickled_by_reference(folder: Place) -> None:
-    made(folder)
-    t = pickle.loads(pickle.dumps(folder.open().as_tensor(8)))  # noqa: S301  (our own)
+def test_a_tensor_over_a_blob_is_pickled_by_reference(local: Place) -> None:
+    t = pickle.loads(pickle.dumps(local.open().as_tensor(8)))  # noqa: S301  (our own)
     assert t.shape == (8, 2, 3)
     assert torch.equal(t[:], numbered(8))
 
 
-def test_a_plan_knows_that_all_of_a_blob_is_there(folder: Place, tmp_path: Path) -> None:
-    made(folder)
-    t = means(folder.open(), 10, ZarrTileStore(tmp_path / "store"))
+def test_a_plan_knows_that_all_of_a_blob_is_there(local: Place, tmp_path: Path) -> None:
+    t = means(local.open(), 10, ZarrTileStore(tmp_path / "store"))
     report = t.fill((slice(0, 5),), progress=False)
     assert sum(tensor.windows for tensor in report.tensors) == 5
     assert torch.equal(t[:], EXPECTED)
 
 
-def test_rows_that_are_being_overwritten_are_no_tensor(folder: Place) -> None:
-    made(folder)
-    with folder.open("r+") as writer:
+def test_rows_that_are_being_overwritten_are_no_tensor(local: Place) -> None:
+    with local.open("r+") as writer:
         writer[3] = 0
         with pytest.raises(StoreError, match="are being overwritten, or a writer was killed"):
-            folder.open().as_tensor()
+            local.open().as_tensor()
         assert writer.as_tensor()[3].sum() == 0
         writer[4] = 0
-    assert folder.open().as_tensor()[3:5].sum() == 0
+    assert local.open().as_tensor()[3:5].sum() == 0
 
 
 @pytest.mark.parametrize("change", ["overwrite", "truncate"])
@@ -207,10 +195,9 @@ def test_rows_that_change_while_a_tensor_is_read_do_not_get_into_it(place: Place
 
 
 def test_rows_that_change_while_their_block_is_opened_are_not_read(
-    folder: Place, monkeypatch: pytest.MonkeyPatch
+    local: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made(folder)
-    t = folder.open().as_tensor()
+    t = local.open().as_tensor()
     system = os.open
     late: list[Any] = []
 
@@ -221,7 +208,7 @@ def test_rows_that_change_while_their_block_is_opened_are_not_read(
             writer.flush()
         return system(path, flags, mode)
 
-    with folder.open("r+") as writer:
+    with local.open("r+") as writer:
         monkeypatch.setattr(os, "open", changed)
         with pytest.raises(StoreError, match="has been overwritten or truncated since a tensor was made"):
             t[0:2]
@@ -237,10 +224,9 @@ def test_a_pickled_tensor_is_not_read_from_a_blob_that_was_made_anew(folder: Pla
         t[:]
 
 
-def test_a_reader_that_knows_of_no_change_yet_makes_no_tensor_of_what_changes(place: Place) -> None:
-    made(place)
-    reader = place.open()
-    with place.open("r+") as writer:
+def test_a_reader_that_knows_of_no_change_yet_makes_no_tensor_of_what_changes(filled: Place) -> None:
+    reader = filled.open()
+    with filled.open("r+") as writer:
         writer[3] = 0
         with pytest.raises(StoreError, match="are being overwritten, or a writer was killed"):
             reader.as_tensor()
@@ -260,10 +246,9 @@ def test_a_reader_that_knows_of_no_change_yet_makes_a_tensor_of_what_is_left(pla
         other.as_tensor()
 
 
-def test_rows_of_a_blob_cannot_be_moved(folder: Place) -> None:
-    made(folder)
+def test_rows_of_a_blob_cannot_be_moved(local: Place) -> None:
     with pytest.raises(ValidationError, match="read as it is stored; convert what is read"):
-        folder.open().as_tensor().to(torch.float64)
+        local.open().as_tensor().to(torch.float64)
 
 
 def test_what_is_neither_tensor_nor_blob_is_refused() -> None:
@@ -271,9 +256,8 @@ def test_what_is_neither_tensor_nor_blob_is_refused() -> None:
         means(3, 10, MemoryTileStore())
 
 
-def test_a_blob_stands_in_a_group_beside_what_is_computed_from_it(place: Place) -> None:
-    made(place)
-    blob = place.open()
+def test_a_blob_stands_in_a_group_beside_what_is_computed_from_it(filled: Place) -> None:
+    blob = filled.open()
     t = means(blob, 10, MemoryTileStore())
     group = TensorGroup({"rows": blob, "means": t}, dims=(0,), scale={"means": 0.5})
     assert torch.equal(group["rows"][4:6], numbered(2, 4))

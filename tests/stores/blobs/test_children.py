@@ -17,7 +17,7 @@ from infinite_tensor import StoreError, TensorBlob
 from infinite_tensor.errors import BlobModeError
 from tests.behaviour.test_fork import LIMIT, in_child
 from tests.stores.blobs.conftest import Place
-from tests.stores.blobs.rows import blocks_held, made, numbered
+from tests.stores.blobs.rows import ROWS, blocks_held, made, numbered
 from tests.support.interpreters import CONTEXT, Team
 
 
@@ -33,15 +33,13 @@ def test_a_data_loader_reads_a_blob_with_several_workers(folder: Place, context:
         assert torch.equal(found[found[:, 0, 0].argsort()], rows)
 
 
-def test_a_batch_of_a_data_loader_is_gathered_at_once(place: Place) -> None:
-    rows = made(place)
-    assert torch.equal(torch.stack(place.open().__getitems__([7, 0, 7])), rows[[7, 0, 7]])
-    assert place.open().__getitems__([]) == []
+def test_a_batch_of_a_data_loader_is_gathered_at_once(filled: Place) -> None:
+    assert torch.equal(torch.stack(filled.open().__getitems__([7, 0, 7])), ROWS[[7, 0, 7]])
+    assert filled.open().__getitems__([]) == []
 
 
-def test_a_forked_child_reads_what_waits_and_does_not_write(place: Place) -> None:
-    made(place)
-    blob = place.open("r+")
+def test_a_forked_child_reads_what_waits_and_does_not_write(filled: Place) -> None:
+    blob = filled.open("r+")
     blob.write(numbered(2, 40))
 
     def child() -> None:
@@ -54,18 +52,17 @@ def test_a_forked_child_reads_what_waits_and_does_not_write(place: Place) -> Non
 
     in_child(child)
     with pytest.raises(StoreError, match="open for writing"):
-        place.open("a")
+        filled.open("a")
     assert blob.write(numbered(1, 42)) == 1
     blob.close()
-    assert torch.equal(place.open()[:3], numbered(3, 40))
+    assert torch.equal(filled.open()[:3], numbered(3, 40))
 
 
 @pytest.mark.parametrize("look", ["refreshes", "reads"])
-def test_a_forked_child_follows_what_the_writer_commits_later(folder: Place, look: str) -> None:
-    made(folder)
+def test_a_forked_child_follows_what_the_writer_commits_later(local: Place, look: str) -> None:
     processes = multiprocessing.get_context("fork")
     seen, committed = processes.Event(), processes.Event()
-    with folder.open("r+") as blob:
+    with local.open("r+") as blob:
         blob.seek(0, os.SEEK_END)
         blob.write(numbered(1, 10))
 
@@ -91,9 +88,8 @@ def test_a_forked_child_follows_what_the_writer_commits_later(folder: Place, loo
         assert process.exitcode == 0
 
 
-def test_a_forked_child_that_looks_again_keeps_what_waits_while_nothing_is_committed(place: Place) -> None:
-    made(place)
-    with place.open("a+") as blob:
+def test_a_forked_child_that_looks_again_keeps_what_waits_while_nothing_is_committed(filled: Place) -> None:
+    with filled.open("a+") as blob:
         blob.write(numbered(3, 10))
 
         def child() -> None:
@@ -103,9 +99,8 @@ def test_a_forked_child_that_looks_again_keeps_what_waits_while_nothing_is_commi
         in_child(child)
 
 
-def test_a_lock_ends_with_its_owner_though_a_child_lives_on(folder: Place) -> None:
-    made(folder)
-    blob = folder.open("a")
+def test_a_lock_ends_with_its_owner_though_a_child_lives_on(local: Place) -> None:
+    blob = local.open("a")
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -113,7 +108,7 @@ def test_a_lock_ends_with_its_owner_though_a_child_lives_on(folder: Place) -> No
         os._exit(0)
     try:
         blob.close()
-        folder.open("a").close()
+        local.open("a").close()
     finally:
         os.write(writing, b"x")
         assert os.waitpid(child, 0)[1] == 0
@@ -121,9 +116,8 @@ def test_a_lock_ends_with_its_owner_though_a_child_lives_on(folder: Place) -> No
         os.close(writing)
 
 
-def test_a_pickled_blob_is_one_for_reading_at_the_same_row(folder: Place) -> None:
-    made(folder)
-    with folder.open("r+") as blob:
+def test_a_pickled_blob_is_one_for_reading_at_the_same_row(local: Place) -> None:
+    with local.open("r+") as blob:
         blob.seek(8)
         blob.write(numbered(4, 50))
         blob.seek(9)

@@ -82,15 +82,14 @@ def test_a_document_of_other_kinds_than_it_can_have_is_a_store_error(
         on_disk.open(mode)
 
 
-def test_any_flipped_bit_in_the_document_is_found_or_harmless(folder: Place) -> None:
-    made(folder)
-    path = Path(folder.target, "zarr.json")
+def test_any_flipped_bit_in_the_document_is_found_or_harmless(local: Place) -> None:
+    path = Path(local.target, "zarr.json")
     intact = path.read_bytes()
     errors = []
     for at in range(0, len(intact), 2):
         flip(path, at)
         try:
-            assert torch.equal(folder.open().read(), numbered(10))
+            assert torch.equal(local.open().read(), numbered(10))
         except StoreError as error:
             errors.append(str(error))
         path.write_bytes(intact)
@@ -101,33 +100,30 @@ def test_any_flipped_bit_in_the_document_is_found_or_harmless(folder: Place) -> 
 @pytest.mark.parametrize(
     "field", ["shape", "dtype", "block_size", "codecs", "incarnation", "rows", "edits", "format", "digest"]
 )
-def test_whatever_the_document_says_of_a_blob_it_is_not_believed_once_changed(folder: Place, field: str) -> None:
-    made(folder)
-    path = Path(folder.target, "zarr.json")
+def test_whatever_the_document_says_of_a_blob_it_is_not_believed_once_changed(local: Place, field: str) -> None:
+    path = Path(local.target, "zarr.json")
     document = json.loads(path.read_bytes())
     ours = document["attributes"]["infinite_tensor_blob"]
     ours[field] = ours[field] + 1 if isinstance(ours[field], int) else ours[field][::-1] + ours[field]
     path.write_text(json.dumps(document))
     with pytest.raises(StoreError, match=r"its zarr\.json is damaged, or of something else"):
-        folder.open()
+        local.open()
 
 
-def test_a_damaged_document_is_an_error_and_w_makes_the_blob_anew(folder: Place) -> None:
-    made(folder)
-    path = Path(folder.target, "zarr.json")
+def test_a_damaged_document_is_an_error_and_w_makes_the_blob_anew(local: Place) -> None:
+    path = Path(local.target, "zarr.json")
     flip(path, path.read_bytes().index(b'"rows"') + 1)
     with pytest.raises(StoreError, match=r"its zarr\.json is damaged"):
-        folder.open("r+")
-    with folder.open("w", dtype="float32", shape=SHAPE) as blob:
+        local.open("r+")
+    with local.open("w", dtype="float32", shape=SHAPE) as blob:
         blob.write(numbered(1))
-    assert len(folder.open()) == 1
+    assert len(local.open()) == 1
 
 
-def test_an_array_that_another_tool_has_resized_is_refused(folder: Place) -> None:
-    made(folder)
-    zarr.open_array(folder.target, mode="r+").resize((4, *SHAPE))
+def test_an_array_that_another_tool_has_resized_is_refused(local: Place) -> None:
+    zarr.open_array(local.target, mode="r+").resize((4, *SHAPE))
     with pytest.raises(StoreError, match="another tool has changed the array"):
-        folder.open()
+        local.open()
 
 
 def test_a_blob_of_a_later_version_is_refused(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,11 +142,10 @@ def test_the_intact_part_can_be_kept(on_disk: Place) -> None:
     assert torch.equal(on_disk.open().read(), numbered(10))
 
 
-def test_a_file_that_has_been_checked_is_not_checked_again(folder: Place) -> None:
-    made(folder)
-    blob = folder.open(max_cached_blocks=1)
+def test_a_file_that_has_been_checked_is_not_checked_again(local: Place) -> None:
+    blob = local.open(max_cached_blocks=1)
     _ = blob[:]
-    path = Path(folder.target, "c.1.0.0")
+    path = Path(local.target, "c.1.0.0")
     flip(path, 0)
     with pytest.raises(StoreError, match="is damaged"):
         _ = blob[:]

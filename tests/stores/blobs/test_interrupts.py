@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -95,26 +96,14 @@ def overwrite_by_number(case: Case) -> tuple[list[int], Callable[[], object]]:
     return held, overwrite
 
 
-def extend(case: Case) -> tuple[list[int], Callable[[], object]]:
-    return case.held + OTHER, lambda: case.blob.extend(case.other)
-
-
 def truncate(case: Case) -> tuple[list[int], Callable[[], object]]:
     kept = max(3, len(case.held) - 7)
     return case.held[:kept], lambda: case.blob.truncate(kept)
 
 
-def flush(case: Case) -> tuple[list[int], Callable[[], object]]:
-    return case.held, case.blob.flush
-
-
 def refresh(case: Case) -> tuple[list[int], Callable[[], object]]:
     case.blob.flush()
     return case.held, case.reader.refresh
-
-
-def close(case: Case) -> tuple[list[int], Callable[[], object]]:
-    return case.held, case.blob.close
 
 
 def reopen(case: Case) -> tuple[list[int], Callable[[], object]]:
@@ -145,21 +134,16 @@ READS: dict[str, Callable[[TensorBlob], object]] = {
     "read": lambda blob: blob.read(),
     "iterate": list,
 }
-CHANGES: list[Action] = [
-    write_one,
-    write_some,
-    write_across_blocks,
-    overwrite_at_the_cursor,
-    overwrite_by_number,
-    extend,
-    truncate,
-    flush,
-    refresh,
-    close,
-    reopen,
-]
-ACTIONS: dict[str, Action] = {action.__name__: action for action in CHANGES} | {
-    name: lambda case, looked=looked: look(case, looked) for name, looked in READS.items()
+CHANGES = (
+    *(write_one, write_some, write_across_blocks, overwrite_at_the_cursor, overwrite_by_number, truncate),
+    *(refresh, reopen),
+)
+ACTIONS: dict[str, Action] = {
+    **{action.__name__: action for action in CHANGES},
+    "extend": lambda case: (case.held + OTHER, lambda: case.blob.extend(case.other)),
+    "flush": lambda case: (case.held, case.blob.flush),
+    "close": lambda case: (case.held, case.blob.close),
+    **{name: partial(look, looked=looked) for name, looked in READS.items()},
 }
 
 

@@ -20,21 +20,6 @@ from tests.support.moments import NEVER, Kill, Moment
 from tests.support.stores import sample
 
 
-def survive(target: str, seed: int, kills: int) -> None:
-    rng = random.Random(seed)  # noqa: S311
-    before_ = 0
-    for number in range(kills):
-        messages, delay = rng.randint(1, 120), rng.choice([0.0, rng.uniform(0, 0.03)])
-        least, most = kill_at_random(target, 1000 * seed + number, messages, delay)
-        reader = TensorBlob.open(target)
-        assert least <= len(reader) <= max(most, before_), (least, len(reader), most)
-        assert torch.equal(reader.read(), rows(0, len(reader)))
-        before_ = len(reader)
-    with TensorBlob.open(target, "a+") as blob:
-        blob.write(rows(len(blob), 40))
-        assert torch.equal(blob[:], rows(0, len(blob)))
-
-
 def empty(tmp_path: Path, *, compressed: bool) -> str:
     target = str(tmp_path / "blob")
     compressors = ZstdCodec(level=1) if compressed else None
@@ -42,15 +27,21 @@ def empty(tmp_path: Path, *, compressed: bool) -> str:
     return target
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-def test_a_blob_survives_kills_at_random_moments(tmp_path: Path, compressed: bool) -> None:
-    survive(empty(tmp_path, compressed=compressed), 1 + compressed, kills=4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10, 50))
-def test_a_blob_survives_kills_at_many_more_random_moments(tmp_path: Path, seed: int) -> None:
-    survive(empty(tmp_path, compressed=seed % 2 == 0), seed, kills=10)
+@pytest.mark.parametrize(
+    ("seed", "kills"), [(1, 4), (2, 4), *(pytest.param(seed, 10, marks=pytest.mark.slow) for seed in range(10, 50))]
+)
+def test_a_blob_survives_kills_at_random_moments(tmp_path: Path, seed: int, kills: int) -> None:
+    rng, before, target = random.Random(seed), 0, empty(tmp_path, compressed=seed % 2 == 0)  # noqa: S311
+    for number in range(kills):
+        messages, delay = rng.randint(1, 120), rng.choice([0.0, rng.uniform(0, 0.03)])
+        least, most = kill_at_random(target, 1000 * seed + number, messages, delay)
+        reader = TensorBlob.open(target)
+        assert least <= len(reader) <= max(most, before), (least, len(reader), most)
+        assert torch.equal(reader.read(), rows(0, len(reader)))
+        before = len(reader)
+    with TensorBlob.open(target, "a+") as blob:
+        blob.write(rows(len(blob), 40))
+        assert torch.equal(blob[:], rows(0, len(blob)))
 
 
 def write_and_die(sending: Connection, target: Path, kill: Kill) -> None:

@@ -16,7 +16,7 @@ from infinite_tensor import StoreError, TensorBlob
 from infinite_tensor.errors import RegionError
 from infinite_tensor_stores.zarr.layout import DOCUMENT
 from tests.stores.blobs.conftest import Place
-from tests.stores.blobs.rows import SHAPE, append, made, numbered
+from tests.stores.blobs.rows import ROWS, SHAPE, made, numbered
 from tests.support.interpreters import CONTEXT, Member, Team
 
 LAST = 7
@@ -153,12 +153,11 @@ def test_a_handle_of_the_same_process_is_as_another_process(reader: TensorBlob) 
     assert torch.equal(reader[:], numbered(LAST))
 
 
-def test_however_fast_rows_are_written_again_they_are_the_new_ones(folder: Place) -> None:
+def test_however_fast_rows_are_written_again_they_are_the_new_ones(local: Place) -> None:
     # A file system gives the number of a file that is gone to the next one, and its clock ticks every few milliseconds.
-    made(folder)
-    with folder.open("a") as writer:
+    with local.open("a") as writer:
         for round_ in range(300):
-            reader = folder.open()
+            reader = local.open()
             _ = reader[:]
             writer.truncate(5)
             writer.write(numbered(5, 10 * round_))
@@ -167,19 +166,18 @@ def test_however_fast_rows_are_written_again_they_are_the_new_ones(folder: Place
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are told by Linux")
-def test_a_reader_holds_the_document_that_it_has_read_and_no_other(folder: Place) -> None:
+def test_a_reader_holds_the_document_that_it_has_read_and_no_other(local: Place) -> None:
     # So its number is given to no other file, by which file systems tell files apart.
-    made(folder)
-    reader = folder.open()
-    held = documents_held(folder)
-    truncate_and_append(folder.target)
+    reader = local.open()
+    held = documents_held(local)
+    truncate_and_append(local.target)
     _ = reader[LAST]
-    assert (len(held), len(documents_held(folder))) == (1, 1)
-    assert documents_held(folder) != held
+    assert (len(held), len(documents_held(local))) == (1, 1)
+    assert documents_held(local) != held
     reader.close()
-    dropped = folder.open()
+    dropped = local.open()
     del dropped
-    assert documents_held(folder) == []
+    assert documents_held(local) == []
 
 
 def documents_held(place: Place) -> list[int]:
@@ -198,13 +196,12 @@ def test_a_copy_of_a_reader_looks_as_well(reader: TensorBlob, other: Member) -> 
 
 
 @pytest.mark.parametrize("context", ["fork", CONTEXT], ids=["fork", "forkserver"])
-def test_workers_of_a_data_loader_look_as_well(folder: Place, other: Member, context: str | BaseContext) -> None:
-    rows = made(folder)
+def test_workers_of_a_data_loader_look_as_well(local: Place, other: Member, context: str | BaseContext) -> None:
     loader = DataLoader(
-        folder.open(), batch_size=5, num_workers=1, persistent_workers=True, multiprocessing_context=context
+        local.open(), batch_size=5, num_workers=1, persistent_workers=True, multiprocessing_context=context
     )
-    assert torch.equal(torch.cat(list(loader)), rows)
-    other.call(truncate, folder.target)
+    assert torch.equal(torch.cat(list(loader)), ROWS)
+    other.call(truncate, local.target)
     with pytest.raises(RegionError, match="rows 5 to 9 are out of range for a blob of 5 rows"):
         list(loader)
 
@@ -218,17 +215,6 @@ def test_a_tensor_of_a_blob_does_not_return_them_either(
     other.call(change, reader.name)
     with pytest.raises(StoreError, match=r"there is no blob|created again|has been overwritten or truncated since"):
         t[LAST]
-
-
-def test_rows_that_have_come_meanwhile_are_not_counted_until_a_refresh(folder: Place, other: Member) -> None:
-    made(folder)
-    reader = folder.open()
-    other.call(append, folder.target)
-    assert torch.equal(reader[-1], numbered(1, 9)[0])
-    assert torch.equal(reader[:], numbered(10))
-    assert len(reader) == 10
-    assert reader.refresh() == len(reader) == 13
-    assert torch.equal(reader[:], numbered(13))
 
 
 def test_where_no_disk_tells_rows_that_were_truncated_away_are_gone_after_a_refresh() -> None:

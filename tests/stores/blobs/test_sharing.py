@@ -25,7 +25,7 @@ from zarr.abc.buffer import Buffer
 from zarr.storage import MemoryStore, WrapperStore
 
 from infinite_tensor import StoreError, TensorBlob
-from infinite_tensor.errors import BlobNotFoundError, RegionError
+from infinite_tensor.errors import BlobNotFoundError
 from infinite_tensor_stores.blobs.writers import FOLDER, RENEWAL, SECONDS, Lease
 from infinite_tensor_stores.targets import zarr_store
 from infinite_tensor_stores.zarr.layout import DOCUMENT
@@ -105,43 +105,9 @@ def test_a_reader_looks_again_when_it_is_asked_for_what_lies_behind_its_end(
         assert torch.equal(reader[:], numbered(12))
 
 
-def test_a_reader_sees_rows_that_were_overwritten_when_it_refreshes(place: Place) -> None:
-    made(place)
-    reader = place.open()
-    assert torch.equal(reader[:], numbered(10))
-    with place.open("r+") as writer:
-        writer[2] = 0
-    reader.refresh()
-    assert reader[2].sum() == 0
-    assert torch.equal(reader[3:], numbered(7, 3))
-
-
-@pytest.mark.parametrize("index", [9, slice(2, 10), [0, 7]], ids=str)
-def test_a_reader_says_that_rows_have_been_truncated_away(folder: Place, index: Any) -> None:
-    made(folder)
-    reader = folder.open()
-    with folder.open("r+") as writer:
-        writer.truncate(5)
-    with pytest.raises(RegionError, match="has been truncated to 5 rows since"):
-        reader[index]
-    assert torch.equal(reader[:], numbered(5))
-
-
-def test_a_reader_says_that_the_blob_has_been_made_anew(folder: Place) -> None:
-    made(folder)
-    reader = folder.open()
-    _ = reader[0]
-    made(folder, 20)
-    with pytest.raises(StoreError, match="has been created again since it was opened; open it again"):
-        reader.refresh()
-    with pytest.raises(StoreError, match="created again"):
-        _ = reader[9]
-
-
-def test_a_reader_says_that_the_blob_is_gone(place: Place) -> None:
-    made(place)
-    reader = place.open()
-    TensorBlob.unlink(place.target)
+def test_a_reader_says_that_the_blob_is_gone(filled: Place) -> None:
+    reader = filled.open()
+    TensorBlob.unlink(filled.target)
     with pytest.raises(BlobNotFoundError, match="there is no blob"):
         reader.refresh()
 
@@ -204,56 +170,51 @@ def test_zarr_reads_what_is_committed(place: Place) -> None:
     assert torch.equal(torch.from_numpy(array[:]), rows)
 
 
-def test_attributes_that_a_user_adds_to_the_array_stay(folder: Place) -> None:
-    made(folder)
-    zarr.open_array(folder.target, mode="r+").attrs["model"] = "a"
-    with folder.open("a") as blob:
+def test_attributes_that_a_user_adds_to_the_array_stay(local: Place) -> None:
+    zarr.open_array(local.target, mode="r+").attrs["model"] = "a"
+    with local.open("a") as blob:
         blob.write(numbered(1, 10))
-    assert zarr.open_array(folder.target, mode="r").attrs["model"] == "a"
-    assert torch.equal(folder.open().read(), numbered(11))
+    assert zarr.open_array(local.target, mode="r").attrs["model"] == "a"
+    assert torch.equal(local.open().read(), numbered(11))
 
 
 # A second writer.
 
 
 @pytest.mark.parametrize("mode", ["a", "r+", "w"])
-def test_a_second_writer_is_told_who_writes(place: Place, mode: str) -> None:
-    made(place)
-    with place.open("a") as writer:
+def test_a_second_writer_is_told_who_writes(filled: Place, mode: str) -> None:
+    with filled.open("a") as writer:
         with pytest.raises(StoreError, match=r"process \d+ on .* has it open for writing; close it there"):
-            place.open(mode)
+            filled.open(mode)
         with pytest.raises(StoreError, match="open for writing"):
-            TensorBlob.unlink(place.target)
+            TensorBlob.unlink(filled.target)
         writer.write(numbered(1, 10))
-    with place.open("a") as writer:
-        assert torch.equal(place.open().read(), numbered(11))
+    with filled.open("a") as writer:
+        assert torch.equal(filled.open().read(), numbered(11))
 
 
-def test_a_second_writer_in_another_process_is_refused(folder: Place) -> None:
-    made(folder)
+def test_a_second_writer_in_another_process_is_refused(local: Place) -> None:
     with Team(2) as team:
         first, second = team.members
-        assert first.call(hold, folder.target, "a") == 10
+        assert first.call(hold, local.target, "a") == 10
         with pytest.raises(StoreError, match="open for writing"):
-            second.call(hold, folder.target, "r+")
+            second.call(hold, local.target, "r+")
         with pytest.raises(StoreError, match="open for writing"):
-            folder.open("a")
+            local.open("a")
 
 
-def test_a_writer_that_was_killed_leaves_no_lock(folder: Place) -> None:
-    made(folder)
+def test_a_writer_that_was_killed_leaves_no_lock(local: Place) -> None:
     with Team(1) as team:
-        assert team.members[0].call(hold, folder.target, "a") == 10
-    with folder.open("a") as writer:
+        assert team.members[0].call(hold, local.target, "a") == 10
+    with local.open("a") as writer:
         assert writer.write(numbered(1)) == 1
 
 
-def test_a_writer_that_was_killed_leaves_no_lock_to_a_child_that_lives_on(folder: Place) -> None:
-    made(folder)
+def test_a_writer_that_was_killed_leaves_no_lock_to_a_child_that_lives_on(local: Place) -> None:
     with Team(1) as team:
-        child = team.members[0].call(hold_and_fork, folder.target)
+        child = team.members[0].call(hold_and_fork, local.target)
     try:
-        folder.open("a").close()
+        local.open("a").close()
     finally:
         os.kill(child, signal.SIGKILL)
 
@@ -270,12 +231,11 @@ def hold_and_fork(target: str) -> int:
     return child
 
 
-def test_a_writer_that_could_not_be_opened_leaves_no_lock(place: Place) -> None:
-    made(place)
+def test_a_writer_that_could_not_be_opened_leaves_no_lock(filled: Place) -> None:
     for options in ({"shape": 7}, {"dtype": "int8"}):
         with pytest.raises(ValueError, match="mode 'w' makes a new one"):
-            place.open("a", **options)
-    place.open("a").close()
+            filled.open("a", **options)
+    filled.open("a").close()
 
 
 @pytest.mark.parametrize("round_", range(3))

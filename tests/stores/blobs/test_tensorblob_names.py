@@ -62,20 +62,11 @@ def test_max_cached_blocks_is_how_many_blocks_are_held_at_most(place: Place) -> 
     assert unlimited.max_cached_blocks >= blocks_held(unlimited) == 5
 
 
-def test_unlink_returns_that_there_is_no_blob_any_more(place: Place) -> None:
-    made(place)
-    assert TensorBlob.unlink(filename=place.target) is True
-    assert TensorBlob.unlink(place.target) is True
-    with pytest.raises(FileNotFoundError):
-        place.open()
-
-
-def test_unlink_finishes_what_a_killed_one_has_begun(place: Place) -> None:
-    made(place)
-    blob = place.open()
+def test_unlink_finishes_what_a_killed_one_has_begun(filled: Place) -> None:
+    blob = filled.open()
     blob._rows.location.delete(["zarr.json"])
-    assert TensorBlob.unlink(place.target) is True
-    assert not Path(place.target).exists()
+    assert TensorBlob.unlink(filled.target) is True
+    assert not Path(filled.target).exists()
     assert [key for key in blob._rows.location.names() if key.startswith("c.")] == []
 
 
