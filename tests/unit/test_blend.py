@@ -18,6 +18,7 @@ from infinite_tensor.geometry.window import Shape, WindowGrid
 from infinite_tensor.support.allocation import as_array
 from infinite_tensor.values.blend import Blender
 from tests.support.blends import BLENDS, CASES, alone
+from tests.support.reference import Box, Index, shared_by
 
 GRIDS: list[tuple[TensorWindow, Shape]] = [
     (TensorWindow((4, 5), stride=(2, 2)), (None, None)),
@@ -28,22 +29,21 @@ GRIDS: list[tuple[TensorWindow, Shape]] = [
 ]
 
 
+def windows_of(window: TensorWindow, shape: Shape) -> tuple[WindowGrid, Box, list[Index]]:
+    """A grid, a block of it, and the windows over that."""
+    grid, box = WindowGrid(window, shape), ((1,) * window.ndim, (7,) * window.ndim)
+    return grid, box, list(itertools.product(*map(range, *grid.box(*box))))
+
+
 @pytest.mark.parametrize(("window", "shape"), GRIDS)
 def test_exactly_the_first_window_over_a_pixel_is_copied(window: TensorWindow, shape: Shape) -> None:
-    grid = WindowGrid(window, shape)
+    grid, box, indices = windows_of(window, shape)
     blender = Blender(grid, torch.float32, None, None)
-    start = [1] * window.ndim
-    extent = [6] * window.ndim
-    low, high = grid.box(start, [a + n for a, n in zip(start, extent, strict=True)])
-    target = np.full(extent, np.nan, dtype=np.float32)
-    covered = np.zeros(extent, dtype=bool)
-    for index in itertools.product(*map(range, low, high)):
-        begin = window.start(index)
-        blender.fold(target, start, np.ones(window.size, dtype=np.float32), begin, index)
-        inside = tuple(
-            slice(max(a - s, 0), max(a + n - s, 0)) for a, n, s in zip(begin, window.size, start, strict=True)
-        )
-        covered[inside] = True
+    target = np.full((6,) * window.ndim, np.nan, dtype=np.float32)
+    covered = np.zeros(target.shape, dtype=bool)
+    for index in indices:
+        blender.fold(target, box[0], np.ones(window.size, dtype=np.float32), window.start(index), index)
+        covered[shared_by(window, index, box)[0]] = True
         # A pixel that was added to before it was copied to is still NaN.
         assert not np.isnan(target[covered]).any()
     assert np.isnan(target[~covered]).all()
@@ -55,23 +55,16 @@ def test_exactly_the_first_window_over_a_pixel_is_copied(window: TensorWindow, s
 def test_the_first_or_the_last_window_over_a_pixel_is_kept(
     window: TensorWindow, shape: Shape, blend: Any, blend_init: int | None
 ) -> None:
-    grid = WindowGrid(window, shape)
+    grid, box, indices = windows_of(window, shape)
     blender = Blender(grid, torch.float32, blend, blend_init)
-    start, extent = [1] * window.ndim, [6] * window.ndim
-    low, high = grid.box(start, [a + n for a, n in zip(start, extent, strict=True)])
-    target = np.full(extent, np.nan, dtype=np.float32)
-    blender.prepare(target, start)
-    expected = np.full(extent, 0 if blend_init is None else blend_init, dtype=np.float32)
-    covered = np.zeros(extent, dtype=bool)
-    for number, index in enumerate(itertools.product(*map(range, low, high)), 1):
-        begin = window.start(index)
-        blender.fold(target, start, np.full(window.size, number, dtype=np.float32), begin, index)
-        inside = np.zeros(extent, dtype=bool)
-        inside[
-            tuple(slice(max(a - s, 0), max(a + n - s, 0)) for a, n, s in zip(begin, window.size, start, strict=True))
-        ] = True
-        expected[inside if blend == "last" else inside & ~covered] = number
-        covered |= inside
+    target = np.full((6,) * window.ndim, np.nan, dtype=np.float32)
+    blender.prepare(target, box[0])
+    expected = np.full(target.shape, 0 if blend_init is None else blend_init, dtype=np.float32)
+    # The later one overwrites the earlier.
+    for number, index in sorted(enumerate(indices), reverse=blend == "first"):
+        expected[shared_by(window, index, box)[0]] = number
+    for number, index in enumerate(indices):
+        blender.fold(target, box[0], np.full(window.size, number, dtype=np.float32), window.start(index), index)
     assert (target == expected).all()
 
 

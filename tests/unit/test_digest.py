@@ -7,6 +7,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +145,6 @@ def loaded(net: Net) -> nn.Module:
     return other
 
 
-def shared(net: Net) -> nn.Module:
-    return net.share_memory()
-
-
 def with_compiled_part(net: Net) -> nn.Module:
     return with_layer(net, "0", torch.compile(net.layers[0]))  # type: ignore[arg-type]
 
@@ -177,7 +174,7 @@ SAME: dict[str, Callable[[Net], object]] = {
     "weights that lie apart": strided,
     "weights that need no gradient": lambda net: net.requires_grad_(False),
     "weights that were loaded": loaded,
-    "weights in shared memory": shared,
+    "weights in shared memory": lambda net: net.share_memory(),
     "compiled": compiled,
     "compiled in place": compiled_in_place,
     "with a compiled part": with_compiled_part,
@@ -323,12 +320,6 @@ def test_what_has_no_values_is_refused(make: Callable[[], nn.Module], message: s
 # Modules of all kinds.
 
 
-@of_torch
-def test_a_script_counts_by_its_weights() -> None:
-    one, other, third = (torch.jit.script(filled(nn.Linear(2, 2), value)) for value in (0.5, 0.5, 0.25))
-    assert digest(one) == digest(other) != digest(third)
-
-
 class Quantizable(nn.Module):
     """A layer between what quantizes and what does the reverse."""
 
@@ -352,17 +343,58 @@ def quantized(layer: Callable[[], nn.Module], value: float) -> nn.Module:
     return convert(prepared)  # type: ignore[no-any-return]
 
 
-QUANTIZED: dict[str, Callable[[float], nn.Module]] = {
-    "linear": lambda value: quantized(lambda: nn.Linear(4, 4), value),
-    "convolution": lambda value: quantized(lambda: nn.Conv2d(1, 4, 3, padding=1), value),
-    "linear, for each input": lambda value: quantize_dynamic(Quantizable(nn.Linear(4, 4), value), {nn.Linear}),
+def parametrized(name: str, value: float) -> nn.Module:
+    """A weight that is computed from others."""
+    torch.manual_seed(0)
+    net = nn.Linear(3, 3)
+    getattr(parametrizations, name)(net)
+    with torch.no_grad():
+        net.get_parameter("bias").fill_(0)
+        next(net.get_submodule("parametrizations.weight").parameters()).add_(value)
+    return net
+
+
+def deep(value: float) -> nn.Module:
+    net: nn.Module = filled(nn.Linear(1, 1), value)
+    for _ in range(1500):
+        outer = nn.Module()
+        outer.register_module("inner", net)
+        net = outer
+    return net
+
+
+def grown(value: float) -> nn.Module:
+    """The same module again and again, which is to be looked at once."""
+    net: nn.Module = filled(nn.Linear(1, 1), value)
+    for _ in range(50):
+        net = nn.ModuleList([net, net])
+    return net
+
+
+def buffer(version: float) -> nn.Module:
+    """Of a tensor that gets a random id."""
+    t = InfiniteTensor((None,), lambda _ctx: torch.ones(4), TensorWindow((4,)), version=version)
+    return nn.ModuleList([InfiniteBuffer(t), InfiniteBuffer()])
+
+
+KINDS: dict[str, Callable[[float], Any]] = {
+    "script": lambda value: torch.jit.script(filled(nn.Linear(2, 2), value)),
+    "quantized linear": lambda value: quantized(lambda: nn.Linear(4, 4), value),
+    "quantized convolution": lambda value: quantized(lambda: nn.Conv2d(1, 4, 3, padding=1), value),
+    "quantized for each input": lambda value: quantize_dynamic(Quantizable(nn.Linear(4, 4), value), {nn.Linear}),
+    "weight_norm": partial(parametrized, "weight_norm"),
+    "spectral_norm": partial(parametrized, "spectral_norm"),
+    "orthogonal": partial(parametrized, "orthogonal"),
+    "modules deep in each other": deep,
+    "a module that is met again": grown,
+    "an infinite buffer": buffer,
 }
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", sample(QUANTIZED, "linear", "linear, for each input"))
-def test_the_packed_weights_of_a_quantized_layer_count(kind: str) -> None:
-    make = QUANTIZED[kind]
+@pytest.mark.parametrize("kind", sample(KINDS, *KINDS.keys() - {"quantized convolution"}))
+def test_modules_of_all_kinds_count_by_what_they_compute_from(kind: str) -> None:
+    make = KINDS[kind]
     assert digest(make(0.25)) == digest(make(0.25)) != digest(make(0.125))
 
 
@@ -403,51 +435,6 @@ def test_a_module_that_does_not_tell_what_it_is_made_of_is_refused(make: Callabl
     InfiniteTensor((None,), lambda ctx: net(torch.full((1,), float(ctx[0]))), TensorWindow((4,)))
 
 
-FREE = {"weight_norm": "original0", "spectral_norm": "original", "orthogonal": "original"}
-"""What a parametrized weight is computed from."""
-
-
-@pytest.mark.parametrize("name", FREE)
-def test_a_parametrized_weight_counts_by_what_it_is_computed_from(name: str) -> None:
-    def made(value: float) -> nn.Module:
-        torch.manual_seed(0)
-        net = nn.Linear(3, 3)
-        getattr(parametrizations, name)(net)
-        with torch.no_grad():
-            net.get_parameter("bias").fill_(0)
-            net.get_submodule("parametrizations.weight").get_parameter(FREE[name]).add_(value)
-        return net
-
-    assert digest(made(0)) == digest(made(0)) != digest(made(0.5))
-
-
-def test_modules_may_lie_deep_in_each_other() -> None:
-    def deep(value: float) -> nn.Module:
-        net: nn.Module = filled(nn.Linear(1, 1), value)
-        for _ in range(1500):
-            outer = nn.Module()
-            outer.register_module("inner", net)
-            net = outer
-        return net
-
-    assert digest(deep(1)) == digest(deep(1)) != digest(deep(2))
-
-
-def test_a_module_that_is_met_again_is_looked_at_once() -> None:
-    class Twice(nn.Module):
-        def __init__(self, part: nn.Module) -> None:
-            super().__init__()
-            self.one = self.other = part
-
-    def grown(value: float) -> nn.Module:
-        net: nn.Module = filled(nn.Linear(1, 1), value)
-        for _ in range(50):
-            net = Twice(net)
-        return net
-
-    assert digest(grown(1)) == digest(grown(1)) != digest(grown(2))
-
-
 def test_a_module_may_hold_the_one_that_holds_it() -> None:
     net, part = Net(), nn.Module()
     net.register_module("part", part)
@@ -480,15 +467,6 @@ def test_addresses_in_the_description_do_not_count_and_the_rest_does() -> None:
     assert digest(Described()) == digest(Described())
     assert digest(Described(torch.tanh)) != digest(Described())
     assert digest(Undescribed()) == digest(Undescribed()) != digest(nn.Module())
-
-
-def test_an_infinite_buffer_counts_by_the_definition_of_its_tensor() -> None:
-    def made(version: int) -> nn.Module:
-        # Without an id, it gets a random one.
-        t = InfiniteTensor((None,), lambda _ctx: torch.ones(4), TensorWindow((4,)), version=version)
-        return nn.ModuleList([InfiniteBuffer(t), InfiniteBuffer()])
-
-    assert digest(made(1)) == digest(made(1)) != digest(made(2))
 
 
 # Large tensors.

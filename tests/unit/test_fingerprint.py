@@ -50,8 +50,7 @@ def changed(one: Callable[..., Any], other: Callable[..., Any]) -> Changes:
     return changes(record(one), record(other))
 
 
-def nothing() -> Changes:
-    return Changes([], [], [], [])
+NOTHING = Changes([], [], [], [])
 
 
 def closure(value: Any) -> Callable[[], Any]:
@@ -121,7 +120,7 @@ def test_a_constant_that_is_named_is_told_with_both_values(
     monkeypatch.setattr(where, name, 0.25)
     before = record(function)
     monkeypatch.setattr(where, name, 0.75)
-    assert changes(before, record(function)) == nothing()._replace(values=[line])
+    assert changes(before, record(function)) == NOTHING._replace(values=[line])
 
 
 def test_a_global_that_is_called_as_an_attribute_in_the_code_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +275,7 @@ def test_other_values_are_seen_wherever_they_are(name: str, one: Any, other: Any
     found = changed(hold(one), hold(other))
     assert len(found.values) == 1
     assert not found.code
-    assert changed(hold(one), hold(one)) == nothing()
+    assert changed(hold(one), hold(one)) == NOTHING
 
 
 HOLDERS: dict[str, Callable[[Any], Callable[..., Any]]] = {
@@ -298,13 +297,13 @@ def test_other_weights_are_told_as_weights(name: str) -> None:
     (line,) = changed(hold(Net(0.5)), hold(Net(0.25))).values
     assert line.startswith("the weights of `")
     assert line.endswith("have changed")
-    assert changed(hold(Net()), hold(Net())) == nothing()
+    assert changed(hold(Net()), hold(Net())) == NOTHING
 
 
 @pytest.mark.parametrize("wrap", [functools.partial(torch.compile, backend="eager"), nn.DataParallel])
 @pytest.mark.parametrize("name", ["the network", "a closure", "a list", "an object with it in a list"])
 def test_what_a_network_is_only_wrapped_in_does_not_count(name: str, wrap: Callable[[Any], Any]) -> None:
-    assert changed(HOLDERS[name](Net()), HOLDERS[name](wrap(Net()))) == nothing()
+    assert changed(HOLDERS[name](Net()), HOLDERS[name](wrap(Net()))) == NOTHING
 
 
 def test_weights_that_change_in_place_are_hashed_again() -> None:
@@ -367,7 +366,7 @@ def test_a_renamed_variable_does_not_hide_other_weights() -> None:
     def after(model: nn.Module) -> Any:
         return Firm(lambda x: model(x))  # noqa: PLW0108
 
-    assert changed(before(Net()), after(Net())) == nothing()._replace(code=["f"])
+    assert changed(before(Net()), after(Net())) == NOTHING._replace(code=["f"])
     found = changed(before(Net()), after(Net(0.25)))
     assert found.firm == ["the weights of `net`, a variable around `<lambda>`, is not there any more"]
 
@@ -471,7 +470,7 @@ def idle(*things: object) -> Callable[..., Any]:
 def test_what_the_code_itself_changes_does_not_count(f: Callable[..., Any], use: Callable[[Any], Any]) -> None:
     before = record(f)
     use(f)
-    assert changes(before, record(f)) == nothing()
+    assert changes(before, record(f)) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -492,7 +491,7 @@ def test_locks_loggers_bars_files_and_generators_do_not_count(make: Callable[[],
     found = changed(idle(one), idle(other))
     for each in (one, other):
         getattr(each, "close", lambda: None)()
-    assert found == nothing()
+    assert found == NOTHING
     assert record(idle(one)).opaque == ()
 
 
@@ -507,8 +506,8 @@ def test_a_list_that_is_only_read_is_a_value_and_an_appended_one_is_not() -> Non
 def test_the_mode_of_a_network_counts_where_its_code_reads_it() -> None:
     assert changed(Net().train(), Net().eval()).values
     plain = filled(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
-    assert changed(plain.train(), plain) == nothing()
-    assert changed(nn.Sequential(plain).train(), nn.Sequential(plain).eval()) == nothing()
+    assert changed(plain.train(), plain) == NOTHING
+    assert changed(nn.Sequential(plain).train(), nn.Sequential(plain).eval()) == NOTHING
 
 
 def test_a_container_counts_though_code_fills_a_local_variable_of_its_name() -> None:
@@ -533,7 +532,7 @@ ARRAYS: dict[str, Callable[[float], Any]] = {
 
 @pytest.mark.parametrize("make", ARRAYS.values(), ids=ARRAYS)
 def test_an_array_of_another_library_counts_by_what_it_holds(make: Callable[[float], Any]) -> None:
-    assert changed(closure(make(2)), closure(make(2))) == nothing()
+    assert changed(closure(make(2)), closure(make(2))) == NOTHING
     assert changed(closure(make(2)), closure(make(3))).values == ["`value`, a variable around `<lambda>`, has changed"]
 
 
@@ -575,9 +574,9 @@ def test_a_very_large_container_of_numbers_is_seen_whole() -> None:
     ]
     for one, other in pairs:
         assert record(closure(one)).opaque == ()
-        assert changed(closure(one), closure(type(one)(one))) == nothing()
+        assert changed(closure(one), closure(type(one)(one))) == NOTHING
         assert changed(closure(one), closure(other)).values
-    assert changed(closure(numbers), closure(dict(reversed(numbers.items())))) == nothing()
+    assert changed(closure(numbers), closure(dict(reversed(numbers.items())))) == NOTHING
 
 
 def test_a_very_long_list_of_objects_is_opaque_and_what_is_looked_at_counts() -> None:
@@ -653,8 +652,8 @@ def shared() -> Any:
     [Failing, looped, Node, shared, lambda: deep(lambda each: [each]), lambda: loops, lambda: collections.deque([1])],
 )
 def test_whatever_a_function_holds_the_look_ends(make: Callable[[], Any]) -> None:
-    assert changed(valued(make()), valued(make())) == nothing()
-    assert changed(closure(make()), closure(make())) == nothing()
+    assert changed(valued(make()), valued(make())) == NOTHING
+    assert changed(closure(make()), closure(make())) == NOTHING
 
 
 def test_it_does_not_count_what_objects_are_shared() -> None:
@@ -712,7 +711,7 @@ def test_functions_upstream_count() -> None:
         upstream = Functions({"f": closing_over(Net(value))})
         return Functions({"f": norm}, (upstream, Functions({"f": calls_norm}))).record
 
-    assert changes(below(0.5), below(0.5)) == nothing()
+    assert changes(below(0.5), below(0.5)) == NOTHING
     assert changes(below(0.5), below(0.25)).values == [
         "the weights of `net`, a variable around `<lambda>`, have changed"
     ]
@@ -730,7 +729,7 @@ def test_a_tensor_counts_by_its_definition_and_what_it_computes() -> None:
         t = InfiniteTensor((None,), lambda _ctx: torch.zeros(size), TensorWindow((size,)))
         return lambda ctx: t[ctx[0] : ctx[0] + 4]
 
-    assert changed(reading(4), reading(4)) == nothing()
+    assert changed(reading(4), reading(4)) == NOTHING
     assert changed(reading(4), reading(8)).values == [
         "a tensor has changed",
         "`size`, a variable around `<lambda>`, was 4 and is 8",
@@ -746,4 +745,4 @@ def test_a_record_is_read_back_from_json_and_one_of_other_rules_is_empty() -> No
     found = record(closing_over(Net()))
     assert Record.from_json(found.to_json()) == found
     assert Record.from_json({"python": "3.11", "f": "00" * 32}) == Record()
-    assert changes(Record(), found) == nothing()
+    assert changes(Record(), found) == NOTHING

@@ -26,24 +26,9 @@ import torch
 from torch import nn
 
 from infinite_tensor.values.definition import functions_of
-from infinite_tensor.values.functions import Changes, Functions, Record, changes
+from infinite_tensor.values.functions import Record, changes
 from tests.support.networks import Net
-
-
-def record(function: Callable[..., Any]) -> Record:
-    return Functions({"f": function}).record
-
-
-def changed(one: Callable[..., Any], other: Callable[..., Any]) -> Changes:
-    return changes(record(one), record(other))
-
-
-NOTHING = Changes([], [], [], [])
-
-
-def closure(value: Any) -> Callable[[], Any]:
-    return lambda: value
-
+from tests.unit.test_fingerprint import NOTHING, changed, closure, record
 
 # What counts.
 
@@ -275,16 +260,6 @@ def test_attributes_of_a_function_that_the_library_has_words_for_are_its_own() -
 # What does not.
 
 
-def test_a_default_that_code_fills_does_not_count() -> None:
-    def f(x: float, _cache: dict[float, float] = {}) -> float:  # noqa: B006
-        _cache[x] = x
-        return x
-
-    before = record(f)
-    f(1.0)
-    assert changes(before, record(f)) == NOTHING
-
-
 @pytest.mark.parametrize("kind", [dict, collections.Counter])
 def test_counts_of_what_came_do_not_count(kind: type) -> None:
     def counting(**before: int) -> Callable[..., Any]:
@@ -299,44 +274,48 @@ def test_counts_of_what_came_do_not_count(kind: type) -> None:
     assert changed(counting(), counting(a=3)) == NOTHING
 
 
-def test_tensors_that_forward_keeps_in_a_dictionary_do_not_count() -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.masks: dict[int, torch.Tensor] = {}
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.masks[len(x)] = torch.ones(len(x))
-            return x * self.masks[len(x)]
-
-    net = Masked()
-    before = record(net)
-    net(torch.ones(3))
-    assert changes(before, record(net)) == NOTHING
+def filling(x: float, _cache: dict[float, float] = {}) -> float:  # noqa: B006
+    _cache[x] = x
+    return x
 
 
-def test_features_that_a_hook_keeps_in_a_dictionary_of_a_module_do_not_count() -> None:
-    class Extractor(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Linear(3, 3)
-            self.features: dict[str, torch.Tensor] = {}
-            self.net.register_forward_hook(self.save("0"))
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.masks: dict[int, torch.Tensor] = {}
 
-        def save(self, name: str) -> Callable[..., None]:
-            def hook(_module: nn.Module, _args: Any, output: torch.Tensor) -> None:
-                self.features[name] = output.detach()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.masks[len(x)] = torch.ones(len(x))
+        return x * self.masks[len(x)]
 
-            return hook
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.net(x)
-            return self.features["0"]
+class Extractor(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 3)
+        self.features: dict[str, torch.Tensor] = {}
+        self.net.register_forward_hook(self.save("0"))
 
-    net = Extractor()
-    before = record(net)
-    net(torch.ones(3))
-    assert changes(before, record(net)) == NOTHING
+    def save(self, name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, _args: Any, output: torch.Tensor) -> None:
+            self.features[name] = output.detach()
+
+        return hook
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.net(x)
+        return self.features["0"]
+
+
+@pytest.mark.parametrize(
+    ("f", "x"),
+    [(filling, 1.0), (Masked(), torch.ones(3)), (Extractor(), torch.ones(3))],
+    ids=["a default", "what forward keeps", "what a hook keeps"],
+)
+def test_what_code_keeps_in_a_dictionary_does_not_count(f: Callable[..., Any], x: Any) -> None:
+    before = record(f)
+    f(x)
+    assert changes(before, record(f)) == NOTHING
 
 
 class Member:

@@ -38,13 +38,6 @@ OF_TORCH: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 }
 
 
-@pytest.mark.parametrize(("make", "matters"), OF_TORCH.values(), ids=OF_TORCH)
-def test_the_mode_of_a_class_of_torch_matters_where_its_code_reads_it(
-    make: Callable[[], nn.Module], matters: bool
-) -> None:
-    assert mode_matters(make()) == matters
-
-
 def decorated(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def called(*args: Any) -> Any:
@@ -135,8 +128,10 @@ OF_USERS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 }
 
 
-@pytest.mark.parametrize(("make", "matters"), OF_USERS.values(), ids=OF_USERS)
-def test_the_mode_matters_where_code_of_a_user_reads_it(make: Callable[[], nn.Module], matters: bool) -> None:
+@pytest.mark.parametrize(("make", "matters"), [*OF_TORCH.values(), *OF_USERS.values()], ids=[*OF_TORCH, *OF_USERS])
+def test_the_mode_matters_where_code_of_torch_or_of_a_user_reads_it(
+    make: Callable[[], nn.Module], matters: bool
+) -> None:
     assert mode_matters(make()) == matters
 
 

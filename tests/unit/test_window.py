@@ -13,7 +13,7 @@ from infinite_tensor import TensorWindow, ValidationError
 from infinite_tensor.geometry.points import points_of_boxes, unique_points
 from infinite_tensor.geometry.window import WindowGrid, checked_edge
 from infinite_tensor.support.given import as_index
-from tests.support.reference import Index, box_at, windows_over
+from tests.support.reference import Index, box_at, shared_by, windows_over
 
 
 def test_stride_defaults_to_size_and_offset_to_zero() -> None:
@@ -246,13 +246,7 @@ def test_what_is_said_to_be_covered_is_covered(window: TensorWindow, shape: tupl
             covered = np.zeros(extent, dtype=bool)
             low, high = grid.box(start, stop)
             for index in itertools.product(*map(range, low, high)):
-                begin = window.start(index)
-                covered[
-                    tuple(
-                        slice(max(b - a, 0), max(b + n - a, 0))
-                        for a, b, n in zip(start, begin, window.size, strict=True)
-                    )
-                ] = True
+                covered[shared_by(window, index, (start, tuple(stop)))[0]] = True
             said += grid.covers(start, stop)
             assert covered.all() or not grid.covers(start, stop)
             assert grid.covers(start, stop) or not covered.all() or window.dimension_map == (0, 0)
