@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,43 +20,15 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.support.threads import _idle
 from infinite_tensor.tilestore.persistent.writer import Writer
-from infinite_tensor.values.blend import Blender
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
-from tests.support.interrupts import press_ctrl_c
 
 OVERLAP = TensorWindow((4,), stride=2)
 
 
 def ones(_ctx: tuple[int, ...]) -> torch.Tensor:
     return torch.ones(4)
-
-
-@pytest.mark.parametrize("interrupted", [1, 5])
-def test_ctrl_c_in_the_middle_of_a_blend_leaves_no_wrong_pixel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: int
-) -> None:
-    store, f = ZarrTileStore(tmp_path, tile_size=8), Counted(ones)
-    t = InfiniteTensor((None,), f, OVERLAP, tile_store=store, tensor_id="t")
-    put, parts = Blender._put, 0
-
-    def interrupts(self: Blender, *args: Any) -> None:
-        nonlocal parts
-        parts += 1
-        if parts == interrupted:
-            press_ctrl_c()
-        put(self, *args)
-
-    monkeypatch.setattr(Blender, "_put", interrupts)
-    with pytest.raises(KeyboardInterrupt):
-        t[0:16]
-    monkeypatch.undo()
-    assert t[0:16].tolist() == [2.0] * 16
-    assert len(f.calls) == len(set(f.calls))
-    store.close()
-    assert ZarrTileStore(tmp_path, mode="r").open("t")[0:16].tolist() == [2.0] * 16
 
 
 @pytest.mark.parametrize(
@@ -137,25 +107,6 @@ class Recorder:
     def write(self, jobs: Mapping[str, torch.Tensor]) -> list[StoreError]:
         self.written |= jobs
         return []
-
-
-def test_a_writer_whose_thread_cannot_start_writes_on_the_thread_that_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder()
-    writer: Writer[str, torch.Tensor] = Writer()
-
-    def no_thread(*_: object) -> int:
-        raise RuntimeError("can't start new thread")
-
-    # Threads of others may become idle meanwhile.
-    busy = SimpleNamespace(append=_idle.append, remove=_idle.remove, pop=deque[object]().pop)
-    monkeypatch.setattr("infinite_tensor.support.threads._idle", busy)
-    monkeypatch.setattr("_thread.start_new_thread", no_thread)
-    writer.submit({"a": torch.ones(1)}, recorder.write)
-    assert list(recorder.written) == ["a"]
-    monkeypatch.undo()
-    writer.submit({"b": torch.ones(1)}, recorder.write)
-    writer.drain()
-    assert list(recorder.written) == ["a", "b"]
 
 
 def test_a_read_never_shows_a_tile_that_another_read_has_dropped(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from infinite_tensor import (
     TensorWindow,
     TileStore,
     ValidationError,
-    WeightedMean,
     ZarrTileStore,
     open_store,
     sl,
@@ -53,12 +52,34 @@ def chunks_of(store: ZarrTileStore) -> dict[str, bytes]:
     return {str(path.relative_to(found)): path.read_bytes() for path in found.rglob("*") if path.is_file()}
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> ZarrTileStore:
+    return ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> ZarrTileStore:
+    return ZarrTileStore(tmp_path / "c.zarr", tile_size=8)
+
+
+@pytest.fixture
+def expected(store: ZarrTileStore) -> torch.Tensor:
+    """What the store holds of a tensor."""
+    pixels: torch.Tensor = made(store)[0:20, 0:20]
+    return pixels
+
+
+@pytest.fixture
+def filled(store: ZarrTileStore, expected: torch.Tensor) -> ZarrTileStore:
+    """The store, which holds that."""
+    assert expected.shape == (20, 20)
+    return store
+
+
 # Where to.
 
 
-def test_a_copy_goes_to_a_path_a_url_or_a_store(tmp_path: Path) -> None:
-    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
-    expected = made(store)[0:20, 0:20]
+def test_a_copy_goes_to_a_path_a_url_or_a_store(store: ZarrTileStore, expected: torch.Tensor, tmp_path: Path) -> None:
     targets: list[Any] = [
         tmp_path / "a.zarr",
         str(tmp_path / "b.zarr"),
@@ -79,19 +100,7 @@ def test_a_copy_goes_to_a_path_a_url_or_a_store(tmp_path: Path) -> None:
         copy.tile_store.close()
 
 
-def test_a_copy_to_hdf5_and_on_to_memory_url_keeps_every_bit(tmp_path: Path) -> None:
-    first, second = ZarrTileStore(tmp_path / "s.zarr", tile_size=8), HDF5TileStore(tmp_path / "s.h5")
-    expected = made(first, blend=WeightedMean("hann"))[0:20, 0:20]
-    first.copy("t", second, progress=False)
-    second.copy("t", "memory://copies/t", progress=False)
-    f = Counted(noise)
-    again = made(ZarrTileStore("memory://copies/t"), f, blend=WeightedMean("hann"))
-    assert same_bits(again[0:20, 0:20], expected)
-    assert f.calls == []
-
-
-def test_another_program_opens_the_copy(tmp_path: Path) -> None:
-    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+def test_another_program_opens_the_copy(store: ZarrTileStore, tmp_path: Path) -> None:
     expected = made(store, dims=("y", "x"))[0:16, 0:16]
     store.copy("t", tmp_path / "copy.zarr", progress=False)
     info = ZarrTileStore(tmp_path / "copy.zarr", mode="r").tensor_info("t")
@@ -151,9 +160,9 @@ class Torn(WrapperStore[MemoryStore]):
 
 @pytest.mark.parametrize("compressors", ["auto", LZ4], ids=["as it is", "encoded anew"])
 @pytest.mark.filterwarnings("ignore::infinite_tensor.DamagedDataWarning")
-def test_a_copy_that_does_not_arrive_as_it_was_written_is_an_error(tmp_path: Path, compressors: Any) -> None:
-    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
-    expected = made(store)[0:20, 0:20]
+def test_a_copy_that_does_not_arrive_as_it_was_written_is_an_error(
+    store: ZarrTileStore, expected: torch.Tensor, compressors: Any
+) -> None:
     with pytest.raises(StoreError, match=r"tile \(.*\) and \d+ more of tensor 't' was copied, and is not read back"):
         store.copy("t", ZarrTileStore(Torn(MemoryStore()), compressors=compressors), progress=False)
     assert store.verify("t") == []
@@ -185,18 +194,9 @@ def test_a_copy_without_room_says_how_to_continue(tmp_path: Path, compressors: A
 # What is copied.
 
 
-def test_what_is_pending_is_copied_too(tmp_path: Path) -> None:
-    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=64, flush_interval=1e9)
-    f = Counted(noise)
-    expected = made(store, f)[0:6, 0:6]
-    store.copy("t", tmp_path / "c.zarr", progress=False)
-    calls = len(f.calls)
-    assert same_bits(made(ZarrTileStore(tmp_path / "c.zarr"), f)[0:6, 0:6], expected)
-    assert len(f.calls) == calls
-
-
-def test_what_an_open_tensor_of_the_target_has_in_memory_does_not_hide_the_copy(tmp_path: Path) -> None:
-    store, copy = (ZarrTileStore(tmp_path / name, tile_size=8) for name in ("s.zarr", "c.zarr"))
+def test_what_an_open_tensor_of_the_target_has_in_memory_does_not_hide_the_copy(
+    store: ZarrTileStore, copy: ZarrTileStore
+) -> None:
     f = Counted(noise)
     there = made(copy, f)
     there[0:1, 0:1]
@@ -207,8 +207,7 @@ def test_what_an_open_tensor_of_the_target_has_in_memory_does_not_hide_the_copy(
     assert len(f.calls) == calls
 
 
-def test_a_region_copies_the_tiles_that_it_touches(tmp_path: Path) -> None:
-    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+def test_a_region_copies_the_tiles_that_it_touches(store: ZarrTileStore, tmp_path: Path) -> None:
     made(store)[0:40, 0:40]
     report = store.copy("t", tmp_path / "c.zarr", region=sl[9:12, 3:20], progress=False)
     copy = ZarrTileStore(tmp_path / "c.zarr")
@@ -243,8 +242,7 @@ def test_upstream_copies_the_named_tensors_of_a_chain_and_tells_which_are_elsewh
     assert "upstream and not in the store: 'far'" in str(report)
 
 
-def test_another_tensor_of_the_id_of_an_upstream_one_is_not_copied(tmp_path: Path) -> None:
-    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+def test_another_tensor_of_the_id_of_an_upstream_one_is_not_copied(store: ZarrTileStore, tmp_path: Path) -> None:
     chained(store)[0:6, 0:6]
     with pytest.warns(UserWarning, match="'above' is computed from"):
         store.clear_tensor("below")
@@ -253,8 +251,7 @@ def test_another_tensor_of_the_id_of_an_upstream_one_is_not_copied(tmp_path: Pat
     assert ([each.tensor_id for each in report.tensors], report.absent) == (["above"], ("below",))
 
 
-def test_one_conflict_in_a_chain_keeps_all_of_it_from_being_copied(tmp_path: Path) -> None:
-    store, copy = (ZarrTileStore(tmp_path / name, tile_size=8) for name in ("s.zarr", "c.zarr"))
+def test_one_conflict_in_a_chain_keeps_all_of_it_from_being_copied(store: ZarrTileStore, copy: ZarrTileStore) -> None:
     chained(store)[0:6, 0:6]
     made(copy, tensor_id="above", version=7)
     with pytest.raises(ValidationError, match="already holds a tensor 'above'"):
@@ -262,8 +259,9 @@ def test_one_conflict_in_a_chain_keeps_all_of_it_from_being_copied(tmp_path: Pat
     assert copy.tensor_ids() == ["above"]
 
 
-def test_what_is_in_the_way_is_overwritten_when_that_is_said_and_nothing_else(tmp_path: Path) -> None:
-    store, copy = (ZarrTileStore(tmp_path / name, tile_size=8) for name in ("s.zarr", "c.zarr"))
+def test_what_is_in_the_way_is_overwritten_when_that_is_said_and_nothing_else(
+    store: ZarrTileStore, copy: ZarrTileStore
+) -> None:
     expected = chained(store)[0:6, 0:6]
     store.copy("below", copy, progress=False)
     made(copy, tensor_id="above", version=7)[0:6, 0:6]
@@ -275,17 +273,7 @@ def test_what_is_in_the_way_is_overwritten_when_that_is_said_and_nothing_else(tm
     assert same_bits(copy.open("above")[0:6, 0:6], expected)
 
 
-def test_a_tensor_is_not_overwritten_by_itself(tmp_path: Path) -> None:
-    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
-    expected = made(store)[0:6, 0:6]
-    for other in (store, tmp_path / "s.zarr", ZarrTileStore(tmp_path / "s.zarr")):
-        with pytest.raises(ValidationError, match="cannot be copied into itself"):
-            store.copy("t", other, overwrite=True, progress=False)
-    assert same_bits(store.open("t")[0:6, 0:6], expected)
-
-
-def test_a_tensor_that_another_function_has_filled_is_another_one(tmp_path: Path) -> None:
-    store, copy = (ZarrTileStore(tmp_path / name, tile_size=8) for name in ("s.zarr", "c.zarr"))
+def test_a_tensor_that_another_function_has_filled_is_another_one(store: ZarrTileStore, copy: ZarrTileStore) -> None:
     made(store)[0:6, 0:6]
     made(copy, lambda ctx: noise(ctx) + 1)[0:6, 0:6]
     with pytest.raises(ValidationError, match="the code of f, since what is there was computed"):
@@ -335,8 +323,7 @@ def test_windows_that_leave_memory_while_they_are_copied_are_computed_in_the_cop
     assert len(f.calls) == 36**2 - 1024
 
 
-def test_a_store_that_keeps_windows_takes_no_copies(tmp_path: Path) -> None:
-    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+def test_a_store_that_keeps_windows_takes_no_copies(store: ZarrTileStore) -> None:
     made(store, window=APART)[0:12, 0:12]
     for source in (store, MemoryTileStore()):
         made(source, window=APART)
@@ -349,13 +336,15 @@ def test_a_store_that_keeps_windows_takes_no_copies(tmp_path: Path) -> None:
 # What is refused.
 
 
-def test_a_store_is_not_copied_into_itself(tmp_path: Path) -> None:
-    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
-    made(store)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_store_is_not_copied_into_itself(
+    filled: ZarrTileStore, expected: torch.Tensor, tmp_path: Path, overwrite: bool
+) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "s.zarr")
-    for same in (store, tmp_path / "s.zarr", tmp_path / "link"):
+    for same in (filled, tmp_path / "s.zarr", tmp_path / "link", ZarrTileStore(tmp_path / "s.zarr")):
         with pytest.raises(ValidationError, match="cannot be copied into itself"):
-            store.copy("t", same, progress=False)
+            filled.copy("t", same, overwrite=overwrite, progress=False)
+    assert same_bits(filled.open("t")[0:20, 0:20], expected)
 
 
 @pytest.mark.parametrize("name", ["s.zarr", "s.h5"])
@@ -384,8 +373,7 @@ def test_a_store_that_is_read_only_gives_copies_and_takes_none(tmp_path: Path) -
         ZarrTileStore(tmp_path / "c.zarr").copy("t", reading, progress=False)
 
 
-def test_bad_arguments_are_told_before_anything_is_touched(tmp_path: Path) -> None:
-    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+def test_bad_arguments_are_told_before_anything_is_touched(store: ZarrTileStore, tmp_path: Path) -> None:
     made(store)
     target = tmp_path / "c.zarr"
     for tensor_id, options, kind, told in (
@@ -415,35 +403,29 @@ def test_a_closed_store_copies_nothing(tmp_path: Path) -> None:
 # What it tells.
 
 
-def test_progress_is_told_and_ends_with_the_report(tmp_path: Path) -> None:
-    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
-    made(store)[0:20, 0:20]
+def test_progress_is_told_and_ends_with_the_report(filled: ZarrTileStore, tmp_path: Path) -> None:
     told: list[Any] = []
-    report = store.copy("t", tmp_path / "c.zarr", progress=told.append)
+    report = filled.copy("t", tmp_path / "c.zarr", progress=told.append)
     assert told[-1].report is report
     assert told[-1].done == told[-1].total == report.tensors[0].tiles + report.tensors[0].partial
     assert not isinstance(report, FillReport)
 
 
-def test_a_bar_is_shown_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
-    made(store)[0:20, 0:20]
-    store.copy("t", tmp_path / "c.zarr", progress="always")
+def test_a_bar_is_shown_where_it_is_asked_for(
+    filled: ZarrTileStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled.copy("t", tmp_path / "c.zarr", progress="always")
     assert "tile/s" in capsys.readouterr().err
 
 
-def test_the_progress_may_use_the_stores(tmp_path: Path) -> None:
-    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
-    made(store)[0:20, 0:20]
+def test_the_progress_may_use_the_stores(filled: ZarrTileStore, tmp_path: Path) -> None:
     counts: list[int] = []
-    store.copy("t", tmp_path / "c.zarr", progress=lambda _: counts.append(len(store)))
+    filled.copy("t", tmp_path / "c.zarr", progress=lambda _: counts.append(len(filled)))
     assert set(counts) == {1}
 
 
-def test_the_report_is_a_table_and_cannot_be_changed(tmp_path: Path) -> None:
-    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
-    made(store)[0:20, 0:20]
-    report = store.copy("t", tmp_path / "c.zarr", progress=False)
+def test_the_report_is_a_table_and_cannot_be_changed(filled: ZarrTileStore, tmp_path: Path) -> None:
+    report = filled.copy("t", tmp_path / "c.zarr", progress=False)
     title, headings, row, _ = str(report).splitlines()
     assert title.startswith(f"copied to ZarrTileStore('{tmp_path}/c.zarr', mode='a') in ")
     assert headings.split() == ["tensor", "tiles", "partial", "moved"]
@@ -476,14 +458,12 @@ def test_a_copy_takes_memory_for_a_few_tiles_only(tmp_path: Path) -> None:
     assert peak < 3 * 2**25 + 2**23
 
 
-def test_an_interrupted_copy_says_how_to_continue(tmp_path: Path) -> None:
-    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
-    made(store)[0:20, 0:20]
+def test_an_interrupted_copy_says_how_to_continue(filled: ZarrTileStore, tmp_path: Path) -> None:
 
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        store.copy("t", tmp_path / "c.zarr", progress=interrupt)
+        filled.copy("t", tmp_path / "c.zarr", progress=interrupt)
     assert "store.copy again" in caught.value.__notes__[0]
-    assert store.copy("t", tmp_path / "c.zarr", progress=False).tensors[0].there > 0
+    assert filled.copy("t", tmp_path / "c.zarr", progress=False).tensors[0].there > 0

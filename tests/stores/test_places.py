@@ -14,14 +14,13 @@ from zarr.storage import FsspecStore, LocalStore
 
 from infinite_tensor import (
     HDF5TileStore,
-    InfiniteTensor,
     TensorBlob,
-    TensorWindow,
     ValidationError,
     ZarrTileStore,
     open_store,
 )
 from infinite_tensor.tilestore.persistent import PersistentTileStore
+from tests.support.tensors import line
 
 OPENERS: dict[str, tuple[str, Callable[..., Any]]] = {
     "Zarr": ("s.zarr", ZarrTileStore),
@@ -55,10 +54,6 @@ def opened(kind: str, **options: Any) -> PersistentTileStore:
     return store
 
 
-def ones(store: PersistentTileStore) -> InfiniteTensor:
-    return InfiniteTensor((None,), lambda _ctx: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id="ones")
-
-
 def place_of(tmp_path: Path, kind: str) -> str:
     return str(tmp_path / "here" / OPENERS[kind][0])
 
@@ -73,7 +68,7 @@ def test_a_store_says_where_it_is(tmp_path: Path, kind: str) -> None:
 
 def test_a_store_that_is_closed_and_opened_again_is_where_it_was(tmp_path: Path, kind: str) -> None:
     store = opened(kind)
-    ones(store)[0:20]
+    line(store, tensor_id="ones")[0:20]
     store.close()
     os.chdir(tmp_path / "elsewhere")
     with store:
@@ -84,7 +79,7 @@ def test_a_store_that_is_closed_and_opened_again_is_where_it_was(tmp_path: Path,
 
 def test_a_pickled_store_is_opened_where_it_was(tmp_path: Path, kind: str) -> None:
     with opened(kind) as store:
-        ones(store)[0:20]
+        line(store, tensor_id="ones")[0:20]
         pickled = pickle.dumps(store)
     os.chdir(tmp_path / "elsewhere")
     with pickle.loads(pickled) as again:  # noqa: S301  (our own)
@@ -94,7 +89,7 @@ def test_a_pickled_store_is_opened_where_it_was(tmp_path: Path, kind: str) -> No
 
 def test_the_address_of_a_store_opens_it(tmp_path: Path, kind: str) -> None:
     with opened(kind) as store:
-        ones(store)[0:20]
+        line(store, tensor_id="ones")[0:20]
     os.chdir(tmp_path / "elsewhere")
     assert store.address is not None
     with open_store(store.address.removeprefix("file://"), mode="r") as again:
@@ -127,7 +122,7 @@ def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_file_url_names_the_whole_path(tmp_path: Path, url: str, name: str) -> None:
     path = tmp_path / name
     with ZarrTileStore(url.format(path), tile_size=8) as store:
-        ones(store)[0:20]
+        line(store, tensor_id="ones")[0:20]
     assert (path / "zarr.json").is_file()
     with ZarrTileStore(path, mode="r") as store:
         assert store.tensor_ids() == ["ones"]
@@ -158,7 +153,7 @@ def test_a_place_that_is_no_folder_stays_as_it_is() -> None:
 def test_a_slash_at_the_end_of_a_path_of_a_file_system_says_nothing() -> None:
     plain = FsspecStore.from_url("memory://places/slash")
     with ZarrTileStore(FsspecStore(plain.fs, path=f"{plain.path}/"), tile_size=8) as store:
-        ones(store)[0:8]
+        line(store, tensor_id="ones")[0:8]
         store.flush()
         assert store.tensor_info("ones").tiles_complete == 1
     with ZarrTileStore(plain, mode="r") as store:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
-from infinite_tensor import InfiniteTensor, StoreError, TensorWindow
+from infinite_tensor import InfiniteTensor, StoreError
 from infinite_tensor.tilestore.persistent import PersistentTileStore
+from tests.support.tensors import halves
 
 GONE = "tensor 't' is gone: it has been cleared, or the whole store has vanished"
 REMADE = "tensor 't' has been cleared and created again by somebody else"
@@ -172,14 +172,3 @@ class VanishingPlaceTests:
         t[0:16]
         store.flush()
         return store, t
-
-
-def halves(store: PersistentTileStore, tensor_id: str = "t") -> InfiniteTensor:
-    """Two windows to a tile, each full of its index."""
-    return InfiniteTensor(
-        (None,),
-        lambda ctx: torch.full((4,), float(ctx[0])),
-        TensorWindow((4,)),
-        tile_store=store,
-        tensor_id=tensor_id,
-    )

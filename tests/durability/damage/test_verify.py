@@ -306,19 +306,6 @@ def test_a_damaged_definition_whose_folder_does_not_tell_the_id_is_listed_with_a
         assert store.tensor_ids() == []
 
 
-@pytest.mark.parametrize("stored", [0, -3, 2, "1", [1, 2], 1.5])
-def test_an_hdf5_file_of_an_unknown_format_is_a_store_error(tmp_path: Path, stored: Any) -> None:
-    expected = filled(hdf5_at(tmp_path))
-    with h5py.File(tmp_path / "s.h5", "r+") as file:
-        file.attrs["infinite_tensor_format"] = stored
-    with pytest.raises(StoreError, match="format"):
-        hdf5_at(tmp_path)
-    with h5py.File(tmp_path / "s.h5", "r+") as file:
-        file.attrs["infinite_tensor_format"] = 1
-    with hdf5_at(tmp_path) as store:
-        assert torch.equal(store.open("t")[0:9, 0:9], expected)
-
-
 @pytest.mark.parametrize("stored", [0, "1", None])
 def test_a_zarr_store_of_an_unknown_format_is_an_error_that_says_what_to_do(tmp_path: Path, stored: Any) -> None:
     expected = filled(zarr_at(tmp_path))

@@ -34,6 +34,7 @@ from tests.durability.faults.conftest import pair
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
 from tests.support.interrupts import finishes, interrupted_by_a_timer, lines_seen, press_ctrl_c
+from tests.support.tensors import line, ones
 
 SMALL = 3000
 """Bytes of a cache that holds a few windows, or a tile or two."""
@@ -46,14 +47,6 @@ STORES: dict[str, Callable[[Path], TileStore]] = {
     "zarr": lambda path: ZarrTileStore(path / "t.zarr", tile_size=16, cache_size_bytes=SMALL),
     "hdf5": lambda path: HDF5TileStore(path / "t.h5", tile_size=16, cache_size_bytes=SMALL),
 }
-
-
-def ones(_ctx: Index) -> torch.Tensor:
-    return torch.ones(4)
-
-
-def line(store: TileStore, f: Callable[..., torch.Tensor] = ones, **options: Any) -> InfiniteTensor:
-    return InfiniteTensor((None,), f, WINDOW, tile_store=store, tensor_id="t", **options)
 
 
 class Slow(DictTileStore):

@@ -29,6 +29,7 @@ from tests.durability.faults.conftest import pair
 from tests.support.chain import Chain
 from tests.support.dict_store import DictTileStore
 from tests.support.interrupts import alarms_handled_by, press_ctrl_c
+from tests.support.tensors import line
 
 STORES: dict[str, Callable[[Path], PersistentTileStore]] = {
     "zarr": lambda path: ZarrTileStore(path / "t.zarr", tile_size=16, cache_size_bytes=3000),
@@ -65,39 +66,25 @@ CALLS: dict[str, Callable[[Chain, Interrupted], object]] = {
 }
 
 
+@pytest.mark.parametrize("where", ["handler", "in_flush"])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_in_the_middle_of_a_read_is_refused_at_once(name: str) -> None:
+def test_a_call_in_the_middle_of_a_read_or_a_flush_is_refused_at_once(name: str, where: str) -> None:
     store, refused = Interrupted(), []
     chain = pair(store)
 
-    def handler() -> None:
+    def call() -> None:
         with pytest.raises(StoreError, match="request_flush"):
             CALLS[name](chain, store)
         refused.append(name)
 
-    store.handler = handler
+    setattr(store, where, call)
     pixels = chain.slope[0:20, 0:20]
-    store.handler = lambda: None
-    assert refused
-    assert torch.equal(pixels, pair(MemoryTileStore()).slope[0:20, 0:20])
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_a_call_in_the_middle_of_a_flush_is_refused_at_once(name: str) -> None:
-    store, refused = Interrupted(), []
-    chain = pair(store)
-    chain.slope[0:20, 0:20]
-
-    def in_flush() -> None:
-        with pytest.raises(StoreError, match="request_flush"):
-            CALLS[name](chain, store)
-        refused.append(name)
-
-    store.in_flush = in_flush
     store.flush()
-    store.in_flush = lambda: None
+    setattr(store, where, lambda: None)
     assert refused
-    assert torch.equal(chain.slope[0:20, 0:20], pair(MemoryTileStore()).slope[0:20, 0:20])
+    expected = pair(MemoryTileStore()).slope[0:20, 0:20]
+    assert torch.equal(pixels, expected)
+    assert torch.equal(chain.slope[0:20, 0:20], expected)
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in ("clear_tensor", "invalidate", "close")])
@@ -151,31 +138,20 @@ def test_a_flush_that_was_requested_comes_after_the_batch() -> None:
         return torch.ones(4)
 
     # Four windows to a tile: the one tile stays in progress.
-    t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t")
-    t[0:12]
+    line(store, f)[0:12]
     assert logged == [False, True, True]
 
 
-def test_a_flush_that_was_requested_comes_with_the_next_read() -> None:
-    storage: dict[Any, Any] = {}
-    store = DictTileStore(storage, tile_size=16)
-    t = InfiniteTensor((None,), lambda _ctx: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id="t")
-    t[0:12]
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_flush_that_was_requested_comes_with_the_next_read_or_regions_of_a_stream(*, streams: bool) -> None:
+    store, regions = DictTileStore({}, tile_size=16), [sl[0:12], sl[0:8]]
+    t = line(store)
+    reads = iter(t.iter_regions(regions)) if streams else (t[region] for region in regions)
+    next(reads)
     store.request_flush()
-    assert ("t", "partial", (0,)) not in storage
-    t[0:12]
-    assert ("t", "partial", (0,)) in storage
-
-
-def test_a_flush_that_was_requested_comes_with_the_next_regions_of_a_stream() -> None:
-    storage: dict[Any, Any] = {}
-    store = DictTileStore(storage, tile_size=16)
-    t = InfiniteTensor((None,), lambda _ctx: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id="t")
-    regions = iter(t.iter_regions([sl[0:12], sl[0:8]]))
-    next(regions)
-    store.request_flush()
-    next(regions)
-    assert ("t", "partial", (0,)) in storage
+    assert ("t", "partial", (0,)) not in store.storage
+    next(reads)
+    assert ("t", "partial", (0,)) in store.storage
 
 
 def test_a_store_in_memory_takes_a_request() -> None:

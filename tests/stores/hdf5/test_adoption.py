@@ -228,28 +228,24 @@ def test_an_empty_file_becomes_a_store(mode: str, path: Path) -> None:
         assert pixels(store) == EXPECTED
 
 
-@pytest.mark.parametrize("stored", [0, -1, "one", 1.5, [1, 2]])
-def test_a_damaged_mark_is_told_with_what_restores_it(stored: Any, path: Path) -> None:
-    with HDF5TileStore(path, tile_size=8) as store:
-        pixels(store)
-    with h5py.File(path, "r+") as h5:
-        h5.attrs["infinite_tensor_format"] = stored
-    for mode in MODES[:4]:
-        with pytest.raises(StoreError, match=r"may be damaged.*attrs\['infinite_tensor_format'\] = 1 restores it"):
-            HDF5TileStore(path, mode)
-    with h5py.File(path, "r+") as h5:
-        h5.attrs["infinite_tensor_format"] = 1
-    with HDF5TileStore(path) as store:
-        assert store.tensor_info("map").tiles_complete == 1
+RESTORES = r"attrs\['infinite_tensor_format'\] = 1 restores it"
+DAMAGES: dict[str, tuple[Any, list[str], str]] = {
+    **{repr(mark): (mark, MODES[:4], rf"may be damaged.*{RESTORES}") for mark in (0, -1, "one", 1.5, [1, 2])},
+    "later": (2, MODES[:4], "has format 2, this version reads up to 1"),
+    "none": (None, ADOPTING, rf"/t-map would be.*{RESTORES}"),
+}
 
 
-def test_a_store_that_lost_its_mark_is_told_with_what_restores_it(path: Path) -> None:
+@pytest.mark.parametrize(("mark", "modes", "told"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_mark_is_told_with_what_restores_it(mark: Any, modes: list[str], told: str, path: Path) -> None:
     with HDF5TileStore(path, tile_size=8) as store:
         pixels(store)
     with h5py.File(path, "r+") as h5:
         del h5.attrs["infinite_tensor_format"]
-    for mode in ADOPTING:
-        with pytest.raises(StoreError, match=r"/t-map would be.*attrs\['infinite_tensor_format'\] = 1 restores it"):
+        if mark is not None:
+            h5.attrs["infinite_tensor_format"] = mark
+    for mode in modes:
+        with pytest.raises(StoreError, match=told):
             HDF5TileStore(path, mode)
     with h5py.File(path, "r+") as h5:
         h5.attrs["infinite_tensor_format"] = 1

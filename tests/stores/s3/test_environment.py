@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
-from infinite_tensor import InfiniteTensor, StoreError, TensorWindow, ZarrTileStore
+from infinite_tensor import StoreError, ZarrTileStore
 from tests.support.s3_server import ADMIN, S3Server
+from tests.support.tensors import halves
 
 
 @pytest.fixture
@@ -24,18 +24,12 @@ def environment(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return monkeypatch
 
 
-def build(url: str) -> InfiniteTensor:
-    return InfiniteTensor(
-        (None,), lambda ctx: torch.full((4,), float(ctx[0])), TensorWindow((4,)), tile_store=url, tensor_id="t"
-    )
-
-
 def test_the_login_and_the_endpoint_are_those_of_the_environment(
     environment: pytest.MonkeyPatch, server: S3Server, url: str
 ) -> None:
     environment.setenv("AWS_ACCESS_KEY_ID", ADMIN[0])
     environment.setenv("AWS_SECRET_ACCESS_KEY", ADMIN[1])
-    t = build(url)
+    t = halves(url)
     t.fill(slice(0, 16), progress=False)
     t.tile_store.close()
     with ZarrTileStore(url, mode="r", storage_options=server.options()) as store:
@@ -45,4 +39,4 @@ def test_the_login_and_the_endpoint_are_those_of_the_environment(
 @pytest.mark.usefixtures("environment")
 def test_where_there_is_no_login_the_message_says_how_to_give_one(url: str) -> None:
     with pytest.raises(StoreError, match=r"set AWS_ACCESS_KEY_ID and .* give ZarrTileStore\(storage_options=\.\.\.\)"):
-        build(url)
+        halves(url)

@@ -10,16 +10,16 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
-import torch
 from s3fs import S3FileSystem
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore
 
-from infinite_tensor import InfiniteTensor, StoreError, TensorWindow, ValidationError, ZarrTileStore
+from infinite_tensor import InfiniteTensor, StoreError, ValidationError, ZarrTileStore
 from infinite_tensor_stores.targets import zarr_store
 from infinite_tensor_stores.zarr.objects import Objects
 from tests.support.s3_proxy import Proxy, Request
 from tests.support.s3_server import S3Server
+from tests.support.tensors import halves
 
 LOGIN = {"key": "SOMEKEY", "secret": "somesecret"}
 
@@ -31,13 +31,6 @@ def open_at(endpoint: str, **options: Any) -> ZarrTileStore:
 def opened(server: S3Server, url: str, timeout: float) -> tuple[ZarrTileStore, InfiniteTensor]:
     store = ZarrTileStore(url, tile_size=8, storage_options=server.options(), timeout=timeout)
     return store, halves(store)
-
-
-def halves(store: ZarrTileStore) -> InfiniteTensor:
-    """Two windows to a tile."""
-    return InfiniteTensor(
-        (None,), lambda ctx: torch.full((4,), float(ctx[0])), TensorWindow((4,)), tile_store=store, tensor_id="t"
-    )
 
 
 @contextmanager

@@ -9,17 +9,13 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-import torch
 from s3fs import S3FileSystem
 
-from infinite_tensor import InfiniteTensor, StoreError, TensorWindow, ZarrTileStore
+from infinite_tensor import StoreError, ZarrTileStore
 from tests.support.s3_server import ADMIN, S3Server
+from tests.support.tensors import line
 
 WRONG = ("WRONGKEY987654", "wrong/secret+654321")
-
-
-def ones(store: ZarrTileStore) -> InfiniteTensor:
-    return InfiniteTensor((None,), lambda _: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id="t")
 
 
 @pytest.mark.parametrize("mode", ["r", "a"])
@@ -52,7 +48,7 @@ def test_an_empty_place_is_no_store(server: S3Server, url: str, mode: str) -> No
 def test_a_bucket_that_is_deleted_under_a_store_is_a_store_error(server: S3Server, bucket: S3FileSystem) -> None:
     bucket.mkdir("soon-gone")
     store = ZarrTileStore("s3://soon-gone/x", tile_size=8, storage_options=server.options())
-    t = ones(store)
+    t = line(store)
     t[0:8]
     store.flush()
     t[16:20]
@@ -82,7 +78,7 @@ def test_no_credential_is_ever_shown_or_stored(
         with ZarrTileStore(
             url, tile_size=8, timeout=4.5, storage_options=server.options(client_kwargs={"region_name": "x1"})
         ) as store:
-            t = ones(store)
+            t = line(store)
             t[0:20]
             told += [repr(store), str(store), repr(t), repr(store._objects.store), repr(store.tensor_info("t"))]
             chunk = next(key for key in bucket.find(url) if "/c/" in key)
