@@ -87,7 +87,7 @@ def check_finished(source: Path, target: Path) -> None:
                 assert store.verify(name) == original.verify(name) == []
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", sample(range(44), 0, 1))
 def test_a_copy_that_is_killed_at_random_moments_continues(source: Path, tmp_path: Path, seed: int) -> None:
     rng, target = random.Random(seed), tmp_path / "target"  # noqa: S311
     for _ in range(3):
@@ -96,12 +96,6 @@ def test_a_copy_that_is_killed_at_random_moments_continues(source: Path, tmp_pat
             check_partly_copied(source, target)
     assert run(source, target) == 0
     check_finished(source, target)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 44))
-def test_a_copy_that_is_killed_at_many_more_random_moments_continues(source: Path, tmp_path: Path, seed: int) -> None:
-    test_a_copy_that_is_killed_at_random_moments_continues(source, tmp_path, seed)
 
 
 SOME = [

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +21,9 @@ from infinite_tensor import HDF5TileStore, StoreError, ZarrTileStore
 from infinite_tensor.tilestore import Damage
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor.tilestore.persistent.documents import name_of
+from tests.durability.damage import flips
 from tests.durability.damage.intact import READS, TILE, Outcome, build, fill, is_right, read, tiles_read, truth
+from tests.support.interpreters import run
 
 Open: TypeAlias = Callable[[str], PersistentTileStore]
 
@@ -209,7 +213,7 @@ def test_many_random_damages_of_a_zarr_store(
     _zarr_rounds(zarr_store, tmp_path, expected, seed, 400, 1)
 
 
-# HDF5: what lies in its datasets. Its own structures carry no checksums; see the test below.
+# HDF5: what lies in its datasets.
 
 
 @pytest.fixture(scope="module")
@@ -286,25 +290,44 @@ def _put_back_hdf5(intact: Path, path: Path) -> None:
             target.write(source.read(span.length))
 
 
-def _hdf5_rounds(intact: Path, tmp_path: Path, expected: dict[str, Any], seed: int, rounds: int, each: int) -> None:
+@pytest.mark.parametrize(("seed", "rounds", "each"), [(1, 6, 5), pytest.param(2, 300, 1, marks=pytest.mark.slow)])
+def test_random_damages_of_what_an_hdf5_file_holds(
+    hdf5_file: Path, tmp_path: Path, expected: dict[str, Any], seed: int, rounds: int, each: int
+) -> None:
     path = tmp_path / "store.h5"
     for number in range(rounds):
-        shutil.copy(intact, path)
+        shutil.copy(hdf5_file, path)
         dice = random.Random(f"{seed} {number}")  # noqa: S311  (no secret)
         hits = _seen([_hit_hdf5(path, dice) for _ in range(each)])
         try:
-            survives(_open_hdf5(path), partial(_put_back_hdf5, intact, path), hits, expected)
+            survives(_open_hdf5(path), partial(_put_back_hdf5, hdf5_file, path), hits, expected)
         except BaseException as error:
             error.add_note(f"round {number}: {hits}")
             raise
 
 
-def test_random_damages_of_what_an_hdf5_file_holds(hdf5_file: Path, tmp_path: Path, expected: dict[str, Any]) -> None:
-    _hdf5_rounds(hdf5_file, tmp_path, expected, 1, 6, 5)
+# HDF5's own structures, which carry no checksums: what damage to them may do to a reader, and what not.
 
 
-@pytest.mark.slow
-def test_many_random_damages_of_what_an_hdf5_file_holds(
-    hdf5_file: Path, tmp_path: Path, expected: dict[str, Any]
+@pytest.mark.parametrize(
+    ("seed", "count"), [(1, 20), *(pytest.param(seed, 250, marks=pytest.mark.slow) for seed in range(2, 6))]
+)
+def test_a_flipped_byte_anywhere_in_an_hdf5_file_gives_right_bits_or_a_store_error(
+    hdf5_file: Path, tmp_path: Path, seed: int, count: int
 ) -> None:
-    _hdf5_rounds(hdf5_file, tmp_path, expected, 2, 300, 1)
+    done = run(flips.__file__, shutil.copy(hdf5_file, tmp_path), seed, count, patience=1200)
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-100:]
+    told = Counter(line.split()[1] for line in done.stdout.splitlines())
+    assert told.total() == count
+    assert told.keys() <= {"right", "StoreError"}
+
+
+def test_a_truncated_hdf5_file_is_a_store_error(hdf5_file: Path, tmp_path: Path, expected: dict[str, Any]) -> None:
+    data, path = hdf5_file.read_bytes(), tmp_path / "store.h5"
+    for length in range(len(data) - 1, 0, -len(data) // 9):
+        path.write_bytes(data[:length])
+        with pytest.raises(StoreError, match=re.escape(str(path))):
+            HDF5TileStore(path, tile_size=TILE)
+    path.write_bytes(data)
+    with HDF5TileStore(path, tile_size=TILE) as store:
+        assert is_right(read(build(store)), expected)

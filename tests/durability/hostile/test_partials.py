@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 from zarr.storage import MemoryStore
 
-from infinite_tensor import DamagedDataWarning, InfiniteTensor, TensorWindow, TileAccessError, ZarrTileStore
+from infinite_tensor import (
+    DamagedDataWarning,
+    InfiniteTensor,
+    MemoryTileStore,
+    TileAccessError,
+    TileStore,
+    ZarrTileStore,
+)
 from infinite_tensor.tilestore.partial import DamagedPartialError, PartialTile
 from tests.durability.hostile.honest import Storage, opened
 from tests.support.bounds import bounded
 from tests.support.counting import Counted
-from tests.support.dict_store import DictTileStore, Index
+from tests.support.dict_store import Index
 from tests.support.reference import same_bits
+from tests.support.tensors import overlapping
 
-_KEY = ("t", "partial", (0, 0))
-_PLACE = str(_KEY)
-_REGION = (slice(0, 8), slice(0, 8))
+KEY = ("t", "partial", (0, 0))
+PLACE = str(KEY)
+REGION = (slice(0, 8), slice(0, 8))
 
 
 def window(ctx: Index) -> torch.Tensor:
@@ -29,25 +39,25 @@ def window(ctx: Index) -> torch.Tensor:
     return torch.arange(16.0).reshape(4, 4) / 3 + 10 * ctx[0] + 0.1 * ctx[1]
 
 
-def tensor(store: DictTileStore | ZarrTileStore, f: Counted) -> InfiniteTensor:
-    return InfiniteTensor((None, None), f, TensorWindow((4, 4), stride=3), tile_store=store, tensor_id="t")
-
-
 def expected() -> torch.Tensor:
-    pixels: torch.Tensor = tensor(opened({}), Counted(window))[_REGION]
+    pixels: torch.Tensor = overlapping(opened({}), Counted(window))[REGION]
     return pixels
+
+
+def stored(make: Callable[[TileStore], InfiniteTensor]) -> Storage:
+    """A store that knows windows (-1, -1) to (0, 2) of tile (0, 0) as its prefix, and (2, 2) as a loose piece."""
+    entries: Storage = {}
+    with opened(entries) as store:
+        t = make(store)
+        t[-2:2, 0:8]
+        t[7:8, 7:8]
+    assert KEY in entries
+    return entries
 
 
 @pytest.fixture
 def storage() -> Storage:
-    """A store that knows windows (-1, -1) to (0, 2) of tile (0, 0) as its prefix, and (2, 2) as a loose piece."""
-    entries: Storage = {}
-    with opened(entries) as store:
-        t = tensor(store, Counted(window))
-        t[-2:2, 0:8]
-        t[7:8, 7:8]
-    assert _KEY in entries
-    return entries
+    return stored(lambda store: overlapping(store, Counted(window)))
 
 
 _TILE = torch.ones(8, 8)
@@ -82,17 +92,17 @@ _MADE_UP = {
 
 @pytest.mark.parametrize("part", _MADE_UP.values(), ids=_MADE_UP)
 def test_a_part_that_does_not_fit_is_left_out_though_its_digest_is_right(storage: Storage, part: PartialTile) -> None:
-    storage[_KEY] = wrong = (part.to_bytes(_PLACE),)
+    storage[KEY] = wrong = (part.to_bytes(PLACE),)
     f = Counted(window)
     said = r"tile \(0, 0\) of tensor 't' has a (prefix|piece).*treated as missing"
     with bounded(), opened(storage) as store, pytest.warns(DamagedDataWarning, match=said):
-        assert same_bits(tensor(store, f)[_REGION], expected())
+        assert same_bits(overlapping(store, f)[REGION], expected())
     assert len(f.calls) == len(set(f.calls)) == 16
-    assert _KEY not in storage
+    assert KEY not in storage
     with opened(storage) as store:
-        assert same_bits(store.open("t")[_REGION], expected())
+        assert same_bits(store.open("t")[REGION], expected())
     del storage["t", "tile", (0, 0)]
-    storage[_KEY] = wrong
+    storage[KEY] = wrong
     with pytest.warns(DamagedDataWarning), pytest.raises(TileAccessError, match="'t' was opened without f"):
         opened(storage).open("t")[0:2, 0:8]
 
@@ -100,28 +110,28 @@ def test_a_part_that_does_not_fit_is_left_out_though_its_digest_is_right(storage
 @pytest.mark.parametrize("part", _MADE_UP.values(), ids=_MADE_UP)
 @pytest.mark.filterwarnings("ignore::infinite_tensor.DamagedDataWarning")
 def test_a_part_that_does_not_fit_spoils_no_pixel_of_those_beside_it(storage: Storage, part: PartialTile) -> None:
-    for log in ((*storage[_KEY], part.to_bytes(_PLACE)), (part.to_bytes(_PLACE), *storage[_KEY])):
-        with opened(storage | {_KEY: log}) as store:
-            assert same_bits(tensor(store, Counted(window))[_REGION], expected())
+    for log in ((*storage[KEY], part.to_bytes(PLACE)), (part.to_bytes(PLACE), *storage[KEY])):
+        with opened(storage | {KEY: log}) as store:
+            assert same_bits(overlapping(store, Counted(window))[REGION], expected())
 
 
 def test_what_fits_is_taken_in(storage: Storage) -> None:
     f = Counted(window)
     with opened(storage) as store:
         assert same_bits(store.open("t")[0:2, 0:8], expected()[0:2])
-        assert same_bits(tensor(store, f)[_REGION], expected())
+        assert same_bits(overlapping(store, f)[REGION], expected())
     assert sorted(f.calls) == [(1, -1), (1, 0), (1, 1), (1, 2), (2, -1), (2, 0), (2, 1)]
 
 
 def test_a_part_that_does_not_fit_is_left_out_of_a_zarr_store() -> None:
     memory, f = MemoryStore(), Counted(window)
     with ZarrTileStore(memory, tile_size=8) as store:
-        tensor(store, f)[0:2, 0:8]
+        overlapping(store, f)[0:2, 0:8]
     with ZarrTileStore(memory, tile_size=8) as store:
-        t = tensor(store, f)
+        t = overlapping(store, f)
         store._write_partials(t.tensor_id, {(0, 0): PartialTile(torch.ones(1, 8), 16)})
     with ZarrTileStore(memory, tile_size=8) as store, pytest.warns(DamagedDataWarning, match="has a prefix of torch"):
-        assert same_bits(tensor(store, f)[_REGION], expected())
+        assert same_bits(overlapping(store, f)[REGION], expected())
 
 
 # Bytes.
@@ -206,6 +216,101 @@ def test_a_part_of_another_tile_or_tensor_is_refused(storage: Storage, tmp_path:
         with pytest.raises(DamagedPartialError, match="does not match its digest"):
             PartialTile.from_bytes(_part(), place)
     other = ("t", "partial", (0, 1))
-    storage[_KEY], storage[other] = storage[other], storage[_KEY]
+    storage[KEY], storage[other] = storage[other], storage[KEY]
     with opened(storage) as store, pytest.warns(DamagedDataWarning):
-        assert same_bits(tensor(store, Counted(window))[_REGION], expected())
+        assert same_bits(overlapping(store, Counted(window))[REGION], expected())
+
+
+# Logs of tensors that are blended by a weighted mean: sums in one dtype, pieces in another.
+
+SUMS = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float64: torch.float64}
+
+
+def mean(store: TileStore, dtype: torch.dtype) -> InfiniteTensor:
+    return overlapping(store, lambda ctx: window(ctx).to(dtype), dtype=dtype, blend="hann")
+
+
+def stored_mean(dtype: torch.dtype) -> Storage:
+    return stored(lambda store: mean(store, dtype))
+
+
+@pytest.mark.parametrize("dtype", SUMS)
+def test_a_log_holds_sums_that_are_not_divided_and_plain_pieces(dtype: torch.dtype) -> None:
+    (data,) = stored_mean(dtype)[KEY]
+    part = PartialTile.from_bytes(data, PLACE)
+    assert part.prefix is not None
+    assert part.prefix.dtype == SUMS[dtype]
+    assert part.pieces[2, 2].dtype == dtype
+    expected = torch.arange(16.0).reshape(4, 4)[:2, :2] / 3 + 20 + 0.2
+    assert same_bits(part.pieces[2, 2], expected.to(dtype))
+    # Corners of windows (-1, -1), (-1, 0), (0, -1) and (0, 0) lie on pixel (0, 0), of one weight.
+    weighted = math.sin(math.pi / 8) ** 4 * (15 / 3 - 10.1 + 12 / 3 - 10 + 3 / 3 - 0.1 + 0)
+    torch.testing.assert_close(
+        part.prefix[0, 0].item(), weighted, rtol=1e-2 if dtype is torch.bfloat16 else 1e-3, atol=0
+    )
+
+
+@pytest.mark.parametrize("dtype", SUMS)
+def test_a_tile_is_continued_from_its_log(dtype: torch.dtype) -> None:
+    expected = mean(MemoryTileStore(), dtype)[REGION]
+    entries = stored_mean(dtype)
+    with opened(entries) as store:
+        # A part of the tile, all of whose windows are known.
+        assert same_bits(store.open("t")[0:2, 0:8], expected[0:2])
+        assert same_bits(mean(store, dtype)[REGION], expected)
+    assert KEY not in entries
+    with opened(entries) as store:
+        assert same_bits(store.open("t")[REGION], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.complex64])
+def test_parts_of_one_dtype_are_the_bytes_that_they_were(dtype: torch.dtype) -> None:
+    data = PartialTile(torch.ones(2, 2, dtype=dtype), 3, {(1, 2): torch.zeros(1, 2, dtype=dtype)}).to_bytes("here")
+    assert b"prefix_dtype" not in data
+    assert set(load(data)) == {"prefix", "piece 1,2"}
+
+
+def test_both_dtypes_are_under_the_digest() -> None:
+    part = PartialTile(torch.ones(2, 2), 3, {(1, 2): torch.zeros(1, 2, dtype=torch.bfloat16)})
+    data = part.to_bytes("here")
+    read = PartialTile.from_bytes(data, "here")
+    assert read.prefix is not None
+    assert (read.prefix.dtype, read.pieces[1, 2].dtype) == (torch.float32, torch.bfloat16)
+    # As long as the one that is there.
+    forged = data.replace(b'"prefix_dtype":"float32"', b'"prefix_dtype":"uint32" ')
+    assert forged != data
+    with pytest.raises(DamagedPartialError, match="does not match its digest"):
+        PartialTile.from_bytes(forged, "here")
+
+
+SUM, PIECE = torch.ones(8, 8), torch.ones(2, 2, dtype=torch.bfloat16)
+WRONG_DTYPES: dict[str, Any] = {
+    "a prefix in the dtype of pieces": PartialTile(SUM.bfloat16(), 4),
+    "a prefix of too wide a dtype": PartialTile(SUM.double(), 4),
+    "a piece in the dtype of sums": PartialTile(pieces={(2, 2): PIECE.float()}),
+    "a prefix in the dtype of pieces beside a piece": PartialTile(SUM.bfloat16(), 4, {(2, 2): PIECE}),
+}
+
+
+@pytest.mark.parametrize("part", WRONG_DTYPES.values(), ids=WRONG_DTYPES)
+def test_a_part_of_the_wrong_dtype_is_left_out(part: PartialTile) -> None:
+    entries = stored_mean(torch.bfloat16)
+    entries[KEY] = (part.to_bytes(PLACE),)
+    said = r"tile \(0, 0\) of tensor 't' has a (prefix|piece).*treated as missing"
+    with bounded(), opened(entries) as store, pytest.warns(DamagedDataWarning, match=said):
+        assert same_bits(mean(store, torch.bfloat16)[REGION], mean(MemoryTileStore(), torch.bfloat16)[REGION])
+
+
+@pytest.mark.parametrize("dtype", SUMS)
+def test_a_log_whose_sums_hold_all_windows_is_divided_when_it_is_read(dtype: torch.dtype) -> None:
+    entries = stored_mean(dtype)
+    # Of windows of ones the sum is that of the weights.
+    weights = torch.sin(torch.pi * (torch.arange(4, dtype=torch.float64) + 0.5) / 4) ** 2
+    line = torch.zeros(14, dtype=torch.float64)
+    for index in range(-1, 3):
+        line[3 * index + 3 : 3 * index + 7] += weights
+    sums = (line[3:11, None] * line[None, 3:11]).to(SUMS[dtype])
+    entries[KEY] = (PartialTile(2 * sums, 16).to_bytes(PLACE),)
+    with opened(entries) as store:
+        pixels = store.open("t")[REGION]
+    torch.testing.assert_close(pixels.double(), torch.full((8, 8), 2.0, dtype=torch.float64), rtol=1e-6, atol=0)
