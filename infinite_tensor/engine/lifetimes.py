@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Self, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from infinite_tensor.engine.chain import Computation, Node, consumers_first
 from infinite_tensor.geometry.padding import ArgReads
@@ -86,7 +87,9 @@ class Lifetimes:
                     own = ArgReads(node.spec.grid.window, node.spec.shape, None)
                     self._reads(node, own, numbers, low, high, computation.depth)
             # Of a hull, not all needs to be there.
-            low = _first_new(low, high) if whole else low
+            if whole:
+                new, low = _new(low, high)
+                numbers, low, high = numbers[new], low[new], high[new]
             for upstream in computation.inputs:
                 if not self._reads(upstream.node, upstream.reads, numbers, low, high, computation.depth) or not whole:
                     self._hulls.add(upstream.node)
@@ -137,10 +140,9 @@ class Lifetimes:
         first[numbers], last[numbers] = starts, stops
         return first, last
 
-    @property
-    def held_bytes(self) -> int:
-        """About the most that is held at once of all tensors, in bytes."""
-        held = [node for node in self._reach if not node.computation.copied]
+    def held_bytes(self, nodes: Iterable[Node]) -> int:
+        """About the most that is held at once of some tensors, in bytes."""
+        held = [node for node in nodes if not node.computation.copied]
         return int(sum(self._most_pixels(node) * node.spec.gathered_bytes for node in held))
 
     def read_at(self, node: Node) -> int:
@@ -170,14 +172,24 @@ def _is_one(hull: _Boxes, box: _Boxes, other: _Boxes) -> bool:
     return bool((each[0] | each[1]).all())
 
 
-def _first_new(low: IntArray, high: IntArray) -> IntArray:
-    """Of boxes that follow each other, the corner from which on each holds what the one before does not.
+def _new(low: IntArray, high: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
+    """Which of boxes that follow each other hold what none before does, and the corner from which on each does.
 
-    Where a box grows out of the one before along several dimensions, or backwards, that is its own corner.
+    What is known of those before is one box, which grows along one dimension at a time. Where a box does not grow out
+    of that, all of it counts as new.
     """
-    inside = (low[1:] >= low[:-1]) & (high[1:] <= high[:-1])
-    onward = (inside | (low[1:] >= low[:-1])).all(axis=1) & ((~inside).sum(axis=1) == 1)
-    number, dim = np.flatnonzero(onward) + 1, (~inside).argmax(axis=1)[onward]
-    first = low.copy()
-    first[number, dim] = np.maximum(low[number, dim], high[number - 1, dim])
-    return first
+    new, corners, empty = np.ones(len(low), dtype=bool), low.copy(), low[0].tolist()
+    known = empty, [*empty]
+    for n, (first, last) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
+        sides = list(zip(*known, first, last, strict=True))
+        beyond = [d for d, (begin, end, a, b) in enumerate(sides) if not begin <= a <= b <= end]
+        new[n] = bool(beyond)
+        d, *others = beyond or [0]
+        begin, end, a, b = sides.pop(d)
+        if beyond and not others and begin <= a:
+            corners[n, d] = max(a, end)
+        if beyond and not others and begin <= a <= end and all(side[:2] == side[2:] for side in sides):
+            known[1][d] = b
+        elif beyond:
+            known = first, last
+    return new, corners

@@ -94,7 +94,7 @@ def cut_into_bands(target: Target, most_bytes: int, least_bands: int = 1, unit: 
     tile = root.contents.layout(root.spec).tile_shape if unit is None else unit
     origin = tuple(a // n * n for a, n in zip(target.start, tile, strict=True)) if unit is None else target.start
     widths = [b - a for a, b in zip(origin, target.stop, strict=True)]
-    along = max(range(len(tile)), key=lambda d: -(-widths[d] // tile[d]))
+    along = max(range(len(tile)), key=lambda d: (-(-widths[d] // tile[d]), widths[d]))
     step = [n if d != along else min(n, tile[d]) for d, n in enumerate(widths)]
     while True:
         thick = max(1, int(_STEP_BYTES / (math.prod(step) * root.spec.gathered_bytes)))
@@ -113,13 +113,13 @@ def cut_into_bands(target: Target, most_bytes: int, least_bands: int = 1, unit: 
 def side_by_side(cuts: Mapping[Node, Bands]) -> Iterator[dict[Node, NumberedRegions]]:
     """The bands of several regions, which have as many each: the first of all, the second, and so on.
 
-    Their steps are numbered by how far they are along the band.
+    Their steps are numbered by how far along the band they end, so that one that reads others comes after them.
     """
     for bands in zip(*cuts.values(), strict=True):
-        begins = [_how_far(band, each.along) for band, each in zip(bands, cuts.values(), strict=True)]
-        numbers = np.empty(sum(map(len, begins)), dtype=np.int64)
-        numbers[np.argsort(np.concatenate(begins), kind="stable")] = np.arange(len(numbers))
-        of_each = np.split(numbers, np.cumsum([len(begin) for begin in begins])[:-1])
+        ends = [_how_far(band, each.along) for band, each in zip(bands, cuts.values(), strict=True)]
+        numbers = np.empty(sum(map(len, ends)), dtype=np.int64)
+        numbers[np.argsort(np.concatenate(ends), kind="stable")] = np.arange(len(numbers))
+        of_each = np.split(numbers, np.cumsum([len(end) for end in ends])[:-1])
         yield {
             node: NumberedRegions(own, band.starts, band.stops)
             for node, own, band in zip(cuts, of_each, bands, strict=True)
@@ -127,16 +127,17 @@ def side_by_side(cuts: Mapping[Node, Bands]) -> Iterator[dict[Node, NumberedRegi
 
 
 def _how_far(band: NumberedRegions, along: int) -> FloatArray:
-    """Where each step begins: 0 is where the band does, 1 where it ends."""
+    """Where each step ends: 0 is where the band begins, 1 where it ends."""
     first, last = band.starts[0, along], band.stops[-1, along]
-    how_far: FloatArray = (band.starts[:, along] - first) / (last - first)
+    how_far: FloatArray = (band.stops[:, along] - first) / (last - first)
     return how_far
 
 
 def held_bytes(cuts: Mapping[Node, Bands]) -> int:
     """The most that a read through bands side by side holds, in bytes, if each tensor is held as far as needed."""
     bands = next(side_by_side(cuts))
-    return Lifetimes({node: band.before(_ENOUGH_STEPS * len(cuts)) for node, band in bands.items()}).held_bytes
+    lifetimes = Lifetimes({node: band.before(_ENOUGH_STEPS * len(cuts)) for node, band in bands.items()})
+    return lifetimes.held_bytes({node for each in cuts.values() for node in each.target.chain})
 
 
 def shard_of(

@@ -21,7 +21,7 @@ from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.cutting import Bands, cut_into_bands, held_bytes, shard_of, side_by_side
 from infinite_tensor.filling.mask import PlacedMask, TakenTiles, Target, WantedTiles, taken_tiles
-from infinite_tensor.filling.overviews import with_levels
+from infinite_tensor.filling.overviews import in_blocks_of, with_levels
 from infinite_tensor.filling.plan import (
     SKIPPED,
     FilledRegion,
@@ -58,22 +58,20 @@ class Job:
 
     Attributes
     ----------
+    targets : tuple of Target
+        The regions, which begin and end with tiles. A tensor comes after those that it reads.
     passes : tuple of mapping of Node to Bands
-        The regions, which begin and end with tiles, each with its order. Those of one pass are filled side by side.
+        The same in parts, each with its order. Those of one pass are filled side by side.
     peak_memory : int
         The most memory that it is expected to hold, in bytes.
     max_memory : int or None
         The most that it may hold.
     """
 
+    targets: tuple[Target, ...]
     passes: tuple[Mapping[Node, Bands], ...]
     peak_memory: int
     max_memory: int | None
-
-    @property
-    def targets(self) -> list[Target]:
-        """The regions. A tensor comes after those that it reads."""
-        return [bands.target for each in self.passes for bands in each.values()]
 
     @property
     def chain(self) -> list[Node]:
@@ -139,22 +137,24 @@ def prepare(
     targets = [target for each in wanted if (target := _to_fill(*each, shard)) is not None]
     if not levels:
         return job_for(targets, max_memory)
-    parts = []
-    for target in targets:
-        most = (
-            _kept_by(target.node.store, max_memory) // 2 if in_blocks and target.node.contents.outlives_process else 0
-        )
-        parts += [[part] for part in with_levels(target, [*map(node_of, levels[nodes.index(target.node)])], most)]
-    return _job(_passes_of(parts, max_memory), max_memory)
+    stacks = [with_levels(target, [*map(node_of, levels[nodes.index(target.node)])]) for target in targets]
+    parts: list[list[Target]] = []
+    for stack in stacks:
+        in_memory = not stack[0].node.contents.outlives_process
+        most = 0 if in_memory or not in_blocks else _held(stack, max_memory) // 2
+        parts += in_blocks_of(stack, most)
+    return _job([*itertools.chain(*stacks)], parts, max_memory)
 
 
 def job_for(targets: Sequence[Target], max_memory: int | None) -> Job:
     """How regions of tensors are filled, each after those that it reads; MemoryTooSmallError if they cannot be."""
-    return _job(_passes_of(_families(targets), max_memory), max_memory)
+    return _job(targets, _families(targets), max_memory)
 
 
-def _job(passes: Sequence[tuple[Mapping[Node, Bands], int]], max_memory: int | None) -> Job:
-    return Job(tuple(cuts for cuts, _ in passes), max((most for _, most in passes), default=0), max_memory)
+def _job(targets: Sequence[Target], parts: Sequence[Sequence[Target]], max_memory: int | None) -> Job:
+    passes = _passes_of(parts, max_memory)
+    peak_memory = max((most for _, most in passes), default=0)
+    return Job(tuple(targets), tuple(cuts for cuts, _ in passes), peak_memory, max_memory)
 
 
 def _families(targets: Sequence[Target]) -> list[list[Target]]:
@@ -187,10 +187,10 @@ def _passes_of(parts: Sequence[Sequence[Target]], max_memory: int | None) -> lis
 def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dict[Node, Bands], int]]:
     """How regions are worked through: side by side where memory allows it. And how much memory each pass takes."""
     nodes = [target.node for target in targets]
-    caches = sum(_kept_by(store, max_memory) for store in _stores_of(chain_of(nodes)))
-    held = _DEFAULT_HELD if max_memory is None else max_memory - caches - _OVERHEAD
+    caches, held = _kept(targets, max_memory), _held(targets, max_memory)
     if len(set(nodes)) == len(nodes):
-        cuts = _cut(targets, held // len(targets))
+        # Levels hold little beside the tensor that they are of.
+        cuts = _cut(targets, held // max(1, sum(not target.is_level for target in targets)))
         even = len({bands.band_count for bands in cuts.values()}) == 1
         needed = held_bytes(cuts) if even else 0
         if len(targets) == 1 and max_memory is not None and needed > held:
@@ -204,6 +204,16 @@ def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dic
         if len(targets) == 1 or (even and needed <= held):
             return [(cuts, needed + caches + _OVERHEAD)]
     return _passes_of([[target] for target in targets], max_memory)
+
+
+def _kept(targets: Sequence[Target], max_memory: int | None) -> int:
+    """What the stores may keep in memory meanwhile, in bytes."""
+    return sum(_kept_by(store, max_memory) for store in _stores_of(chain_of([target.node for target in targets])))
+
+
+def _held(targets: Sequence[Target], max_memory: int | None) -> int:
+    """What a fill may hold beside that and what waits to be written, in bytes."""
+    return _DEFAULT_HELD if max_memory is None else max_memory - _kept(targets, max_memory) - _OVERHEAD
 
 
 def _least(nodes: Sequence[Node], beside_caches: int) -> int:
@@ -411,8 +421,9 @@ def writable(job: Job) -> Job:
                 f"{node.store!s} is read-only, and lacks some of tensor {node.spec.tensor_id!r}: open it with mode='a' "
                 "or 'r+' to fill a tensor"
             )
+    targets = tuple([target for target in job.targets if not target.node.contents.read_only])
     left = [{node: bands for node, bands in cuts.items() if not node.contents.read_only} for cuts in job.passes]
-    return replace(job, passes=tuple(filter(None, left)))
+    return replace(job, targets=targets, passes=tuple(filter(None, left)))
 
 
 def _lend(job: Job, lent: threading.Lock) -> None:

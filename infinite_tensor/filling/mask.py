@@ -315,12 +315,22 @@ class Target:
         The first pixel, and the one after the last, per dimension.
     wanted : Wanted or None
         Which of them; None for all, where what windows add to tiles beside these is stored too.
+    is_level : bool
+        Whether all that its windows read is filled before, or along with it.
     """
 
     node: Node
     start: Index
     stop: Index
     wanted: Wanted | None = None
+    is_level: bool = False
+
+    @property
+    def chain(self) -> list[Node]:
+        """The tensors that windows may be computed of, or read, each after those that it reads."""
+        if self.is_level:
+            return [*(upstream.node for upstream in self.node.computation.inputs), self.node]
+        return chain_of([self.node])
 
     def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
         """What is wanted of some of the pixels, ``[start, stop)``, as bounds of regions of whole tiles of them."""
@@ -363,9 +373,11 @@ class TakenTiles:
 def taken_tiles(targets: Sequence[Target]) -> dict[Node, TakenTiles]:
     """What masks and shards leave of the tensors that are filled.
 
-    Without those that are filled without either, and those that others read, which may need what is left out.
+    Without those that are filled without either, and those that others read, which may need what is left out; levels
+    do not.
     """
-    read = {each.node for node in chain_of([target.node for target in targets]) for each in node.computation.inputs}
+    others = [target.node for target in targets if not target.is_level]
+    read = {each.node for node in chain_of(others) for each in node.computation.inputs}
     parts: dict[Node, list[Wanted | None]] = {}
     for target in targets:
         parts.setdefault(target.node, []).append(target.wanted)

@@ -18,24 +18,28 @@ from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values.coarse import Coarsening
 
 
-def with_levels(base: Target, levels: Sequence[Node], most_bytes: int) -> Iterator[Target]:
-    """What is to be filled of a tensor and its levels, one after the other: coarser pixels soon after finer ones.
-
-    Parameters
-    ----------
-    base : Target
-        What is filled of the tensor.
-    levels : sequence of Node
-        Each is computed from the one before, the first one from the tensor.
-    most_bytes : int
-        So much of the tensor is in memory when the levels above it are computed, if that can be.
-    """
+def with_levels(base: Target, levels: Sequence[Node]) -> list[Target]:
+    """What is to be filled of a tensor and its levels, each of which is computed from the one before."""
     targets = [base]
     for level in levels:
         found = _above(targets[-1], level)
         if found is None:
             break
         targets.append(found)
+    return targets
+
+
+def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Target]]:
+    """The parts of a tensor and its levels that are filled together: coarser pixels soon after finer ones.
+
+    Parameters
+    ----------
+    targets : sequence of Target
+        The tensor first, and then what is to be filled of its levels.
+    most_bytes : int
+        So much of the tensor is in one part, if that can be.
+    """
+    base = targets[0]
     # How many pixels of the tensor lie in a pixel of each level, and in a tile or window of it.
     scales, blocks = [(1,) * len(base.start)], [_layout(base).tile_shape]
     for target in targets[1:]:
@@ -50,19 +54,23 @@ def with_levels(base: Target, levels: Sequence[Node], most_bytes: int) -> Iterat
 
     top = max((k for k, block in enumerate(blocks) if fits(block)), default=0)
     if top == 0:
-        yield from targets
+        yield from ([target] for target in targets)
         return
     block = blocks[top]
     while fits(larger := tuple([2 * n for n in block])) and not all(map(operator.ge, block, extents)):
         block = larger
     places = [range(a // n, -(-b // n)) for a, b, n in zip(base.start, base.stop, block, strict=True)]
     for place in itertools.product(*places):
+        parts = []
         for target, scale in zip(targets[: top + 1], scales, strict=False):
             steps = [n // k for n, k in zip(block, scale, strict=True)]
-            part = _part(target, [[(i + more) * n for i, n in zip(place, steps, strict=True)] for more in (0, 1)])
-            if part is not None:
-                yield part
-    yield from targets[top + 1 :]
+            parts.append(
+                _part(target, [[(i + more) * n for i, n in zip(place, steps, strict=True)] for more in (0, 1)])
+            )
+        if some := [*filter(None, parts)]:
+            yield some
+    if rest := [*targets[top + 1 :]]:
+        yield rest
 
 
 def _part(target: Target, bounds: Sequence[Sequence[int]]) -> Target | None:
@@ -117,4 +125,4 @@ def _above(below: Target, level: Node) -> Target | None:
         wanted &= inside.reshape([-1 if e == d else 1 for e in range(len(ends))])
     if not wanted.any():
         return None
-    return Target(level, *coarser.whole(start, stop), WantedTiles(coarser, tuple(low), wanted))
+    return Target(level, *coarser.whole(start, stop), WantedTiles(coarser, tuple(low), wanted), is_level=True)

@@ -130,10 +130,10 @@ def _parts(extent: int, along: Blocks) -> Iterator[_Part]:
 
 def _mean(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
     """The sum, in the order of the entries, over the sum of their weights."""
-    (weight, pixels), *others = entries
-    total = pixels * weight
-    for weight, pixels in others:
-        total += pixels if weight == 1 else pixels * weight
+    terms = (pixels if weight == 1 else pixels * weight for weight, pixels in entries)
+    total = next(terms) + next(terms, 0)
+    for term in terms:
+        total += term
     # A sum without NaN has none among its terms.
     if nodata is None and not (total.is_floating_point() and math.isnan(total.sum().item())):
         return _over(total, sum(weight for weight, _ in entries))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,33 @@ def test_a_fill_of_levels_stores_what_reads_would(tmp_path: Path) -> None:
     read = made(MemoryTileStore(), [], (1500, 1100))
     assert all(torch.equal(*pair) for pair in zip(found, [level[...] for level in read.pyramid()], strict=True))
     assert len(calls) == len(set(calls))
+
+
+def test_levels_of_more_than_fits_into_memory_are_filled_from_those_below(tmp_path: Path) -> None:
+    pixels, calls = drawn((2048, 2048), torch.float32, 0).nan_to_num(), Counter[tuple[int, ...]]()
+
+    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+        calls[ctx] += 1
+        return pixels[ctx[0] * 256 : ctx[0] * 256 + 256, ctx[1] * 256 : ctx[1] * 256 + 256]
+
+    with ZarrTileStore(tmp_path / "s", tile_size=128) as store:
+        t = InfiniteTensor((2048, 2048), f, TensorWindow((256, 256)), edge="clip", tile_store=store, tensor_id="t")
+        report = t.fill(sl[...], progress=False, pyramid=True, max_memory="78MiB")
+        assert report.bands > 1
+        assert len(report.tensors) == 3
+        assert set(calls.values()) == {1}
+        assert all(level.is_filled(sl[...]) for level in t.pyramid())
+
+
+def test_a_mask_bounds_what_is_stored_beside_levels_as_without_them(tmp_path: Path) -> None:
+    stored = []
+    for pyramid in (False, True):
+        with ZarrTileStore(tmp_path / str(pyramid), tile_size=TILE) as store:
+            t, where = made(store, []), Mask(lambda pixels: pixels[0].start < 1024, dims=(0, 1))
+            t.fill(sl[0:1100, 0:1100], progress=False, where=where, pyramid=pyramid)
+            info = store.tensor_info("t")
+            stored.append((info.tiles_complete, info.tiles_partial))
+    assert stored[0] == stored[1] == (32 * 35, 0)
 
 
 def test_a_shard_has_no_levels(tmp_path: Path) -> None:
