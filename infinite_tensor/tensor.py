@@ -614,7 +614,7 @@ class InfiniteTensor(Fillable):
         ----------
         factor : int or tuple of int
             How many pixels make one. An int is for the dimensions called z, y and x, without names for the last two; a
-            tuple has one entry per dimension.
+            tuple has one entry per dimension. Of 65,536 pixels at most one is made.
         method : str
             - "mean": of the pixels that are there, added in lexicographic order: in float32 for floats of 16 bits, in
               int64 for integers, which are rounded, a half to the even one. NaN and nodata are left out; where there is

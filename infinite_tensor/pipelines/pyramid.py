@@ -27,6 +27,8 @@ _SIDES = (65_536, 256, 32, 8)
 """The longest side of a window over one, two, three or more dimensions, where"""
 _MOST_PIXELS = 2**22
 """no more pixels than these are read for it."""
+_MOST_IN_ONE = 2**16
+"""Of so many pixels one is made: they are added one after the other, and sums of float32 lose what is small."""
 _MOST_BESIDE = 16
 """So many pixels along the other dimensions are in one window."""
 _MOST_HALVED = 4
@@ -239,6 +241,11 @@ def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
     if len(known) != tensor.ndim or len(factors) != tensor.ndim:
         raise ValidationError(
             f"factor must be a positive int, or a tuple of {tensor.ndim}, one for each dimension, got {quoted(given)}"
+        )
+    if math.prod(known) > _MOST_IN_ONE:
+        raise ValidationError(
+            f"one pixel of {math.prod(known):,} is more than is made in one step, up to {_MOST_IN_ONE:,}: coarsen in "
+            "several, as t.coarsen(64).coarsen(64) does by 4096"
         )
     return known
 
