@@ -16,6 +16,7 @@ from infinite_tensor.support.nested import show
 from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, arg_definitions, as_tensors, tensors_of
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.messages import check_same
+from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import check_args
@@ -200,14 +201,40 @@ def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tupl
     return _rebuilt, (parts, numbers[_tensor_key(tensor)])
 
 
-def over_stores(tensor: InfiniteTensor, found: Callable[[TileStore], TileStore]) -> InfiniteTensor:
-    """The same tensor where its store and those of its chain are others, which hold the same tensors."""
+def for_reading(tensor: InfiniteTensor, readers: dict[TileStore, TileStore]) -> InfiniteTensor:
+    """The same tensor, over stores that are opened again for reading: what is computed is kept in memory.
+
+    `readers` are those that have been opened, by the stores of tensors; more are added.
+
+    Raises
+    ------
+    ValidationError
+        If a store of the tensor or of its chain is of a kind that has no mode ``r``.
+    """
     _, (parts, number) = reduced(tensor)
     moved = [
-        replace(part, tensors=tuple([TensorInStore(own.spec, found(own.store), own.named) for own in part.tensors]))
+        replace(
+            part,
+            tensors=tuple([TensorInStore(own.spec, _reader(own.store, readers), own.named) for own in part.tensors]),
+        )
         for part in parts
     ]
     return _rebuilt(moved, number)
+
+
+def _reader(store: TileStore, readers: dict[TileStore, TileStore]) -> TileStore:
+    if store.read_only or not contents_of(store).outlives_process:
+        return store
+    if store not in readers:
+        store.flush()
+        try:
+            made: Any = store.__reduce__()
+            readers[store] = made[0](*made[1], mode="r")
+        except TypeError as error:
+            raise ValidationError(
+                f"{store} cannot be opened again with mode 'r'; open it for reading before"
+            ) from error
+    return readers[store]
 
 
 def _tensor_key(tensor: InfiniteTensor) -> int:

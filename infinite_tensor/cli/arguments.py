@@ -151,6 +151,22 @@ tensor_id = click.argument("tensor_id", metavar="ID")
 region = click.option(
     "--region", type=REGION, metavar="REGION", help='Pixels, as in "0:64,-32:32"; by default all of a finite tensor.'
 )
+
+
+def module(told: str, *, required: bool = False) -> Callable[[F], F]:
+    """The option that names a tensor, or a group of tensors, of a Python file."""
+
+    def checked(_context: click.Context, _option: click.Parameter, found: Any) -> Any:
+        if found is not None and not isinstance(found, infinite_tensor.InfiniteTensor | infinite_tensor.TensorGroup):
+            kind = type(found).__name__
+            raise click.UsageError(f"--module must name an InfiniteTensor or a TensorGroup, not a {kind}")
+        return found
+
+    told = f"An InfiniteTensor or TensorGroup {told}; package.module:NAME works too."
+    given: dict[str, Any] = {"type": REFERENCE, "metavar": "FILE.py:NAME", "required": required, "help": told}
+    return click.option("--module", "computed", callback=checked, **given)
+
+
 group = click.option("--group", is_flag=True, help="ID is that of a group; needed only where a tensor has it too.")
 overwrite = click.option("--overwrite", is_flag=True, help="Replace what is there already.")
 yes = click.option("--yes", is_flag=True, help="Do not ask before something is deleted.")

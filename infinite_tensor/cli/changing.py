@@ -16,29 +16,20 @@ _MOST_SHOWN = 20
 
 
 @click.command("fill", short_help="Compute and store a region of a tensor.")
-@click.option(
-    "--module",
-    "tensor",
-    type=arguments.REFERENCE,
-    metavar="FILE.py:NAME",
-    required=True,
-    help="An InfiniteTensor or TensorGroup that a file defines, with its store; package.module:NAME works too.",
-)
+@arguments.module("that a file defines, with its store", required=True)
 @arguments.region
 @arguments.fill_options
 @arguments.as_json
-def fill(tensor: Any, region: Any, where: str | None, where_scale: Any, as_json: bool, **options: Any) -> None:
+def fill(computed: Any, region: Any, where: str | None, where_scale: Any, as_json: bool, **options: Any) -> None:
     """Compute and store a region of a tensor that a Python file defines.
 
     What is stored already is not computed again. Ctrl-C ends it after what is finished has been stored.
     """
-    if not isinstance(tensor, infinite_tensor.InfiniteTensor | infinite_tensor.TensorGroup):
-        raise click.UsageError(f"--module must name an InfiniteTensor or a TensorGroup, not a {type(tensor).__name__}")
     if region is None:
-        if isinstance(tensor, infinite_tensor.TensorGroup):
+        if isinstance(computed, infinite_tensor.TensorGroup):
             raise click.UsageError('of a group, give a region: --region "0:512,0:512"')
-        region = arguments.region_of(tensor, None)
-    report = tensor.fill(region, where=arguments.mask_at(where, where_scale), **options)
+        region = arguments.region_of(computed, None)
+    report = computed.fill(region, where=arguments.mask_at(where, where_scale), **options)
     print_report(report, as_json=as_json)
 
 

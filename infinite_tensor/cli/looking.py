@@ -297,25 +297,31 @@ def plan(store: str, tensor_id: str, region: Any, max_memory: str | None, as_jso
 @click.command("view", short_help="Open a page to look at tensors.")
 @arguments.store
 @click.argument("tensor_ids", metavar="[ID ...]", nargs=-1)
+@arguments.module("that computes what is missing, shown before the others")
 @click.option("--port", type=int, default=0, metavar="N", help="Where the page is served.  [default: any free port]")
 @click.option("--browser/--no-browser", default=True, show_default=True, help="Open a browser.")
 @arguments.as_json
-def view(store: str, tensor_ids: tuple[str, ...], port: int, browser: bool, as_json: bool) -> None:
+def view(store: str, tensor_ids: tuple[str, ...], computed: Any, port: int, browser: bool, as_json: bool) -> None:
     """Open a page of Bokeh to look at one tensor of STORE, or at several beside each other, until Ctrl-C.
 
-    Without an ID it is the only tensor. What is missing is computed where the store alone says how, and not stored.
+    Without an ID it is that of --module, or the only tensor. What is missing is computed where --module or the store
+    alone says how, and not stored.
     """
-    from infinite_tensor.pipelines.pyramid import without_levels  # noqa: PLC0415  (as long as a command takes without it)
+    from infinite_tensor.opening import for_reading  # noqa: PLC0415  (as long as a command takes without them)
+    from infinite_tensor.pipelines.pyramid import without_levels  # noqa: PLC0415
 
     with infinite_tensor.open_store(store, mode="r") as opened:
-        ids = tensor_ids or tuple(without_levels(opened.tensor_ids()))
-        if not tensor_ids and len(ids) != 1:
+        is_group = isinstance(computed, infinite_tensor.TensorGroup)
+        members: list[Any] = computed.values(True, True) if is_group else [computed]
+        given = [for_reading(each, {}) for each in members if each is not None]
+        ids = tensor_ids or (() if given else tuple(without_levels(opened.tensor_ids())))
+        if not given and not tensor_ids and len(ids) != 1:
             raise click.UsageError(f"{store} holds {len(ids)} tensors: give an ID, of {', '.join(ids) or 'none'}")
-        first, *others = map(opened.open, ids)
+        first, *others = [*given, *map(opened.open, ids)]
         with first.view(*others, port=port, open_browser=browser) as shown:
             if as_json:
                 print_json({"url": shown.url})
-            note(f"{shown.url} shows {', '.join(ids)}; Ctrl-C ends it")
+            note(f"{shown.url} shows {', '.join(each.tensor_id for each in (first, *others))}; Ctrl-C ends it")
             shown.wait()
 
 

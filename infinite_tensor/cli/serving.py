@@ -13,13 +13,7 @@ from infinite_tensor.cli.output import print_json
 
 @click.command("serve", short_help="Serve tensors over HTTP, as Zarr and as map tiles.")
 @arguments.store
-@click.option(
-    "--module",
-    "computed",
-    type=arguments.REFERENCE,
-    metavar="FILE.py:NAME",
-    help="An InfiniteTensor or TensorGroup that computes what is missing; package.module:NAME works too.",
-)
+@arguments.module("that computes what is missing")
 @click.option("--region", type=arguments.REGION, metavar="REGION", help='What Zarr arrays show, as in "0:64,-32:32".')
 @click.option("--store-results", is_flag=True, help="Store what is computed, instead of keeping it in memory.")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
@@ -37,11 +31,6 @@ def serve(store: str, computed: Any, store_results: bool, workers: int | None, a
 
     There is no authentication.
     """
-    kinds = infinite_tensor.InfiniteTensor, infinite_tensor.TensorGroup
-    if computed is not None and not isinstance(computed, kinds):
-        raise click.UsageError(
-            f"--module must name an InfiniteTensor or a TensorGroup, not a {type(computed).__name__}"
-        )
     with infinite_tensor.open_store(store, mode="r+" if store_results else "r") as opened:
         sources = [opened] if computed is None else [computed, opened]
         given = options if workers is None else options | {"workers": workers}

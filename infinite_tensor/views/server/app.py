@@ -19,17 +19,15 @@ from starlette.routing import Route
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.groups import TensorGroup
-from infinite_tensor.opening import over_stores
+from infinite_tensor.opening import for_reading
 from infinite_tensor.pipelines.pyramid import without_levels
 from infinite_tensor.support.given import checked_count, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.persistent.documents import name_of
-from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.views.face import PLACES
 from infinite_tensor.views.server.served import Answer, Served, Settings, refused
 from infinite_tensor.views.server.work import Work
-from infinite_tensor_stores import ZarrTileStore, open_store
 
 LOCAL = ("127.0.0.1", "localhost")
 """What this machine calls itself."""
@@ -80,15 +78,14 @@ def _tensors_of(
     sources: Sequence[Source], *, store_results: bool
 ) -> Iterator[tuple[str, Callable[[], InfiniteTensor]]]:
     """Ids of what is served, and what opens it."""
-    readers: dict[int, TileStore] = {}
+    readers: dict[TileStore, TileStore] = {}
     for source in sources:
         if isinstance(source, TileStore):
             yield from ((each, partial(source.open, each)) for each in without_levels(source.tensor_ids()))
         elif isinstance(source, InfiniteTensor | TensorGroup):
             members: Iterable[Any] = [source] if isinstance(source, InfiniteTensor) else source.values(True, True)
             for tensor in members:
-                found = tensor if store_results else over_stores(tensor, lambda store: _reader(store, readers))
-                yield tensor.tensor_id, partial(_same, found)
+                yield tensor.tensor_id, partial(_same, tensor if store_results else for_reading(tensor, readers))
         else:
             raise ValidationError(
                 f"an InfiniteTensor, a TensorGroup or a TileStore can be served, got {quoted(source)}"
@@ -97,21 +94,6 @@ def _tensors_of(
 
 def _same(tensor: InfiniteTensor) -> InfiniteTensor:
     return tensor
-
-
-def _reader(store: TileStore, readers: dict[int, TileStore]) -> TileStore:
-    """A store that is opened for reading, at the same place; the same for all tensors of a store."""
-    if store.read_only or not contents_of(store).outlives_process:
-        return store
-    if id(store) not in readers:
-        store.flush()
-        if isinstance(store, ZarrTileStore):
-            again, where = store.__reduce__()
-            readers[id(store)] = again(*where, mode="r")
-        else:
-            assert store.address is not None
-            readers[id(store)] = open_store(store.address, mode="r")
-    return readers[id(store)]
 
 
 class _Routes:

@@ -257,9 +257,9 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by reference: the path and the options. Another process opens the file once this one has closed it."""
-        compression = self._filters.get("compression"), self._filters.get("compression_opts")
+        own: dict[str, Any] = {name: self._filters.get(name) for name in ("compression", "compression_opts")}
         mode = "r" if self.read_only else "r+"
-        return partial(type(self), **self._options()), (self.filepath, mode, *compression)
+        return partial(type(self), mode=mode, **own, **self._options()), (self.filepath,)
 
     @property
     def address(self) -> str:

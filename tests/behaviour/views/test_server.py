@@ -24,11 +24,21 @@ import zarr
 from PIL import Image
 
 import infinite_tensor
-from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, ZarrTileStore, from_array, open_store, sl
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    TensorWindow,
+    ValidationError,
+    ZarrTileStore,
+    from_array,
+    open_store,
+    sl,
+)
 from infinite_tensor.views.labels import COLOURS
 from infinite_tensor.views.server.served import Settings
 from infinite_tensor.views.server.work import Work
 from tests.support.command_line import COMMAND
+from tests.support.file_store import FileTileStore
 from tests.support.serving import PATIENCE, Served, served
 
 SIDE = 64
@@ -173,6 +183,18 @@ def test_what_a_client_has_is_not_sent_again(world: InfiniteTensor, path: str) -
         assert server.get(path, **{"If-None-Match": '"other"'}).status_code == 200
 
 
+def test_what_has_changed_is_sent_again() -> None:
+    value = [1.0]
+    tensor = made(f=lambda _ctx: torch.full((SIDE, SIDE), value[0]))
+    with served(tensor, settings=Settings(sl[0:64, 0:64])) as server:
+        first = server.get("/world/s0/world/c/0/0")
+        value[0] = 2.0
+        tensor.invalidate(sl[0:64, 0:64])
+        again = server.get("/world/s0/world/c/0/0", **{"If-None-Match": first.headers["etag"]})
+        assert again.status_code == 200
+        assert again.content != first.content
+
+
 def test_zarr_is_told_what_is_not_computed(tmp_path: Path) -> None:
     missing = made(ZarrTileStore(tmp_path / "w.zarr", tile_size=4 * SIDE))
     with served(missing, settings=Settings(sl[0:512, 0:512], max_windows=15)) as server:
@@ -275,7 +297,22 @@ def chunk(i: int) -> str:
     return f"/world/s0/world/c/0/{i}"
 
 
-def test_who_goes_away_is_not_computed_for(tmp_path: Path) -> None:
+@pytest.fixture
+def queued(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Waits until so many more answers that are to be computed have been queued."""
+    keys, result = queue.SimpleQueue[object](), Work.result
+
+    async def told(work: Work[Any], client: Hashable, key: Hashable, do: Any) -> Any:
+        if do.keywords["compute"]:
+            # The event loop does nothing else before it is queued.
+            keys.put(key)
+        return await result(work, client, key, do)
+
+    monkeypatch.setattr(Work, "result", told)
+    return lambda count: [keys.get(timeout=PATIENCE) for _ in range(count)].clear()
+
+
+def test_who_goes_away_is_not_computed_for(tmp_path: Path, queued: Callable[[int], None]) -> None:
     f, tensor = slow(tmp_path)
     with served(tensor, settings=Settings(sl[0:64, 0:640]), workers=1) as server:
         server.get("/world/zarr.json")
@@ -285,6 +322,7 @@ def test_who_goes_away_is_not_computed_for(tmp_path: Path) -> None:
         # One in the queue, one in the queue that another client wants as well, and the one that is running.
         left = [server.send(chunk(1)), server.send(chunk(2)), running]
         with server.send(chunk(2)) as stays:
+            queued(4)
             for client in left:
                 client.close()
             assert sorted(server.ended.get(timeout=PATIENCE) for _ in left) == [chunk(0), chunk(1), chunk(2)]
@@ -294,26 +332,16 @@ def test_who_goes_away_is_not_computed_for(tmp_path: Path) -> None:
     assert f.called == [0, 2]
 
 
-def test_clients_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_take_turns(tmp_path: Path, queued: Callable[[int], None]) -> None:
     f, tensor = slow(tmp_path)
-    queued, result = queue.SimpleQueue[object](), Work.result
-
-    async def told(work: Work[Any], client: Hashable, key: Hashable, do: Any) -> Any:
-        if do.keywords["compute"]:
-            # The event loop does nothing else before it is queued.
-            queued.put(key)
-        return await result(work, client, key, do)
-
-    monkeypatch.setattr(Work, "result", told)
     with served(tensor, settings=Settings(sl[0:64, 0:640]), workers=1) as server:
         server.get("/world/zarr.json")
         clients = [server.send(chunk(0))]
         assert f.has_begun.acquire(timeout=PATIENCE)
         clients += [server.send(chunk(i)) for i in (1, 2, 3)]
-        for _ in clients:
-            queued.get(timeout=PATIENCE)
+        queued(4)
         clients.append(server.send(chunk(4), "127.0.0.2"))
-        queued.get(timeout=PATIENCE)
+        queued(1)
         f.may_end.release(5)
         for client in clients:
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
@@ -325,6 +353,7 @@ def test_stored_pixels_do_not_wait_for_an_f(tmp_path: Path) -> None:
     f, tensor = slow(tmp_path)
     f.may_end.release()
     tensor[0:64, 0:64]
+    assert f.has_begun.acquire(timeout=PATIENCE)
     with served(tensor, settings=Settings(sl[0:64, 0:640]), workers=1) as server, server.send(chunk(1)) as waits:
         assert f.has_begun.acquire(timeout=PATIENCE)
         assert server.get(chunk(0)).status_code == 200
@@ -354,6 +383,23 @@ def test_results_are_stored_where_that_is_wanted(tmp_path: Path) -> None:
     with served(made(path), store_results=True) as server:
         browse(server)
     assert bool(made(path).is_filled(sl[256:512, 512:768]))
+
+
+def test_an_hdf5_file_that_this_process_writes_is_served_and_nothing_is_stored(tmp_path: Path) -> None:
+    with HDF5TileStore(tmp_path / "w.data", tile_size=SIDE) as store:
+        tensor = made(store)
+        tensor[-64:64, -64:64]
+        with served(tensor) as server:
+            browse(server)
+        assert tensor.coverage(sl[-128:128, -128:128], "stored").sum() == 4
+
+
+def test_a_store_that_cannot_be_opened_for_reading_is_refused(tmp_path: Path) -> None:
+    tensor = made(FileTileStore(tmp_path))
+    with pytest.raises(ValidationError, match="open it for reading before"), served(tensor):
+        pass
+    with served(tensor, settings=Settings(sl[0:64, 0:64]), store_results=True) as server:
+        assert server.get("/world/s0/world/c/0/0").status_code == 200
 
 
 def browse(server: Served) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
+import signal
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -16,6 +19,7 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, ZarrTileStore, from_array, sl
+from tests.support.command_line import COMMAND
 from tests.support.counting import Counted
 from tests.support.reference import Index
 
@@ -26,6 +30,15 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 PATIENCE = 20_000.0
 GREY = (217, 217, 217)
 """Of what is not stored."""
+MODULE = """
+import torch
+from infinite_tensor import InfiniteTensor, TensorWindow
+
+world = InfiniteTensor(
+    (None, None), lambda ctx: torch.full((256, 256), 7.0), TensorWindow((256, 256)), tile_store="w.zarr",
+    tensor_id="world",
+)
+"""
 TOOLTIP = """
 () => {
     const found = []
@@ -111,6 +124,10 @@ class Page:
         self._page.mouse.move(x, y)
         self.wait_for(f"({TOOLTIP})().includes('value')")
         return str(self._page.evaluate(TOOLTIP)).replace(":", " ").split()
+
+    def tint(self) -> None:
+        """Have what was stored tinted."""
+        self._page.locator("input[type=checkbox]").first.check()
 
     def picture(self) -> Any:
         """The colours of the middle of the screen."""
@@ -245,6 +262,33 @@ def test_from_afar_what_is_too_much_to_compute_is_not(opened: Callable[..., Page
     page.go("128, 128, 0")
     page.until(lambda: len(f.calls) > 4)
     assert len(f.calls) > 4
+
+
+def test_what_was_stored_is_tinted_where_that_is_wanted(opened: Callable[..., Page], tmp_path: Path) -> None:
+    t = tensor_of(ramp, tile_store=ZarrTileStore(tmp_path / "t.zarr", tile_size=256))
+    _ = t[0:256, 0:256]
+    page = opened(t)
+    page.settle()
+    assert page.marks("fill") == []
+    page.tint()
+    page.wait_for(f"{page.model('marks')}.data.left.length")
+    assert list(zip(page.marks("left"), page.marks("top"), strict=True)) == [(-0.5, -0.5)]
+
+
+def test_the_command_shows_what_a_module_computes_and_stores_nothing(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text(MODULE)
+    ZarrTileStore(tmp_path / "w.zarr").close()
+    command = [*COMMAND, "view", "w.zarr", "--module", "world.py:world", "--no-browser", "--json"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")["url"]
+        page = Page(browser.new_page(viewport={"width": 1200, "height": 800}), url)
+        page.settle()
+        assert page.hover(500, 300)[-1] == "7"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE / 1000) == 0
+    with ZarrTileStore(tmp_path / "w.zarr", mode="r") as store:
+        assert store.extent("world") is None
 
 
 def test_colours_and_labels_are_shown_beside_each_other(opened: Callable[..., Page]) -> None:
