@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -18,14 +18,15 @@ class _Job(Generic[T]):
 
     do: Callable[[], T]
     jobs: dict[Hashable, _Job[T]]
-    result: asyncio.Future[T] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    result: Future[T] = field(default_factory=Future)
     waiting: int = 0
 
 
 class Work(Generic[T]):
     """A queue per client, whose jobs are done on threads: the first of one client, then the first of the next.
 
-    All methods are called on one event loop.
+    A thread that is done with a job takes the next one itself. From the event loop, it would wait for it until the loop
+    has sent the answer.
 
     Parameters
     ----------
@@ -38,55 +39,55 @@ class Work(Generic[T]):
         self._free = threads
         self._clients: dict[Hashable, dict[Hashable, _Job[T]]] = {}
         self._queued: dict[Hashable, _Job[T]] = {}
+        self._lock = threading.Lock()
 
     async def result(self, client: Hashable, key: Hashable, do: Callable[[], T]) -> T:
         """What ``do()`` returns or raises, or what is queued under the same key.
 
         Where this is cancelled, and nobody else waits for the job, it leaves the queue. What has begun is finished.
         """
-        # Not one that has begun: pixels may have been invalidated since.
-        job = self._queued.get(key)
-        if job is None:
-            jobs = self._clients.setdefault(client, {})
-            job = self._queued[key] = jobs[key] = _Job(do, jobs)
-        job.waiting += 1
-        self._begin()
+        with self._lock:
+            # Not one that has begun: pixels may have been invalidated since.
+            job = self._queued.get(key)
+            if job is None:
+                jobs = self._clients.setdefault(client, {})
+                job = self._queued[key] = jobs[key] = _Job(do, jobs)
+            job.waiting += 1
+            if self._free:
+                self._free -= 1
+                self._threads.submit(self._run)
         try:
-            return await asyncio.shield(job.result)
+            return await asyncio.shield(asyncio.wrap_future(job.result))
         finally:
-            job.waiting -= 1
-            if not job.waiting and self._queued.get(key) is job:
-                del self._queued[key], job.jobs[key]
+            with self._lock:
+                job.waiting -= 1
+                if not job.waiting and self._queued.get(key) is job:
+                    del self._queued[key], job.jobs[key]
 
-    def _begin(self) -> None:
-        """Have free threads do what is queued."""
-        while self._free and self._clients:
-            client = next(iter(self._clients))
-            jobs = self._clients.pop(client)
-            if not jobs:
-                continue
-            key = next(iter(jobs))
-            job = jobs.pop(key)
-            del self._queued[key]
-            # The client comes again after all others.
-            self._clients[client] = jobs
-            self._free -= 1
-            done = asyncio.get_running_loop().run_in_executor(self._threads, job.do)
-            done.add_done_callback(partial(self._end, job))
+    def _run(self) -> None:
+        """Do what is queued, until there is nothing. On a thread."""
+        while (job := self._next()) is not None:
+            try:
+                job.result.set_result(job.do())
+            except BaseException as error:  # noqa: BLE001  (who waits for it raises it)
+                job.result.set_exception(error)
 
-    def _end(self, job: _Job[T], done: asyncio.Future[T]) -> None:
-        self._free += 1
-        self._begin()
-        if done.cancelled():
-            job.result.cancel()
-        elif (error := done.exception()) is not None:
-            job.result.set_exception(error)
-            # Perhaps nobody waits any more.
-            job.result.exception()
-        else:
-            job.result.set_result(done.result())
+    def _next(self) -> _Job[T] | None:
+        with self._lock:
+            while self._clients:
+                client = next(iter(self._clients))
+                jobs = self._clients.pop(client)
+                if jobs:
+                    key = next(iter(jobs))
+                    # The client comes again after all others.
+                    self._clients[client] = jobs
+                    del self._queued[key]
+                    return jobs.pop(key)
+            self._free += 1
+            return None
 
     def close(self) -> None:
         """Wait for what has begun; nothing else is done."""
-        self._free = 0
+        with self._lock:
+            self._clients.clear()
         self._threads.shutdown(cancel_futures=True)
