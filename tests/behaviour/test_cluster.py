@@ -12,20 +12,17 @@ from distributed import Client
 from tblib import pickling_support
 
 from infinite_tensor import (
-    HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
     OutOfMemoryError,
     Output,
     TensorWindow,
-    TileStore,
     ValidationError,
     ZarrTileStore,
     sl,
 )
 from infinite_tensor.filling import Progress, plan
-from infinite_tensor.filling.fill import Request
-from infinite_tensor.geometry.regions import parse
+from tests.support.building import built, store_of
 from tests.support.clusters import chain, cluster, computed, meeting, more_workers, one_worker_killed, with_ends
 from tests.support.files_of_a_store import Files
 from tests.support.interpreters import CONTEXT
@@ -46,25 +43,35 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
     return pixels
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ZarrTileStore]:
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as opened:
+        yield opened
+
+
+@pytest.fixture
+def t(store: ZarrTileStore, tmp_path: Path) -> InfiniteTensor:
+    return chain(store, tmp_path)
+
+
 SHARDS = 8
 """Four to each thread."""
 
 
 def test_a_plan_tells_which_windows_lie_across_the_borders_of_shards(
-    client: Client, truth: torch.Tensor, tmp_path: Path
+    client: Client, truth: torch.Tensor, tmp_path: Path, t: InfiniteTensor
 ) -> None:
-    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
-        t = chain(store, tmp_path)
-        least, plan = t.plan(REGION), t.plan(REGION, shards=SHARDS)
-        report = t.fill(REGION, client=client, progress=False)
-        calls = computed(tmp_path)
-        assert [len(counter) for counter in calls] == [tensor.windows for tensor in least.tensors]
-        assert [counter.total() for counter in calls] == [tensor.windows for tensor in plan.tensors]
-        assert [tensor.windows for tensor in report.tensors] == [tensor.windows for tensor in plan.tensors]
-        assert t.coverage(REGION).all()
-        assert report.tensors[-1].tiles == t.coverage(REGION).numel()
-        assert torch.equal(t[REGION], truth)
-        assert computed(tmp_path) == calls
+    least, plan = t.plan(REGION), t.plan(REGION, shards=SHARDS)
+    report = t.fill(REGION, client=client, progress=False)
+    calls = computed(tmp_path)
+    assert [len(counter) for counter in calls] == [tensor.windows for tensor in least.tensors]
+    assert [counter.total() for counter in calls] == [tensor.windows for tensor in plan.tensors]
+    assert [tensor.windows for tensor in report.tensors] == [tensor.windows for tensor in plan.tensors]
+    assert t.coverage(REGION).all()
+    assert report.tensors[-1].tiles == t.coverage(REGION).numel()
+    assert torch.equal(t[REGION], truth)
+    assert computed(tmp_path) == calls
+    t.tile_store.close()
     files = Files(tmp_path / "store")
     assert not files.tensors["level-2"].logs
     assert not files.leavings
@@ -72,26 +79,16 @@ def test_a_plan_tells_which_windows_lie_across_the_borders_of_shards(
 
 def test_a_chain_with_a_coarse_arg_computes_little_twice(client: Client, tmp_path: Path) -> None:
     """Windows that overlap read pixels eight times as large, with a halo."""
-    noise = InfiniteTensor((None, None), lambda ctx: torch.full((16, 16), float(ctx[0])), TensorWindow((16, 16)))
+    noise = built(lambda ctx: torch.full((16, 16), float(ctx[0])), (16, 16))
     window = TensorWindow((16, 16), stride=12)
     with ZarrTileStore(tmp_path, tile_size=96) as store:
-        coarse = InfiniteTensor(
-            (None, None),
-            lambda _ctx, x: x[2:-2, 2:-2],
-            window,
-            args=[noise],
-            args_windows=[window.padded(2)],
-            tile_store=store,
-            tensor_id="coarse",
-        )
-        fine = InfiniteTensor(
-            (None, None),
+        coarse = built(lambda _ctx, x: x[2:-2, 2:-2], window, (noise, window.padded(2)), store=store, name="coarse")
+        fine = built(
             lambda _ctx, x: torch.full((16, 16), float(x.mean())),
             window,
-            args=[coarse],
-            args_windows=[TensorWindow((6, 6), stride=2, offset=-2)],
-            tile_store=store,
-            tensor_id="fine",
+            (coarse, TensorWindow((6, 6), stride=2, offset=-2)),
+            store=store,
+            name="fine",
         )
         region = sl[0:768, 0:768]
         least, plan = fine.plan(region).tensors[1:], fine.plan(region, shards=SHARDS).tensors[1:]
@@ -100,35 +97,27 @@ def test_a_chain_with_a_coarse_arg_computes_little_twice(client: Client, tmp_pat
         assert sum(each.windows for each in report) <= 1.15 * sum(each.windows for each in least)
 
 
-def test_a_second_fill_computes_nothing(client: Client, tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
-        t = chain(store, tmp_path)
-        t.fill(REGION, client=client, progress=False)
-        assert t.fill(REGION, client=client, progress=False).windows == 0
-
-
-def test_it_goes_on_from_what_this_process_has_computed(client: Client, truth: torch.Tensor, tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
-        t = chain(store, tmp_path)
-        t[0:70, 0:70]
-        before, plan = computed(tmp_path), t.plan(REGION, shards=SHARDS)
-        t.fill(REGION, client=client, progress=False)
-        assert [max(counter.values()) for counter in before] == [1] * 3
-        assert [counter.total() for counter in computed(tmp_path)] == [
-            tensor.windows + known.total() for tensor, known in zip(plan.tensors, before, strict=True)
-        ]
-        assert torch.equal(t[REGION], truth)
+def test_it_goes_on_from_what_this_process_has_computed(
+    client: Client, truth: torch.Tensor, tmp_path: Path, t: InfiniteTensor
+) -> None:
+    t[0:70, 0:70]
+    before, plan = computed(tmp_path), t.plan(REGION, shards=SHARDS)
+    t.fill(REGION, client=client, progress=False)
+    assert [max(counter.values()) for counter in before] == [1] * 3
+    assert [counter.total() for counter in computed(tmp_path)] == [
+        tensor.windows + known.total() for tensor, known in zip(plan.tensors, before, strict=True)
+    ]
+    assert torch.equal(t[REGION], truth)
+    assert t.fill(REGION, client=client, progress=False).windows == 0
 
 
 def test_what_this_process_reads_meanwhile_does_not_hide_what_workers_store(
-    client: Client, truth: torch.Tensor, tmp_path: Path
+    client: Client, truth: torch.Tensor, tmp_path: Path, t: InfiniteTensor
 ) -> None:
-    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
-        t = chain(store, tmp_path)
-        t.fill(REGION, client=client, progress=lambda _progress: t[0:5, 0:5])
-        calls = computed(tmp_path)
-        assert torch.equal(t[REGION], truth)
-        assert computed(tmp_path) == calls
+    t.fill(REGION, client=client, progress=lambda _progress: t[0:5, 0:5])
+    calls = computed(tmp_path)
+    assert torch.equal(t[REGION], truth)
+    assert computed(tmp_path) == calls
 
 
 def test_windows_at_an_end_and_their_means_are_those_of_one_process(client: Client, tmp_path: Path) -> None:
@@ -159,10 +148,9 @@ def test_an_f_with_several_outputs_is_run_for_all_of_them(client: Client, tmp_pa
 
     with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
         world = InfiniteTensor.from_multi(paint, outputs, tile_store=store, tensor_id="world")
-        requests = [Request(world["rgb"], parse(sl[:, 0:100, 0:100], (2, None, None)))]
-        requests.append(Request(world["mask"], parse(sl[0:100, 30:130], (None, None))))
-        plan = plan_together(requests)
-        report = fill_together(requests, client=client, progress=False)
+        parts = (world["rgb"], sl[:, 0:100, 0:100]), (world["mask"], sl[0:100, 30:130])
+        plan = plan_together(*parts)
+        report = fill_together(*parts, client=client, progress=False)
         (calls,) = computed(tmp_path, 1)
         assert {t.tensor_id: t.windows for t in report.tensors} == dict.fromkeys(
             ["world/rgb", "world/mask"], calls.total()
@@ -187,7 +175,7 @@ def test_a_worker_that_is_killed_costs_no_pixel(truth: torch.Tensor, tmp_path: P
 
 def test_workers_that_come_later_are_given_work(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "store", tile_size=16) as store, cluster(1) as own:
-        t = InfiniteTensor((None, None), meeting(tmp_path, 3), TensorWindow((16, 16)), tile_store=store, tensor_id="t")
+        t = built(meeting(tmp_path, 3), (16, 16), store=store, name="t")
         with more_workers(own, tmp_path, 3):
             assert t.fill(sl[0:64, 0:64], client=own, progress=False).windows == 16
 
@@ -202,9 +190,7 @@ def test_a_fill_of_more_windows_than_are_named_goes_on_without_reading_a_pixel(
         told.append((progress.done, progress.total))
 
     with ZarrTileStore(tmp_path / "store", tile_size=64, cache_size_bytes=1) as store:
-        t = InfiniteTensor(
-            (None, None), lambda _ctx: torch.ones(16, 16), TensorWindow((16, 16)), tile_store=store, tensor_id="t"
-        )
+        t = built(lambda _ctx: torch.ones(16, 16), (16, 16), store=store, name="t")
         t.fill(sl[0:256, 0:256], client=client, progress=False)
         # A tile that is read now is found to be damaged, and computed again.
         chunks = list((tmp_path / "store" / store.tensor_info("t").location / "c").glob("*/*"))
@@ -217,30 +203,17 @@ def test_a_fill_of_more_windows_than_are_named_goes_on_without_reading_a_pixel(
 
 def test_a_tensor_upstream_in_memory_is_computed_by_each_worker_that_needs_it(client: Client, tmp_path: Path) -> None:
     window = TensorWindow((16, 16))
-    base = InfiniteTensor((None, None), lambda ctx: torch.full((16, 16), float(ctx[0])), window, tensor_id="base")
+    base = built(lambda ctx: torch.full((16, 16), float(ctx[0])), window, name="base")
     with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
-        t = InfiniteTensor(
-            (None, None),
-            lambda _ctx, x: x + 1,
-            window,
-            args=[base],
-            args_windows=[window],
-            tile_store=store,
-            tensor_id="t",
-        )
+        t = built(lambda _ctx, x: x + 1, window, base, store=store, name="t")
         report = t.fill(sl[0:128, 0:128], client=client, progress=False)
         assert [(tensor.tensor_id, tensor.windows) for tensor in report.tensors] == [("base", 64), ("t", 64)]
         assert t[20, 3] == 2.0
 
 
-@pytest.mark.parametrize("kind", ["memory", "hdf5", "memory-url"])
+@pytest.mark.parametrize("kind", ["memory", "hdf5", "zarr behind a memory:// URL"])
 def test_a_store_that_workers_cannot_reach_is_refused(kind: str, client: Client, tmp_path: Path) -> None:
-    store: TileStore = MemoryTileStore()
-    if kind == "hdf5":
-        store = HDF5TileStore(tmp_path / "file.h5")
-    elif kind == "memory-url":
-        store = ZarrTileStore("memory://cluster")
-    t = InfiniteTensor((None,), lambda _ctx: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id="t")
+    t = built(lambda _ctx: torch.ones(4), 4, store=store_of(kind.replace("memory:// ", ""), tmp_path), name="t")
     with pytest.raises(ValidationError, match="use a ZarrTileStore at a path or URL"):
         t.fill(sl[0:4], client=client, progress=False)
 
@@ -252,42 +225,37 @@ def test_an_error_of_f_comes_through_with_its_window(client: Client, tmp_path: P
         return torch.ones(4)
 
     with ZarrTileStore(tmp_path / "store", tile_size=4) as store:
-        t = InfiniteTensor((None,), fails, TensorWindow((4,)), tile_store=store, tensor_id="t")
+        t = built(fails, 4, store=store, name="t")
         with pytest.raises(ZeroDivisionError, match="no window here") as caught:
             t.fill(sl[0:64], client=client, progress=False)
         assert any("(3,)" in note for note in caught.value.__notes__)
 
 
-def test_a_ctrl_c_says_how_to_continue(client: Client, truth: torch.Tensor, tmp_path: Path) -> None:
+def test_a_ctrl_c_says_how_to_continue(client: Client, truth: torch.Tensor, t: InfiniteTensor) -> None:
     def pressed(_progress: Progress) -> None:
         raise KeyboardInterrupt
 
-    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
-        t = chain(store, tmp_path)
-        with pytest.raises(KeyboardInterrupt, match="kept: call fill with the same region again"):
-            t.fill(REGION, client=client, progress=pressed)
-        t.fill(REGION, client=client, progress=False)
-        assert torch.equal(t[REGION], truth)
+    with pytest.raises(KeyboardInterrupt, match="kept: call fill with the same region again"):
+        t.fill(REGION, client=client, progress=pressed)
+    t.fill(REGION, client=client, progress=False)
+    assert torch.equal(t[REGION], truth)
 
 
-def test_the_dashboard_goes_by_the_name_of_the_tensor(client: Client, tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
-        chain(store, tmp_path).fill(sl[0:64, 0:64], client=client, progress=False)
-        prefixes = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_prefixes))
-        assert {f"fill level_{number}" for number in range(3)} <= set(prefixes)
+def test_the_dashboard_goes_by_the_name_of_the_tensor(client: Client, t: InfiniteTensor) -> None:
+    t.fill(sl[0:64, 0:64], client=client, progress=False)
+    prefixes = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_prefixes))
+    assert {f"fill level_{number}" for number in range(3)} <= set(prefixes)
 
 
-def test_progress_counts_what_the_workers_do(client: Client, tmp_path: Path) -> None:
+def test_progress_counts_what_the_workers_do(client: Client, t: InfiniteTensor) -> None:
     told: list[Progress] = []
-    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
-        t = chain(store, tmp_path)
-        total = t.plan(REGION, shards=SHARDS).windows
-        report = t.fill(REGION, client=client, progress=told.append)
+    total = t.plan(REGION, shards=SHARDS).windows
+    report = t.fill(REGION, client=client, progress=told.append)
     assert (told[-1].done, told[-1].report) == (total, report)
 
 
 def too_large() -> torch.Tensor:
-    t = InfiniteTensor((None, None), lambda _ctx: torch.ones(8, 8), TensorWindow((8, 8)))
+    t = built(lambda _ctx: torch.ones(8, 8), (8, 8))
     pixels: torch.Tensor = t[0 : 2**30, 0 : 2**30]
     return pixels
 

@@ -12,29 +12,28 @@ import torch
 
 from infinite_tensor import (
     HDF5TileStore,
-    InfiniteTensor,
     MemoryTileStore,
     TensorWindow,
     ValidationError,
     ZarrTileStore,
 )
 from infinite_tensor.tilestore.persistent import PersistentTileStore
+from tests.support.building import built, store_of
 
 WINDOW = TensorWindow((4, 4))
-STORES: list[Callable[[Path], Any]] = [
-    lambda _path: MemoryTileStore(),
-    lambda path: ZarrTileStore(path / "s"),
-    lambda path: HDF5TileStore(path / "s.h5"),
-]
 
 
 def f(ctx: tuple[int, ...]) -> torch.Tensor:
     return torch.full((4, 4), float(sum(ctx)))
 
 
-@pytest.mark.parametrize("make", STORES)
-def test_get_or_create_makes_a_tensor_once(make: Callable[[Path], Any], tmp_path: Path) -> None:
-    store = make(tmp_path)
+@pytest.fixture(params=["memory", "zarr", "hdf5"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """With methods that type checkers do not know of."""
+    return store_of(request.param, tmp_path, None)
+
+
+def test_get_or_create_makes_a_tensor_once(store: Any) -> None:
     with pytest.warns(DeprecationWarning, match="get_or_create is deprecated; use InfiniteTensor"):
         t = store.get_or_create("t", (None, None), f, WINDOW, tile_size=8)
     assert t[0:8, 4].tolist() == [1] * 4 + [2] * 4
@@ -45,9 +44,7 @@ def test_get_or_create_makes_a_tensor_once(make: Callable[[Path], Any], tmp_path
         store.get_or_create("t", (None, None), f, TensorWindow((4, 4), stride=2), tile_size=8)
 
 
-@pytest.mark.parametrize("make", STORES)
-def test_get_or_create_after_a_clear_makes_another_tensor(make: Callable[[Path], Any], tmp_path: Path) -> None:
-    store = make(tmp_path)
+def test_get_or_create_after_a_clear_makes_another_tensor(store: Any) -> None:
     with pytest.warns(DeprecationWarning, match="get_or_create"):
         old = store.get_or_create("t", (None, None), f, WINDOW)
         store.clear_tensor("t")
@@ -55,27 +52,11 @@ def test_get_or_create_after_a_clear_makes_another_tensor(make: Callable[[Path],
     assert (old.shape, new.shape) == ((None, None), (8, None))
 
 
-def test_get_or_create_with_another_tile_size_is_refused(tmp_path: Path) -> None:
-    store: Any = ZarrTileStore(tmp_path)
+def test_get_or_create_chains(store: Any) -> None:
     with pytest.warns(DeprecationWarning, match="get_or_create"):
-        store.get_or_create("t", (None, None), f, WINDOW, tile_size=8)
-        with pytest.raises(ValidationError, match=r"tile_size: stored \[8, 8\], given \[16, 16\]"):
-            store.get_or_create("t", (None, None), f, WINDOW, tile_size=16)
-
-
-@pytest.mark.parametrize("make", STORES)
-def test_get_or_create_chains(make: Callable[[Path], Any], tmp_path: Path) -> None:
-    store = make(tmp_path)
-    with pytest.warns(DeprecationWarning, match="get_or_create"):
-        base = store.get_or_create(None, (None, None), f, WINDOW)
+        options = {"args": (store.get_or_create(None, (None, None), f, WINDOW),), "args_windows": (WINDOW,)}
         both = store.get_or_create(
-            7,
-            (None, None),
-            lambda _contexts, a: [x + 1 for x in a],
-            WINDOW,
-            args=(base,),
-            args_windows=(WINDOW,),
-            batch_size=2,
+            7, (None, None), lambda _contexts, a: [x + 1 for x in a], WINDOW, **options, batch_size=2
         )
     assert both.tensor_id == "7"
     assert both[0:8, 0].tolist() == [1] * 4 + [2] * 4
@@ -106,10 +87,8 @@ def test_cache_limit_bounds_a_memory_store() -> None:
             limit_after(**wrong)
 
 
-@pytest.mark.parametrize("make", STORES)
-def test_clear_direct_caches(make: Callable[[Path], Any], tmp_path: Path) -> None:
-    store = make(tmp_path)
-    t = InfiniteTensor((None, None), f, WINDOW, tile_store=store)
+def test_clear_direct_caches(store: Any) -> None:
+    t = built(f, WINDOW, store=store)
     before = t[0:4, 0:4]
     with pytest.warns(DeprecationWarning, match=r"use store.clear_cache"):
         store.clear_direct_caches()

@@ -7,7 +7,8 @@ import pickle
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from tensordict import TensorDict
 from infinite_tensor import (
     DtypeMismatchError,
     FunctionChangedWarning,
-    HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
     Output,
@@ -31,20 +31,14 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
-from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.chain import node_of
-from infinite_tensor.filling.fill import Request
 from infinite_tensor.filling.mask import Target
 from infinite_tensor.filling.plan import demands
-from infinite_tensor.geometry.regions import parse
-from infinite_tensor.tilestore.contents import Access
-from infinite_tensor.tilestore.memory.access import MemoryAccess
-from infinite_tensor.tilestore.memory.contents import MemoryContents
-from infinite_tensor.values.spec import TensorSpec
 from tests.behaviour.test_threads import LIMIT, started
+from tests.support.building import built, each_store
 from tests.support.counting import Counted
-from tests.support.stores import sample
-from tests.support.together import fill_together, plan_together
+from tests.support.together import fill_together, plan_together, read_together
+from tests.support.watched import watched
 
 RGB = Output((3, None, None), torch.float32, TensorWindow((3, 6, 6), stride=(3, 4, 4), dimension_map=(None, 0, 1)))
 MASK = Output((None, None), torch.bool, TensorWindow((4, 4)))
@@ -59,11 +53,7 @@ def painted(ctx: tuple[int, ...], *regions: torch.Tensor) -> dict[str, Any]:
     return {"rgb": picture, "biome": {"mask": picture[0, :4, :4] % 3 == 0, "code": torch.tensor([[ctx]])}}
 
 
-class Painter(Counted):
-    """Computes an image, a mask and a code of each window."""
-
-    def __init__(self) -> None:
-        super().__init__(painted)
+Painter = partial(Counted, painted)
 
 
 def paint(f: Callable[..., Any], store: TileStore, tensor_id: str | None = "p", **options: Any) -> list[InfiniteTensor]:
@@ -71,13 +61,7 @@ def paint(f: Callable[..., Any], store: TileStore, tensor_id: str | None = "p", 
     return [world["rgb"], world["biome"]["mask"], world["biome"]["code"]]
 
 
-@pytest.fixture(params=sample(["memory", "zarr", "hdf5"]))
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
-    if request.param == "memory":
-        return MemoryTileStore()
-    if request.param == "zarr":
-        return ZarrTileStore(tmp_path / "s", tile_size=16)
-    return HDF5TileStore(tmp_path / "s.h5", tile_size=16)
+store = each_store(tile_size=16)
 
 
 def test_one_call_computes_a_window_of_every_output(store: TileStore) -> None:
@@ -93,27 +77,23 @@ def test_one_call_computes_a_window_of_every_output(store: TileStore) -> None:
 
 def test_each_output_has_the_pixels_of_a_tensor_of_its_own(store: TileStore) -> None:
     rgb, mask, _ = paint(Painter(), store)
-    picture = InfiniteTensor(RGB.shape, lambda ctx: Painter()(ctx[:2])["rgb"], RGB.window)
-    alone = InfiniteTensor(MASK.shape, lambda ctx: Painter()(ctx)["biome"]["mask"], MASK.window, dtype=torch.bool)
+    picture = built(lambda ctx: Painter()(ctx[:2])["rgb"], RGB.window, shape=RGB.shape)
+    alone = built(lambda ctx: Painter()(ctx)["biome"]["mask"], MASK.window, shape=MASK.shape, dtype=torch.bool)
     assert torch.equal(mask[-9:30, 5:40], alone[-9:30, 5:40])
     assert torch.equal(rgb[1:, -9:30, 5:40], picture[1:, -9:30, 5:40])
 
 
 def test_f_may_return_a_tensordict() -> None:
-    def f(ctx: tuple[int, ...]) -> TensorDict:
-        found: TensorDict = TensorDict(Painter()(ctx), [])
-        return found
-
-    assert torch.equal(paint(f, MemoryTileStore())[0][:, 0:9, 0:9], paint(Painter(), MemoryTileStore())[0][:, 0:9, 0:9])
+    rgb = paint(lambda ctx: TensorDict(painted(ctx), []), MemoryTileStore())[0]
+    assert torch.equal(rgb[:, 0:9, 0:9], paint(painted, MemoryTileStore())[0][:, 0:9, 0:9])
 
 
 @pytest.mark.parametrize("form", ["list", "stacked", "lists"])
 def test_a_batch_may_be_a_list_of_dicts_or_a_dict_of_batches(form: str) -> None:
-    sizes = []
+    painter = Painter()
 
     def f(ctx: list[tuple[int, ...]]) -> Any:
-        sizes.append(len(ctx))
-        each = Painter()(ctx)
+        each = painter(ctx)
         if form == "list":
             return each
         pictures = [one["rgb"] for one in each]
@@ -125,32 +105,22 @@ def test_a_batch_may_be_a_list_of_dicts_or_a_dict_of_batches(form: str) -> None:
 
     mask = paint(f, MemoryTileStore(), batch_size=4)[1]
     assert torch.equal(mask[0:12, 0:12], paint(Painter(), MemoryTileStore())[1][0:12, 0:12])
-    assert sizes == [4, 4, 1]
+    assert painter.batches == [4, 4, 1]
 
 
 def test_several_outputs_read_together_run_full_batches_of_the_windows_of_all() -> None:
-    sizes = []
-
-    def f(ctx: list[tuple[int, ...]]) -> Any:
-        sizes.append(len(ctx))
-        return Painter()(ctx)
-
+    f = Painter()
     _, mask, code = paint(f, MemoryTileStore(), batch_size=4)
-    wanted = ((mask, sl[0:8, 0:8]), (code, sl[0:2, 2:4]))
-    read_together([(node_of(t), [parse(region, t.shape)]) for t, region in wanted])
+    read_together((mask, sl[0:8, 0:8]), (code, sl[0:2, 2:4]))
     # Windows (0, 0) to (1, 1), and (0, 2) to (1, 3).
-    assert sizes == [4, 4]
+    assert f.batches == [4, 4]
 
 
 @pytest.mark.parametrize(
     ("wrong", "error", "said"),
     [
         (lambda d: d["rgb"], ValidationError, "must return a dict with the keys 'rgb', .*got Tensor"),
-        (
-            lambda d: {"rgb": d["rgb"]},
-            ValidationError,
-            r"\('biome', 'mask'\) is missing, \('biome', 'code'\) is missing",
-        ),
+        (lambda d: {"rgb": d["rgb"]}, ValidationError, r"\('biome', 'mask'\) is missing, \('biome', 'code'\) is"),
         (lambda d: d | {"more": 1}, ValidationError, "'more' is no output"),
         (lambda d: d | {"rgb": d["rgb"][0]}, ShapeMismatchError, r"for 'rgb' shape \(6, 6\)"),
         (lambda d: d | {"rgb": d["rgb"].double()}, DtypeMismatchError, "for 'rgb' torch.float64"),
@@ -173,11 +143,11 @@ def test_what_f_returns_is_checked(wrong: Callable[[Any], Any], error: type[Exce
         ([RGB], "must be a dict of Output"),
         ({"a": 1}, "'a' must be an Output, got 1"),
         ({1: MASK}, "must be non-empty str, got 1"),
-        ({"a": Output((None,), torch.float32, TensorWindow((4, 4)))}, "output 'a': output_window has 2 dimensions"),
-        ({"a": Output((None, 0), torch.float32, TensorWindow((4, 4)))}, "output 'a': shape must hold positive ints"),
+        ({"a": Output((None,), "int8", TensorWindow((4, 4)))}, "output 'a': output_window has 2 dimensions"),
+        ({"a": Output((None, 0), "int8", TensorWindow((4, 4)))}, "output 'a': shape must hold positive ints"),
         (
-            {"rgb": Output((3, None, None), torch.float32, TensorWindow((3, 4, 4))), "mask": MASK},
-            "output 'mask': no dimension follows window coordinate 2",
+            {"rgb": Output((3, None, None), "int8", TensorWindow((3, 4, 4))), "mask": MASK},
+            "'mask': no dimension follows",
         ),
         ({"a": {"b": MASK}, "a/b": MASK}, "leave out the slashes"),
     ],
@@ -188,7 +158,7 @@ def test_outputs_that_do_not_fit_are_refused(outputs: Any, said: str) -> None:
 
 
 def test_an_arg_window_follows_the_coordinates_that_f_is_given() -> None:
-    arg = InfiniteTensor((None, None, None), lambda _ctx: torch.ones(2, 2, 2), TensorWindow((2, 2, 2)))
+    arg = built(lambda _ctx: torch.ones(2, 2, 2), (2, 2, 2))
     with pytest.raises(ValidationError, match="dimension 2 follows window coordinate 2, but there are 2"):
         InfiniteTensor.from_multi(Painter(), OUTPUTS, [arg], [TensorWindow((2, 2, 2))])
 
@@ -210,12 +180,8 @@ def test_what_is_missing_of_one_output_only_is_computed_again_and_the_rest_dropp
 def test_a_window_that_one_output_has_and_another_has_not_runs(store: TileStore) -> None:
     f = Counted(lambda ctx: {"short": torch.ones(4), "long": torch.ones(4) * ctx[0]})
     window = TensorWindow((4,))
-    short, long = InfiniteTensor.from_multi(
-        f,
-        {"short": Output((8,), torch.float32, window), "long": Output((20,), torch.float32, window)},
-        tile_store=store,
-        tensor_id="t",
-    ).values()
+    outputs = {"short": Output((8,), torch.float32, window), "long": Output((20,), torch.float32, window)}
+    short, long = InfiniteTensor.from_multi(f, outputs, tile_store=store, tensor_id="t").values()
     assert long[:].tolist() == [float(x // 4) for x in range(20)]
     assert short[:].tolist() == [1.0] * 8
     assert f.counts == Counter({(i,): 1 for i in range(5)})
@@ -225,14 +191,10 @@ def test_a_window_that_one_output_has_and_another_has_not_runs(store: TileStore)
 
 
 def test_outputs_of_finer_resolution_are_left_out_where_no_read_reaches(store: TileStore) -> None:
-    fine = Output((None,), torch.float32, TensorWindow((64,)))
-    coarse = Output((None,), torch.float32, TensorWindow((1,)))
-    world = InfiniteTensor.from_multi(
-        lambda _ctx: {"fine": torch.ones(64), "coarse": torch.ones(1)},
-        {"fine": fine, "coarse": coarse},
-        tile_store=store,
-        tensor_id="t",
-    )
+    sizes = {"fine": 64, "coarse": 1}
+    outputs = {name: Output((None,), torch.float32, TensorWindow((n,))) for name, n in sizes.items()}
+    f = lambda _ctx: {name: torch.ones(n) for name, n in sizes.items()}  # noqa: E731
+    world = InfiniteTensor.from_multi(f, outputs, tile_store=store, tensor_id="t")
     assert world["coarse"][2**51 - 4 : 2**51].tolist() == [1.0] * 4
     assert world["coarse"][-(2**51) : -(2**51) + 2].tolist() == [1.0] * 2
     store.flush()
@@ -243,13 +205,12 @@ def test_outputs_of_finer_resolution_are_left_out_where_no_read_reaches(store: T
 def test_a_consumer_of_two_outputs_has_each_window_computed_once(store: TileStore) -> None:
     f = Painter()
     rgb, mask, _ = paint(f, store)
-    both = InfiniteTensor(
-        (None, None),
+    both = built(
         lambda _ctx, picture, where: picture[0] * where,
-        TensorWindow((5, 5)),
-        [rgb, mask],
-        [TensorWindow((3, 5, 5), dimension_map=(None, 0, 1)), TensorWindow((5, 5))],
-        tile_store=MemoryTileStore(cache_size_bytes=1),
+        (5, 5),
+        (rgb, TensorWindow((3, 5, 5), dimension_map=(None, 0, 1))),
+        mask,
+        store=MemoryTileStore(cache_size_bytes=1),
     )
     assert torch.equal(both[0:25, 0:25], rgb[0, 0:25, 0:25] * mask[0:25, 0:25])
     assert set(f.counts.values()) == {1}
@@ -257,18 +218,10 @@ def test_a_consumer_of_two_outputs_has_each_window_computed_once(store: TileStor
 
 def test_an_f_with_several_outputs_may_read_other_tensors(store: TileStore) -> None:
     f, source = Painter(), Counter[tuple[int, ...]]()
-    base = InfiniteTensor(
-        (None, None),
-        lambda ctx: source.update([ctx]) or torch.full((4, 4), 1.0 * ctx[0]),
-        TensorWindow((4, 4)),
-        tile_store=store,
-        tensor_id="base",
-    )
+    base = built(lambda ctx: source.update([ctx]) or torch.full((4, 4), 1.0 * ctx[0]), (4, 4), store=store, name="base")
     halo = TensorWindow((6, 6), stride=4, offset=-1)
     rgb, mask, _ = paint(f, store, args=[base], args_windows=[halo])
-    read_together(
-        [(node_of(t), [parse(region, t.shape)]) for t, region in ((rgb, sl[0, 0:16, 0:16]), (mask, sl[0:20, 0:8]))]
-    )
+    read_together((rgb, sl[0, 0:16, 0:16]), (mask, sl[0:20, 0:8]))
     assert set(f.counts.values()) == {1}
     assert set(source.values()) == {1}
     assert rgb.args == mask.args == (base,)
@@ -313,7 +266,7 @@ def test_an_id_that_is_another_output_s_is_refused(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path, tile_size=16) as store:
         paint(Painter(), store)
         with pytest.raises(ValidationError, match=r"output: stored \['rgb'\], given nothing"):
-            InfiniteTensor(RGB.shape, Painter(), RGB.window, tile_store=store, tensor_id="p/rgb")
+            built(Painter(), RGB.window, shape=RGB.shape, store=store, name="p/rgb")
 
 
 def test_a_new_output_may_be_added_to_what_is_stored(tmp_path: Path) -> None:
@@ -352,12 +305,10 @@ def test_threads_that_read_different_outputs_compute_each_window_once(store: Til
     assert all(torch.equal(results[n], results[n + 3]) for n in range(3))
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_several_threads_run_one_f(workers: int) -> None:
+def test_several_threads_run_one_f() -> None:
     f = Painter()
-    rgb, mask, _ = paint(f, MemoryTileStore(workers=workers))
-    expected = paint(Painter(), MemoryTileStore())[0][:, 0:80, 0:80]
-    assert torch.equal(rgb[:, 0:80, 0:80], expected)
+    rgb, mask, _ = paint(f, MemoryTileStore(workers=3))
+    assert torch.equal(rgb[:, 0:80, 0:80], paint(Painter(), MemoryTileStore())[0][:, 0:80, 0:80])
     mask[0:76, 0:76]
     assert set(f.counts.values()) == {1}
 
@@ -381,13 +332,9 @@ def test_an_error_of_f_keeps_what_was_computed_before(store: TileStore) -> None:
 
 def test_one_output_can_be_moved() -> None:
     exact = [torch.float32]
-    world = InfiniteTensor.from_multi(
-        lambda ctx: {"a": torch.full((4,), 1.0 * ctx[0], dtype=exact[0]), "b": torch.full((4,), ctx[0])},
-        {
-            "a": Output((None,), torch.float32, TensorWindow((4,))),
-            "b": Output((None,), torch.int64, TensorWindow((4,))),
-        },
-    )
+    f = lambda ctx: {"a": torch.full((4,), 1.0 * ctx[0], dtype=exact[0]), "b": torch.full((4,), ctx[0])}  # noqa: E731
+    dtypes = {"a": torch.float32, "b": torch.int64}
+    world = InfiniteTensor.from_multi(f, {name: Output((None,), d, TensorWindow((4,))) for name, d in dtypes.items()})
     assert world["a"][0:8].dtype == torch.float32
     world["a"].to(torch.float64)
     exact[0] = torch.float64
@@ -416,13 +363,9 @@ def test_an_output_alone_keeps_the_others_in_their_store(tmp_path: Path) -> None
         assert store.open("p/biome/code")[0:4, 0:4].shape == (4, 4, 2)
 
 
-def picklable(ctx: tuple[int, ...], *regions: torch.Tensor) -> Any:
-    return Painter()(ctx, *regions)
-
-
 def test_a_pickled_output_computes_the_others_too(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path, tile_size=16) as store:
-        rgb, mask, _ = paint(picklable, store)
+        rgb, mask, _ = paint(painted, store)
         again, beside = pickle.loads(pickle.dumps([mask, rgb]))  # noqa: S301
         with again.tile_store as other:
             assert torch.equal(again[0:16, 0:16], mask[0:16, 0:16])
@@ -431,7 +374,7 @@ def test_a_pickled_output_computes_the_others_too(tmp_path: Path) -> None:
 
 
 def test_outputs_in_memory_are_pickled_with_the_chain() -> None:
-    f_args = paint(picklable, MemoryTileStore())
+    f_args = paint(painted, MemoryTileStore())
     total = InfiniteTensor(
         (None, None),
         added,
@@ -462,9 +405,9 @@ def test_a_plan_tells_what_a_fill_does_for_each_output(store: TileStore) -> None
     assert mask.is_filled(sl[0:30, 0:30])
     assert mask.plan(sl[0:30, 0:30]).windows == 0
     f.calls.clear()
-    requests = [Request(t, parse(region, t.shape)) for t, region in ((rgb, sl[:, 0:30, 0:40]), (code, sl[0:16, 0:16]))]
-    planned = plan_together(requests)
-    assert planned.windows == fill_together(requests, progress=False).windows
+    parts = (rgb, sl[:, 0:30, 0:40]), (code, sl[0:16, 0:16])
+    planned = plan_together(*parts)
+    assert planned.windows == fill_together(*parts, progress=False).windows
     assert set(f.counts.values()) == {1}
     assert len(f.calls) in {tensor.windows for tensor in planned.tensors}
 
@@ -513,9 +456,7 @@ def test_wrong_windows_are_dropped_of_every_output(store: TileStore) -> None:
 
 def test_what_is_wrong_upstream_is_wrong_of_every_output(store: TileStore) -> None:
     f = Painter()
-    base = InfiniteTensor(
-        (None, None), lambda _ctx: torch.ones(4, 4), TensorWindow((4, 4)), tile_store=store, tensor_id="base"
-    )
+    base = built(lambda _ctx: torch.ones(4, 4), (4, 4), store=store, name="base")
     rgb, mask, _ = paint(f, store, args=[base], args_windows=[TensorWindow((4, 4))])
     rgb[:, 0:64, 0:64], mask[0:64, 0:64]
     dropped = base.invalidate(sl[0:4, 0:4])
@@ -543,8 +484,7 @@ def test_a_tensor_opened_alone_and_with_its_f_are_one_in_a_plan(tmp_path: Path) 
         f = Painter()
         _, mask, _ = paint(f, store)
         stored = store.open("p/biome/mask")
-        requests = [(node_of(t), [parse(sl[0:8, 0:8], t.shape)]) for t in (mask, stored)]
-        (one,), (other,) = read_together(requests)
+        (one,), (other,) = read_together((mask, sl[0:8, 0:8]), (stored, sl[0:8, 0:8]))
         assert torch.equal(one, other)
         assert set(f.counts.values()) == {1}
 
@@ -552,33 +492,7 @@ def test_a_tensor_opened_alone_and_with_its_f_are_one_in_a_plan(tmp_path: Path) 
 def test_a_long_read_of_one_output_lets_go_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 256)
     f = Painter()
-    store, contents = watched()
+    store, held = watched()
     paint(f, store)[1][0:400, 0:8]
-    assert contents.most_windows < 30
+    assert held.most_windows < 30
     assert set(f.counts.values()) == {1}
-
-
-class Watched(MemoryContents):
-    """Notes how many windows a read holds of a tensor at most."""
-
-    most_windows = 0
-
-    def access(self, spec: TensorSpec) -> Access:
-        return WatchedAccess(self, spec)
-
-
-class WatchedAccess(MemoryAccess):
-    def __init__(self, contents: Watched, spec: TensorSpec) -> None:
-        super().__init__(contents.check_open, contents.kept, contents.registered(spec))
-        self._contents = contents
-
-    def keep(self, start: Sequence[int] | None) -> None:
-        self._contents.most_windows = max(self._contents.most_windows, len(self._held.rows))
-        super().keep(start)
-
-
-def watched() -> tuple[MemoryTileStore, Watched]:
-    """A store that keeps next to nothing, and what notes of it."""
-    store, contents = MemoryTileStore(), Watched(1, None)
-    store._contents = contents
-    return store, contents

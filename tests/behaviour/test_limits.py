@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,7 @@ import torch
 import zarr
 
 from infinite_tensor import (
-    HDF5TileStore,
     InfiniteTensor,
-    MemoryTileStore,
     Output,
     TensorWindow,
     TileStore,
@@ -21,23 +18,20 @@ from infinite_tensor import (
 )
 from infinite_tensor.errors import RegionError
 from infinite_tensor.geometry.window import WindowGrid
+from tests.support.building import built, store_of
 from tests.support.counting import Counted
 from tests.support.stores import sample
 
 LIMIT = 2**51
 
-STORES: dict[str, Callable[[Path], TileStore]] = {
-    "memory": lambda _path: MemoryTileStore(),
-    "zarr": lambda path: ZarrTileStore(path / "s.zarr", tile_size=4),
-    "zarr, with tiles that do not end at the limit": lambda path: ZarrTileStore(path / "s.zarr", tile_size=3),
-    "zarr, one tile in memory": lambda path: ZarrTileStore(path / "s.zarr", tile_size=4, cache_size_tiles=1),
-    "hdf5": lambda path: HDF5TileStore(path / "s.h5", tile_size=4),
-}
+
+# Tiles of 3 do not end at the limit.
+TILE_SIZES = {"zarr": 4, "zarr, tiles of 3": 3, "hdf5": 4}
 
 
-@pytest.fixture(params=sample(STORES, "memory", "zarr, with tiles that do not end at the limit"))
+@pytest.fixture(params=sample(["memory", *TILE_SIZES], "memory", "zarr, tiles of 3"))
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
-    return STORES[request.param](tmp_path)
+    return store_of(request.param.split(",")[0], tmp_path, TILE_SIZES.get(request.param))
 
 
 def position(ctx: tuple[int, ...], size: int, stride: int) -> torch.Tensor:
@@ -46,23 +40,16 @@ def position(ctx: tuple[int, ...], size: int, stride: int) -> torch.Tensor:
 
 def chain(store: TileStore) -> tuple[InfiniteTensor, InfiniteTensor]:
     """The number of each pixel, in windows that end beyond the limits; and sums over what is up to 9 pixels away."""
-    ground = InfiniteTensor(
-        (None,),
-        lambda ctx: position(ctx, 6, 6),
-        TensorWindow((6,), stride=6),
-        dtype=torch.int64,
-        tile_store=store,
-        tensor_id="ground",
+    ground = built(
+        lambda ctx: position(ctx, 6, 6), TensorWindow((6,), stride=6), store=store, name="ground", dtype=torch.int64
     )
-    top = InfiniteTensor(
-        (None,),
+    top = built(
         lambda _ctx, region: region.unfold(0, 19, 1).sum(-1),
-        TensorWindow((4,)),
-        args=[ground],
-        args_windows=[TensorWindow((22,), stride=4, offset=-9)],
+        4,
+        (ground, TensorWindow((22,), stride=4, offset=-9)),
+        store=store,
+        name="top",
         dtype=torch.int64,
-        tile_store=store,
-        tensor_id="top",
     )
     return ground, top
 
@@ -87,9 +74,9 @@ def test_pixels_beyond_are_refused_by_every_method(store: TileStore) -> None:
                 use(region)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in STORES if "zarr" in kind])
-def test_all_chunks_lie_in_the_zarr_array(kind: str, tmp_path: Path) -> None:
-    with STORES[kind](tmp_path) as store:
+@pytest.mark.parametrize(("tile_size", "cached"), [(4, None), (3, None), (4, 1)])
+def test_all_chunks_lie_in_the_zarr_array(tile_size: int, cached: int | None, tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=tile_size, cache_size_tiles=cached) as store:
         tensors = chain(store)
         for start in (-LIMIT, LIMIT - 7):
             tensors[1].fill(slice(start, start + 7))
@@ -122,15 +109,8 @@ def test_a_window_exists_as_long_as_one_of_its_pixels_can_be_read(stride: int, o
 
 def test_an_output_has_the_windows_that_begin_below_the_limit(store: TileStore) -> None:
     f = Counted(lambda ctx: {"a": position(ctx, 2, 2), "b": position(ctx, 3, 3)})
-    world = InfiniteTensor.from_multi(
-        f,
-        {
-            "a": Output((None,), torch.int64, TensorWindow((2,))),
-            "b": Output((None,), torch.int64, TensorWindow((3,))),
-        },
-        tile_store=store,
-        tensor_id="t",
-    )
+    outputs = {name: Output((None,), torch.int64, TensorWindow((n,))) for name, n in (("a", 2), ("b", 3))}
+    world = InfiniteTensor.from_multi(f, outputs, tile_store=store, tensor_id="t")
     last = (LIMIT - 1) // 3
     assert world["b"][LIMIT - 1] == LIMIT - 1
     assert f.calls == [(last,)]

@@ -33,12 +33,8 @@ from infinite_tensor import (
     ZarrTileStore,
 )
 from infinite_tensor.engine import assemble
-from infinite_tensor.engine.assemble import read_together
-from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import DependantsRemainWarning
 from infinite_tensor.filling import FillPlan, FillReport, cutting, fill
-from infinite_tensor.filling.fill import Request
-from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.memory import windows
 from infinite_tensor.values import weights
@@ -46,7 +42,7 @@ from tests.support import reference
 from tests.support.dict_store import DictTileStore
 from tests.support.pipelines import Action, Fill, Forget, Pipeline, Read, Selection, Together, box_of, pipelines
 from tests.support.reference import Box, Index, Reference, Stage, TooManyWindows, Where, windows_over
-from tests.support.together import fill_together, plan_together
+from tests.support.together import fill_together, plan_together, read_together
 
 pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
 
@@ -148,43 +144,21 @@ class History:
         stage, function, store = self.pipeline.stages[number], self.functions[number], self.store_of(number)
         args, windows = [tensors[n] for n, _ in stage.args], [window for _, window in stage.args]
         name, batch_size = f"stage {number}", self.pipeline.batch_sizes[number]
+        given: dict[str, Any] = {"tile_store": store, "tensor_id": name, "batch_size": batch_size}
+        given["args_padding"] = stage.paddings or None
         if stage.beside is not None:
             outputs = {
                 str(n): Output(s.shape, s.dtype, s.window, s.blend, s.blend_init, s.edge or "drop", reduce=s.reduction)
                 for n, s in enumerate(function.stages)
             }
-            made = InfiniteTensor.from_multi(
-                function,
-                outputs,
-                args,
-                windows,
-                tile_store=store,
-                tensor_id=name,
-                batch_size=batch_size,
-                args_padding=stage.paddings or None,
-            )
+            made = InfiniteTensor.from_multi(function, outputs, args, windows, **given)
             return [made[str(n)] for n in range(len(outputs))]
         # What was cleared and not read since is not there to be opened.
         if opens and name in store.tensor_ids():
             return [store.open(name, function, args, blend=stage.blend, batch_size=batch_size, reduce=stage.reduction)]
-        return [
-            InfiniteTensor(
-                stage.shape,
-                function,
-                stage.window,
-                args,
-                windows,
-                dtype=stage.dtype,
-                tile_store=store,
-                tensor_id=name,
-                batch_size=batch_size,
-                blend=stage.blend,
-                blend_init=stage.blend_init,
-                edge=stage.edge or "drop",
-                args_padding=stage.paddings or None,
-                reduce=stage.reduction,
-            )
-        ]
+        given |= {"dtype": stage.dtype, "blend": stage.blend, "blend_init": stage.blend_init}
+        given |= {"edge": stage.edge or "drop", "reduce": stage.reduction}
+        return [InfiniteTensor(stage.shape, function, stage.window, args, windows, **given)]
 
     def reopen(self, how: str) -> None:
         if self.persistent:
@@ -231,10 +205,11 @@ class History:
         )
 
     def read_together(self, parts: Sequence[tuple[int, Selection]]) -> None:
-        requests = [
-            (node_of(self.tensors[n]), [parse(selection.expression, self.tensors[n].shape)]) for n, selection in parts
-        ]
-        self._check_reads(parts, lambda: [result for (result,) in read_together(requests)], once=True)
+        given = self.given(parts)
+        self._check_reads(parts, lambda: [result for (result,) in read_together(*given)], once=True)
+
+    def given(self, parts: Sequence[tuple[int, Selection]]) -> list[tuple[InfiniteTensor, object]]:
+        return [(self.tensors[n], selection.expression) for n, selection in parts]
 
     def _check_reads(
         self, parts: Sequence[tuple[int, Selection]], read: Callable[[], list[torch.Tensor]], *, once: bool
@@ -307,10 +282,8 @@ class History:
             self._check_values(stage, action.selection, result, dict.fromkeys(hidden, value))
 
     def fill_together(self, parts: Sequence[tuple[int, Selection]]) -> None:
-        requests = [
-            Request(self.tensors[n], parse(selection.expression, self.tensors[n].shape)) for n, selection in parts
-        ]
-        self._check_fill(parts, lambda: plan_together(requests), lambda: fill_together(requests, progress=False))
+        given = self.given(parts)
+        self._check_fill(parts, lambda: plan_together(*given), lambda: fill_together(*given, progress=False))
 
     def _fits(self, parts: Sequence[tuple[int, Selection]], where: Where | None = None) -> list[set[Index]] | None:
         """The windows that a fill computes of each stage; None for too many."""

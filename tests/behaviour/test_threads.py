@@ -16,15 +16,14 @@ import pytest
 import torch
 
 from infinite_tensor import (
-    HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
     TensorWindow,
     TileStore,
     ValidationError,
-    ZarrTileStore,
 )
 from infinite_tensor.engine.claims import CLAIMS
+from tests.support.building import built, store_of
 from tests.support.counting import Counted
 from tests.support.pipelines import WindowFunction, subtract
 from tests.support.reference import Index, Reference, Stage
@@ -60,12 +59,30 @@ STAGES = (
 
 
 def make_store(kind: str, path: Path) -> TileStore:
-    if kind == "memory":
-        return MemoryTileStore()
-    if kind == "hdf5":
-        return HDF5TileStore(path / "s.h5", tile_size=8)
     # The small cache throws out what one thread has while others still need it.
-    return ZarrTileStore(path / "s.zarr", tile_size=8, cache_size_tiles=2 if kind == "zarr-small" else None)
+    return store_of(kind.removesuffix("-small"), path, **({"cache_size_tiles": 2} if kind == "zarr-small" else {}))
+
+
+class Gate:
+    """Where an ``f`` stops until it is opened."""
+
+    def __init__(self) -> None:
+        self._reached, self._opened = threading.Event(), threading.Event()
+
+    @property
+    def reached(self) -> bool:
+        return self._reached.is_set()
+
+    def stop(self) -> None:
+        self._reached.set()
+        assert self._opened.wait(LIMIT)
+
+    def wait(self) -> None:
+        """Return once the ``f`` is there."""
+        assert self._reached.wait(LIMIT)
+
+    def open(self) -> None:
+        self._opened.set()
 
 
 class Flaky(Counted):
@@ -92,20 +109,10 @@ class Unlucky(Exception):  # noqa: N818
 def build(store: TileStore, seed: int | None) -> tuple[list[InfiniteTensor], list[Flaky]]:
     tensors: list[InfiniteTensor] = []
     functions = [Flaky(stage.f, None if seed is None else seed + n) for n, stage in enumerate(STAGES)]
-    for number, (stage, function) in enumerate(zip(STAGES, functions, strict=True)):
-        tensors.append(
-            InfiniteTensor(
-                stage.shape,
-                function,
-                stage.window,
-                [tensors[n] for n, _ in stage.args],
-                [window for _, window in stage.args],
-                dtype=stage.dtype,
-                tile_store=store,
-                tensor_id=f"stage {number}",
-                blend=stage.blend,
-            )
-        )
+    for number, (stage, f) in enumerate(zip(STAGES, functions, strict=True)):
+        reads = [(tensors[n], window) for n, window in stage.args]
+        options: dict[str, Any] = {"dtype": stage.dtype, "blend": stage.blend}
+        tensors.append(built(f, stage.window, *reads, store=store, name=f"stage {number}", **options))
     return tensors, functions
 
 
@@ -162,20 +169,14 @@ def test_sixteen_threads_compute_each_window_once(kind: str, seed: int | None, t
 
 
 def test_two_reads_of_one_slow_window_call_f_once_and_both_get_it() -> None:
-    going, go_on = threading.Event(), threading.Event()
-
-    @Counted
-    def f(_ctx: Index) -> torch.Tensor:
-        going.set()
-        assert go_on.wait(LIMIT)
-        return torch.full((4,), 7.0)
-
-    t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=MemoryTileStore(cache_size_windows=1))
+    gate = Gate()
+    f = Counted(lambda _ctx: torch.full((4,), 7.0), lambda _ctx: gate.stop())
+    t = built(f, 4, store=MemoryTileStore(cache_size_windows=1))
     first = started(lambda: t[0:4])
-    assert going.wait(LIMIT)
+    gate.wait()
     second = started(lambda: t[2:4])
     wait_until_a_read_waits()
-    go_on.set()
+    gate.open()
     assert [first.result(LIMIT).tolist(), second.result(LIMIT).tolist()] == [[7.0] * 4, [7.0] * 2]
     assert f.calls == [(0,)]
 
@@ -190,7 +191,7 @@ def test_two_reads_of_one_region_share_its_windows_call_by_call(batch_size: int 
         calls.append((threading.get_ident(), contexts))
         return torch.ones(4) if batch_size is None else [torch.ones(4) for _ in contexts]
 
-    t = InfiniteTensor((None,), f, TensorWindow((4,)), batch_size=batch_size)
+    t = built(f, 4, batch_size=batch_size)
     assert [pixels.tolist() for pixels in together(lambda _: t[0:96], 2)] == [[1] * 96] * 2
     assert sorted(Counter(thread for thread, _ in calls).values()) == [12 // (batch_size or 1)] * 2
     windows = [ctx for _, contexts in calls for ctx in ([contexts] if batch_size is None else contexts)]
@@ -209,69 +210,52 @@ def wait_until_a_read_waits() -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "zarr"])
 def test_a_read_served_from_the_cache_does_not_wait_for_a_slow_f(kind: str, tmp_path: Path) -> None:
-    going, go_on = threading.Event(), threading.Event()
+    gate = Gate()
 
     def f(ctx: Index) -> torch.Tensor:
         if ctx[0] > 3:
-            going.set()
-            assert go_on.wait(LIMIT)
+            gate.stop()
         return torch.full((4,), float(ctx[0]))
 
     # One tile holds all windows: the slow ones and those that are known.
-    store = MemoryTileStore() if kind == "memory" else ZarrTileStore(tmp_path, tile_size=64)
-    t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store)
+    t = built(f, 4, store=store_of(kind, tmp_path, 64))
     t[0:16]
     slow = started(lambda: t[0:32])
-    assert going.wait(LIMIT)
+    gate.wait()
     assert t[2:14].unique().tolist() == [0, 1, 2, 3]
     assert not slow.done()
-    go_on.set()
+    gate.open()
     assert slow.result(LIMIT).unique().tolist() == list(range(8))
 
 
 def test_a_small_read_need_not_wait_for_a_large_one_that_has_begun() -> None:
-    going, go_on = threading.Event(), threading.Event()
-
-    @Counted
-    def f(ctx: Index) -> torch.Tensor:
-        if ctx == (0,):
-            going.set()
-            assert go_on.wait(LIMIT)
-        return torch.full((4,), float(ctx[0]))
-
-    source = InfiniteTensor((None,), f, TensorWindow((4,)))
-    t = InfiniteTensor(
-        (None,), lambda _c, region: region, TensorWindow((4,)), args=[source], args_windows=[TensorWindow((4,))]
-    )
+    gate = Gate()
+    f = Counted(lambda ctx: torch.full((4,), float(ctx[0])), lambda ctx: gate.stop() if ctx == (0,) else None)
+    t = built(lambda _c, region: region, 4, built(f, 4))
     large = started(lambda: t[0:400])
-    assert going.wait(LIMIT)
+    gate.wait()
     assert started(lambda: t[320:330]).result(LIMIT).tolist() == [float(x // 4) for x in range(320, 330)]
     assert not large.done()
-    go_on.set()
+    gate.open()
     assert large.result(LIMIT).tolist() == [float(x // 4) for x in range(400)]
     assert len(f.calls) == len(set(f.calls)) == 100
 
 
 def test_who_waited_for_an_f_that_raised_computes_the_window_himself() -> None:
-    going, go_on = threading.Event(), threading.Event()
-    outcomes: list[Callable[[], torch.Tensor]] = [lambda: torch.ones(4)]
+    gate = Gate()
 
     def f(_ctx: Index) -> torch.Tensor:
-        if not going.is_set():
-            going.set()
-            assert go_on.wait(LIMIT)
+        if not gate.reached:
+            gate.stop()
             raise Unlucky
-        return outcomes[0]()
+        return torch.ones(4)
 
-    source = InfiniteTensor((None,), f, TensorWindow((4,)))
-    t = InfiniteTensor(
-        (None,), lambda _c, region: region + 1, TensorWindow((4,)), args=[source], args_windows=[TensorWindow((4,))]
-    )
+    t = built(lambda _c, region: region + 1, 4, built(f, 4))
     first: Future[torch.Tensor] = started(lambda: t[0:4])
-    assert going.wait(LIMIT)
+    gate.wait()
     second = started(lambda: t[0:4])
     wait_until_a_read_waits()
-    go_on.set()
+    gate.open()
     with pytest.raises(Unlucky):
         first.result(LIMIT)
     assert second.result(LIMIT).tolist() == [2] * 4
@@ -280,10 +264,10 @@ def test_who_waited_for_an_f_that_raised_computes_the_window_himself() -> None:
 @pytest.mark.parametrize("kind", ["memory", "zarr"])
 def test_who_waits_for_windows_of_a_tensor_gets_none_of_another_that_takes_its_place(kind: str, tmp_path: Path) -> None:
     going = threading.Event()
-    store = MemoryTileStore() if kind == "memory" else ZarrTileStore(tmp_path, tile_size=64)
+    store = store_of(kind, tmp_path, 64)
 
     def made(f: Callable[[Index], torch.Tensor], version: int) -> InfiniteTensor:
-        return InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t", version=version)
+        return built(f, 4, store=store, name="t", version=version)
 
     def f(_ctx: Index) -> torch.Tensor:
         if not going.is_set():
@@ -302,12 +286,12 @@ def test_who_waits_for_windows_of_a_tensor_gets_none_of_another_that_takes_its_p
 
 
 def test_an_f_may_read_another_tensor() -> None:
-    heights = InfiniteTensor((None,), lambda ctx: torch.full((4,), float(ctx[0])), TensorWindow((4,)))
+    heights = built(lambda ctx: torch.full((4,), float(ctx[0])), 4)
 
     def f(ctx: Index) -> Any:
         return heights[4 * ctx[0] - 4 : 4 * ctx[0] + 4].sum().expand(4)
 
-    t = InfiniteTensor((None,), f, TensorWindow((4,)))
+    t = built(f, 4)
     found = together(lambda number: t[number : 40 + number])
     assert all(pixels[0:4].shape == (4,) for pixels in found)
     assert found[0].tolist() == [4.0 * (x // 4 - 1 + x // 4) for x in range(40)]
@@ -318,7 +302,7 @@ def test_an_f_may_read_windows_of_its_own_tensor_that_have_their_turn_later() ->
     def f(ctx: Index) -> torch.Tensor:
         return torch.ones(1) if ctx[0] >= 5 else t[ctx[0] + 1 : ctx[0] + 2] + 1
 
-    t = InfiniteTensor((None,), f, TensorWindow((1,)), batch_size=None)
+    t = built(f, 1, batch_size=None)
     assert t[0:8].tolist() == [6, 5, 4, 3, 2, 1, 1, 1]
     assert len(f.calls) == len(set(f.calls)) == 8
 
@@ -331,7 +315,7 @@ def test_an_f_may_read_any_other_window_of_its_own_tensor(workers: int) -> None:
         other = {3: ctx[0] + 1, 5: ctx[0] - 2}.get(ctx[0] % 7)
         return torch.full((1,), float(ctx[0])) if other is None else t.read(slice(other, other + 1), workers=workers)
 
-    t = InfiniteTensor((None,), f, TensorWindow((1,)))
+    t = built(f, 1)
     found = t.read(slice(0, 700), workers=workers).tolist()
     assert found == [{3: x + 1, 5: x - 1}.get(x % 7, x) for x in range(700)]
     assert len(f.counts) == 700
@@ -346,7 +330,7 @@ def test_an_f_may_read_what_an_earlier_call_has_computed_on_a_thread_of_its_own(
         earlier = slice(ctx[0] - 1, ctx[0])
         return torch.zeros(1) if ctx == (0,) else started(lambda: t[earlier]).result(LIMIT) + 1
 
-    t = InfiniteTensor((None,), f, TensorWindow((1,)))
+    t = built(f, 1)
     found = started(lambda: t.read(slice(0, 12), workers=workers)).result(LIMIT)
     assert found.tolist() == list(range(12))
     assert len(f.calls) == 12
@@ -365,92 +349,77 @@ def test_what_fails_to_be_stored_for_another_thread_is_raised_by_the_one_that_ha
         if failing:
             raise failing.pop()
 
-    t = InfiniteTensor((None,), f, TensorWindow((1,)))
+    t = built(f, 1)
     with pytest.raises(OSError, match="the disk is full"):
         t.fill(slice(0, 4), progress=notice)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_read_within_reads_may_need_what_one_around_it_has_claimed(workers: int) -> None:
-    @Counted
-    def source(ctx: Index) -> Any:
-        # A later window of what the read around this one computes.
-        return t[4:8] if ctx == (0,) else torch.ones(4)
-
-    @Counted
-    def outer(_ctx: Index) -> Any:
-        return t[0:8][:4]
-
-    window = TensorWindow((4,))
-    s = InfiniteTensor((None,), source, window)
-    t = InfiniteTensor((None,), lambda _ctx, region: region + 1, window, [s], [window])
-    top = InfiniteTensor((None,), outer, window)
+    # A later window of what the read around this one computes.
+    source = Counted(lambda ctx: t[4:8] if ctx == (0,) else torch.ones(4))
+    outer = Counted(lambda _ctx: t[0:8][:4])
+    t = built(lambda _ctx, region: region + 1, 4, built(source, 4))
+    top = built(outer, 4)
     assert started(lambda: top.read(slice(0, 4), workers=workers)).result(LIMIT).tolist() == [3.0] * 4
     assert (sorted(source.calls), outer.calls) == ([(0,), (1,)], [(0,)])
 
 
 def test_a_read_that_takes_up_what_another_has_left_may_need_what_it_has_claimed_itself() -> None:
-    inside, go_on = threading.Event(), threading.Event()
+    gate = Gate()
 
     def source(ctx: Index) -> Any:
         if ctx == (1,):
             return torch.ones(4)
-        if inside.is_set():
+        if gate.reached:
             return t[4:8]
-        inside.set()
-        assert go_on.wait(LIMIT)
+        gate.stop()
         raise Unlucky
 
-    window = TensorWindow((4,))
-    s = InfiniteTensor((None,), source, window)
-    t = InfiniteTensor((None,), lambda _ctx, region: region + 1, window, [s], [window])
-    top = InfiniteTensor((None,), lambda _ctx: t[0:8][:4], window)
+    s = built(source, 4)
+    t = built(lambda _ctx, region: region + 1, 4, s)
+    top = built(lambda _ctx: t[0:8][:4], 4)
     unlucky = started(lambda: s[0:4])
-    assert inside.wait(LIMIT)
+    gate.wait()
     read = started(lambda: top[0:4])
     wait_until_a_read_waits()
-    go_on.set()
+    gate.open()
     assert isinstance(unlucky.exception(LIMIT), Unlucky)
     assert read.result(LIMIT).tolist() == [3.0] * 4
 
 
 def test_tensors_that_need_each_other_are_an_error_in_every_thread() -> None:
-    inside, go_on = threading.Event(), threading.Event()
+    gate = Gate()
 
     def source(_ctx: Index) -> Any:
-        inside.set()
-        assert go_on.wait(LIMIT)
+        gate.stop()
         return reader[0:4]
 
-    window = TensorWindow((4,))
-    upstream = InfiniteTensor((None,), source, window, tensor_id="upstream")
-    reader = InfiniteTensor((None,), lambda _ctx, region: region, window, [upstream], [window])
-    top = InfiniteTensor((None,), lambda _ctx: reader[0:4], window)
+    upstream = built(source, 4, name="upstream")
+    reader = built(lambda _ctx, region: region, 4, upstream)
+    top = built(lambda _ctx: reader[0:4], 4)
     reads = [started(lambda: upstream[0:4])]
-    assert inside.wait(LIMIT)
+    gate.wait()
     reads.append(started(lambda: top[0:4]))
     wait_until_a_read_waits()
-    go_on.set()
+    gate.open()
+    check_each_would_need_itself(reads)
+
+
+def check_each_would_need_itself(reads: Sequence[Future[Any]]) -> None:
     errors = [read.exception(timeout=LIMIT) for read in reads]
     assert all(isinstance(error, ValidationError) and "would need itself" in str(error) for error in errors)
 
 
 def test_a_read_on_threads_goes_on_where_another_one_has_taken_all_of_a_tensor() -> None:
-    inside, go_on = threading.Event(), threading.Event()
-
-    def slow(_ctx: Index) -> torch.Tensor:
-        inside.set()
-        assert go_on.wait(LIMIT)
-        return torch.zeros(4)
-
-    window = TensorWindow((4,))
-    first = InfiniteTensor((None,), slow, window)
-    second = InfiniteTensor((None,), lambda _ctx: torch.ones(4), window)
-    both = InfiniteTensor((None,), lambda _ctx, a, b: a + b, window, [second, first], [window, window])
+    gate = Gate()
+    first = built(Counted(lambda _ctx: torch.zeros(4), lambda _ctx: gate.stop()), 4)
+    second = built(lambda _ctx: torch.ones(4), 4)
+    both = built(lambda _ctx, a, b: a + b, 4, second, first)
     large = started(lambda: both.read(slice(0, 8), workers=2))
-    assert inside.wait(LIMIT)
+    gate.wait()
     assert second[0:8].tolist() == [1.0] * 8
-    go_on.set()
+    gate.open()
     assert large.result(LIMIT).tolist() == [1.0] * 8
 
 
@@ -468,23 +437,20 @@ def test_a_worker_that_raises_is_not_waited_for() -> None:
         waits.set()
         return t[0:4]
 
-    t = InfiniteTensor((None,), f, TensorWindow((4,)))
+    t = built(f, 4)
     with pytest.raises(Unlucky):
         started(lambda: t.read(slice(0, 8), workers=2)).result(LIMIT)
 
 
 def test_windows_of_two_workers_that_need_each_other_are_an_error() -> None:
-    both = threading.Barrier(2, timeout=LIMIT)
-    met: set[Index] = set()
+    meeting = Meeting()
 
     def f(ctx: Index) -> Any:
-        if ctx not in met:
-            met.add(ctx)
-            both.wait()
+        meeting.come(ctx)
         other = 1 - ctx[0]
         return t[4 * other : 4 * other + 4]
 
-    t = InfiniteTensor((None,), f, TensorWindow((4,)))
+    t = built(f, 4)
     with pytest.raises(ValidationError, match="would need itself"):
         started(lambda: t.read(slice(0, 8), workers=2)).result(LIMIT)
 
@@ -505,7 +471,7 @@ def check_reads_within_reads(seed: int, workers: int) -> None:
         return sum(found, start=torch.ones(1, dtype=torch.float64))
 
     window = TensorWindow((1,))
-    tensors = [InfiniteTensor((12,), partial(f, name=name), window, dtype=torch.float64) for name in range(4)]
+    tensors = [built(partial(f, name=name), window, shape=(12,), dtype=torch.float64) for name in range(4)]
     found = together(lambda thread: tensors[thread % 4].read(slice(0, 12), workers=workers), 8)
     for thread, pixels in enumerate(found):
         assert pixels.tolist() == [values[thread % 4, x] for x in range(12)]
@@ -528,7 +494,7 @@ def test_a_window_that_needs_itself_is_an_error() -> None:
     def f(ctx: Index) -> Any:
         return t[ctx[0] : ctx[0] + 1]
 
-    t = InfiniteTensor((None,), f, TensorWindow((1,)), tensor_id="snake")
+    t = built(f, 1, name="snake")
     with pytest.raises(ValidationError, match=r"window \(3,\) of tensor 'snake' would need itself"):
         t[3:4]
 
@@ -547,8 +513,8 @@ def test_an_f_may_read_windows_that_lie_in_the_same_call(tmp_path: Path, kind: s
         return [found.get(x, torch.ones(4)) for (x,) in indices]
 
     window = TensorWindow((4,), (3,))
-    alone = InfiniteTensor((None,), single, window)
-    t = InfiniteTensor((None,), batched, window, batch_size=8, tile_store=make_store(kind, tmp_path))
+    alone = built(single, window)
+    t = built(batched, window, store=make_store(kind, tmp_path), batch_size=8)
     assert torch.equal(started(lambda: t.read(slice(0, 90), workers=workers)).result(LIMIT), alone[0:90])
 
 
@@ -559,60 +525,57 @@ def test_windows_of_one_call_that_need_each_other_are_an_error(batch_size: Any, 
         others = [slice(x ^ 1, (x ^ 1) + 1) for (x,) in indices]
         return list(t[others]) if at_once else [t[other] for other in others]
 
-    t = InfiniteTensor((None,), f, TensorWindow((1,)), batch_size=batch_size, tensor_id="snake")
+    t = built(f, 1, name="snake", batch_size=batch_size)
     with pytest.raises(ValidationError, match=r"window \([01],\) of tensor 'snake' would need itself"):
         t[0:8]
 
 
-def test_windows_of_two_threads_that_need_each_other_are_an_error() -> None:
-    both = threading.Barrier(2, timeout=LIMIT)
-    waited: set[str] = set()
+class Meeting:
+    """Where two threads meet: each the first time that it comes by a name of its own."""
 
-    def meet(name: str) -> None:
-        # The first time each is computed, both threads are inside of their f.
-        if name not in waited:
-            waited.add(name)
-            both.wait()
+    def __init__(self) -> None:
+        self._both = threading.Barrier(2, timeout=LIMIT)
+        self._met: set[object] = set()
+
+    def come(self, name: object) -> None:
+        if name not in self._met:
+            self._met.add(name)
+            self._both.wait()
+
+
+def test_windows_of_two_threads_that_need_each_other_are_an_error() -> None:
+    meeting = Meeting()
 
     def a(_ctx: Index) -> Any:
-        meet("a")
+        meeting.come("a")
         return second[0:1]
 
     def b(_ctx: Index) -> Any:
-        meet("b")
+        meeting.come("b")
         return first[0:1]
 
-    first = InfiniteTensor((None,), a, TensorWindow((1,)), tensor_id="first")
-    second = InfiniteTensor((None,), b, TensorWindow((1,)), tensor_id="second")
-    reads = [started(lambda: first[0:1]), started(lambda: second[0:1])]
-    errors = [read.exception(timeout=LIMIT) for read in reads]
-    assert all(isinstance(error, ValidationError) and "would need itself" in str(error) for error in errors)
+    first, second = built(a, 1, name="first"), built(b, 1, name="second")
+    check_each_would_need_itself([started(lambda: first[0:1]), started(lambda: second[0:1])])
 
 
 def test_threads_that_only_seem_to_wait_for_each_other_both_finish() -> None:
-    both = threading.Barrier(2, timeout=LIMIT)
-    waited: set[str] = set()
-
-    def meet(name: str) -> None:
-        if name not in waited:
-            waited.add(name)
-            both.wait()
+    meeting = Meeting()
 
     @Counted
     def a(ctx: Index) -> Any:
         if ctx[0] == 1:
             return torch.full((1,), 5.0)
-        meet("a")
+        meeting.come("a")
         return second[0:1] + 1
 
     @Counted
     def b(_ctx: Index) -> Any:
-        meet("b")
+        meeting.come("b")
         # The thread that reads first[0:2] has claimed window 1 as well, and waits for this very window.
         return first[1:2] + 1
 
-    first = InfiniteTensor((None,), a, TensorWindow((1,)))
-    second = InfiniteTensor((None,), b, TensorWindow((1,)))
+    first = built(a, 1)
+    second = built(b, 1)
     reads = [started(lambda: first[0:2]), started(lambda: second[0:1])]
     pixels = [read.result(timeout=LIMIT).tolist() for read in reads]
     assert pixels == [[7.0, 5.0], [6.0]]
@@ -636,8 +599,8 @@ def test_an_old_read_takes_what_a_young_one_that_waits_for_it_has_not_begun(monk
             wait_until_a_read_waits()
         return first[0:1] if ctx == (-1,) else torch.ones(1)
 
-    first = InfiniteTensor((None,), a, TensorWindow((1,)))
-    second = InfiniteTensor((None,), b, TensorWindow((1,)), batch_size=None)
+    first = built(a, 1)
+    second = built(b, 1, batch_size=None)
     assert started(lambda: first[0:1]).result(LIMIT).tolist() == [2.0]
     assert young[0].result(LIMIT).tolist() == [2.0, 1.0, 1.0]
     assert (a.calls, sorted(b.calls)) == ([(0,)], [(-1,), (0,), (1,)])
@@ -653,7 +616,7 @@ def test_reads_that_meet_fill_their_batches_with_allowed_sizes_only() -> None:
         np.sort(np.arange(50_000)[::-1])
         return torch.stack([torch.full((4,), float(x)) for (x,) in contexts])
 
-    t = InfiniteTensor((None,), f, TensorWindow((4,)), batch_size=(1, 4))
+    t = built(f, 4, batch_size=(1, 4))
     start = threading.Barrier(THREADS)
 
     def work(number: int) -> Any:

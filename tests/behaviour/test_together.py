@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,13 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ValidationError, ZarrTileStore, sl
-from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
-from infinite_tensor.filling.fill import Request
-from infinite_tensor.geometry.regions import Selection, parse
-from infinite_tensor.tilestore.contents import Access
-from infinite_tensor.tilestore.memory.access import MemoryAccess
-from infinite_tensor.tilestore.memory.contents import MemoryContents
-from infinite_tensor.values.spec import TensorSpec
 from tests.behaviour.test_threads import LIMIT, started
+from tests.support.building import built
 from tests.support.counting import Counted
-from tests.support.together import fill_together, plan_together
+from tests.support.together import fill_together, plan_together, read_together
+from tests.support.watched import watched
 
 WINDOW = TensorWindow((4, 4))
 HALO = TensorWindow((6, 6), stride=4, offset=-1)
@@ -42,76 +36,50 @@ class Fork:
         self.functions = [Counted(partial(weighted, weight)) for weight in (1.0, 2.0, 3.0)]
         ends = store if ends is None else ends
         source, left, right = self.functions
-        self.source = InfiniteTensor((None, None), source, WINDOW, tile_store=store, tensor_id="source")
-        self.left = InfiniteTensor((None, None), left, WINDOW, [self.source], [HALO], tile_store=ends, tensor_id="left")
+        self.source = built(source, WINDOW, store=store, name="source")
+        self.left = built(left, WINDOW, (self.source, HALO), store=ends, name="left")
         wide = TensorWindow((8, 8), offset=(0, 1))
-        self.right = InfiniteTensor(
-            (None, None), right, WINDOW, [self.source], [wide], tile_store=ends, tensor_id="right"
-        )
+        self.right = built(right, WINDOW, (self.source, wide), store=ends, name="right")
+
+    def parts(self, *named: tuple[str, Any]) -> list[tuple[InfiniteTensor, Any]]:
+        """Tensors by their names, each with its region."""
+        return [(getattr(self, name), region) for name, region in named]
 
     @property
     def calls(self) -> list[int]:
         return [len(f.calls) for f in self.functions]
 
 
-class Watched(MemoryContents):
-    """Notes how many rows of windows a read holds of the tensor ``source`` at most."""
-
-    most_rows = 0
-
-    def access(self, spec: TensorSpec) -> Access:
-        return WatchedAccess(self, spec) if spec.tensor_id == "source" else super().access(spec)
-
-
-class WatchedAccess(MemoryAccess):
-    def __init__(self, contents: Watched, spec: TensorSpec) -> None:
-        super().__init__(contents.check_open, contents.kept, contents.registered(spec))
-        self._contents = contents
-
-    def keep(self, start: Sequence[int] | None) -> None:
-        self._contents.most_rows = max(self._contents.most_rows, len({row for row, _ in self._held.rows}))
-        super().keep(start)
-
-
-def watched() -> tuple[MemoryTileStore, Watched]:
-    """A store that keeps next to nothing, and what notes of it."""
-    store, contents = MemoryTileStore(), Watched(1, None)
-    store._contents = contents
-    return store, contents
-
-
-def selections(tensor: InfiniteTensor, *regions: object) -> tuple[Any, list[Selection]]:
-    return node_of(tensor), [parse(region, tensor.shape) for region in regions]
-
-
-def alone(*regions: tuple[str, object]) -> list[torch.Tensor]:
+def alone(*regions: tuple[str, Any]) -> list[torch.Tensor]:
     """What each region is when nothing else is read."""
     return [getattr(Fork(MemoryTileStore()), name)[region] for name, region in regions]
 
 
+WHOLE = ("left", sl[0:32, 0:32]), ("right", sl[0:16, 0:16])
+
+
 def test_what_several_tensors_read_is_computed_once_whatever_the_caches_keep() -> None:
     fork = Fork(MemoryTileStore(cache_size_bytes=1))
-    (left,), (right,) = read_together([selections(fork.left, sl[0:32, 0:32]), selections(fork.right, sl[0:16, 0:16])])
+    found = read_together(*fork.parts(*WHOLE))
     assert set(fork.functions[0].counts.values()) == {1}
     assert fork.calls[1:] == [64, 16]
-    expected = alone(("left", sl[0:32, 0:32]), ("right", sl[0:16, 0:16]))
-    assert torch.equal(left, expected[0])
-    assert torch.equal(right, expected[1])
-
-
-def test_read_one_after_the_other_they_compute_it_twice() -> None:
-    fork = Fork(MemoryTileStore(cache_size_bytes=1))
-    fork.left[0:32, 0:32]
-    fork.right[0:16, 0:16]
-    assert set(fork.functions[0].counts.values()) == {1, 2}
+    check(found, *WHOLE)
+    # Read one after the other they compute it twice.
+    apart = Fork(MemoryTileStore(cache_size_bytes=1))
+    for tensor, region in apart.parts(*WHOLE):
+        tensor[region]
+    assert set(apart.functions[0].counts.values()) == {1, 2}
 
 
 def test_a_tensor_may_be_read_beside_those_that_it_is_computed_from() -> None:
     fork = Fork(MemoryTileStore(cache_size_bytes=1))
-    requests = [("source", sl[2:40, 3]), ("left", sl[0:32, 0:32]), ("source", sl[0, 0])]
-    results = read_together([selections(getattr(fork, name), region) for name, region in requests])
+    parts = [("source", sl[2:40, 3]), ("left", sl[0:32, 0:32]), ("source", sl[0, 0])]
+    check(read_together(*fork.parts(*parts)), *parts)
     assert set(fork.functions[0].counts.values()) == {1}
-    assert all(torch.equal(result, truth) for (result,), truth in zip(results, alone(*requests), strict=True))
+
+
+def check(found: list[list[torch.Tensor]], *regions: tuple[str, Any]) -> None:
+    assert all(torch.equal(result, truth) for (result,), truth in zip(found, alone(*regions), strict=True))
 
 
 @pytest.mark.parametrize("order", [("source", "left"), ("left", "source")])
@@ -121,17 +89,12 @@ def test_windows_that_wait_for_a_full_batch_are_not_computed_again(
     monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 64)
     fork = Fork(MemoryTileStore(cache_size_bytes=1))
     counted = fork.functions[0]
-    source = InfiniteTensor(
-        (None, None), lambda ctxs: [counted(ctx) for ctx in ctxs], WINDOW, tile_store=MemoryTileStore(1), batch_size=5
-    )
-    left = InfiniteTensor((None, None), fork.functions[1], WINDOW, [source], [HALO], tile_store=MemoryTileStore(1))
+    source = built(lambda ctxs: [counted(ctx) for ctx in ctxs], WINDOW, store=MemoryTileStore(1), batch_size=5)
+    left = built(fork.functions[1], WINDOW, (source, HALO), store=MemoryTileStore(1))
     named = {"source": source, "left": left}
-    results = read_together([selections(named[name], sl[0:64, 0:4]) for name in order])
+    found = read_together(*((named[name], sl[0:64, 0:4]) for name in order))
     assert set(counted.counts.values()) == {1}
-    assert all(
-        torch.equal(result, truth)
-        for (result,), truth in zip(results, alone(*((name, sl[0:64, 0:4]) for name in order)), strict=True)
-    )
+    check(found, *((name, sl[0:64, 0:4]) for name in order))
 
 
 def test_what_lies_between_regions_of_one_step_is_not_taken_for_computed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,15 +108,15 @@ def test_what_lies_between_regions_of_one_step_is_not_taken_for_computed(monkeyp
         return region
 
     f = Counted(lambda ctx: torch.full((4,), float(ctx[0])))
-    source = InfiniteTensor((None,), f, line, tile_store=store())
-    here, ahead = (InfiniteTensor((None,), copied, line, [source], [line], tile_store=store()) for _ in range(2))
-    total = InfiniteTensor(
-        (None,),
+    source = built(f, line, store=store())
+    here, ahead = (built(copied, line, source, store=store()) for _ in range(2))
+    total = built(
         lambda _ctx, near, far, next_one: near + far + next_one,
         line,
-        [here, here, ahead],
-        [line, TensorWindow((4,), offset=400), TensorWindow((4,), offset=4)],
-        tile_store=store(),
+        here,
+        (here, TensorWindow((4,), offset=400)),
+        (ahead, TensorWindow((4,), offset=4)),
+        store=store(),
     )
     assert total[0:200].tolist() == [3.0 * (x // 4) + 101 for x in range(200)]
     assert set(f.counts.values()) == {1}
@@ -161,56 +124,45 @@ def test_what_lies_between_regions_of_one_step_is_not_taken_for_computed(monkeyp
 
 def test_each_request_gets_a_list_and_an_empty_region_computes_nothing() -> None:
     fork = Fork(MemoryTileStore())
-    results = read_together(
-        [
-            selections(fork.left, sl[0:0, 0:4]),
-            selections(fork.right),
-            selections(fork.source),
-        ]
-    )
+    results = read_together((fork.left, sl[0:0, 0:4]), (fork.right,), (fork.source,))
     assert [[tuple(part.shape) for part in parts] for parts in results] == [[(0, 4)], [], []]
     assert fork.calls == [0, 0, 0]
 
 
-@pytest.mark.parametrize("block_bytes", [256, 2048])
-def test_a_large_read_goes_through_all_tensors_at_one_pace(monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
+@pytest.mark.parametrize(("block_bytes", "most_rows"), [(256, 14), (2048, 30)])
+def test_a_large_read_goes_through_all_tensors_at_one_pace(
+    monkeypatch: pytest.MonkeyPatch, block_bytes: int, most_rows: int
+) -> None:
     monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", block_bytes)
-    store, contents = watched()
+    store, held = watched("source")
     fork = Fork(store)
-    (left,), (right,) = read_together([selections(fork.left, sl[0:256, 0:16]), selections(fork.right, sl[0:128, 0:8])])
+    parts = ("left", sl[0:256, 0:16]), ("right", sl[0:128, 0:8])
+    check(read_together(*fork.parts(*parts)), *parts)
     assert set(fork.functions[0].counts.values()) == {1}
     # All of it are 65 rows of windows.
-    assert contents.most_rows <= (14 if block_bytes == 256 else 30)
-    expected = alone(("left", sl[0:256, 0:16]), ("right", sl[0:128, 0:8]))
-    assert torch.equal(left, expected[0])
-    assert torch.equal(right, expected[1])
+    assert held.most_rows <= most_rows
 
 
 def test_two_threads_that_read_tensors_with_one_source_compute_each_window_once() -> None:
     fork = Fork(MemoryTileStore())
     barrier = threading.Barrier(2)
 
-    def read(first: InfiniteTensor, second: InfiniteTensor) -> list[torch.Tensor]:
+    def read(*names: str) -> None:
         barrier.wait(LIMIT)
-        results = read_together([selections(first, sl[0:32, 0:32]), selections(second, sl[0:32, 0:32])])
-        return [result for (result,) in results]
+        parts = [(name, sl[0:32, 0:32]) for name in names]
+        check(read_together(*fork.parts(*parts)), *parts)
 
-    running = [started(lambda: read(fork.left, fork.right)), started(lambda: read(fork.right, fork.left))]
-    (a, b), (d, c) = (future.result(LIMIT) for future in running)
+    for running in [started(lambda: read("left", "right")), started(lambda: read("right", "left"))]:
+        running.result(LIMIT)
     assert all(set(f.counts.values()) == {1} for f in fork.functions)
-    assert torch.equal(a, c)
-    assert torch.equal(b, d)
 
 
 def test_what_is_upstream_of_several_tensors_is_planned_and_filled_once(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path, tile_size=16, cache_size_bytes=1) as store:
         fork = Fork(store)
-        requests = [
-            Request(fork.right, parse(sl[0:20, 0:20], (None, None))),
-            Request(fork.left, parse(sl[0:60, 0:60], (None, None))),
-        ]
-        plan = plan_together(requests)
-        report = fill_together(requests, progress=False)
+        parts = (fork.right, sl[0:20, 0:20]), (fork.left, sl[0:60, 0:60])
+        plan = plan_together(*parts)
+        report = fill_together(*parts, progress=False)
         planned = {tensor.tensor_id: tensor.windows for tensor in plan.tensors}
         assert planned == {tensor.tensor_id: tensor.windows for tensor in report.tensors}
         assert [planned[name] for name in ("source", "left", "right")] == fork.calls
@@ -218,26 +170,22 @@ def test_what_is_upstream_of_several_tensors_is_planned_and_filled_once(tmp_path
         assert [(region.tensor_id, region.stop) for region in plan.regions] == [("right", (32, 32)), ("left", (64, 64))]
         assert fork.left.is_filled(sl[0:60, 0:60])
         assert fork.right.is_filled(sl[0:20, 0:20])
-        assert plan_together(requests).windows == 0
+        assert plan_together(*parts).windows == 0
 
 
 def test_a_tensor_is_filled_after_those_that_it_reads(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path, tile_size=16, cache_size_bytes=1) as store:
         fork = Fork(store)
-        requests = [
-            Request(fork.left, parse(sl[0:60, 0:60], (None, None))),
-            Request(fork.source, parse(sl[0:80, 0:80], (None, None))),
-        ]
-        assert [region.tensor_id for region in plan_together(requests).regions] == ["source", "left"]
-        fill_together(requests, progress=False)
+        parts = (fork.left, sl[0:60, 0:60]), (fork.source, sl[0:80, 0:80])
+        assert [region.tensor_id for region in plan_together(*parts).regions] == ["source", "left"]
+        fill_together(*parts, progress=False)
         assert fork.functions[0].counts.keys() >= {(19, 19), (-1, -1)}
         assert set(fork.functions[0].counts.values()) == {1}
 
 
 def test_tensors_in_memory_that_are_filled_stay_there_while_others_are() -> None:
     fork = Fork(MemoryTileStore(), MemoryTileStore())
-    requests = [Request(t, parse(sl[0:64, 0:64], (None, None))) for t in (fork.left, fork.right)]
-    fill_together(requests, progress=False)
+    fill_together(*((t, sl[0:64, 0:64]) for t in (fork.left, fork.right)), progress=False)
     calls = fork.calls[1:]
     fork.left[0:64, 0:64], fork.right[0:64, 0:64]
     assert fork.calls[1:] == calls
@@ -245,16 +193,16 @@ def test_tensors_in_memory_that_are_filled_stay_there_while_others_are() -> None
 
 def test_nothing_to_fill_is_no_error_and_computes_nothing() -> None:
     fork = Fork(MemoryTileStore())
-    requests = [Request(fork.left, parse(sl[0:0, 0:4], (None, None)))]
-    plan = plan_together(requests)
+    nothing = fork.left, sl[0:0, 0:4]
+    plan = plan_together(nothing)
     assert (plan.regions, plan.tensors, plan.windows) == ((), (), 0)
     assert "nothing" in str(plan)
-    assert fill_together(requests, progress=False).windows == 0
+    assert fill_together(nothing, progress=False).windows == 0
 
 
 def test_a_plan_for_several_tensors_names_each_region() -> None:
     fork = Fork(MemoryTileStore())
-    plan = plan_together([Request(t, parse(sl[0:8, 0:4], (None, None))) for t in (fork.left, fork.right)])
+    plan = plan_together(*((t, sl[0:8, 0:4]) for t in (fork.left, fork.right)))
     assert "left [0:8, 0:4], right [0:8, 0:4]" in str(plan)
 
 
@@ -263,9 +211,8 @@ def test_all_that_are_filled_must_be_in_stores_that_can_be_written(tmp_path: Pat
         Fork(store).left[0:4, 0:4]
     with ZarrTileStore(tmp_path, mode="r", tile_size=16) as stored:
         fork = Fork(stored, MemoryTileStore())
-        requests = [Request(t, parse(sl[0:8, 0:4], (None, None))) for t in (fork.left, fork.source)]
         with pytest.raises(ValidationError, match="read-only"):
-            fill_together(requests, progress=False)
+            fill_together(*((t, sl[0:8, 0:4]) for t in (fork.left, fork.source)), progress=False)
         assert fork.calls == [0, 0, 0]
 
 

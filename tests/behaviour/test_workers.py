@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,22 +13,19 @@ import pytest
 import torch
 
 from infinite_tensor import (
-    HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
-    TensorWindow,
-    TileStore,
     ValidationError,
     ZarrTileStore,
 )
-from tests.support.counting import Counted
+from tests.support.building import built, store_of
+from tests.support.counting import Constant, Counted
 
 LIMIT = 30.0
-SIDE_BY_SIDE = TensorWindow((4,))
 
 
-def tensor(f: Callable[..., Any], store: TileStore | None = None, **options: Any) -> InfiniteTensor:
-    return InfiniteTensor((None,), f, SIDE_BY_SIDE, tile_store=store, **options)
+def tensor(f: Callable[..., Any], *reads: InfiniteTensor, **options: Any) -> InfiniteTensor:
+    return built(f, 4, *reads, **options)
 
 
 def meeting(count: int) -> Callable[..., torch.Tensor]:
@@ -48,23 +44,14 @@ def test_a_read_runs_f_on_as_many_threads_as_it_says() -> None:
     assert t.read(slice(0, 24), workers=3).tolist() == [float(x // 4) for x in range(24)]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda _path: MemoryTileStore(workers=3),
-        lambda path: ZarrTileStore(path / "s.zarr", workers=3),
-        lambda path: HDF5TileStore(path / "s.h5", workers=3),
-    ],
-    ids=["memory", "zarr", "hdf5"],
-)
-def test_a_store_says_how_many_threads_its_tensors_run_on(make: Callable[[Path], TileStore], tmp_path: Path) -> None:
-    t = tensor(meeting(3), make(tmp_path))
+@pytest.mark.parametrize("kind", ["memory", "zarr", "hdf5"])
+def test_a_store_says_how_many_threads_its_tensors_run_on(kind: str, tmp_path: Path) -> None:
+    t = tensor(meeting(3), store=store_of(kind, tmp_path, workers=3))
     assert t[0:24].tolist() == [float(x // 4) for x in range(24)]
 
 
 def test_every_tensor_of_a_chain_runs_on_as_many_threads() -> None:
-    source = tensor(meeting(2))
-    t = tensor(meeting(2), args=[source], args_windows=[SIDE_BY_SIDE])
+    t = tensor(meeting(2), tensor(meeting(2)))
     assert t.read(slice(0, 16), workers=2).tolist() == [float(x // 4) for x in range(16)]
 
 
@@ -87,16 +74,9 @@ def test_one_thread_is_the_default() -> None:
 
 
 def test_several_threads_take_no_more_calls_than_one() -> None:
-    sizes = Counter[int]()
-    lock = threading.Lock()
-
-    def f(contexts: list[tuple[int, ...]]) -> torch.Tensor:
-        with lock:
-            sizes[len(contexts)] += 1
-        return torch.ones(len(contexts), 4)
-
+    f = Counted(lambda _ctx: torch.ones(4))
     tensor(f, batch_size=8).read(slice(0, 400), workers=4)
-    assert sizes == {8: 12, 4: 1}
+    assert sorted(f.batches) == [4, *[8] * 12]
 
 
 def test_f_is_run_without_gradients_on_every_thread() -> None:
@@ -159,12 +139,11 @@ def test_an_f_on_a_worker_that_needs_its_own_window_is_told() -> None:
         t.read(slice(0, 64), workers=3)
 
 
-def test_workers_need_be_a_positive_int() -> None:
-    for wrong in (0, -1, 1.5, "2", True):
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", True])
+def test_workers_need_be_a_positive_int(wrong: Any) -> None:
+    for use in (lambda: MemoryTileStore(workers=wrong), lambda: tensor(Constant((4,))).read(0, workers=wrong)):
         with pytest.raises(ValidationError, match="workers must be a positive int"):
-            MemoryTileStore(workers=wrong)  # type: ignore[arg-type]
-        with pytest.raises(ValidationError, match="workers must be a positive int"):
-            tensor(lambda _ctx: torch.ones(4)).read(0, workers=wrong)  # type: ignore[arg-type]
+            use()
 
 
 def test_workers_are_pickled_with_a_store(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ class Counted:
     ----------
     calls : list of tuple of int
         The windows, in the order of the calls.
+    batches : list of int
+        How many windows each batch had.
     """
 
     # Who listens is no part of what is computed.
@@ -46,6 +48,7 @@ class Counted:
     def __init__(self, f: Callable[..., Any] = Constant(), told: Callable[[Index], object] | None = None) -> None:
         self.f = f
         self.calls: list[Index] = []
+        self.batches: list[int] = []
         self._told = told
 
     @property
@@ -56,6 +59,7 @@ class Counted:
     def __call__(self, ctx: Any, *regions: Any) -> Any:
         """A window, or a list of those of a batch."""
         if isinstance(ctx, list):
+            self.batches.append(len(ctx))
             return [self(index, *each) for index, *each in zip(ctx, *regions, strict=True)]
         # Appending is safe on any number of threads.
         self.calls.append(ctx)

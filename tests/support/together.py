@@ -1,19 +1,24 @@
-"""Planning and filling regions of several tensors that are in no group."""
+"""Reading, planning and filling regions of several tensors that are in no group."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from infinite_tensor.engine.chain import NodeHolder
+import torch
+
+from infinite_tensor import InfiniteTensor
+from infinite_tensor.engine import assemble
+from infinite_tensor.engine.chain import NodeHolder, node_of
 from infinite_tensor.filling import FillPlan, FillReport
 from infinite_tensor.filling.fill import Request
 from infinite_tensor.filling.fillable import Fillable
+from infinite_tensor.geometry.regions import parse
 
 
 class _Together(Fillable):
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self._given = requests
+    def __init__(self, parts: Iterable[tuple[InfiniteTensor, object]]) -> None:
+        self._given = [Request(tensor, parse(region, tensor.shape)) for tensor, region in parts]
 
     def _requests(self, region: object, where: object = None) -> Sequence[Request]:  # noqa: ARG002
         return self._given
@@ -22,9 +27,16 @@ class _Together(Fillable):
         return [request.tensor for request in self._given]
 
 
-def plan_together(requests: Sequence[Request], **options: Any) -> FillPlan:
-    return _Together(requests).plan(None, **options)
+def read_together(*parts: tuple[Any, ...]) -> list[list[torch.Tensor]]:
+    """For each tensor, which is given with some regions, these regions, all read in one plan."""
+    return assemble.read_together(
+        [(node_of(tensor), [parse(region, tensor.shape) for region in regions]) for tensor, *regions in parts]
+    )
 
 
-def fill_together(requests: Sequence[Request], **options: Any) -> FillReport:
-    return _Together(requests).fill(None, **options)
+def plan_together(*parts: tuple[InfiniteTensor, object], **options: Any) -> FillPlan:
+    return _Together(parts).plan(None, **options)
+
+
+def fill_together(*parts: tuple[InfiniteTensor, object], **options: Any) -> FillReport:
+    return _Together(parts).fill(None, **options)

@@ -1,0 +1,72 @@
+"""Stores and tensors in few words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
+from tests.support.dict_store import DictTileStore
+from tests.support.stores import sample
+
+VARIED: dict[str, Callable[[Path], TileStore]] = {
+    "memory": lambda _path: MemoryTileStore(),
+    "memory with a limit": lambda _path: MemoryTileStore(cache_size_windows=5),
+    "zarr": lambda path: ZarrTileStore(path / "s.zarr", tile_size=16, cache_size_tiles=1),
+    "zarr with small tiles": lambda path: ZarrTileStore(path / "s.zarr", tile_size=7, compressors=None),
+    "hdf5": lambda path: HDF5TileStore(path / "s.h5", tile_size=13, compression=None, cache_size_tiles=2),
+    "dictionary": lambda _path: DictTileStore({}, tile_size=10),
+}
+"""Stores whose tiles and limits cut windows apart in many ways."""
+
+
+def store_of(kind: str, folder: Path, tile_size: Any = 8, **options: Any) -> TileStore:
+    """The store in a folder that is of a kind: "memory", "zarr", "zarr behind a URL" or "hdf5"."""
+    if kind == "memory":
+        return MemoryTileStore(**options)
+    if kind == "zarr":
+        return ZarrTileStore(folder / "s.zarr", tile_size=tile_size, **options)
+    if kind == "zarr behind a URL":
+        return ZarrTileStore(f"memory://{folder}", tile_size=tile_size, **options)
+    return HDF5TileStore(folder / "s.h5", tile_size=tile_size, **options)
+
+
+def each_store(*kinds: str, tile_size: Any = 8, default: Sequence[str] = ()) -> Any:
+    """A fixture ``store``: a store of each kind, of which all are slow but those in `default`; see `sample`."""
+
+    @pytest.fixture(name="store", params=sample(kinds or ("memory", "zarr", "hdf5"), *default))
+    def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
+        return store_of(request.param, tmp_path, tile_size)
+
+    return store
+
+
+def built(
+    f: Callable[..., Any],
+    window: TensorWindow | Sequence[int] | int,
+    *reads: InfiniteTensor | tuple[InfiniteTensor, TensorWindow],
+    shape: Sequence[int | None] | None = None,
+    store: TileStore | None = None,
+    name: str | None = None,
+    **options: Any,
+) -> InfiniteTensor:
+    """A tensor, which is unbounded without a shape, and reads others through its own window or a given one each.
+
+    A window is given as such, or by its size; an int is that of the only dimension.
+    """
+    if not isinstance(window, TensorWindow):
+        window = TensorWindow((window,) if isinstance(window, int) else tuple(window))
+    args = [read if isinstance(read, tuple) else (read, window) for read in reads]
+    return InfiniteTensor(
+        (None,) * len(window.size) if shape is None else tuple(shape),
+        f,
+        window,
+        [arg for arg, _ in args],
+        [through for _, through in args],
+        tile_store=store,
+        tensor_id=name,
+        **options,
+    )
