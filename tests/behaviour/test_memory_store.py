@@ -1,16 +1,23 @@
-"""Limits of the memory store, and reads that exceed them."""
+"""Limits of caches: of the memory store, reads that exceed them, and those that fills lend."""
 
 from __future__ import annotations
 
-from contextlib import closing
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, ValidationError
+from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ValidationError, ZarrTileStore
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.tilestore.memory.windows import blended_layout
+from tests.support.building import built
 from tests.support.counting import Counted
 
 WINDOW_BYTES = 16
@@ -19,7 +26,7 @@ WINDOW_BYTES = 16
 def counted(store: MemoryTileStore, calls: list[int], *args: InfiniteTensor) -> InfiniteTensor:
     f = Counted(lambda ctx, *_regions: torch.full((4,), float(ctx[0])), lambda ctx: calls.append(ctx[0]))
     halo = TensorWindow((6,), stride=4, offset=-1)
-    return InfiniteTensor((None,), f, TensorWindow((4,)), args=args, args_windows=[halo] * len(args), tile_store=store)
+    return built(f, 4, *((arg, halo) for arg in args), store=store)
 
 
 @pytest.mark.parametrize("limits", [{"cache_size_windows": 3}, {"cache_size_bytes": 3 * WINDOW_BYTES}])
@@ -47,13 +54,6 @@ def test_a_read_larger_than_the_limits_computes_each_window_once_and_then_they_h
     assert sum(store.tensor_info(name).tiles_complete for name in store.tensor_ids()) == 2
 
 
-def test_a_limit_holds_as_soon_as_it_is_lowered() -> None:
-    store = MemoryTileStore()
-    counted(store, [])[0:40]
-    store.cache_size_bytes = 2 * WINDOW_BYTES
-    assert store._contents.kept.windows.total_bytes == 2 * WINDOW_BYTES
-
-
 def test_the_cache_is_shared_by_all_tensors() -> None:
     store, calls = MemoryTileStore(cache_size_windows=2), list[int]()
     one, other = counted(store, calls), counted(store, [])
@@ -74,10 +74,10 @@ def test_a_large_read_is_worked_through_in_blocks_with_the_same_pixels(monkeypat
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "1", True])
-def test_other_limits_are_refused(wrong: object) -> None:
-    for name in ("cache_size_bytes", "cache_size_windows"):
-        with pytest.raises(ValidationError, match=name):
-            MemoryTileStore(**{name: wrong})  # type: ignore[arg-type]
+@pytest.mark.parametrize("name", ["cache_size_bytes", "cache_size_windows"])
+def test_other_limits_are_refused(name: str, wrong: Any) -> None:
+    with pytest.raises(ValidationError, match=name):
+        MemoryTileStore(**{name: wrong})
 
 
 class CountedBlend:
@@ -96,7 +96,7 @@ def overlapping(store: MemoryTileStore, blend: CountedBlend) -> InfiniteTensor:
         return torch.arange(64.0).reshape(8, 8) + 10 * ctx[0] + ctx[1]
 
     window = TensorWindow((8, 8), stride=4)
-    t = InfiniteTensor((None, None), f, window, tile_store=store, tensor_id="t", blend=blend)
+    t = built(f, window, store=store, name="t", blend=blend)
     blend.pixels = 0
     return t
 
@@ -171,27 +171,129 @@ def test_a_limit_that_is_set_later_holds_for_what_is_there() -> None:
 )
 @pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
 def test_blended_tiles_are_small_whatever_the_windows(shape: tuple[int | None, ...], window: TensorWindow) -> None:
-    def f(ctx: tuple[int, ...]) -> torch.Tensor:
-        raise AssertionError(ctx)
-
-    t = InfiniteTensor(shape, f, window)
+    t = built(torch.ones, window, shape=shape)
     layout = blended_layout(t._spec)
     assert layout.tile_bytes <= 2**24
     assert min(layout.tile_shape) > 0
 
 
 def test_windows_far_apart_are_read_with_what_lies_between() -> None:
-    t = InfiniteTensor((None, None), lambda _ctx: torch.ones(2, 2), TensorWindow((2, 2), stride=2**40))
+    t = built(lambda _ctx: torch.ones(2, 2), TensorWindow((2, 2), stride=2**40))
     assert t[-1:3, 2**40 - 1 : 2**40 + 3].tolist() == [[0, 0, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
     assert t[0, 2**40 : 2**40 + 3].tolist() == [1, 1, 0]
 
 
 def test_a_window_that_two_reads_have_computed_is_dropped_whichever_was_first() -> None:
     store, value = MemoryTileStore(), 1.0
-    t = InfiniteTensor((None,), lambda _ctx: torch.full((4,), value), TensorWindow((4,)), tile_store=store)
+    t = built(lambda _ctx: torch.full((4,), value), 4, store=store)
     t[0:16]
     with closing(store._contents.access(node_of(t).spec)) as second:
         second.deposit(np.array([[2]]), np.ones((1, 4), dtype=np.float32))
     value = 7.0
     t.invalidate(slice(8, 12))
     assert t[0:16:4].tolist() == [1.0, 1.0, 7.0, 1.0]
+
+
+# Limits that fills lend to caches without one: each lasts as long as its fill.
+
+
+WINDOW = TensorWindow((256,))
+SIZE = 1024
+"""Bytes of a window, and of a tile."""
+
+MAKE: dict[str, Callable[[Path], TileStore]] = {
+    "memory": lambda _folder: MemoryTileStore(),
+    "zarr": lambda folder: ZarrTileStore(folder, tile_size=256, cache_size_bytes=None),
+}
+
+
+def tensor(store: TileStore, tensor_id: str = "t") -> InfiniteTensor:
+    return built(lambda _ctx: torch.ones(256), WINDOW, store=store, name=tensor_id)
+
+
+@contextmanager
+def lent(store: TileStore, room: int) -> Iterator[None]:
+    """A limit as a fill lends it."""
+    held = threading.Lock()
+    with held:
+        store._contents.lend(held, room)
+        yield
+
+
+def read(t: InfiniteTensor, start: int, count: int) -> None:
+    """Windows one by one: a cache is limited between reads."""
+    for at in range(start, start + count):
+        t[256 * at : 256 * at + 256]
+
+
+def held(store: Any) -> int:
+    """Windows or tiles in memory, which take a KiB each."""
+    if isinstance(store, MemoryTileStore):
+        return store.tensor_info("t").tiles_complete
+    return len(store._contents.tiles.entries)
+
+
+@pytest.fixture(params=list(MAKE))
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
+    return MAKE[request.param](tmp_path)
+
+
+@pytest.mark.parametrize("left_first", [0, 1])
+def test_of_two_limits_each_holds_until_it_is_left(store: TileStore, left_first: int) -> None:
+    with store:
+        t = tensor(store)
+        read(t, 0, 3)
+        limits = [lent(store, 2 * SIZE), lent(store, 2 * SIZE)]
+        for limit in limits:
+            limit.__enter__()
+        read(t, 100, 20)
+        assert held(store) == 5
+        limits.pop(left_first).__exit__(None, None, None)
+        read(t, 200, 20)
+        assert held(store) == 5
+        limits.pop().__exit__(None, None, None)
+        read(t, 300, 20)
+        assert held(store) == 25
+
+
+@pytest.mark.parametrize(("of_user", "of_fill", "kept"), [(8, 2, 2), (2, 8, 2), (8, 8, 8)])
+def test_of_the_limits_of_user_and_fill_the_smaller_counts(
+    of_user: int, of_fill: int, kept: int, tmp_path: Path
+) -> None:
+    limit = of_user * SIZE
+    for store in (MemoryTileStore(limit), ZarrTileStore(tmp_path, tile_size=256, cache_size_bytes=limit)):
+        with store:
+            with lent(store, of_fill * SIZE):
+                read(tensor(store), 0, 20)
+                assert held(store) == kept
+            read(tensor(store), 20, 20)
+            assert held(store) == of_user
+
+
+def test_a_limit_that_is_set_meanwhile_stays() -> None:
+    store = MemoryTileStore()
+    with lent(store, 2 * SIZE):
+        store.cache_size_bytes = 7 * SIZE
+    read(tensor(store), 0, 20)
+    assert (store.cache_size_bytes, held(store)) == (7 * SIZE, 7)
+
+
+def test_a_lent_limit_is_no_option_of_the_store(store: Any) -> None:
+    with store, lent(store, 2 * SIZE):
+        tensor(store)
+        with pickle.loads(pickle.dumps(store)) as again:  # noqa: S301
+            assert (store._contents.cache_limit, again._contents.cache_limit) == (None, None)
+
+
+@pytest.mark.parametrize("limit", [None, 8 * SIZE])
+def test_of_fills_that_have_ended_no_more_than_the_last_is_kept(limit: int | None, tmp_path: Path) -> None:
+    for store in (MemoryTileStore(limit), ZarrTileStore(tmp_path, tile_size=256, cache_size_bytes=limit)):
+        locks: list[weakref.ref[threading.Lock]] = []
+        with store:
+            for _ in range(5):
+                held = threading.Lock()
+                locks.append(weakref.ref(held))
+                with held:
+                    store._contents.lend(held, SIZE)
+                del held
+            assert sum(each() is not None for each in locks) <= 1
