@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.errors import RegionError
+from tests.support.building import built
 from tests.support.counting import Counted
 from tests.support.reference import Index
 
@@ -46,32 +47,25 @@ def channels(ctx: Index) -> torch.Tensor:
     return torch.stack([places(ctx[1:]) + 10**7 * channel for channel in range(3)])
 
 
-PLANE = InfiniteTensor((None, None), places, TensorWindow((8, 8)), dtype=torch.int64)
-IMAGE = InfiniteTensor((3, None, None), channels, TensorWindow((3, 8, 8)), dtype=torch.int64)
+PLANE = built(places, (8, 8), dtype=torch.int64)
+IMAGE = built(channels, (3, 8, 8), shape=(3, None, None), dtype=torch.int64)
 
 
 def of_shape(shape: Sequence[int | None]) -> InfiniteTensor:
     """A tensor of ones."""
     size = [8 if extent is None else extent for extent in shape]
-    return InfiniteTensor(tuple(shape), lambda _ctx: torch.ones(size), TensorWindow(size))
+    return built(lambda _ctx: torch.ones(size), size, shape=tuple(shape))
 
 
-FINITE = InfiniteTensor((40, 24), places, TensorWindow((8, 8)), dtype=torch.int64)
+FINITE = built(places, (8, 8), shape=(40, 24), dtype=torch.int64)
 
 
 class TestGrid:
-    def test_patches_lie_side_by_side_in_lexicographic_order(self) -> None:
-        dataset = GridDataset(PLANE, 4, region=sl[0:8, -4:8])
-        corners = [(0, -4), (0, 0), (0, 4), (4, -4), (4, 0), (4, 4)]
-        assert [dataset.region(i) for i in range(len(dataset))] == [
-            (slice(y, y + 4), slice(x, x + 4)) for y, x in corners
-        ]
-
     @given(st.data())
     def test_it_is_the_list_of_all_patches_that_a_loop_finds(self, data: st.DataObject) -> None:
         shape = data.draw(st.lists(st.none() | st.integers(6, 12), min_size=1, max_size=3).map(tuple))
         window = TensorWindow((2,) * len(shape))
-        t = InfiniteTensor(shape, lambda _ctx: torch.zeros([2] * len(shape)), window, edge="clip")
+        t = built(lambda _ctx: torch.zeros([2] * len(shape)), window, shape=shape, edge="clip")
         low = [data.draw(st.integers(0 if extent else -20, 5)) for extent in shape]
         high = [data.draw(st.integers(a + 1, extent or 20)) for a, extent in zip(low, shape, strict=True)]
         size = tuple(data.draw(st.integers(1, b - a)) for a, b in zip(low, high, strict=True))
@@ -83,15 +77,6 @@ class TestGrid:
             if on_grid and all(at + n <= b for at, n, b in zip(corner, size, high, strict=True)):
                 expected.append(tuple(slice(at, at + n) for at, n in zip(corner, size, strict=True)))
         assert [dataset.region(i) for i in range(len(dataset))] == expected
-
-    def test_what_lies_beyond_the_last_whole_patch_is_left_out(self) -> None:
-        dataset = GridDataset(PLANE, (4, 5), region=sl[0:11, 0:14])
-        assert len(dataset) == 2 * 2
-        assert dataset.region(3) == sl[4:8, 5:10]
-
-    def test_a_stride_may_be_less_than_a_patch(self) -> None:
-        dataset = GridDataset(PLANE, 4, 2, sl[0:8, 0:4])
-        assert [dataset.region(i)[0].start for i in range(len(dataset))] == [0, 2, 4]
 
     def test_a_place_far_from_the_origin_is_exact(self) -> None:
         far = 2**50
@@ -122,37 +107,13 @@ class TestPatches:
         # 99.9 % of all seeds stay below: chi squared of 11 degrees of freedom.
         assert ((counts - 1000) ** 2 / 1000).sum() < 31.3
 
-    def test_a_place_is_decided_by_seed_and_index_as_documented(self) -> None:
-        dataset = PatchDataset(PLANE, 16, sl[0:100, 0:200], seed=7)
-        for i in range(len(dataset)):
-            drawn = int.from_bytes(hashlib.blake2b(f"7 {i}".encode()).digest(), "big")
-            y, x = divmod(85 * 185 * drawn >> 512, 185)
-            assert dataset.region(i) == (slice(y, y + 16), slice(x, x + 16))
-
-    def test_a_place_is_the_same_for_ever(self) -> None:
-        dataset = PatchDataset(PLANE, 64, sl[-(2**40) : 2**40, 0:10_000], seed=3, length=4)
-        assert [(rows.start, columns.start) for rows, columns in map(dataset.region, range(4))] == [
-            (-965022557450, 2427),
-            (-342550349328, 723),
-            (-176164672370, 6957),
-            (-779570433423, 4323),
-        ]
-
-    def test_the_length_changes_no_place(self) -> None:
-        short, long = (PatchDataset(PLANE, 8, sl[0:99, 0:99], length=length) for length in (5, 50))
-        assert [long.region(i) for i in range(5)] == [short.region(i) for i in range(5)]
-
-    def test_another_seed_gives_other_places(self) -> None:
-        first, second = (PatchDataset(PLANE, 8, sl[0:999, 0:999], seed) for seed in (0, 1))
-        assert all(first.region(i) != second.region(i) for i in range(20))
-
     def test_an_epoch_has_as_many_patches_as_fit_side_by_side(self) -> None:
         region = sl[0:100, 0:70]
         assert len(PatchDataset(PLANE, 16, region)) == len(GridDataset(PLANE, 16, region=region)) == 6 * 4
         assert len(PatchDataset(PLANE, 16, region, length=5)) == 5
 
     def test_a_copy_in_another_process_has_the_same_places(self) -> None:
-        t = InfiniteTensor((None, None), places, TensorWindow((8, 8)), dtype=torch.int64)
+        t = built(places, (8, 8), dtype=torch.int64)
         dataset = PatchDataset(t, 8, sl[0:99, 0:99])
         again = pickle.loads(pickle.dumps(dataset))  # noqa: S301
         assert len(again) == len(dataset)
@@ -211,20 +172,18 @@ class TestBoth:
                 dataset[beyond]
         with pytest.raises(TypeError, match="an index is an int, or a list of ints, got slice"):
             dataset[0:2]
-        assert len(list(_iterated(dataset))) == 6
+        for items in (list(dataset), list(_iterated(dataset))):
+            assert [item.tolist() for item in items] == [dataset[i].tolist() for i in range(6)]
 
     def test_a_batch_is_read_in_one_plan(self, kind: Kind) -> None:
-        batches: list[int] = []
-
-        def f(contexts: list[Index]) -> list[torch.Tensor]:
-            batches.append(len(contexts))
-            return [places(ctx) for ctx in contexts]
-
-        t = InfiniteTensor((None, None), f, TensorWindow((8, 8)), dtype=torch.int64, batch_size=1000)
-        dataset = kind(t, 8, region=sl[0:32, 0:32])
+        f = Counted(places)
+        dataset = kind(built(f, (8, 8), dtype=torch.int64, batch_size=1000), 8, region=sl[0:32, 0:32])
         items = dataset.__getitems__([3, 0, -1])
-        assert len(batches) == 1
+        assert len(f.batches) == 1
         assert [item.tolist() for item in items] == [dataset[i].tolist() for i in (3, 0, -1)]
+        for indices in ((3, 0, -1), torch.tensor([3, 0, -1]), np.array([3, 0, -1])):
+            assert torch.equal(dataset[indices], torch.stack(items))
+        assert len(f.calls) == len(set(f.calls))
 
     def test_an_item_is_nobody_elses(self, kind: Kind) -> None:
         dataset = kind(PLANE, 8, region=sl[0:16, 0:16])
@@ -232,11 +191,6 @@ class TestBoth:
         for item in (dataset[1], *dataset.__getitems__([1, 1])):
             assert torch.equal(item, before)
             item.zero_()
-
-    @pytest.mark.parametrize("wrong", [0, -1, (4,), (4, 4, 4), "4", 4.0, None, True, (4, "4")])
-    def test_a_patch_size_that_says_nothing_is_refused(self, kind: Kind, wrong: Any) -> None:
-        with pytest.raises(ValidationError, match="patch_size must"):
-            kind(PLANE, wrong, region=sl[0:9, 0:9])
 
     def test_a_region_without_room_for_a_patch_is_refused(self, kind: Kind) -> None:
         with pytest.raises(ValidationError, match=r"no patch of \(8, 12\) pixels .* region of \(16, 11\)"):
@@ -255,9 +209,7 @@ class TestBoth:
     def test_what_is_no_tensor_is_refused(self, kind: Kind) -> None:
         wrong: Any
         for wrong in (torch.zeros(4, 4), [], {}, [PLANE, [PLANE]], None):
-            with pytest.raises(
-                ValidationError, match="t must be an InfiniteTensor or TensorGroup, or a list, tuple or dict"
-            ):
+            with pytest.raises(ValidationError, match="t must be an InfiniteTensor or TensorGroup, or a list,"):
                 kind(wrong, 4)
 
 
@@ -284,10 +236,7 @@ class TestSeveralTensors:
             assert torch.equal(mask, dataset[i][1])
 
     def test_tensors_that_are_not_cut_alike_are_refused(self, kind: Kind) -> None:
-        with pytest.raises(
-            ValidationError,
-            match=r"cut alike.*\[0:50 in patches of 8.*; 0:30 .*\[0:40 .*; 0:24 .*tile_store=MemoryTileStore\(\)\); ",
-        ):
+        with pytest.raises(ValidationError, match=r"cut alike.*\[0:50 in patches of 8.*; 0:30 .*\[0:40 .*; 0:24 "):
             kind([PLANE, FINITE], 8, region=sl[0:50, 0:30])
 
     def test_finite_tensors_of_which_some_have_channels_are_cut_as_a_group(self, kind: Kind) -> None:
@@ -298,7 +247,7 @@ class TestSeveralTensors:
         assert (item["image"].shape, item["labels"].shape) == ((8, 8, 3), (8, 8))
 
 
-COARSE = InfiniteTensor((None, None), lambda ctx: places(ctx).float(), TensorWindow((8, 8)))
+COARSE = built(lambda ctx: places(ctx).float(), (8, 8))
 WORLD = TensorGroup({"image": IMAGE, "look": {"coarse": COARSE}}, scale={"look": Fraction(1, 4)})
 
 
@@ -306,7 +255,7 @@ WORLD = TensorGroup({"image": IMAGE, "look": {"coarse": COARSE}}, scale={"look":
 class TestGroup:
     def test_a_dimension_that_is_not_cut_need_not_end_with_whole_pixels_of_all(self, kind: Kind) -> None:
         window = TensorWindow((1, 8))
-        tensors = {n: InfiniteTensor((n, None), lambda _ctx: torch.ones(1, 8), window) for n in (9, 5)}
+        tensors = {n: built(lambda _ctx: torch.ones(1, 8), window, shape=(n, None)) for n in (9, 5)}
         group = TensorGroup({"all": tensors[9], "half": tensors[5]}, dims=(0, 1), scale={"half": 0.5})
         item = kind(group, 8, region=sl[:, 0:32])[0]
         assert (item["all"].shape, item["half"].shape) == ((9, 8), (5, 4))
@@ -327,23 +276,13 @@ class TestGroup:
         assert torch.equal(batch["image"][2], dataset[2]["image"])
 
     def test_what_tensors_share_runs_once_for_a_batch(self, kind: Kind) -> None:
+        def tensor(f: Callable[..., Any], *reads: InfiniteTensor) -> InfiniteTensor:
+            return built(f, (8, 8), *reads, store=MemoryTileStore(cache_size_bytes=1), dtype=torch.int64)
+
         f = Counted(places)
-        shared = InfiniteTensor(
-            (None, None), f, TensorWindow((8, 8)), dtype=torch.int64, tile_store=MemoryTileStore(cache_size_bytes=1)
-        )
-        pair = [
-            InfiniteTensor(
-                (None, None),
-                lambda _ctx, region: region + 1,
-                TensorWindow((8, 8)),
-                args=[shared],
-                args_windows=[TensorWindow((8, 8))],
-                dtype=torch.int64,
-                tile_store=MemoryTileStore(cache_size_bytes=1),
-            )
-            for _ in range(2)
-        ]
-        dataset = kind(TensorGroup({"a": pair[0], "b": pair[1]}), 8, region=sl[0:64, 0:64])
+        shared = tensor(f)
+        pair = {name: tensor(lambda _ctx, region: region + 1, shared) for name in ("a", "b")}
+        dataset = kind(TensorGroup(pair), 8, region=sl[0:64, 0:64])
         dataset.__getitems__(list(range(8)))
         assert len(f.calls) == len(set(f.calls))
 
@@ -395,12 +334,6 @@ class TestTransform:
         assert dataset.__getitems__([2, 2, 0]) == [None, None, None]
         assert [patch.tolist() for patch in seen] == [PLANE[dataset.region(i)].tolist() for i in (2, 2, 0)]
 
-    def test_what_it_writes_into_a_patch_stays_there(self, kind: Kind) -> None:
-        dataset = kind(PLANE, 8, region=sl[0:16, 0:24], transform=torch.Tensor.zero_)
-        before = PLANE[0:16, 0:24]
-        assert not any(item.any() for item in dataset.__getitems__([1, 1, 2]))
-        assert torch.equal(PLANE[0:16, 0:24], before)
-
     def test_it_gets_all_patches_of_a_dict_list_or_tuple_together(self, kind: Kind) -> None:
         def shapes(item: Any) -> Any:
             return {key: part.shape for key, part in item.items()} if isinstance(item, dict) else type(item)
@@ -437,17 +370,13 @@ class TestTransform:
         with pytest.raises(IndexError, match="1000"):
             list(kind(PLANE, 8, region=sl[0:8, 0:8], transform=fails))
 
-    def test_what_cannot_be_called_is_refused(self, kind: Kind) -> None:
-        with pytest.raises(ValidationError, match=r"transform must be a function of one patch, or None, got 'flip'"):
-            kind(PLANE, 8, region=sl[0:8, 0:8], transform="flip")  # type: ignore[arg-type]
-
 
 @pytest.mark.parametrize(
     ("kind", "context"), [(GridDataset, "fork"), pytest.param(PatchDataset, "spawn", marks=pytest.mark.slow)]
 )
 def test_a_transform_runs_in_workers(kind: Kind, tmp_path: Path, context: str) -> None:
     store = ZarrTileStore(tmp_path, tile_size=8)
-    t = InfiniteTensor((None, None), places, TensorWindow((8, 8)), dtype=torch.int64, tile_store=store, tensor_id="t")
+    t = built(places, (8, 8), store=store, name="t", dtype=torch.int64)
     t.fill(sl[0:16, 0:24])
     dataset = kind(t, 8, region=sl[0:16, 0:24], transform=in_process)
     loader = DataLoader(dataset, batch_size=3, num_workers=2, multiprocessing_context=context)
@@ -475,16 +404,6 @@ def test_a_batch_sampler_in_the_place_of_a_sampler_gives_the_same_batches(
 
 
 @KINDS
-def test_several_indices_are_read_in_one_plan_and_stacked(kind: Kind) -> None:
-    f = Counted(places)
-    t = InfiniteTensor((None, None), f, TensorWindow((8, 8)), dtype=torch.int64)
-    dataset = kind(t, 8, region=sl[0:64, 0:64])
-    for indices in ([1, 2, -1], (1, 2, -1), torch.tensor([1, 2, -1]), np.array([1, 2, -1])):
-        assert dataset[indices].tolist() == [dataset[i].tolist() for i in (1, 2, -1)]
-    assert len(f.calls) == len(set(f.calls))
-
-
-@KINDS
 @pytest.mark.parametrize(
     ("index", "error", "said"),
     [
@@ -500,45 +419,32 @@ def test_what_is_no_list_of_indices_is_refused(kind: Kind, index: Any, error: ty
         kind(PLANE, 8, region=sl[0:8, 0:24])[index]
 
 
-@KINDS
-def test_iterating_gives_every_item_once_in_order(kind: Kind) -> None:
-    dataset = kind(PLANE, 8, region=sl[0:16, 0:24])
-    assert [item.tolist() for item in dataset] == [dataset[i].tolist() for i in range(6)]
+@pytest.mark.parametrize(
+    ("dataset", "told"),
+    [
+        (
+            GridDataset(IMAGE, 8, 4, region=sl[:, 0:16, -24:0], transform=doubled),
+            "GridDataset(15 patches, transform=doubled, stride=(4, 4), each of\n    (3, 8, 8) in [0:3, 0:16, -24:0] of",
+        ),
+        (
+            PatchDataset({"image": IMAGE, "mask": PLANE}, 8, sl[..., 0:16, 0:24], 5, length=100, transform=Shift(3)),
+            "PatchDataset(100 patches, transform=Shift(3), seed=5, each of\n    'image': (3, 8, 8) in [0:3, 0:16, ",
+        ),
+        (GridDataset([IMAGE, PLANE], 8, region=sl[..., 0:16, 0:24]), f"\n    (8, 8) in [0:16, 0:24] of {PLANE!r})"),
+        (
+            GridDataset(WORLD, 8, region=sl[0:16, 0:24]),
+            "\n    (8, 8) in [0:16, 0:24] of TensorGroup(shape=(None, None), tensors:\n        'image': ",
+        ),
+    ],
+)
+def test_a_repr_tells_what_is_read_and_how(dataset: GridDataset | PatchDataset, told: str) -> None:
+    assert told in repr(dataset)
 
 
-class TestRepr:
-    def test_a_grid_tells_what_is_read_and_how(self) -> None:
-        dataset = GridDataset(IMAGE, 8, 4, region=sl[:, 0:16, -24:0], transform=doubled)
-        assert repr(dataset) == (
-            "GridDataset(15 patches, transform=doubled, stride=(4, 4), each of\n"
-            f"    (3, 8, 8) in [0:3, 0:16, -24:0] of {IMAGE!r})"
-        )
-
-    def test_random_patches_tell_their_seed(self) -> None:
-        dataset = PatchDataset(IMAGE, 8, sl[1, 0:16, 0:24], seed=5, length=100, transform=Shift(3))
-        assert repr(dataset) == (
-            "PatchDataset(100 patches, transform=Shift(3), seed=5, each of\n"
-            f"    (8, 8) in [1, 0:16, 0:24] of {IMAGE!r})"
-        )
-
-    def test_of_several_tensors_each_has_a_line(self) -> None:
-        region = sl[..., 0:16, 0:24]
-        assert repr(PatchDataset({"image": IMAGE, "mask": PLANE}, 8, region)) == (
-            "PatchDataset(6 patches, seed=0, each of\n"
-            f"    'image': (3, 8, 8) in [0:3, 0:16, 0:24] of {IMAGE!r}\n"
-            f"    'mask': (8, 8) in [0:16, 0:24] of {PLANE!r})"
-        )
-        assert repr(GridDataset([IMAGE, PLANE], 8, region=region)).count("\n    (") == 2
-
-    def test_of_a_group_its_tensors_are_told(self) -> None:
-        told = repr(GridDataset(WORLD, 8, region=sl[0:16, 0:24]))
-        assert "\n    (8, 8) in [0:16, 0:24] of TensorGroup(shape=(None, None), tensors:\n        'image': " in told
-
-    def test_it_computes_nothing(self) -> None:
-        f = Counted(places)
-        t = InfiniteTensor((None, None), f, TensorWindow((8, 8)), dtype=torch.int64)
-        repr(GridDataset(t, 8, region=sl[0:16, 0:24]))
-        assert not f.calls
+def test_a_repr_computes_nothing() -> None:
+    f = Counted(places)
+    repr(GridDataset(built(f, (8, 8), dtype=torch.int64), 8, region=sl[0:16, 0:24]))
+    assert not f.calls
 
 
 def test_patches_of_a_group_lie_wherever_all_its_tensors_have_whole_pixels() -> None:
@@ -561,21 +467,6 @@ def test_an_int_is_the_stride_of_every_dimension_that_patches_are_cut_along() ->
     assert {PatchDataset(IMAGE, (2, 8, 8), sl[:, 0:8, 0:8], length=50).region(i)[0].start for i in range(50)} == {0, 1}
 
 
-def test_a_stride_that_says_nothing_is_refused() -> None:
-    for wrong in (0, (1,), "1", 1.0):
-        with pytest.raises(ValidationError, match="stride must"):
-            GridDataset(PLANE, 4, wrong, sl[0:9, 0:9])  # type: ignore[arg-type]
-
-
-def test_seed_and_length_are_ints() -> None:
-    for wrong in ("1", 1.0, True):
-        with pytest.raises(ValidationError, match="seed must be an int"):
-            PatchDataset(PLANE, 4, sl[0:9, 0:9], seed=wrong)  # type: ignore[arg-type]
-    for wrong in (0, -1, "1", 1.0, True):
-        with pytest.raises(ValidationError, match="length must be a positive int"):
-            PatchDataset(PLANE, 4, sl[0:9, 0:9], length=wrong)  # type: ignore[arg-type]
-
-
 def _iterated(dataset: GridDataset | PatchDataset) -> Iterator[Any]:
     """As Python iterates over what has indices and no ``__iter__``."""
     for i in itertools.count():
@@ -588,9 +479,7 @@ def _iterated(dataset: GridDataset | PatchDataset) -> Iterator[Any]:
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers_that_live_on_take_the_patches_of_an_epoch_that_is_set(tmp_path: Path, context: str) -> None:
     with ZarrTileStore(tmp_path / "t.zarr") as store:
-        plane = InfiniteTensor(
-            (None, None), places, TensorWindow((8, 8)), dtype=torch.int64, tile_store=store, tensor_id="plane"
-        )
+        plane = built(places, (8, 8), store=store, name="plane", dtype=torch.int64)
         plane.fill(sl[0:64, 0:64], progress=False)
     stored = ZarrTileStore(tmp_path / "t.zarr", mode="r").open("plane")
 
@@ -611,19 +500,45 @@ def test_workers_that_live_on_take_the_patches_of_an_epoch_that_is_set(tmp_path:
     assert not torch.equal(epochs[0], epochs[1])
 
 
-def test_the_place_of_an_item_follows_from_seed_epoch_and_index_as_documented() -> None:
-    dataset = PatchDataset(PLANE, 8, sl[0:64, 0:64], seed=3, length=12)
-    dataset.set_epoch(5)
+@pytest.mark.parametrize(("seed", "epoch"), [(3, 5), (7, 0)])
+@pytest.mark.parametrize("region", [sl[0:64, 0:74], sl[-(2**40) : 2**40, 0:10_000]])
+@pytest.mark.parametrize("length", [12, None])
+def test_the_place_of_an_item_follows_from_seed_epoch_and_index_as_documented(
+    seed: int, epoch: int, region: tuple[slice, slice], length: int | None
+) -> None:
+    dataset = PatchDataset(PLANE, 8, region, seed, length=length)
+    dataset.set_epoch(epoch)
+    heights, widths = (part.stop - part.start - 7 for part in region)
     for index in range(12):
-        number = 57 * 57 * int.from_bytes(hashlib.blake2b(f"3 {index} 5".encode()).digest(), "big") >> 512
-        row, column = divmod(number, 57)
-        assert dataset.region(index) == (slice(row, row + 8), slice(column, column + 8))
-    assert "seed=3, epoch=5" in repr(dataset)
+        words = f"{seed} {index} {epoch}" if epoch else f"{seed} {index}"
+        drawn = int.from_bytes(hashlib.blake2b(words.encode()).digest(), "big")
+        row, column = divmod(heights * widths * drawn >> 512, widths)
+        top, left = region[0].start + row, region[1].start + column
+        assert dataset.region(index) == (slice(top, top + 8), slice(left, left + 8))
+    assert f"seed={seed}" + (f", epoch={epoch}" if epoch else "") in repr(dataset)
     assert copy.deepcopy(dataset).region(7) == dataset.region(7)
 
 
-@pytest.mark.parametrize("epoch", [-1, 2**63, 0.5, "1", None, True])
-def test_what_is_no_epoch_is_refused(epoch: Any) -> None:
-    dataset = PatchDataset(PLANE, 8, sl[0:64, 0:64])
-    with pytest.raises(ValidationError, match="epoch must be an int"):
-        dataset.set_epoch(epoch)
+def patches_of_epoch(epoch: Any) -> None:
+    PatchDataset(PLANE, 4, PART).set_epoch(epoch)
+
+
+PART = sl[0:9, 0:9]
+NO_SIZES: list[Any] = [0, -1, (4,), (4, 4, 4), "4", 4.0, None, True, (4, "4")]
+REFUSED: dict[str, tuple[Callable[[Any], object], list[Any]]] = {
+    "patch_size must": (lambda value: GridDataset(PLANE, value, region=PART), NO_SIZES),
+    "patch_size must .*": (lambda value: PatchDataset(PLANE, value, PART), NO_SIZES),
+    "stride must": (lambda value: GridDataset(PLANE, 4, value, PART), [0, (1,), "1", 1.0]),
+    "seed must be an int": (lambda value: PatchDataset(PLANE, 4, PART, seed=value), ["1", 1.0, True]),
+    "length must be a positive int": (lambda n: PatchDataset(PLANE, 4, PART, length=n), [0, -1, "1", 1.0, True]),
+    "epoch must be an int": (patches_of_epoch, [-1, 2**63, 0.5, "1", None, True]),
+    "transform must be a function": (lambda value: GridDataset(PLANE, 4, region=PART, transform=value), ["flip"]),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_an_argument_cannot_be_is_refused(said: str) -> None:
+    make, wrong = REFUSED[said]
+    for value in wrong:
+        with pytest.raises(ValidationError, match=said):
+            make(value)
