@@ -15,7 +15,6 @@ import torch
 
 from infinite_tensor import (
     FunctionChangedWarning,
-    HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
     Output,
@@ -27,6 +26,8 @@ from infinite_tensor import (
     ZarrTileStore,
 )
 from infinite_tensor.tilestore.stored_definition import StoredTensor
+from tests.support.building import VARIED, built
+from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
 from tests.support.reference import Index, same_bits
 from tests.support.stores import sample
@@ -35,15 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixels
 
 CHANNELS = 5
 
-STORES: dict[str, Callable[[Path], TileStore]] = {
-    "memory": lambda _path: MemoryTileStore(),
-    "memory with a limit": lambda _path: MemoryTileStore(cache_size_windows=5),
-    "zarr": lambda path: ZarrTileStore(path / "s.zarr", tile_size=16, cache_size_tiles=1),
-    "zarr with small tiles": lambda path: ZarrTileStore(path / "s.zarr", tile_size=7, compressors=None),
-    "zarr with its own tiles": lambda path: ZarrTileStore(path / "s.zarr"),
-    "hdf5": lambda path: HDF5TileStore(path / "s.h5", tile_size=13, compression=None, cache_size_tiles=2),
-    "dictionary": lambda _path: DictTileStore({}, tile_size=10),
-}
+STORES = VARIED | {"zarr with its own tiles": lambda path: ZarrTileStore(path / "s.zarr")}
 
 
 @dataclass(frozen=True)
@@ -68,19 +61,6 @@ def second(values: torch.Tensor) -> torch.Tensor:
 def ends(values: torch.Tensor) -> torch.Tensor:
     """The least and the largest value of each pixel."""
     return torch.stack([values.amin(0), values.amax(0)])
-
-
-class Counted:
-    """An ``f`` that keeps the windows it is called for."""
-
-    def __init__(self, f: Callable[[Index], torch.Tensor]) -> None:
-        self.f = f
-        self.calls: list[Index] = []
-
-    def __call__(self, ctx: Index) -> torch.Tensor:
-        """The window at `ctx`."""
-        self.calls.append(ctx)
-        return self.f(ctx)
 
 
 @dataclass(frozen=True)
@@ -119,17 +99,19 @@ CASES = {
 }
 
 
-def tensor(case: Case, dtype: Any, **options: Any) -> InfiniteTensor:
-    return InfiniteTensor(
-        case.shape, Scores((CHANNELS, *case.window.size)), case.window, dtype=dtype, edge=case.edge, **options
-    )
+ARGMAX = Reduction("argmax", CHANNELS)
+
+
+def tensor(case: Case, dtype: Any, reduce: Any, f: Callable[..., Any] | None = None, **options: Any) -> InfiniteTensor:
+    f = f or Scores((CHANNELS, *case.window.size))
+    return built(f, case.window, shape=case.shape, dtype=dtype, edge=case.edge, reduce=reduce, **options)
 
 
 def values_of(case: Case, blend: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """All values of the pixels of a case, and which of them some window covers."""
     scores = Case.with_channels(case, CHANNELS)
-    whole = InfiniteTensor(scores.shape, Scores(scores.window.size), scores.window, edge=case.edge, blend=blend)
-    ones = InfiniteTensor(case.shape, lambda _ctx: torch.ones(case.window.size), case.window, edge=case.edge)
+    whole = built(Scores(scores.window.size), scores.window, shape=scores.shape, edge=case.edge, blend=blend)
+    ones = built(lambda _ctx: torch.ones(case.window.size), case.window, shape=case.shape, edge=case.edge)
     return whole[scores.region], ones[case.region] > 0
 
 
@@ -160,12 +142,8 @@ def test_a_pixel_is_what_its_blended_values_are_reduced_to(case: Case, kind: str
     lifted = WeightedMean("gaussian", (9.0, *scales)) if isinstance(blend, WeightedMean) else blend
     values, covered = values_of(case, lifted)
     with STORES[kind](tmp_path) as store:
-        labels = tensor(
-            case, "uint8", blend=blend, tile_store=store, tensor_id="labels", reduce=Reduction("argmax", CHANNELS)
-        )
-        other = tensor(
-            case, "float32", blend=blend, tile_store=store, tensor_id="second", reduce=Reduction(second, CHANNELS)
-        )
+        labels = tensor(case, "uint8", ARGMAX, blend=blend, store=store)
+        other = tensor(case, "float32", Reduction(second, CHANNELS), blend=blend, store=store)
         for region in reads(case):
             of, inside = part_of(values, case, region), part_of(covered, case, region)
             assert torch.equal(labels[region], torch.where(inside, of.argmax(0), 0).to(torch.uint8))
@@ -179,19 +157,8 @@ def test_a_pixel_may_become_several_values(case: Case, kind: str, tmp_path: Path
     two, kept = case.with_channels(2), case.with_channels(CHANNELS)
     f = Scores((CHANNELS, *case.window.size))
     with STORES[kind](tmp_path) as store:
-        bounds = InfiniteTensor(
-            two.shape,
-            f,
-            two.window,
-            edge=case.edge,
-            blend="hann",
-            reduce=Reduction(ends, CHANNELS, 2),
-            tile_store=store,
-        )
-        shares = InfiniteTensor(
-            kept.shape, f, kept.window, edge=case.edge, blend="hann", reduce=Reduction("softmax", CHANNELS),
-            tile_store=store,
-        )  # fmt: skip
+        bounds = tensor(two, "float32", Reduction(ends, CHANNELS, 2), f, blend="hann", store=store)
+        shares = tensor(kept, "float32", Reduction("softmax", CHANNELS), f, blend="hann", store=store)
         for region in reads(case):
             of, inside = part_of(values, case, region), part_of(covered, case, region)
             assert torch.equal(bounds[(slice(None), *region)], torch.where(inside, ends(of), 0))
@@ -203,15 +170,9 @@ def test_a_pixel_may_become_several_values(case: Case, kind: str, tmp_path: Path
 def test_the_bits_of_a_pixel_depend_neither_on_the_store_nor_on_what_is_read_with_it(name: str, tmp_path: Path) -> None:
     found = []
     for make in (MemoryTileStore, lambda: ZarrTileStore(tmp_path / "s.zarr", tile_size=37)):
-        window = TensorWindow((CHANNELS, 16, 16), (CHANNELS, 8, 8))
-        t = InfiniteTensor(
-            (CHANNELS, None, None),
-            lambda ctx: Scores((CHANNELS, 16, 16))(ctx) * 0.37,
-            window,
-            blend="gaussian",
-            reduce=Reduction(name, CHANNELS),
-            tile_store=make(),
-        )
+        case = Case((None, None), TensorWindow((16, 16), 8), (-20, 3), (71, 90)).with_channels(CHANNELS)
+        f = lambda ctx: Scores((CHANNELS, 16, 16))(ctx) * 0.37  # noqa: E731
+        t = tensor(case, "float32", Reduction(name, CHANNELS), f, store=make(), blend="gaussian")
         whole = t[:, -20:71, 3:90]
         found.append(whole)
         for y, x, n in ((-20, 3, 1), (-3, 17, 7), (20, 30, 33)):
@@ -224,10 +185,7 @@ def test_what_was_stored_is_found_again_and_nothing_is_computed_twice(tmp_path: 
     f = Counted(Scores((CHANNELS, *case.window.size)))
 
     def labels(store: TileStore) -> InfiniteTensor:
-        return InfiniteTensor(
-            case.shape, f, case.window, dtype="uint8", blend="gaussian", tensor_id="labels", tile_store=store,
-            reduce=Reduction("argmax", CHANNELS),
-        )  # fmt: skip
+        return tensor(case, "uint8", ARGMAX, f, store=store, name="labels", blend="gaussian")
 
     with ZarrTileStore(tmp_path / "s.zarr", tile_size=16) as store:
         # In the middle of tiles, so that most are incomplete: what is known of them are scores.
@@ -240,13 +198,13 @@ def test_what_was_stored_is_found_again_and_nothing_is_computed_twice(tmp_path: 
     assert len(f.calls) == len(set(f.calls))
     with ZarrTileStore(tmp_path / "s.zarr", mode="r") as store:
         again = store.open("labels")
-        assert again.reduce == Reduction("argmax", CHANNELS)
+        assert again.reduce == ARGMAX
         assert torch.equal(again[case.region], found)
 
 
 def test_only_what_pixels_become_is_stored_of_complete_tiles(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "s.zarr", tile_size=16, compressors=None) as store:
-        t = tensor(CASES["apart"], "uint8", tile_store=store, tensor_id="labels", reduce=Reduction("argmax", CHANNELS))
+        t = tensor(CASES["apart"], "uint8", ARGMAX, store=store, name="labels")
         t.fill((slice(0, 64), slice(0, 64)), progress=False)
         info = store.tensor_info("labels")
         assert (info.tiles_complete, info.tiles_partial) == (16, 0)
@@ -260,12 +218,15 @@ def test_only_what_pixels_become_is_stored_of_complete_tiles(tmp_path: Path) -> 
 
 def test_a_reduction_is_part_of_the_definition(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "s.zarr") as store:
-        tensor(CASES["apart"], "uint8", tile_store=store, tensor_id="a", reduce=Reduction("argmax", CHANNELS))
-        tensor(CASES["apart"], "float32", tile_store=store, tensor_id="b", reduce=Reduction(second, CHANNELS))
+        tensor(CASES["apart"], "uint8", ARGMAX, store=store, name="a")
+        tensor(CASES["apart"], "float32", Reduction(second, CHANNELS), store=store, name="b")
         definitions = [store.tensor_info(name).definition for name in ("a", "b")]
     assert definitions[0]["reduce"] == {
-        "function": "argmax", "in_channels": CHANNELS, "out_channels": None, "dtype": "float32"
-    }  # fmt: skip
+        "function": "argmax",
+        "in_channels": CHANNELS,
+        "out_channels": None,
+        "dtype": "float32",
+    }
     assert definitions[1]["reduce"]["function"] == f"{__name__}.second"
 
 
@@ -277,9 +238,9 @@ def test_a_reduction_is_part_of_the_definition(tmp_path: Path) -> None:
 def test_another_reduction_under_the_same_id_is_refused(other: Reduction | None, tmp_path: Path) -> None:
     dtype = "uint8" if other is None or other.function == "argmax" else "float32"
     with ZarrTileStore(tmp_path / "s.zarr") as store:
-        tensor(CASES["apart"], "uint8", tile_store=store, tensor_id="t", reduce=Reduction("argmax", CHANNELS))
+        tensor(CASES["apart"], "uint8", ARGMAX, store=store, name="t")
         with pytest.raises(ValidationError, match=r"reduce(\.\w+)?: stored .*argmax|reduce\.\w+: stored"):
-            tensor(CASES["apart"], dtype, tile_store=store, tensor_id="t", reduce=other)
+            tensor(CASES["apart"], dtype, other, store=store, name="t")
 
 
 def test_a_function_that_changed_is_told(tmp_path: Path) -> None:
@@ -287,24 +248,24 @@ def test_a_function_that_changed_is_told(tmp_path: Path) -> None:
         return Reduction(lambda values: values.topk(2, 0).values[largest], CHANNELS)
 
     with ZarrTileStore(tmp_path / "s.zarr") as store:
-        tensor(CASES["apart"], "float32", tile_store=store, tensor_id="t", reduce=made(0))
+        tensor(CASES["apart"], "float32", made(0), store=store, name="t")
     with (
         ZarrTileStore(tmp_path / "s.zarr") as store,
         pytest.warns(FunctionChangedWarning, match="`largest`, a variable around `<lambda>`, was 0 and is 1"),
     ):
-        tensor(CASES["apart"], "float32", tile_store=store, tensor_id="t", reduce=made(1))
+        tensor(CASES["apart"], "float32", made(1), store=store, name="t")
 
 
 def test_a_tensor_that_a_function_reduced_is_read_without_it_and_computed_with_it(tmp_path: Path) -> None:
     case = CASES["overlapping"]
     f = Scores((CHANNELS, *case.window.size))
     with ZarrTileStore(tmp_path / "s.zarr", tile_size=8) as store:
-        t = tensor(case, "float32", tile_store=store, tensor_id="t", reduce=Reduction(second, CHANNELS))
+        t = tensor(case, "float32", Reduction(second, CHANNELS), store=store, name="t")
         t[0:16, 0:16]
         found = t[case.region]
     with ZarrTileStore(tmp_path / "s.zarr") as store:
         assert "second" in repr(store.open("t").reduce)
-        assert torch.equal(store.open("t")[0:8, 0:8], t_part(found, case, 8))
+        assert torch.equal(store.open("t")[0:8, 0:8], part_of(found, case, (slice(0, 8), slice(0, 8))))
         with pytest.raises(ValidationError, match=r"needs '.*second'.*; give it as reduce=Reduction"):
             store.open("t", f)
         with pytest.raises(ValidationError, match=r"reduce\.function: stored"):
@@ -317,10 +278,6 @@ def test_a_tensor_that_a_function_reduced_is_read_without_it_and_computed_with_i
         assert torch.equal(again[case.region], found)
 
 
-def t_part(found: torch.Tensor, case: Case, n: int) -> torch.Tensor:
-    return found[-case.low[0] : n - case.low[0], -case.low[1] : n - case.low[1]]
-
-
 def test_a_reduction_that_raises_leaves_what_was_computed(tmp_path: Path) -> None:
     case, fails = CASES["apart"], [True]
 
@@ -331,14 +288,11 @@ def test_a_reduction_that_raises_leaves_what_was_computed(tmp_path: Path) -> Non
 
     for store in (MemoryTileStore(), ZarrTileStore(tmp_path / "s.zarr", tile_size=10)):
         fails[:] = [True]
-        f = Counted(Scores((CHANNELS, *case.window.size)))
-        t = InfiniteTensor(case.shape, f, case.window, reduce=Reduction(picky, CHANNELS), tile_store=store)
+        t = tensor(case, "float32", Reduction(picky, CHANNELS), store=store)
         with pytest.raises(ArithmeticError, match="not now"):
             t[0:20, 0:20]
         fails.clear()
-        scores = case.with_channels(CHANNELS)
-        whole = InfiniteTensor(scores.shape, Scores(scores.window.size), scores.window)
-        assert torch.equal(t[0:20, 0:20], whole[0, 0:20, 0:20])
+        assert torch.equal(t[case.region], values_of(case, None)[0][0])
 
 
 def test_outputs_of_one_f_may_be_reduced(tmp_path: Path) -> None:
@@ -352,7 +306,7 @@ def test_outputs_of_one_f_may_be_reduced(tmp_path: Path) -> None:
         group = InfiniteTensor.from_multi(
             f,
             {
-                "label": Output((None, None), "uint8", case.window, "gaussian", reduce=Reduction("argmax", CHANNELS)),
+                "label": Output((None, None), "uint8", case.window, "gaussian", reduce=ARGMAX),
                 "scores": Output((None, None), "float32", case.window),
             },
             tile_store=store,
@@ -365,10 +319,10 @@ def test_outputs_of_one_f_may_be_reduced(tmp_path: Path) -> None:
 def test_what_reads_a_reduced_tensor_reads_what_it_became(tmp_path: Path) -> None:
     case = CASES["overlapping"]
     for store in (MemoryTileStore(), ZarrTileStore(tmp_path / "s.zarr", tile_size=9)):
-        labels = tensor(case, "uint8", blend="hann", tile_store=store, reduce=Reduction("argmax", CHANNELS))
+        labels = tensor(case, "uint8", ARGMAX, blend="hann", store=store)
         halo = TensorWindow((10, 10)).padded(2)
-        ahead = InfiniteTensor(
-            case.shape, lambda _ctx, region: region[2:-2, 2:-2] + 10, TensorWindow((10, 10)), [labels], [halo], "uint8"
+        ahead = built(
+            lambda _ctx, region: region[2:-2, 2:-2] + 10, (10, 10), (labels, halo), shape=case.shape, dtype="uint8"
         )
         values, _ = values_of(case, "hann")
         assert torch.equal(ahead[case.region], values.argmax(0).to(torch.uint8) + 10)
@@ -377,53 +331,53 @@ def test_what_reads_a_reduced_tensor_reads_what_it_became(tmp_path: Path) -> Non
 @pytest.mark.parametrize("f", [lambda values: values, lambda values: values.sum(), lambda _values: 3])
 def test_a_function_that_does_not_return_what_it_must_is_told_at_once(f: Any) -> None:
     with pytest.raises(ValidationError, match=r"must return torch.float32 of shape \(64,\), got "):
-        tensor(CASES["apart"], "float32", reduce=Reduction(f, CHANNELS))
+        tensor(CASES["apart"], "float32", Reduction(f, CHANNELS))
 
 
-def test_arguments_that_do_not_fit_are_told() -> None:
-    case = CASES["apart"]
-    wrong: dict[tuple[Any, ...], str] = {
-        ("median", 3): "one of 'argmax', 'softmax', 'sigmoid', or a function",
-        (None, 3): "or a function of a tensor, got None",
-        ("argmax", 0): "in_channels must be a positive int, got 0",
-        ("argmax", 2.5): "in_channels must be a positive int, got 2.5",
-        ("argmax", 3, 1): "out_channels is for functions that are given, got 1 for 'argmax'",
-        (second, 3, 0): "out_channels must be a positive int, got 0",
-        ("softmax", 3, None, torch.int32): "'softmax' reduces real floating values, got dtype=torch.int32",
-        ("argmax", 3, None, torch.complex64): "'argmax' reduces real values, got dtype=torch.complex64",
-        ("argmax", 3, None, "float8"): "unknown dtype 'float8'",
-    }
-    for arguments, message in wrong.items():
-        with pytest.raises(ValidationError, match=message.replace("(", r"\(")):
-            Reduction(*arguments)
-    with pytest.raises(ValidationError, match="reduce must be a Reduction, got 'argmax'; give"):
-        tensor(case, "uint8", reduce="argmax")
-    with pytest.raises(ValidationError, match=r"ints up to 299, which torch.uint8 does not hold; declare .*int16"):
-        tensor(case, "uint8", reduce=Reduction("argmax", 300))
-    with pytest.raises(ValidationError, match=r"ints up to 4, which torch.float32 does not hold"):
-        tensor(case, "float32", reduce=Reduction("argmax", CHANNELS))
-    with pytest.raises(ValidationError, match=r"gives fractions, which torch.uint8 does not hold"):
-        tensor(case, "uint8", reduce=Reduction("softmax", CHANNELS))
-    with pytest.raises(ValidationError, match=r"must begin with 5, .*got shape"):
-        tensor(case, "float32", reduce=Reduction("softmax", CHANNELS))
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("median", 3), "one of 'argmax', 'softmax', 'sigmoid', or a function"),
+        ((None, 3), "or a function of a tensor, got None"),
+        (("argmax", 0), "in_channels must be a positive int, got 0"),
+        (("argmax", 2.5), "in_channels must be a positive int, got 2.5"),
+        (("argmax", 3, 1), "out_channels is for functions that are given, got 1 for 'argmax'"),
+        ((second, 3, 0), "out_channels must be a positive int, got 0"),
+        (("softmax", 3, None, torch.int32), "'softmax' reduces real floating values, got dtype=torch.int32"),
+        (("argmax", 3, None, torch.complex64), "'argmax' reduces real values, got dtype=torch.complex64"),
+        (("argmax", 3, None, "float8"), "unknown dtype 'float8'"),
+    ],
+)
+def test_a_reduction_that_there_is_not_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Reduction(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reduce", "message"),
+    [
+        ("uint8", "argmax", "reduce must be a Reduction, got 'argmax'; give"),
+        ("uint8", Reduction("argmax", 300), r"ints up to 299, which torch.uint8 does not hold; declare .*int16"),
+        ("float32", ARGMAX, "ints up to 4, which torch.float32 does not hold"),
+        ("uint8", Reduction("softmax", CHANNELS), "gives fractions, which torch.uint8 does not hold"),
+        ("float32", Reduction("softmax", CHANNELS), "must begin with 5, .*got shape"),
+    ],
+)
+def test_a_reduction_that_does_not_fit_its_tensor_is_refused(dtype: str, reduce: Any, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        tensor(CASES["apart"], dtype, reduce)
+
+
+def test_an_f_that_returns_no_channels_is_told() -> None:
     with pytest.raises(ValidationError, match=r"f returned shape \(4, 4\), but the output window has size \(5, 4, 4\)"):
-        InfiniteTensor(
-            case.shape, lambda _ctx: torch.zeros(4, 4), case.window, dtype="uint8", reduce=Reduction("argmax", CHANNELS)
-        )[0, 0]
+        tensor(CASES["apart"], "uint8", ARGMAX, lambda _ctx: torch.zeros(4, 4))[0, 0]
 
 
 def test_tiles_hold_all_values_of_a_pixel(tmp_path: Path) -> None:
     kept = CASES["apart"].with_channels(CHANNELS)
     for size in ((2, 8, 8), (8, 8)):
         with ZarrTileStore(tmp_path / "s.zarr", tile_size=size) as store:
-            InfiniteTensor(
-                kept.shape,
-                Scores(kept.window.size),
-                kept.window,
-                tile_store=store,
-                tensor_id="t",
-                reduce=Reduction("softmax", CHANNELS),
-            )
+            tensor(kept, "float32", Reduction("softmax", CHANNELS), store=store, name="t")
             definition = store.tensor_info("t").definition
     assert definition["tile_size"] == [CHANNELS, 8, 8]
     with pytest.raises(ValidationError, match=r"a tile of \(2, 8, 8\) would hold some of the 5 values"):
@@ -433,14 +387,9 @@ def test_tiles_hold_all_values_of_a_pixel(tmp_path: Path) -> None:
 def test_a_large_region_is_reduced_in_parts() -> None:
     """Gathered at once, the values of these pixels would take 4 GiB."""
     channels, window = 64, TensorWindow((64, 64))
-    t = InfiniteTensor(
-        (None, None),
-        lambda ctx: torch.full((1, 64, 64), float(sum(ctx))).expand(channels, 64, 64),
-        window,
-        dtype="uint8",
-        reduce=Reduction("argmax", channels),
-        tile_store=MemoryTileStore(cache_size_bytes=2**24),
-    )
+    options: dict[str, Any] = {"dtype": "uint8", "reduce": Reduction("argmax", channels)}
+    options["store"] = MemoryTileStore(cache_size_bytes=2**24)
+    t = built(lambda ctx: torch.full((1, 64, 64), float(sum(ctx))).expand(channels, 64, 64), window, **options)
     assert not t[0:4096, 0:64].any()
 
 
@@ -449,7 +398,7 @@ def test_a_large_region_is_reduced_in_parts() -> None:
 )
 def test_a_stored_definition_that_makes_no_sense_is_refused(entry: tuple[str, object]) -> None:
     store = DictTileStore({}, tile_size=8)
-    tensor(CASES["apart"], "uint8", tile_store=store, tensor_id="t", reduce=Reduction("argmax", CHANNELS))
+    tensor(CASES["apart"], "uint8", ARGMAX, store=store, name="t")
     definition = store.tensor_info("t").definition
     assert StoredTensor.from_json(definition).definition.to_json()["reduce"] == definition["reduce"]
     with pytest.raises(ValidationError):
@@ -465,9 +414,7 @@ def test_the_first_of_equal_values_is_the_largest_and_nan_is_larger(dtype: str, 
         values[torch.rand(values.shape, generator=torch.Generator().manual_seed(1)) < 0.01] = torch.nan
         values[values == 0] = -0.0
         values[0, 3] = -torch.inf
-    t = InfiniteTensor(
-        (40, 30), lambda _ctx: values, TensorWindow((40, 30)), dtype="int32",
-        reduce=Reduction("argmax", channels, dtype=dtype),
-    )  # fmt: skip
+    reduce = Reduction("argmax", channels, dtype=dtype)
+    t = built(lambda _ctx: values, (40, 30), shape=(40, 30), dtype="int32", reduce=reduce)
     expected = values.to(torch.float64).argmax(0).to(torch.int32)
     assert torch.equal(t[...], expected)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from infinite_tensor import (
-    HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
     Output,
@@ -22,10 +21,10 @@ from infinite_tensor import (
     TileStore,
     ValidationError,
     WeightedMean,
-    ZarrTileStore,
 )
 from infinite_tensor.values import weights
-from tests.support.dict_store import DictTileStore
+from tests.support.blends import COMPLEX, REAL
+from tests.support.building import VARIED, built
 from tests.support.reference import Box, Index, Reference, Stage, region, same_bits
 from tests.support.stores import sample
 
@@ -36,16 +35,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixels
 def _tiles_of_weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of weights are worked out for tiles of about so many pixels, which share them where they lie alike."""
     monkeypatch.setattr(weights, "_IN_TILE", request.param)
-
-
-STORES: dict[str, Callable[[Path], TileStore]] = {
-    "memory": lambda _path: MemoryTileStore(),
-    "memory with a limit": lambda _path: MemoryTileStore(cache_size_windows=5),
-    "zarr": lambda path: ZarrTileStore(path / "s.zarr", tile_size=16, cache_size_tiles=1),
-    "zarr with small tiles": lambda path: ZarrTileStore(path / "s.zarr", tile_size=7, compressors=None),
-    "hdf5": lambda path: HDF5TileStore(path / "s.h5", tile_size=13, compression=None, cache_size_tiles=2),
-    "dictionary": lambda _path: DictTileStore({}, tile_size=10),
-}
 
 
 @dataclass(frozen=True)
@@ -81,20 +70,14 @@ CASES: dict[str, Case] = {
     "volume": ((9, None, None), TensorWindow((4, 6, 6), stride=(2, 3, 4)), ((0, -3, 0), (9, 9, 12))),
 }
 
-MEANS = [
-    WeightedMean("mean"),
-    WeightedMean("linear"),
-    WeightedMean("hann"),
-    WeightedMean("gaussian"),
-    WeightedMean("gaussian", sigma_scale=0.02),
-]
+MEANS = [*map(WeightedMean, ("mean", "linear", "hann", "gaussian")), WeightedMean("gaussian", sigma_scale=0.02)]
 
 
 def make(case: str, store: TileStore, blend: Any, dtype: torch.dtype = torch.float32) -> InfiniteTensor:
     shape, window, _ = CASES[case]
     edge = "clip" if case.startswith("clipped") else "drop"
     f = Noise(window.size, dtype)
-    return InfiniteTensor(shape, f, window, dtype=dtype, tile_store=store, tensor_id="t", blend=blend, edge=edge)
+    return built(f, window, shape=shape, store=store, name="t", dtype=dtype, blend=blend, edge=edge)
 
 
 def expected(case: str, blend: WeightedMean, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -132,7 +115,7 @@ def part_of(pixels: torch.Tensor, box: Box, part: Box) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("_tiles_of_weights")
-@pytest.mark.parametrize("kind", sample(STORES, "memory", "zarr with small tiles"))
+@pytest.mark.parametrize("kind", sample(VARIED, "memory", "zarr with small tiles"))
 @pytest.mark.parametrize(("case", "blend"), [(case, _MEANS[n % 2]) for n, case in enumerate(CASES)], ids=str)
 def test_pixels_have_the_same_bits_in_every_store_after_any_history(
     kind: str, case: str, blend: WeightedMean, tmp_path: Path
@@ -142,7 +125,7 @@ def test_pixels_have_the_same_bits_in_every_store_after_any_history(
     for number, steps in enumerate(histories(box)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with STORES[kind](folder) as store:
+        with VARIED[kind](folder) as store:
             t = make(case, store, blend)
             for how, part in [*steps, ("read", box)]:
                 if how == "fill":
@@ -153,19 +136,12 @@ def test_pixels_have_the_same_bits_in_every_store_after_any_history(
 @pytest.mark.parametrize("kind", sample(["memory", "zarr with small tiles"], "zarr with small tiles"))
 @pytest.mark.parametrize("case", sample(["three quarters", "channels"], "three quarters"))
 @pytest.mark.parametrize("blend", MEANS, ids=repr)
-@pytest.mark.parametrize(
-    "dtype",
-    sample(
-        [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128],
-        torch.bfloat16,
-        torch.complex64,
-    ),
-)
+@pytest.mark.parametrize("dtype", sample([*REAL, *COMPLEX], torch.bfloat16, torch.complex64))
 def test_every_dtype_with_fractions_has_a_mean(
     kind: str, case: str, blend: WeightedMean, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     box = CASES[case][2]
-    with STORES[kind](tmp_path) as store:
+    with VARIED[kind](tmp_path) as store:
         t = make(case, store, blend, dtype)
         t[region(box)][...] = 0
         assert same_bits(settled(t[region(box)]), settled(expected(case, blend, dtype)))
@@ -174,7 +150,7 @@ def test_every_dtype_with_fractions_has_a_mean(
 @pytest.mark.parametrize("kind", ["memory", "zarr"])
 def test_given_weights_are_used_as_they_are(kind: str, tmp_path: Path) -> None:
     blend = WeightedMean(0.5 + torch.rand(8, 12, generator=torch.Generator().manual_seed(1)))
-    with STORES[kind](tmp_path) as store:
+    with VARIED[kind](tmp_path) as store:
         pixels = make("three quarters", store, blend)[region(CASES["three quarters"][2])]
     assert same_bits(settled(pixels), settled(expected("three quarters", blend)))
 
@@ -184,11 +160,11 @@ OVERLAPS = [(16, 8), (16, 4), (16, 2), (64, 8)]
 
 @pytest.mark.parametrize(("size", "stride"), OVERLAPS)
 @pytest.mark.parametrize("blend", MEANS, ids=repr)
-@pytest.mark.parametrize("dtype", sample([torch.float16, torch.bfloat16, torch.float32, torch.float64], torch.float16))
+@pytest.mark.parametrize("dtype", sample(REAL, torch.float16))
 def test_a_constant_stays_constant(size: int, stride: int, blend: WeightedMean, dtype: torch.dtype) -> None:
     constant = torch.tensor(0.7391, dtype=dtype)
     window = TensorWindow((size, size), stride=stride)
-    t = InfiniteTensor((None, None), lambda _: constant.expand(size, size).clone(), window, dtype=dtype, blend=blend)
+    t = built(lambda _: constant.expand(size, size).clone(), window, dtype=dtype, blend=blend)
     pixels = t[-size : 2 * size, 0:size]
     if dtype in (torch.float16, torch.bfloat16):
         assert bool((pixels == constant).all())
@@ -198,37 +174,19 @@ def test_a_constant_stays_constant(size: int, stride: int, blend: WeightedMean, 
         assert (pixels - constant).abs().max().item() <= (over_a_pixel / 2 + 3) * unit
 
 
-@pytest.mark.parametrize("kind", sample(STORES, "memory", "zarr with small tiles"))
+@pytest.mark.parametrize("kind", sample(VARIED, "memory", "zarr with small tiles"))
 def test_an_even_mean_of_one_window_is_that_window(kind: str, tmp_path: Path) -> None:
     window = TensorWindow((6,), stride=4)
-    with STORES[kind](tmp_path) as store:
-        t = InfiniteTensor((6,), Noise((6,), torch.float32), window, tile_store=store, tensor_id="t", blend="mean")
+    with VARIED[kind](tmp_path) as store:
+        t = built(Noise((6,), torch.float32), window, shape=(6,), store=store, name="t", blend="mean")
         assert same_bits(settled(t[0:6]), settled(Noise((6,), torch.float32)((0,))))
-
-
-@pytest.mark.parametrize("kind", sample(STORES, "memory", "zarr with small tiles"))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_no_window_covers_is_zero(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    with STORES[kind](tmp_path) as store:
-        t = InfiniteTensor(
-            (10, 9),
-            lambda _: torch.ones(4, 4, dtype=dtype),
-            TensorWindow((4, 4), stride=(5, 3)),
-            dtype=dtype,
-            tile_store=store,
-            tensor_id="t",
-            blend="hann",
-        )
-        pixels = t[:, :]
-    covered = torch.tensor([row % 5 < 4 for row in range(10)])[:, None] & torch.tensor([c < 7 for c in range(9)])
-    assert same_bits(pixels, covered.to(dtype))
 
 
 @pytest.mark.parametrize("mean", [WeightedMean("hann"), WeightedMean("gaussian", 0.02)], ids=repr)
 def test_nothing_is_divided_by_zero_where_weights_are_least(mean: WeightedMean) -> None:
     # One window alone: in its corners both sums are as small as they can be.
     window = TensorWindow((512, 4, 512), stride=(256, 2, 256))
-    t = InfiniteTensor((512, 4, 512), lambda _: torch.full((512, 4, 512), 3.0), window, blend=mean)
+    t = built(lambda _: torch.full((512, 4, 512), 3.0), window, shape=(512, 4, 512), blend=mean)
     pixels = t[:, :, :]
     assert pixels.sub(3).abs().max() <= 2 * 2.0**-22
 
@@ -249,15 +207,15 @@ def test_outputs_of_one_f_may_be_means() -> None:
 @pytest.mark.parametrize("blend", MEANS, ids=repr)
 def test_a_mean_of_a_kind_is_found_again_without_being_given(kind: str, blend: WeightedMean, tmp_path: Path) -> None:
     box = CASES["half"][2]
-    with STORES[kind](tmp_path) as store:
+    with VARIED[kind](tmp_path) as store:
         make("half", store, blend)[0:3, 0:5]
-    with STORES[kind](tmp_path) as store:
-        t = store.open("t", CASES_F["half"])
+    with VARIED[kind](tmp_path) as store:
+        t = store.open("t", HALF)
         assert t.blend == blend
         assert same_bits(settled(t[region(box)]), settled(expected("half", blend)))
 
 
-CASES_F = {case: Noise(window.size, torch.float32) for case, (_, window, _) in CASES.items()}
+HALF = Noise(CASES["half"][1].size, torch.float32)
 
 
 @pytest.mark.parametrize("kind", ["zarr", "hdf5"])
@@ -265,37 +223,37 @@ def test_given_weights_are_needed_again_only_where_windows_must_be_blended(kind:
     blend = WeightedMean(torch.linspace(1, 2, 12))
     box = CASES["half"][2]
     pixels = settled(expected("half", blend))
-    with STORES[kind](tmp_path) as store:
+    with VARIED[kind](tmp_path) as store:
         make("half", store, blend).fill((slice(0, 8), slice(0, 8)), progress=False)
-    with STORES[kind](tmp_path) as store:
+    with VARIED[kind](tmp_path) as store:
         t = store.open("t")
         part = (0, 0), (8, 8)
         assert same_bits(settled(t[region(part)]), part_of(pixels, box, part))
         with pytest.raises(TileAccessError):
             t[region(box)]
         with pytest.raises(ValidationError, match=r"needs 'sha256:.*give it as blend=WeightedMean\(weights\)"):
-            store.open("t", CASES_F["half"])
+            store.open("t", HALF)
         with pytest.raises(ValidationError, match=r"blend.weights: stored 'sha256:.*given 'sha256:"):
-            store.open("t", CASES_F["half"], blend=WeightedMean(torch.linspace(1, 3, 12)))
-    with STORES[kind](tmp_path) as store:
-        t = store.open("t", CASES_F["half"], blend=blend)
+            store.open("t", HALF, blend=WeightedMean(torch.linspace(1, 3, 12)))
+    with VARIED[kind](tmp_path) as store:
+        t = store.open("t", HALF, blend=blend)
         assert same_bits(settled(t[region(box)]), pixels)
 
 
 def test_weights_that_do_not_fit_the_window_are_refused_on_reopening_too(tmp_path: Path) -> None:
     weights = torch.linspace(1, 2, 12)
-    with STORES["zarr"](tmp_path) as store:
+    with VARIED["zarr"](tmp_path) as store:
         make("half", store, WeightedMean(weights))
-    with STORES["zarr"](tmp_path) as store:
+    with VARIED["zarr"](tmp_path) as store:
         # The digest of these is the same.
         with pytest.raises(ValidationError, match=r"weights of shape \(1, 1, 12\) do not broadcast to windows of size"):
-            store.open("t", CASES_F["half"], blend=WeightedMean(weights[None, None]))
-        assert store.open("t", CASES_F["half"], blend=WeightedMean(weights[None]))[0, 0].isfinite()
+            store.open("t", HALF, blend=WeightedMean(weights[None, None]))
+        assert store.open("t", HALF, blend=WeightedMean(weights[None]))[0, 0].isfinite()
 
 
 @pytest.mark.parametrize("kind", ["memory", "zarr"])
 def test_other_weights_under_the_same_id_are_refused_with_both(kind: str, tmp_path: Path) -> None:
-    with STORES[kind](tmp_path) as store:
+    with VARIED[kind](tmp_path) as store:
         make("half", store, "gaussian")
         with pytest.raises(ValidationError, match=r"blend.sigma_scale: stored 0.125, given 0.2"):
             make("half", store, WeightedMean("gaussian", 0.2))
@@ -314,15 +272,13 @@ def test_moved_to_another_dtype_windows_are_blended_again() -> None:
     t[region(box)]
     t.to(torch.float64)
     shape, window, _ = CASES["half"]
-    stage = Stage(
-        shape, torch.float64, window, lambda ctx: CASES_F["half"](ctx).double(), blend=WeightedMean("gaussian")
-    )
+    stage = Stage(shape, torch.float64, window, lambda ctx: HALF(ctx).double(), blend=WeightedMean("gaussian"))
     assert same_bits(settled(t[region(box)]), settled(Reference([stage]).region(0, box)[0]))
 
 
 @pytest.mark.parametrize("kind", ["memory", "zarr"])
 def test_moved_to_integers_it_is_refused_and_stays_as_it_is(kind: str, tmp_path: Path) -> None:
-    with STORES[kind](tmp_path) as store:
+    with VARIED[kind](tmp_path) as store:
         t = make("half", store, "gaussian")
         before = t[0:8, 0:8]
         with pytest.raises(ValidationError, match=r"torch\.int32 holds no fractions"):
