@@ -11,8 +11,9 @@ from typing import TypeAlias
 import pytest
 import torch
 
-from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
+from infinite_tensor import HDF5TileStore, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
 from tests.support.blends import BLENDS
+from tests.support.building import built
 from tests.support.reference import Reference, Stage
 
 Box: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
@@ -101,16 +102,7 @@ def test_a_blended_pixel_has_the_same_bits_after_any_reads(
         folder = tmp_path / str(number)
         folder.mkdir()
         with STORES[kind](folder) as store:
-            t = InfiniteTensor(
-                (None, None),
-                windows_of(dtype),
-                WINDOW,
-                tile_store=store,
-                tensor_id="t",
-                dtype=dtype,
-                blend=BLENDS[name],
-                blend_init=0.5,
-            )
+            t = built(windows_of(dtype), WINDOW, store=store, name="t", dtype=dtype, blend=BLENDS[name], blend_init=0.5)
             for low, high in [*reads, ((0, 0), END)]:
                 region = tuple(slice(a, b) for a, b in zip(low, high, strict=True))
                 assert torch.equal(t[region].view(torch.uint8), expected[region].contiguous().view(torch.uint8))

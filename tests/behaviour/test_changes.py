@@ -18,13 +18,13 @@ from infinite_tensor import (
     FunctionChangedWarning,
     InfiniteTensor,
     MemoryTileStore,
-    TensorWindow,
     ValidationError,
     ZarrTileStore,
     from_array,
     noise,
     predict,
 )
+from tests.support.building import built
 from tests.support.networks import filled
 
 IMAGE = torch.rand(3, 40, 40, generator=torch.Generator().manual_seed(0))
@@ -327,7 +327,7 @@ def constant(_ctx: object) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["zarr", "memory"])
 def test_a_plain_tensor_warns_and_its_pixels_stay(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def made() -> InfiniteTensor:
-        return InfiniteTensor((None,), constant, TensorWindow((4,)), tile_store=store, tensor_id="t")
+        return built(constant, 4, store=store, name="t")
 
     with ZarrTileStore(tmp_path / "s.zarr") if kind == "zarr" else MemoryTileStore() as store:
         assert made()[0] == 0.25
@@ -345,7 +345,7 @@ def test_code_that_is_replaced_in_place_warns_at_the_next_read() -> None:
     def after(_ctx: object) -> torch.Tensor:
         return torch.ones(4)
 
-    t = InfiniteTensor((None,), f, TensorWindow((4,)))
+    t = built(f, 4)
     t[0:4]
     f.__code__ = after.__code__
     with pytest.warns(FunctionChangedWarning, match="the code of its f has been replaced") as told:
@@ -362,4 +362,4 @@ def test_in_memory_nothing_is_hashed() -> None:
     net = filled(Told(3, 2, 3, padding=1)).eval()
     predicted(None, net)
     from_array(IMAGE, dims=DIMS).map(net, halo=1, channels=2)[...]
-    InfiniteTensor((None,), lambda ctx: torch.full((4,), float(ctx[0])), TensorWindow((4,)), tensor_id="t")
+    built(lambda ctx: torch.full((4,), float(ctx[0])), 4, name="t")

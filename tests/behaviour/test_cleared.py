@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
+from infinite_tensor import HDF5TileStore, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
+from tests.support.building import built
 from tests.support.dict_store import DictTileStore
 from tests.support.file_store import FileTileStore
 
@@ -47,7 +48,7 @@ def held_by(owner: object) -> Iterator[object]:
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_a_store_holds_nothing_of_a_cleared_tensor(make: Callable[[Path], TileStore], tmp_path: Path) -> None:
     def use() -> weakref.ref[Any]:
-        t = InfiniteTensor((None,), lambda _ctx: torch.ones(4), OVERLAP, tile_store=store, tensor_id=NAME)
+        t = built(lambda _ctx: torch.ones(4), OVERLAP, store=store, name=NAME)
         t[0:20]
         store.flush()
         t.fill(slice(30, 50))
@@ -66,12 +67,12 @@ def test_a_store_holds_nothing_of_a_cleared_tensor(make: Callable[[Path], TileSt
 
 def test_a_cleared_tensor_leaves_no_layout_to_the_next_one_of_its_id() -> None:
     store = MemoryTileStore()
-    old = InfiniteTensor((None,), lambda _ctx: torch.ones(4), OVERLAP, tile_store=store, tensor_id=NAME)
+    old = built(lambda _ctx: torch.ones(4), OVERLAP, store=store, name=NAME)
     expected = old.plan(slice(0, 8))
     store.clear_tensor(NAME)
     assert old.plan(slice(0, 8)) == expected
     window = TensorWindow((4, 4), stride=2)
-    new = InfiniteTensor((None, None), lambda _ctx: torch.ones(4, 4), window, tile_store=store, tensor_id=NAME)
+    new = built(lambda _ctx: torch.ones(4, 4), window, store=store, name=NAME)
     for _ in range(2):
         assert new[0:8, 0:8].unique().tolist() == [4]
 
@@ -84,6 +85,6 @@ def test_a_fill_that_finds_its_tensor_cleared_tells_of_no_negative_number(tmp_pa
                 store.clear_tensor(NAME)
             return torch.ones(4)
 
-        t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id=NAME)
+        t = built(f, 4, store=store, name=NAME)
         assert t.fill(slice(0, 32)).tensors[0].tiles == 8
         assert t.fill(slice(32, 40)).tensors[0].tiles >= 0

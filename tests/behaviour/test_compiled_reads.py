@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, sl
+from infinite_tensor import InfiniteTensor, ValidationError, sl
 from infinite_tensor.errors import RegionError
 from tests.behaviour.test_workers import meeting
+from tests.support.building import built
 from tests.support.interpreters import run
 
 
@@ -40,7 +41,7 @@ def ramp(ctx: tuple[int, ...]) -> torch.Tensor:
 
 
 def plane() -> InfiniteTensor:
-    return InfiniteTensor((None, None), ramp, TensorWindow((4, 4)))
+    return built(ramp, (4, 4))
 
 
 def image(ctx: tuple[int, ...]) -> torch.Tensor:
@@ -53,7 +54,7 @@ def image(ctx: tuple[int, ...]) -> torch.Tensor:
 )
 @pytest.mark.parametrize("dims", [None, ("c", "y", "x")])
 def test_compiled_code_reads_what_is_read_without(region: Any, dims: Any) -> None:
-    tensor = InfiniteTensor((2, 3, None), image, TensorWindow((2, 3, 4)), dtype=torch.int64, dims=dims)
+    tensor = built(image, (2, 3, 4), shape=(2, 3, None), dtype=torch.int64, dims=dims)
     got = compiled(lambda: tensor[region] * 2)()
     assert torch.equal(got, tensor[region] * 2)
     assert (got.dtype, got.shape) == (torch.int64, tensor[region].shape)
@@ -88,14 +89,14 @@ def test_an_error_of_f_comes_through_compiled_code() -> None:
     def fail(_ctx: tuple[int, ...]) -> torch.Tensor:
         raise FailureError
 
-    tensor = InfiniteTensor((None,), fail, TensorWindow((4,)))
+    tensor = built(fail, 4)
     with pytest.raises(FailureError):
         compiled(lambda x: x + tensor[0:4])(torch.ones(4))
 
 
 def test_two_tensors_are_not_mistaken_for_each_other() -> None:
     run = compiled(lambda tensor, x: x + tensor[0:2, 0:2])
-    first, second = plane(), InfiniteTensor((None, None), lambda _: torch.ones(4, 4), TensorWindow((4, 4)))
+    first, second = plane(), built(lambda _: torch.ones(4, 4), (4, 4))
     for tensor in (first, second, first):
         assert torch.equal(run(tensor, torch.ones(2, 2)), 1 + tensor[0:2, 0:2])
 
@@ -111,7 +112,7 @@ def test_a_read_is_exported_as_one_operator(strict: bool) -> None:
 
 def test_compiled_code_reads_on_as_many_threads_as_it_says() -> None:
     def tensor() -> InfiniteTensor:
-        return InfiniteTensor((None,), meeting(2), TensorWindow((4,)))
+        return built(meeting(2), 4)
 
     first, second = tensor(), tensor()
     assert compiled(lambda: first.read(slice(0, 8), workers=2) + 1)().tolist() == [1] * 4 + [2] * 4

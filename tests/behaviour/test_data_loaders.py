@@ -23,6 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from infinite_tensor import GridDataset, HDF5TileStore, InfiniteTensor, PatchDataset, TensorWindow, ZarrTileStore, sl
 from infinite_tensor.support.exit import flush_at_termination
+from tests.support.building import built
 from tests.support.interpreters import CONTEXT
 from tests.support.reference import Index
 
@@ -72,12 +73,12 @@ def f(tmp_path: Path) -> Logged:
 
 @pytest.fixture
 def expected(tmp_path: Path) -> InfiniteTensor:
-    return InfiniteTensor((None, None), Logged(tmp_path / "expected"), WINDOWS_OVERLAP)
+    return built(Logged(tmp_path / "expected"), WINDOWS_OVERLAP)
 
 
 def stored(folder: Path, f: Logged, **options: Any) -> InfiniteTensor:
     store = ZarrTileStore(folder / "s.zarr", tile_size=32, **options)
-    return InfiniteTensor((None, None), f, WINDOWS_OVERLAP, tile_store=store, tensor_id="t")
+    return built(f, WINDOWS_OVERLAP, store=store, name="t")
 
 
 class Numbered(Dataset[tuple[int, torch.Tensor]]):
@@ -167,7 +168,7 @@ def test_the_workers_of_the_next_epoch_compute_nothing(tmp_path: Path, f: Logged
 def test_workers_that_live_on_share_what_the_others_have_stored(tmp_path: Path, f: Logged) -> None:
     # A window fills a tile, so it is stored at once, not only when its worker ends.
     store = ZarrTileStore(tmp_path / "s.zarr", tile_size=16)
-    t = InfiniteTensor((None, None), f, TensorWindow((16, 16)), tile_store=store, tensor_id="t")
+    t = built(f, (16, 16), store=store, name="t")
     loader = DataLoader(GridDataset(t, 16, region=sl[0:64, 0:64]), num_workers=2, persistent_workers=True)
     first = list(loader)
     assert sum(sum(counts.values()) for counts in f.calls().values()) == 16
@@ -264,7 +265,7 @@ def test_a_child_does_not_wait_for_a_dropped_store_that_its_parent_is_still_writ
 
 def test_workers_read_an_hdf5_file_that_was_filled(tmp_path: Path, f: Logged) -> None:
     store = HDF5TileStore(tmp_path / "s.h5", tile_size=32)
-    t = InfiniteTensor((None, None), f, WINDOWS_OVERLAP, tile_store=store, tensor_id="t")
+    t = built(f, WINDOWS_OVERLAP, store=store, name="t")
     t.fill(REGION)
     f.forget()
     patches = GridDataset(t, 16, region=REGION)

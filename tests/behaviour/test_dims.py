@@ -26,6 +26,7 @@ from infinite_tensor import (
     ZarrTileStore,
 )
 from infinite_tensor.errors import RegionError
+from tests.support.building import built
 from tests.support.interpreters import run
 from tests.support.reopening import reopened
 from tests.support.sqlite_store import SQLiteTileStore
@@ -55,40 +56,34 @@ def image(_ctx: tuple[int, ...]) -> torch.Tensor:
     return torch.ones(3, 4, 4)
 
 
-def tensor(store: TileStore | None = None, dims: Any = None, **options: Any) -> InfiniteTensor:
-    options = {"tensor_id": "t", **options}
-    return InfiniteTensor((3, None, None), image, WINDOW, tile_store=store, dims=dims, **options)
+def tensor(store: TileStore | None = None, dims: Any = None) -> InfiniteTensor:
+    return built(image, WINDOW, shape=(3, None, None), store=store, name="t", dims=dims)
 
 
-def test_a_dimension_without_a_name_is_called_by_its_number() -> None:
-    assert tensor().dims == DEFAULT
-    assert tensor(dims=DEFAULT).dims == DEFAULT
-    assert tensor(dims=NAMES).dims == NAMES
-    assert tensor(dims=list(NAMES)).dims == NAMES
-    assert tensor(dims=("c", "dim_1", "x")).dims == ("c", "dim_1", "x")
-    assert tensor(dims=(np.str_("c"), "y", "x")).dims == NAMES
-    assert tensor(dims=("c", "y" * 100, "x")).dims == ("c", "y" * 100, "x")
-    for name in ("dim_1st", "dim_\N{ARABIC-INDIC DIGIT THREE}"):
-        assert tensor(dims=("c", name, "x")).dims == ("c", name, "x")
+@pytest.mark.parametrize(
+    ("dims", "names"),
+    [
+        (None, DEFAULT),
+        (list(NAMES), NAMES),
+        ((np.str_("c"), "y", "x"), NAMES),
+        *((dims, dims) for dims in (DEFAULT, NAMES, ("c", "dim_1", "x"), ("c", "y" * 100, "x"))),
+        *((dims, dims) for dims in (("c", "dim_1st", "x"), ("c", "dim_\N{ARABIC-INDIC DIGIT THREE}", "x"))),
+    ],
+)
+def test_a_dimension_without_a_name_is_called_by_its_number(dims: Any, names: Any) -> None:
+    assert tensor(dims=dims).dims == names
 
 
 @pytest.mark.parametrize(
     ("dims", "said"),
     [
         ("cyx", "dims must be a tuple of 3 str, one per dimension, or None, got 'cyx'"),
-        (("y", "x"), "dims must be a tuple of 3 str"),
-        ((*NAMES, "t"), "dims must be a tuple of 3 str"),
-        ((), "dims must be a tuple of 3 str"),
-        ({"c", "y", "x"}, "dims must be a tuple of 3 str"),
-        (3, "dims must be a tuple of 3 str"),
+        *((dims, "dims must be a tuple of 3 str") for dims in (("y", "x"), (*NAMES, "t"), (), {"c", "y", "x"}, 3)),
         (("c", "y", None), "printable str of 1 to 100 characters, .* got None for dimension 2"),
         (("c", "", "x"), "got '' for dimension 1"),
         (("c", "y\0", "x"), "got 'y.x00' for dimension 1"),
-        (("c", "y\n", "x"), "printable"),
-        (("c", "\ud800", "x"), "printable"),
-        (("c", "y" * 101, "x"), "of 1 to 100 characters"),
-        (("c", "y" * 10_000, "x"), "of 1 to 100 characters"),
-        (("c", b"y", "x"), "printable"),
+        *((("c", name, "x"), "printable") for name in ("y\n", "\ud800", b"y")),
+        *((("c", "y" * count, "x"), "of 1 to 100 characters") for count in (101, 10_000)),
         (("c", "x", "x"), "dims must hold different names, .* got 'x' for dimension 2"),
         (("dim_1", "y", "x"), "dim_N is that of dimension N, got 'dim_1' for dimension 0"),
         (("c", "dim_7", "x"), "got 'dim_7' for dimension 1"),
@@ -103,10 +98,7 @@ def test_what_are_no_names_is_refused(dims: Any, said: str) -> None:
 
 def test_names_are_no_part_of_what_a_tensor_is(store: TileStore) -> None:
     assert tensor(dims=NAMES)._spec.definition.digest == tensor()._spec.definition.digest
-    above = [
-        InfiniteTensor((None,), lambda _ctx, _region: torch.ones(4), TensorWindow((4,)), [tensor(dims=dims)], [ROW])
-        for dims in (None, NAMES)
-    ]
+    above = [built(lambda _ctx, _region: torch.ones(4), 4, (tensor(dims=dims), ROW)) for dims in (None, NAMES)]
     assert above[0]._spec.definition.digest == above[1]._spec.definition.digest
     assert "dims" not in tensor(dims=DEFAULT).to_json()
     assert "dims" not in tensor(store).to_json()
@@ -257,7 +249,7 @@ def test_messages_tell_the_name_of_a_dimension() -> None:
             d = int(said.split("dimension ")[1][0])
             assert said.format("" if names is None else f" ({names[d]!r})") in str(caught.value)
     with pytest.raises(TypeError, match=r"dimension 0 \('y'\) is unbounded"):
-        len(InfiniteTensor((None,), lambda _ctx: torch.ones(4), TensorWindow((4,)), dims=("y",)))
+        len(built(lambda _ctx: torch.ones(4), 4, dims=("y",)))
     partly = tensor(dims=("c", "dim_1", "x"))
     with pytest.raises(RegionError, match="dimension 1 is unbounded"):
         partly[:, 0:]
@@ -268,9 +260,7 @@ def test_an_arg_window_that_leaves_the_arg_tells_the_name_of_the_dimension(dims:
     t = tensor(dims=dims)
 
     def reader(shape: tuple[int | None, ...], size: tuple[int, ...], arg_window: TensorWindow) -> InfiniteTensor:
-        return InfiniteTensor(
-            shape, lambda _ctx, _region: torch.ones(size), TensorWindow(size), args=[t], args_windows=[arg_window]
-        )
+        return built(lambda _ctx, _region: torch.ones(size), size, (t, arg_window), shape=shape)
 
     # Known when it is built, and only when it is read.
     with pytest.raises(RegionError, match=rf"in {named} of 't', which ends at \[0, 3\)"):
@@ -282,17 +272,17 @@ def test_an_arg_window_that_leaves_the_arg_tells_the_name_of_the_dimension(dims:
 
 @pytest.mark.parametrize(("dims", "named"), [(("y", "x"), r"dimension 1 \('x'\)"), (None, "dimension 1")])
 def test_what_does_not_fit_a_dimension_tells_its_name(dims: Any, named: str) -> None:
-    plane, narrow = TensorWindow((4, 4)), InfiniteTensor((4, 3), image, TensorWindow((4, 3)), dims=dims)
+    plane, narrow = TensorWindow((4, 4)), built(image, (4, 3), shape=(4, 3), dims=dims)
     with pytest.raises(ValidationError, match=rf"no window of .*: {named} has 3 pixels, and windows of 4 begin at"):
-        InfiniteTensor((4, 3), image, plane, dims=dims)
+        built(image, plane, shape=(4, 3), dims=dims)
     kept = TensorWindow((4, 4), dimension_map=(0, None))
     with pytest.raises(ValidationError, match=rf"{named} has 3 pixels, and windows of 4 begin at 0\. Give"):
-        InfiniteTensor((4, 3), image, kept, dims=dims)
+        built(image, kept, shape=(4, 3), dims=dims)
     with pytest.raises(ValidationError, match=rf"the mask does not cover .*: along {named} its 2 pixels"):
         narrow.plan(..., where=torch.ones(4, 2))
-    strip = InfiniteTensor((4, None), image, plane, dims=dims)
+    strip = built(image, plane, shape=(4, None), dims=dims)
     with pytest.raises(ValidationError, match=rf"args_padding\[0\]\[1\]: {named} of '.*' is unbounded"):
-        InfiniteTensor((4, None), image, plane, [strip], [plane], args_padding=[("edge", "edge")])
+        built(image, plane, strip, shape=(4, None), args_padding=[("edge", "edge")])
 
 
 # The array of complete tiles.

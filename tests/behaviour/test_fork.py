@@ -13,13 +13,15 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from infinite_tensor import (
+    GridDataset,
     HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
@@ -30,6 +32,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.support.forks import cached_property
+from tests.support.building import built, store_of
 from tests.support.counting import Constant, Counted
 from tests.support.interpreters import CONTEXT
 from tests.support.reference import Index
@@ -84,24 +87,26 @@ def shifted(_ctx: Index, region: torch.Tensor) -> torch.Tensor:
 def make(store: TileStore, f: Callable[[Index], torch.Tensor] = value) -> InfiniteTensor:
     """A chain of two over `store`; the windows of the first overlap."""
     window = TensorWindow((8, 8), stride=(4, 4))
-    source = InfiniteTensor((None, None), f, window, tile_store=store, tensor_id="source")
-    return InfiniteTensor(
-        (None, None),
-        shifted,
-        TensorWindow((8, 8)),
-        args=[source],
-        args_windows=[TensorWindow((8, 8))],
-        tile_store=store,
-        tensor_id="shifted",
-    )
+    source = built(f, window, store=store, name="source")
+    return built(shifted, (8, 8), source, store=store, name="shifted")
 
 
 EXPECTED = make(MemoryTileStore())
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> ZarrTileStore:
+    return ZarrTileStore(tmp_path, tile_size=16)
+
+
+@pytest.fixture
+def t(store: ZarrTileStore) -> InfiniteTensor:
+    return make(store)
+
+
 @pytest.mark.parametrize("kind", ["zarr", "memory"])
 def test_a_forked_child_reads_and_computes(kind: str, tmp_path: Path) -> None:
-    store = ZarrTileStore(tmp_path, tile_size=16) if kind == "zarr" else MemoryTileStore()
+    store = store_of(kind, tmp_path, 16)
     t = make(store)
     t[0:40, 0:40]
     store.flush()
@@ -115,9 +120,7 @@ def test_a_forked_child_reads_and_computes(kind: str, tmp_path: Path) -> None:
     assert torch.equal(t[0:80, 0:40], EXPECTED[0:80, 0:40])
 
 
-def test_what_a_forked_child_flushes_is_stored(tmp_path: Path) -> None:
-    store = ZarrTileStore(tmp_path, tile_size=16)
-    t = make(store)
+def test_what_a_forked_child_flushes_is_stored(tmp_path: Path, store: ZarrTileStore, t: InfiniteTensor) -> None:
     t[0:8, 0:8]
 
     def work() -> None:
@@ -237,7 +240,7 @@ def test_an_f_may_fork() -> None:
         in_child(lambda: None)
         return value(ctx)
 
-    t = InfiniteTensor((None, None), f, TensorWindow((8, 8)))
+    t = built(f, (8, 8))
     assert torch.equal(t[0:16, 0:8], torch.cat([value((0, 0)), value((1, 0))]))
 
 
@@ -250,7 +253,7 @@ def test_a_read_goes_on_in_a_child_that_its_f_forks(tmp_path: Path) -> None:
             children.append(os.fork())
         return torch.full((4,), float(ctx[0]))
 
-    t = InfiniteTensor((None,), f, TensorWindow((4,), stride=2), tile_store=store, tensor_id="t")
+    t = built(f, TensorWindow((4,), stride=2), store=store, name="t")
     pixels = t[0:16]
     if not children[0]:
         os._exit(0 if pixels.tolist() == [2.0 * (x // 2) - 1 for x in range(16)] else 1)
@@ -258,9 +261,7 @@ def test_a_read_goes_on_in_a_child_that_its_f_forks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", sample(["fork", "spawn", "forkserver"], "fork", "spawn"))
-def test_a_process_pool_shares_a_tensor(method: str, tmp_path: Path) -> None:
-    store = ZarrTileStore(tmp_path, tile_size=16)
-    t = make(store)
+def test_a_process_pool_shares_a_tensor(method: str, store: ZarrTileStore, t: InfiniteTensor) -> None:
     t[0:40, 0:40]
     store.flush()
     with multiprocessing.get_context(method).Pool(_count(method)) as pool:
@@ -280,20 +281,6 @@ def _read(t: InfiniteTensor, row: int) -> list[list[float]]:
     return pixels
 
 
-class Rows(Dataset[torch.Tensor]):
-    """Rows of a tensor, as a person trains on."""
-
-    def __init__(self, t: InfiniteTensor) -> None:
-        self.t = t
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, row: int) -> torch.Tensor:
-        pixels: torch.Tensor = self.t[row, 0:40]
-        return pixels
-
-
 @pytest.mark.parametrize(
     ("kind", "method"),
     [
@@ -304,17 +291,16 @@ class Rows(Dataset[torch.Tensor]):
     ],
 )
 def test_a_data_loader_reads_with_worker_processes(kind: str, method: str | BaseContext, tmp_path: Path) -> None:
-    store = ZarrTileStore(tmp_path, tile_size=16) if kind == "zarr" else MemoryTileStore()
+    store = store_of(kind, tmp_path, 16)
     t = make(store)
     t[0:20, 0:20]
-    loader = DataLoader(Rows(t), batch_size=16, num_workers=_count(method), multiprocessing_context=method)
-    assert torch.equal(torch.cat(list(loader)), EXPECTED[0:64, 0:40])
+    rows = GridDataset(t, (1, 40), region=sl[0:64, 0:40])
+    loader = DataLoader(rows, batch_size=16, num_workers=_count(method), multiprocessing_context=method)
+    assert torch.equal(torch.cat(list(loader))[:, 0], EXPECTED[0:64, 0:40])
 
 
 class TestPickling:
-    def test_a_tensor_is_pickled_by_reference(self, tmp_path: Path) -> None:
-        store = ZarrTileStore(tmp_path, tile_size=16)
-        t = make(store)
+    def test_a_tensor_is_pickled_by_reference(self, store: ZarrTileStore, t: InfiniteTensor) -> None:
         expected = t[0:200, 0:200]
         store.flush()
         data = pickle.dumps(t)
@@ -325,9 +311,8 @@ class TestPickling:
         assert again.tile_store is not store
         assert torch.equal(again[0:200, 0:200], expected)
 
-    def test_an_unpickled_tensor_does_not_compute_what_is_stored(self, tmp_path: Path) -> None:
-        store = ZarrTileStore(tmp_path, tile_size=16)
-        t = InfiniteTensor((None, None), Counted(value), TensorWindow((8, 8)), tile_store=store, tensor_id="t")
+    def test_an_unpickled_tensor_does_not_compute_what_is_stored(self, store: ZarrTileStore) -> None:
+        t = built(Counted(value), (8, 8), store=store, name="t")
         expected = t[0:32, 0:32]
         store.flush()
         again = pickle.loads(pickle.dumps(t))  # noqa: S301
@@ -336,17 +321,9 @@ class TestPickling:
         assert len(again.f.calls) == computed
 
     def test_a_pickled_store_keeps_its_options_and_never_deletes(self, tmp_path: Path) -> None:
-        store = ZarrTileStore(
-            tmp_path,
-            mode="w",
-            tile_size=(4, 8),
-            cache_size_bytes=10**6,
-            cache_size_tiles=7,
-            flush_interval=5.0,
-            compressors=None,
-        )
-        t = InfiniteTensor((None, None), value, TensorWindow((8, 8)), tile_store=store, tensor_id="t")
-        t[0:8, 0:8]
+        limits: dict[str, Any] = {"cache_size_bytes": 10**6, "cache_size_tiles": 7, "flush_interval": 5.0}
+        store = ZarrTileStore(tmp_path, mode="w", tile_size=(4, 8), compressors=None, **limits)
+        built(value, (8, 8), store=store, name="t")[0:8, 0:8]
         store.flush()
         again = pickle.loads(pickle.dumps(store))  # noqa: S301
         assert again.tensor_ids() == ["t"]
@@ -379,13 +356,8 @@ class TestPickling:
 
     def test_tensors_that_are_pickled_together_share_what_they_shared(self) -> None:
         f = Counted(value)
-        source = InfiniteTensor((None, None), f, TensorWindow((8, 8)))
-        pair = [
-            InfiniteTensor(
-                (None, None), shifted, TensorWindow((8, 8)), args=[source], args_windows=[TensorWindow((8, 8))]
-            )
-            for _ in range(2)
-        ]
+        source = built(f, (8, 8))
+        pair = [built(shifted, (8, 8), source) for _ in range(2)]
         first, second = pickle.loads(pickle.dumps(pair))  # noqa: S301
         first[0:8, 0:8]
         second[0:8, 0:8]
@@ -393,17 +365,14 @@ class TestPickling:
 
     @pytest.mark.parametrize("depth", [400, pytest.param(1500, marks=pytest.mark.slow)])
     def test_a_chain_of_any_depth_can_be_pickled(self, depth: int) -> None:
-        t = InfiniteTensor((None, None), value, TensorWindow((8, 8)))
+        t = built(value, (8, 8))
         for _ in range(depth):
-            t = InfiniteTensor(
-                (None, None), shifted, TensorWindow((8, 8)), args=[t], args_windows=[TensorWindow((8, 8))]
-            )
+            t = built(shifted, (8, 8), t)
         again = pickle.loads(pickle.dumps(t))  # noqa: S301
         assert again[0, 0].item() == depth / 2
 
-    def test_a_tensor_that_was_opened_without_f_stays_without(self, tmp_path: Path) -> None:
-        store = ZarrTileStore(tmp_path, tile_size=16)
-        expected = make(store)[0:8, 0:8]
+    def test_a_tensor_that_was_opened_without_f_stays_without(self, store: ZarrTileStore, t: InfiniteTensor) -> None:
+        expected = t[0:8, 0:8]
         store.flush()
         again = pickle.loads(pickle.dumps(store.open("shifted")))  # noqa: S301
         assert again.f is None

@@ -27,6 +27,8 @@ from infinite_tensor import (
     predict,
     sl,
 )
+from tests.support.building import built
+from tests.support.counting import Constant
 
 WINDOW = TensorWindow((4, 4), stride=(2, 2))
 HALO = TensorWindow((6, 6), stride=(2, 2), offset=(-1, -1))
@@ -175,9 +177,7 @@ def test_a_flag_is_a_bool(argument: str, value: object, tmp_path: Path, monkeypa
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with open_store(tmp_path / "store.zarr") as store:
-        t = InfiniteTensor(
-            (16, 16), lambda _ctx: torch.ones(4, 4), TensorWindow((4, 4)), tile_store=store, tensor_id="t"
-        )
+        t = built(Constant(), (4, 4), shape=(16, 16), store=store, name="t")
         t.fill(..., progress=False)
         with pytest.raises(ValidationError, match=f"^{argument.split(maxsplit=1)[0]} must be a bool, got {value!r}$"):
             FLAGS[argument](t, value)

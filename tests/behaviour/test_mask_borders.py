@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from infinite_tensor import (
-    HDF5TileStore,
     InfiniteTensor,
     Mask,
     MemoryTileStore,
@@ -26,6 +25,7 @@ from infinite_tensor import (
     predict,
     sl,
 )
+from tests.support.building import built, each_store
 from tests.support.clusters import chain, cluster
 from tests.support.counting import Counted
 from tests.support.files_of_a_store import Files
@@ -46,7 +46,7 @@ def value(ctx: Index) -> torch.Tensor:
 
 
 def overlapping(store: Any, f: Callable[..., Any], name: str = "t") -> InfiniteTensor:
-    return InfiniteTensor((None, None), f, WINDOW, tile_store=store, tensor_id=name, blend="gaussian")
+    return built(f, WINDOW, store=store, name=name, blend="gaussian")
 
 
 def windows_over(wanted: np.ndarray[Any, Any]) -> set[Index]:
@@ -61,11 +61,7 @@ def windows_over(wanted: np.ndarray[Any, Any]) -> set[Index]:
     return found
 
 
-@pytest.fixture(params=sample(["zarr", "hdf5"]))
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
-    if request.param == "zarr":
-        return ZarrTileStore(tmp_path / "s.zarr", tile_size=TILE)
-    return HDF5TileStore(tmp_path / "s.h5", tile_size=TILE)
+store = each_store("zarr", "hdf5", tile_size=TILE, default=("zarr",))
 
 
 @pytest.fixture(scope="module")
@@ -144,14 +140,12 @@ class TestAMask:
     def test_a_tensor_that_another_one_reads_keeps_what_that_needs(self, store: TileStore) -> None:
         f = Counted(value)
         source = overlapping(store, f, "source")
-        t = InfiniteTensor(
-            (None, None),
+        t = built(
             lambda _ctx, region: region[8:16, 8:16],
-            TensorWindow((8, 8)),
-            args=[source],
-            args_windows=[TensorWindow((24, 24), stride=8, offset=-8)],
-            tile_store=store,
-            tensor_id="t",
+            (8, 8),
+            (source, TensorWindow((24, 24), stride=8, offset=-8)),
+            store=store,
+            name="t",
         )
         group = TensorGroup({"source": source, "t": t})
         group.fill(REGION, where=WHERE, progress=False)

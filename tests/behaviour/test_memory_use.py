@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
+from tests.support.building import built
 from tests.support.interpreters import CONTEXT
 
 MIB = 2**20
@@ -38,11 +39,9 @@ def store(kind: str, folder: Path, cache: int) -> TileStore:
 
 def chain(store: TileStore) -> InfiniteTensor:
     window, halo = TensorWindow((256, 256)), TensorWindow((260, 260), stride=256, offset=-2)
-    t = InfiniteTensor((None, None), ramp, window, tile_store=store, tensor_id="0")
+    t = built(ramp, window, store=store, name="0")
     for number in range(1, DEPTH):
-        t = InfiniteTensor(
-            (None, None), soften, window, args=[t], args_windows=[halo], tile_store=store, tensor_id=str(number)
-        )
+        t = built(soften, window, (t, halo), store=store, name=str(number))
     return t
 
 
@@ -84,7 +83,7 @@ class Mallinfo(ctypes.Structure):
 
 def mapped_for_a_batch() -> int:
     """How many blocks are mapped anew for the output of a batch, once a window has been computed."""
-    InfiniteTensor((None, None), ramp, TensorWindow((256, 256)))[0, 0]
+    built(ramp, (256, 256))[0, 0]
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = Mallinfo
     before: int = mallinfo().hblks

@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from infinite_tensor import InfiniteTensor, TensorWindow
+from infinite_tensor import TensorWindow
+from tests.support.building import built
 from tests.support.monai import padded, slid
 from tests.support.reference import Index
 
@@ -35,13 +36,12 @@ def test_it_gives_the_bits_of_monai(size: int, overlap: float, seed: int) -> Non
         result: torch.Tensor = net(region[None])[0]
         return result
 
-    source = InfiniteTensor((1, height, width), lambda _ctx: image, TensorWindow((1, height, width)))
-    predicted = InfiniteTensor(
-        (2, height, width),
+    source = built(lambda _ctx: image, (1, height, width), shape=(1, height, width))
+    predicted = built(
         f,
         TensorWindow((2, size, size), stride=(2, stride, stride)),
-        args=[source],
-        args_windows=[TensorWindow((1, size, size), stride=(1, stride, stride), dimension_map=(None, 1, 2))],
+        (source, TensorWindow((1, size, size), stride=(1, stride, stride), dimension_map=(None, 1, 2))),
+        shape=(2, height, width),
         args_padding="constant",
         blend="gaussian",
         edge="clip",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,17 +14,15 @@ import torch
 
 from infinite_tensor import (
     FunctionChangedWarning,
-    HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
     Output,
     TensorGroup,
-    TensorWindow,
-    TileStore,
     ValidationError,
     ZarrTileStore,
     digest,
 )
+from tests.support.building import built, store_of
 from tests.support.networks import WINDOW, Net, Painter, build, closing_over
 from tests.support.stores import sample
 
@@ -34,18 +32,9 @@ Opened: TypeAlias = "Callable[[], Any]"
 @pytest.fixture(params=sample(["memory", "zarr", "hdf5"]))
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
     """Opens one store again and again."""
-    memory = MemoryTileStore()
-
-    @contextmanager
-    def lent() -> Iterator[TileStore]:
-        yield memory
-
-    kinds: dict[str, Opened] = {
-        "memory": lent,
-        "zarr": lambda: ZarrTileStore(tmp_path / "s.zarr", tile_size=8),
-        "hdf5": lambda: HDF5TileStore(tmp_path / "s.h5", tile_size=8),
-    }
-    return kinds[request.param]
+    if request.param != "memory":
+        return partial(store_of, request.param, tmp_path)
+    return partial(nullcontext, MemoryTileStore())
 
 
 def changed(make: Callable[[], object]) -> list[str]:
@@ -80,14 +69,11 @@ def test_training_mode_is_a_warning(opened: Opened) -> None:
 
 def test_the_warning_says_that_weights_count(opened: Opened) -> None:
     def make(value: float) -> InfiniteTensor:
-        return InfiniteTensor((None,), closing_over(Net(value)), WINDOW, tile_store=store, tensor_id="t")
+        return built(closing_over(Net(value)), WINDOW, store=store, name="t")
 
     with opened() as store:
         make(0.5)
-        with pytest.warns(
-            FunctionChangedWarning,
-            match=r"'t': .* the weights of `net`, a variable around .* have changed.* give version=",
-        ):
+        with pytest.warns(FunctionChangedWarning, match=r"'t': .* weights of `net`, a .* have changed.* give version="):
             make(0.25)
 
 
@@ -106,9 +92,7 @@ def test_each_output_of_a_network_is_a_warning(opened: Opened) -> None:
 
     def make(value: float) -> TensorGroup:
         outputs = {name: Output((None,), torch.float32, WINDOW) for name in ("one", "two")}
-        return InfiniteTensor.from_multi(
-            functools.partial(both, Net(value)), outputs, tile_store=store, tensor_id="both"
-        )
+        return InfiniteTensor.from_multi(partial(both, Net(value)), outputs, tile_store=store, tensor_id="both")
 
     with opened() as store:
         make(0.5)
@@ -120,7 +104,7 @@ def test_weights_that_change_after_construction_are_noticed_when_it_is_built_aga
     net = Net()
 
     def make() -> InfiniteTensor:
-        return InfiniteTensor((None,), Painter(net).paint, WINDOW, tile_store=store, tensor_id="t")
+        return built(Painter(net).paint, WINDOW, store=store, name="t")
 
     with opened() as store:
         t = make()
@@ -132,9 +116,7 @@ def test_weights_that_change_after_construction_are_noticed_when_it_is_built_aga
 
 def test_the_digest_as_version_refuses_other_weights(opened: Opened) -> None:
     def make(net: Net) -> InfiniteTensor:
-        return InfiniteTensor(
-            (None,), closing_over(net), TensorWindow((4,)), tile_store=store, tensor_id="t", version=digest(net)
-        )
+        return built(closing_over(net), 4, store=store, name="t", version=digest(net))
 
     with opened() as store:
         make(Net())[0:4]

@@ -23,6 +23,7 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
+from tests.support.building import built
 from tests.support.stored import DTYPES, dtype_name
 from tests.support.stores import sample
 
@@ -53,8 +54,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
     return MemoryTileStore() if request.param == "memory" else PERSISTENT[request.param](tmp_path, tile_size=5)
 
 
-def make(store: TileStore, f: Callable[..., Any], dtype: torch.dtype = torch.float32, **options: Any) -> InfiniteTensor:
-    return InfiniteTensor((None, None), f, WINDOW, tile_store=store, tensor_id="t", dtype=dtype, **options)
+def make(store: TileStore, f: Callable[..., Any], *reads: InfiniteTensor, **options: Any) -> InfiniteTensor:
+    return built(f, WINDOW, *reads, store=store, name="t", **options)
 
 
 def bits(tensor: torch.Tensor) -> Bytes:
@@ -130,7 +131,7 @@ def test_every_bit_comes_back_from_memory(dtype: torch.dtype) -> None:
 
 def extreme_tensor(store: TileStore, dtype: torch.dtype) -> InfiniteTensor:
     f = partial(extreme_window, dtype)
-    return InfiniteTensor((None, None), f, WINDOW, tile_store=store, tensor_id=dtype_name(dtype), dtype=dtype)
+    return built(f, WINDOW, store=store, name=dtype_name(dtype), dtype=dtype)
 
 
 @pytest.mark.parametrize("tile_size", [SIZE, (5, 5)], ids=["windows are tiles", "windows straddle tiles"])
@@ -199,9 +200,7 @@ def test_a_pixel_without_a_window_is_the_blend_init_or_0(
     store: TileStore, blend_init: float | None, pattern: int
 ) -> None:
     gaps = TensorWindow(SIZE, stride=20, offset=10)
-    t = InfiniteTensor(
-        (None, None), lambda _ctx: torch.ones(SIZE), gaps, tile_store=store, tensor_id="t", blend_init=blend_init
-    )
+    t = built(lambda _ctx: torch.ones(SIZE), gaps, store=store, name="t", blend_init=blend_init)
     assert t[0:9, 0:9].view(torch.int32).unique().tolist() == [pattern]
     assert t[9:11, 12].view(torch.int32)[0] == pattern
 
@@ -263,7 +262,7 @@ def test_whatever_kind_of_tensor_f_returns_its_values_are_stored(store: TileStor
     one = returned()
     assert is_of_kind(one)
     values = one.detach().resolve_conj().resolve_neg().clone()
-    t = make(store, lambda _ctx: returned(), values.dtype)
+    t = make(store, lambda _ctx: returned(), dtype=values.dtype)
     for pixels in (t[0:4, 0:6], t[4:8, -6:0], t[0:4, 0:6]):
         assert np.array_equal(bits(pixels), bits(values))
         assert not pixels.requires_grad
@@ -325,7 +324,12 @@ def _told_region(rows: range, columns: range) -> torch.Tensor:
     return torch.cat([torch.cat([_told((y, x)) for x in columns], dim=1) for y in rows])
 
 
-@pytest.mark.parametrize(("kind", "batch_size"), [(Hoarder, None), (HoarderOfBatches, 3), (HoarderOfStacks, 3)])
+HOARDERS = pytest.mark.parametrize(
+    ("kind", "batch_size"), [(Hoarder, None), (HoarderOfBatches, 3), (HoarderOfStacks, 3)]
+)
+
+
+@HOARDERS
 def test_an_f_that_changes_later_what_it_returned_changes_nothing(
     store: TileStore, kind: type[Hoarder], batch_size: int | None
 ) -> None:
@@ -340,13 +344,13 @@ def test_an_f_that_changes_later_what_it_returned_changes_nothing(
         t.clear_cache()
 
 
-@pytest.mark.parametrize(("kind", "batch_size"), [(Hoarder, None), (HoarderOfBatches, 3), (HoarderOfStacks, 3)])
+@HOARDERS
 def test_an_f_that_changes_what_it_was_given_changes_nothing_upstream(
     store: TileStore, kind: type[Hoarder], batch_size: int | None
 ) -> None:
-    base = InfiniteTensor((None, None), _told, WINDOW, tile_store=store, tensor_id="base")
+    base = built(_told, WINDOW, store=store, name="base")
     f = kind(_told)
-    t = make(store, f, args=[base], args_windows=[WINDOW], batch_size=batch_size)
+    t = make(store, f, base, batch_size=batch_size)
     for _ in range(2):
         assert torch.equal(t[-4:8, -6:12], 2 * _told_region(range(-1, 2), range(-1, 2)))
         _spoil(f.kept)
@@ -357,14 +361,14 @@ def test_an_f_that_changes_what_it_was_given_changes_nothing_upstream(
 def test_an_f_that_returns_what_it_was_given_shares_nothing_with_it(
     store: TileStore, returned: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    base = InfiniteTensor((None, None), _told, WINDOW, tile_store=store, tensor_id="base")
+    base = built(_told, WINDOW, store=store, name="base")
     kept: list[torch.Tensor] = []
 
     def f(_ctx: Index, region: torch.Tensor) -> torch.Tensor:
         kept.append(region)
         return returned(region)
 
-    t = make(store, f, args=[base], args_windows=[WINDOW])
+    t = make(store, f, base)
     t[0:4, 0:12].fill_(-5)
     _spoil(kept)
     for tensor in (t, base):
@@ -409,7 +413,7 @@ def test_writing_into_a_result_changes_nothing_else(store: TileStore, how: str) 
 
 
 def test_writing_into_an_array_of_a_finite_tensor_changes_nothing_else(store: TileStore) -> None:
-    t = InfiniteTensor((8, 12), _told, WINDOW, tile_store=store, tensor_id="t")
+    t = built(_told, WINDOW, shape=(8, 12), store=store, name="t")
     np.asarray(t)[:] = -99
     for row in t:
         row.fill_(-99)

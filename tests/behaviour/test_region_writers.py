@@ -24,6 +24,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.support.functions import RegionWriter
+from tests.support.building import built
 from tests.support.reference import Index
 
 SIZE = (4, 6)
@@ -67,7 +68,7 @@ class Ramp(RegionWriter):
 
 
 def tensor(f: Ramp, shape: Any = (None, None), window: TensorWindow | None = None, **options: Any) -> InfiniteTensor:
-    return InfiniteTensor(shape, f, window or TensorWindow(SIZE), **options)
+    return built(f, window or TensorWindow(SIZE), shape=shape, **options)
 
 
 def test_a_read_has_just_its_pixels_written_and_keeps_none() -> None:
@@ -99,7 +100,7 @@ def test_windows_that_are_in_memory_are_not_written_again() -> None:
 def test_what_other_tensors_read_is_computed_once_in_windows() -> None:
     f = Ramp()
     window = TensorWindow((2, 2))
-    t = InfiniteTensor((None, None), lambda _ctx, x: x[1:-1, 1:-1] + 1, window, [tensor(f)], [window.padded(1)])
+    t = built(lambda _ctx, x: x[1:-1, 1:-1] + 1, window, (tensor(f), window.padded(1)))
     assert torch.equal(t[0:8, 0:8], ramp((0, 0), (8, 8)) + 1)
     assert len(f.windows) == len(set(f.windows)) == 12
     assert f.regions == []
@@ -108,7 +109,7 @@ def test_what_other_tensors_read_is_computed_once_in_windows() -> None:
 def test_a_store_that_outlives_the_process_is_given_windows(tmp_path: Path) -> None:
     f = Ramp()
     with ZarrTileStore(tmp_path / "store.zarr") as store:
-        t = tensor(f, tile_store=store, tensor_id="ramp")
+        t = tensor(f, store=store, name="ramp")
         assert torch.equal(t[0:4, 0:6], ramp((0, 0), SIZE))
     with ZarrTileStore(tmp_path / "store.zarr") as store:
         assert torch.equal(store.open("ramp")[0:4, 0:6], ramp((0, 0), SIZE))
@@ -118,7 +119,7 @@ def test_a_store_that_outlives_the_process_is_given_windows(tmp_path: Path) -> N
 @pytest.mark.parametrize(("of_store", "of_read"), [(2, None), (1, 2)])
 def test_several_workers_compute_windows(of_store: int, of_read: int | None) -> None:
     f = Ramp()
-    read = tensor(f, tile_store=MemoryTileStore(workers=of_store)).read(NEGATIVE, workers=of_read)
+    read = tensor(f, store=MemoryTileStore(workers=of_store)).read(NEGATIVE, workers=of_read)
     assert torch.equal(read, ramp((-7, -9), (17, 14)))
     assert (len(f.windows), f.regions) == (15, [])
 
@@ -188,9 +189,7 @@ class Copy(Ramp):
 
 def above(source: InfiniteTensor, **options: Any) -> InfiniteTensor:
     window = TensorWindow((4, 4), stride=2)
-    return InfiniteTensor(
-        (None, None), lambda _ctx, x: x[1:-1, 1:-1] + 1, window, [source], [window.padded(1)], **options
-    )
+    return built(lambda _ctx, x: x[1:-1, 1:-1] + 1, window, (source, window.padded(1)), **options)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -198,7 +197,7 @@ def test_nothing_takes_windows_of_what_is_copied(workers: int, tmp_path: Path) -
     f, g = Copy(), Ramp()
     with ZarrTileStore(tmp_path / "store.zarr", tile_size=8) as store:
         for source, name in ((tensor(f), "copied"), (tensor(g), "computed")):
-            t = above(source, tile_store=store, tensor_id=name)
+            t = above(source, store=store, name=name)
             t.fill(sl[0:16, 0:16], workers=workers, progress=False)
             t.read(sl[-20:-10, 0:4], workers=workers)
         assert torch.equal(store.open("copied")[0:16, 0:16], store.open("computed")[0:16, 0:16])
@@ -229,7 +228,7 @@ def test_a_plan_counts_no_window_of_what_is_copied() -> None:
 
 def test_a_plan_of_what_is_stored_in_part_counts_no_window_of_what_is_copied(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "store.zarr", tile_size=8) as store:
-        t = above(tensor(Copy()), tile_store=store, tensor_id="t")
+        t = above(tensor(Copy()), store=store, name="t")
         t.fill(sl[0:8, 0:8], progress=False)
         plan = t.plan(sl[0:16, 0:16])
         assert (plan.tensors[0].windows, plan.tensors[0].needed > 0, plan.tensors[1].windows) == (
@@ -254,7 +253,7 @@ def test_what_is_computed_from_pixels_that_change_meanwhile_is_not_stored() -> N
         return 2 * x
 
     window = TensorWindow((8, 8))
-    t = InfiniteTensor((8, 8), doubled, window, args=[source], args_windows=[window])
+    t = built(doubled, window, source, shape=(8, 8))
     assert t[...].unique().tolist() == [0.0]
     assert t[...].unique().tolist() == [2.0]
     assert t[...].unique().tolist() == [2.0]

@@ -27,6 +27,7 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
+from tests.support.building import built
 from tests.support.stored import DTYPES
 from tests.support.stores import sample
 
@@ -54,16 +55,11 @@ def ramp(dtype: torch.dtype, ctx: tuple[int, ...], *regions: torch.Tensor) -> to
     return sum((region.to(dtype) for region in regions), pixels.to(dtype))
 
 
-def plane(store: TileStore, name: str = "plane", dtype: torch.dtype = torch.float32, **options: Any) -> InfiniteTensor:
-    return InfiniteTensor(
-        (None, None),
-        lambda *given: ramp(dtype, *given),
-        WINDOW,
-        dtype=dtype,
-        tile_store=store,
-        tensor_id=name,
-        **options,
-    )
+def plane(
+    store: TileStore, name: str = "plane", dtype: torch.dtype = torch.float32, *reads: InfiniteTensor, **options: Any
+) -> InfiniteTensor:
+    f = lambda *given: ramp(dtype, *given)  # noqa: E731
+    return built(f, WINDOW, *reads, store=store, name=name, dtype=dtype, **options)
 
 
 STORES: dict[str, Callable[[Path], TileStore]] = {
@@ -77,7 +73,7 @@ STORES: dict[str, Callable[[Path], TileStore]] = {
 def reads_and_fills(open_store: Callable[[Path], TileStore], path: Path) -> Iterator[Any]:
     with open_store(path) as store:
         source = plane(store, "source", blend=operator.add, blend_init=1)
-        t = plane(store, args=[source], args_windows=[WINDOW])
+        t = plane(store, "plane", torch.float32, source)
         yield from (t[-3:9, 0], t[4:4, 0:3], t[8:0:-3, 0:4], *t[[sl[0:3, 0:3], sl[20, 20:22]]])
         yield list(t.iter_regions([sl[0:3, 3:9], sl[30:33, 0:3]]))
         yield from (str(t.plan(sl[0:20, 0:20])), t.is_filled(sl[0:20, 0:20]))
@@ -98,7 +94,7 @@ def every_dtype(open_store: Callable[[Path], TileStore], path: Path) -> Iterator
 
 def arrays(_: Path) -> Iterator[Any]:
     dtype = torch.float32
-    t = InfiniteTensor((4,), lambda _: torch.arange(4, device="cpu").to(dtype), TensorWindow((4,)))
+    t = built(lambda _: torch.arange(4, device="cpu").to(dtype), 4, shape=(4,))
     yield from (np.asarray(t), list(t), 3 in t)
     dtype = torch.float64
     yield t.to(dtype)[...]

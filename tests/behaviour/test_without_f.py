@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from infinite_tensor import (
-    HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
     Output,
@@ -19,23 +17,14 @@ from infinite_tensor import (
     TensorWindow,
     TileAccessError,
     TileStore,
-    ZarrTileStore,
 )
-from tests.support.stores import sample
-
-STORES: dict[str, Callable[[Path], TileStore]] = {
-    "memory": lambda _path: MemoryTileStore(),
-    "zarr": lambda path: ZarrTileStore(path / "s.zarr", tile_size=5),
-    "hdf5": lambda path: HDF5TileStore(path / "s.h5", tile_size=5),
-}
+from tests.support.building import built, each_store
 
 WINDOW = TensorWindow((4,))
 HALO = TensorWindow((6,), stride=4, offset=-1)
 
 
-@pytest.fixture(params=sample(STORES, "memory", "hdf5"))
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
-    return STORES[request.param](tmp_path)
+store = each_store(tile_size=5, default=("memory", "hdf5"))
 
 
 class Middle:
@@ -44,7 +33,7 @@ class Middle:
     def __init__(self, store: TileStore) -> None:
         self.calls: Counter[tuple[str, tuple[int, ...]]] = Counter()
         # In a store of its own, so that the middle one is opened without what it reads.
-        self.ground = InfiniteTensor((None,), self._ground, WINDOW, tensor_id="ground", tile_store=MemoryTileStore())
+        self.ground = built(self._ground, WINDOW, store=MemoryTileStore(), name="ground")
         self.store = store
         self.built = self.reads([self.ground], "middle", HALO)
         self.opened = store.open("middle")
@@ -62,10 +51,7 @@ class Middle:
             self.calls[tensor_id, ctx] += 1
             return torch.stack([region[(len(region) - 4) // 2 :][:4] for region in regions]).sum(0)
 
-        windows = [window] * len(args)
-        return InfiniteTensor(
-            (None,), f, WINDOW, args=args, args_windows=windows, tensor_id=tensor_id, tile_store=self.store
-        )
+        return built(f, WINDOW, *((arg, window) for arg in args), store=self.store, name=tensor_id)
 
     def check(self, names: Sequence[str]) -> None:
         """All that was needed for 8 pixels ran once."""
@@ -127,15 +113,7 @@ def test_it_computes_where_one_is_read_together_with_what_reads_the_other(
 def test_of_two_with_f_the_first_computes(store: TileStore) -> None:
     middle = Middle(store)
     with pytest.warns(UserWarning, match="f has other code"):
-        other = InfiniteTensor(
-            (None,),
-            lambda _ctx, region: region[1:5] + 0,
-            WINDOW,
-            args=[middle.ground],
-            args_windows=[HALO],
-            tensor_id="middle",
-            tile_store=store,
-        )
+        other = built(lambda _ctx, region: region[1:5] + 0, WINDOW, (middle.ground, HALO), store=store, name="middle")
     assert middle.reads([middle.opened, middle.built, other], "top")[0:4].tolist() == [0.0, 3.0, 6.0, 9.0]
     assert middle.calls["middle", (0,)] == 1
     assert middle.reads([middle.opened, other, middle.built], "next")[4:8].tolist() == [12.0, 15.0, 18.0, 21.0]
@@ -145,22 +123,10 @@ def test_of_two_with_f_the_first_computes(store: TileStore) -> None:
 @pytest.mark.parametrize("order", list(itertools.permutations([0, 1])))
 def test_an_output_that_was_opened_is_computed_beside_the_others(store: TileStore, order: Sequence[int]) -> None:
     outputs = {name: Output((None,), torch.float32, WINDOW) for name in ("a", "b")}
-    group = InfiniteTensor.from_multi(
-        lambda ctx: {name: torch.full((4,), float(ctx[0])) for name in outputs},
-        outputs,
-        tile_store=store,
-        tensor_id="t",
-    )
+    f = lambda ctx: {name: torch.full((4,), float(ctx[0])) for name in outputs}  # noqa: E731
+    group = InfiniteTensor.from_multi(f, outputs, tile_store=store, tensor_id="t")
     args = [store.open("t/a"), group["b"]]
-    top = InfiniteTensor(
-        (None,),
-        lambda _ctx, *regions: regions[0] + regions[1],
-        WINDOW,
-        args=[args[i] for i in order],
-        args_windows=[WINDOW] * 2,
-        tile_store=store,
-        tensor_id="top",
-    )
+    top = built(lambda _ctx, a, b: a + b, WINDOW, *(args[i] for i in order), store=store, name="top")
     assert top[4:12].tolist() == [2.0] * 4 + [4.0] * 4
 
 
