@@ -15,7 +15,8 @@ import asyncio
 import itertools
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -23,16 +24,16 @@ from typing import Any
 
 import torch
 from obstore.store import S3Store as ObstoreS3
-from zarr.abc.buffer import Buffer, BufferPrototype
-from zarr.abc.store import ByteRequest, Store
+from zarr.abc.store import Store
 from zarr.buffer import default_buffer_prototype
-from zarr.storage import ObjectStore, WrapperStore
+from zarr.storage import ObjectStore
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.targets import zarr_store
 from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, Objects, concurrently
 from tests.support.s3_server import ADMIN, S3Server, find_program
+from tests.support.watched_store import Watched
 
 TILE = 256
 LIMIT = 1.5
@@ -66,16 +67,14 @@ class Times:
         return median(a / b for a, b in zip(self.rounds[name], self.rounds[other], strict=True))
 
 
-class Far(WrapperStore[Store]):
+class Far(Watched):
     """A store of which every request takes longer, but no more work."""
 
-    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        await asyncio.sleep(LATENCY)
-        return await super().get(key, prototype, byte_range)
-
-    async def set(self, key: str, value: Buffer) -> None:
-        await asyncio.sleep(LATENCY)
-        await super().set(key, value)
+    @asynccontextmanager
+    async def under_way(self, request: str, key: str) -> AsyncIterator[None]:
+        async with super().under_way(request, key):
+            await asyncio.sleep(LATENCY)
+            yield
 
 
 def url() -> str:

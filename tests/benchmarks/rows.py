@@ -92,6 +92,10 @@ _FILL, _REOPEN = "store 64 MiB, tiles of 512x512", "reopen, and read 64 MiB, til
 _SMALL, _SMALL_FLOOR = "16384 windows of 16x16 into tiles of 256x256", "loop, zarr: raw_zarr.small_windows"
 _PATCHES = "random patches of 64x64 in batches (per patch)"
 _CACHED = "64 MiB through the Zarr face, tiles of 512x512 in memory"
+_QUARTER, _MEMMAP = "the same, a quarter of the tiles in memory", "memmap: training.memmap"
+_EXPORT, _NEW_ARRAY = "export 64 MiB to Zarr, tiles of 512x512", "zarr: raw_zarr.new_array"
+_MILLION, _LARGE = "open, and read a tile of 1,000,000", "memory to fill 2 GiB with a cache of 64 MiB"
+_FROM_DISK, _ANYWHERE = "64x64 from disk at random (per read)", "64x64 at random, computed and stored (per read)"
 
 ROWS: tuple[Row, ...] = (
     *_rows("cold-64", "4096 new windows of 64x64", "reading.cold_64", [MEMORY], "loop", "1/3 of peer", 4096),
@@ -111,60 +115,18 @@ ROWS: tuple[Row, ...] = (
     *_rows("copy", "copy 64 MiB, 64 tiles", "moving.copy", [ZARR], "cp -r", peer=False),
     *_rows("small-windows", _SMALL, "storing.small_windows", [ZARR], _SMALL_FLOOR, "1/20 of peer"),
     *_rows("small-windows", _SMALL, "storing.small_windows", [HDF5], _SMALL_FLOOR),
-    *_rows(
-        "export",
-        "export 64 MiB to Zarr, tiles of 512x512",
-        "moving.export",
-        [MEMORY, ZARR],
-        "zarr: raw_zarr.new_array",
-        peer=False,
-    ),
+    *_rows("export", _EXPORT, "moving.export", [MEMORY, ZARR], _NEW_ARRAY, peer=False),
     *_rows("opening", "open, and read a tile of 10", "opening.tiles", [ZARR], size=10),
     *_rows("opening", "open, and read a tile of 10,000", "opening.tiles", [ZARR], _FEW, "1.25 of floor", 10_000),
     # The peer takes 2 ms to store a tile: making such a file would take it longer than all the rest.
-    *_rows(
-        "opening",
-        "open, and read a tile of 1,000,000",
-        "opening.tiles",
-        [ZARR],
-        _FEW,
-        "1.25 of floor",
-        1_000_000,
-        peer=False,
-    ),
-    *_rows(
-        "memory",
-        "memory to fill 2 GiB with a cache of 64 MiB",
-        "storing.large",
-        [ZARR, HDF5],
-        target="500 MB",
-        alone=True,
-    ),
+    *_rows("opening", _MILLION, "opening.tiles", [ZARR], _FEW, "1.25 of floor", 1_000_000, peer=False),
+    *_rows("memory", _LARGE, "storing.large", [ZARR, HDF5], target="500 MB", alone=True),
     *_rows("heavy", "4 windows that take long", "reading.heavy", [MEMORY], "f alone", "1.05 of floor"),
     *_rows("volume", "128x128x128, windows overlap", "reading.volume", [MEMORY, ZARR, HDF5], "loop"),
-    *_rows(
-        "random-stored",
-        "64x64 from disk at random (per read)",
-        "reading.random_stored",
-        [ZARR, HDF5],
-        "zarr: raw_zarr.random_stored",
-    ),
-    *_rows(
-        "random-missing",
-        "64x64 at random, computed and stored (per read)",
-        "reading.random_missing",
-        [ZARR, HDF5],
-        "loop",
-    ),
-    *_rows("patches", _PATCHES, "training.warm", [ZARR], "memmap: training.memmap", peer=False),
-    *_rows(
-        "patches",
-        "the same, a quarter of the tiles in memory",
-        "training.small_cache",
-        [ZARR],
-        "memmap: training.memmap",
-        peer=False,
-    ),
+    *_rows("random-stored", _FROM_DISK, "reading.random_stored", [ZARR, HDF5], "zarr: raw_zarr.random_stored"),
+    *_rows("random-missing", _ANYWHERE, "reading.random_missing", [ZARR, HDF5], "loop"),
+    *_rows("patches", _PATCHES, "training.warm", [ZARR], _MEMMAP, peer=False),
+    *_rows("patches", _QUARTER, "training.small_cache", [ZARR], _MEMMAP, peer=False),
     *(
         row
         for what, workload, floor in (

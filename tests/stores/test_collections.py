@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 import torch
-from zarr.storage import MemoryStore, WrapperStore
+from zarr.storage import MemoryStore
 
 from infinite_tensor import (
     HDF5TileStore,
@@ -23,15 +22,15 @@ from infinite_tensor import (
 )
 from tests.support.dict_store import DictTileStore
 from tests.support.stores import sample
+from tests.support.tensors import line
+from tests.support.watched_store import Watched
 
 KINDS = ("memory", "zarr", "hdf5", "dict")
 
 
 def made(store: TileStore, *names: str, version: int = 0) -> None:
     for name in names:
-        InfiniteTensor(
-            (None,), lambda _: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id=name, version=version
-        )
+        line(store, tensor_id=name, version=version)
 
 
 def opened(kind: str, folder: Path) -> TileStore:
@@ -140,45 +139,34 @@ def test_the_repr_of_a_store_that_is_half_made_is_no_error() -> None:
 
 def test_random_ids_are_shown_short() -> None:
     store = MemoryTileStore()
-    t = InfiniteTensor((None,), lambda _: torch.ones(4), TensorWindow((4,)), tile_store=store)
+    t = line(store, tensor_id=None)
     assert repr(store) == f"MemoryTileStore(): 1 tensor unnamed {t.tensor_id[:8]}"
 
 
-class Listed(WrapperStore[MemoryStore]):
-    """Counts how often somebody lists what it holds."""
-
-    listings = 0
-
-    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        self.listings += 1
-        async for name in super().list_dir(prefix):
-            yield name
-
-
 def test_errors_and_the_str_of_a_store_list_nothing() -> None:
-    inner = Listed(MemoryStore())
+    inner = Watched(MemoryStore())
     store = ZarrTileStore(inner, tile_size=4)
     made(store, *(f"t{number}" for number in range(30)))
-    before = inner.listings
+    before = inner.requests["list"]
     with pytest.raises(ValidationError, match="already holds a tensor 't3' with another definition") as caught:
         made(store, "t3", version=1)
     assert "t7" not in f"{caught.value}{store}{store.open('t1')!r}"
     with pytest.raises(ValidationError, match=r"output_window must be .*, got ZarrTileStore\("):
         InfiniteTensor((None,), lambda _: torch.ones(4), store)  # type: ignore[arg-type]
-    assert inner.listings == before
+    assert inner.requests["list"] == before
     assert "'t10'" in repr(store)
-    assert inner.listings > before
+    assert inner.requests["list"] > before
 
 
 def test_to_look_for_an_id_lists_nothing() -> None:
-    inner = Listed(MemoryStore())
+    inner = Watched(MemoryStore())
     store = ZarrTileStore(inner, tile_size=4)
     made(store, "a")
-    before = inner.listings
+    before = inner.requests["list"]
     assert "a" in ZarrTileStore(inner)
     assert "b" not in store
     # One is the look for strangers where the root is opened.
-    assert inner.listings - before <= 1
+    assert inner.requests["list"] - before <= 1
 
 
 def test_an_unknown_id_among_many_is_a_short_error(store: TileStore) -> None:

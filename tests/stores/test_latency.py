@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
-import torch
-from zarr.abc.buffer import Buffer, BufferPrototype
-from zarr.abc.store import ByteRequest
-from zarr.storage import MemoryStore, WrapperStore
+from zarr.storage import MemoryStore
 
-from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
+from infinite_tensor import ZarrTileStore
+from tests.support.tensors import halves
+from tests.support.watched_store import Watched
 
 LATENCY = 0.05
 TILES = 64
@@ -22,32 +21,14 @@ WELL_UNDER_A_SECOND = LATENCY * TILES / 4
 """One request after the other would take 3.2 s."""
 
 
-class FarStore(WrapperStore[MemoryStore]):
+class FarStore(Watched):
     """A store of which every request takes 50 ms."""
 
-    def __init__(self, store: MemoryStore) -> None:
-        super().__init__(store)
-        self.requests: Counter[str] = Counter()
-
-    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        await self._arrive("get")
-        return await super().get(key, prototype, byte_range)
-
-    async def set(self, key: str, value: Buffer) -> None:
-        await self._arrive("set")
-        await super().set(key, value)
-
-    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        await self._arrive("create")
-        await super().set_if_not_exists(key, value)
-
-    async def delete(self, key: str) -> None:
-        await self._arrive("delete")
-        await super().delete(key)
-
-    async def _arrive(self, request: str) -> None:
-        self.requests[request] += 1
-        await asyncio.sleep(LATENCY)
+    @asynccontextmanager
+    async def under_way(self, request: str, key: str) -> AsyncIterator[None]:
+        async with super().under_way(request, key):
+            await asyncio.sleep(LATENCY)
+            yield
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -60,13 +41,6 @@ def seconds(call: Callable[[], object]) -> float:
 @pytest.fixture
 def far() -> FarStore:
     return FarStore(MemoryStore())
-
-
-def halves(store: ZarrTileStore) -> InfiniteTensor:
-    """Two windows to a tile, each full of its index."""
-    return InfiniteTensor(
-        (None,), lambda ctx: torch.full((4,), float(ctx[0])), TensorWindow((4,)), tile_store=store, tensor_id="t"
-    )
 
 
 def part(number: int) -> slice:

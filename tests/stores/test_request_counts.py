@@ -3,61 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
-from zarr.core.buffer import Buffer
-from zarr.storage import MemoryStore, WrapperStore
+from zarr.storage import MemoryStore
 
-from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, ZarrTileStore, predict
+from infinite_tensor import ValidationError, ZarrTileStore, predict
+from tests.support.tensors import line
+from tests.support.watched_store import Watched
 
 LONG = "n" * 200
 
 
-class Counting(WrapperStore[MemoryStore]):
-    """Counts what is asked for."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        super().__init__(store)
-        self.requests: Counter[str] = Counter()
-
-    async def get(self, key: str, *args: Any, **kwargs: Any) -> Buffer | None:
-        self.requests["get"] += 1
-        return await super().get(key, *args, **kwargs)
-
-    async def set(self, key: str, value: Buffer) -> None:
-        self.requests["set"] += 1
-        await super().set(key, value)
-
-    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        self.requests["create"] += 1
-        await super().set_if_not_exists(key, value)
-
-    async def exists(self, key: str) -> bool:
-        self.requests["exists"] += 1
-        return await super().exists(key)
-
-    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        self.requests["list"] += 1
-        async for name in super().list_dir(prefix):
-            yield name
-
-
-def ones(store: ZarrTileStore, tensor_id: str) -> InfiniteTensor:
-    return InfiniteTensor(
-        (None,), lambda _: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id=tensor_id, version=1
-    )
-
-
 def asked(call: Callable[[ZarrTileStore], object], others: int) -> Counter[str]:
     """What a call asks of a store that holds some tensors, opened anew."""
-    counting = Counting(MemoryStore())
+    counting = Watched(MemoryStore())
     with ZarrTileStore(counting, tile_size=8) as store:
         for number in range(others):
-            ones(store, f"map {number}")
-            ones(store, f"apart/{LONG}{number}")
+            line(store, tensor_id=f"map {number}")
+            line(store, tensor_id=f"apart/{LONG}{number}")
     with ZarrTileStore(counting, tile_size=8) as store:
         counting.requests.clear()
         call(store)
@@ -92,7 +57,7 @@ def test_ids_are_found_by_what_they_begin_with() -> None:
     ids = ["a", "a.", "a.b", "a/", "a/b", f"a/{LONG}", f"{LONG}1", f"{LONG}/2", "b", "ü/b"]
     with ZarrTileStore(MemoryStore(), tile_size=8) as store:
         for tensor_id in ids:
-            ones(store, tensor_id)
+            line(store, tensor_id=tensor_id)
     with ZarrTileStore(store.target, mode="r") as store:
         for prefix in ["", *ids, LONG, "a/n", "ü", "c"]:
             assert store.tensor_ids(prefix) == sorted(each for each in ids if each.startswith(prefix)), prefix

@@ -9,45 +9,26 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import torch
-from zarr.abc.buffer import Buffer, BufferPrototype
-from zarr.abc.store import ByteRequest
-from zarr.storage import MemoryStore, WrapperStore
+from zarr.storage import MemoryStore
 
-from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, ZarrTileStore
+from infinite_tensor import ValidationError, ZarrTileStore
+from tests.support.tensors import halves
+from tests.support.watched_store import Watched
 
 
-class BusyStore(WrapperStore[MemoryStore]):
+class BusyStore(Watched):
     """Counts the requests that are under way."""
 
-    def __init__(self, store: MemoryStore) -> None:
-        super().__init__(store)
-        self.now = self.most = 0
-
-    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        async with self._under_way():
-            return await super().get(key, prototype, byte_range)
-
-    async def set(self, key: str, value: Buffer) -> None:
-        async with self._under_way():
-            await super().set(key, value)
-
-    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        async with self._under_way():
-            await super().set_if_not_exists(key, value)
+    now = most = 0
 
     @asynccontextmanager
-    async def _under_way(self) -> AsyncIterator[None]:
-        self.now += 1
-        self.most = max(self.most, self.now)
-        await asyncio.sleep(0.005)
-        yield
-        self.now -= 1
-
-
-def halves(store: ZarrTileStore) -> InfiniteTensor:
-    """Two windows to a tile of 8 pixels."""
-    return InfiniteTensor((None,), lambda _: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id="t")
+    async def under_way(self, request: str, key: str) -> AsyncIterator[None]:
+        async with super().under_way(request, key):
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await asyncio.sleep(0.005)
+            yield
+            self.now -= 1
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 40])

@@ -6,10 +6,8 @@ import tracemalloc
 
 from hypothesis import given
 from hypothesis import strategies as st
-from zarr.storage import MemoryStore
 
-from infinite_tensor_stores.zarr.objects import Objects
-from infinite_tensor_stores.zarr.tensor import TileSet, Writers
+from infinite_tensor_stores.zarr.tensor import TileSet
 
 Tiles = list[tuple[int, ...]]
 
@@ -38,29 +36,3 @@ def test_a_hundred_thousand_tiles_side_by_side_take_less_than_64_kib() -> None:
         tracemalloc.stop()
     assert taken < 2**16
     assert (-50, 999) in found
-
-
-def test_who_created_a_tensor_knows_what_it_has_not_written() -> None:
-    objects = Objects(MemoryStore)
-    founder = founder_of("mark")
-    founder.will_write(objects, [(0,), (1,)])
-    assert founder.doubt([(0,), (1,)]) == []
-    assert founder.doubt([(1,), (2,)]) == ["mark"]
-    assert founder.candidates([(1,), (2,)], objects.get(["mark"])) == [(1,)]
-
-
-def test_it_looks_for_everything_once_another_one_has_announced_itself() -> None:
-    objects = Objects(MemoryStore)
-    founder, other = founder_of("mark"), Writers("mark")
-    assert founder.candidates([(2,)], objects.get(founder.doubt([(2,)]))) == []
-    assert other.doubt([(2,)]) == []
-    assert other.candidates([(2,)], []) == [(2,)]
-    other.will_write(objects, [(5,)])
-    assert founder.candidates([(2,)], objects.get(founder.doubt([(2,)]))) == [(2,)]
-    assert founder.doubt([(3,)]) == []
-
-
-def founder_of(mark: str) -> Writers:
-    writers = Writers(mark)
-    writers.found()
-    return writers

@@ -68,7 +68,10 @@ def read_all_floor(stage: Stage) -> None:
 
 def rows(stage: Stage) -> None:
     """Random rows, one by one."""
-    _singly(stage, lambda blob, at: blob[at])
+    where = _random(SINGLE).tolist()
+    with _open(stage, _prepared(stage)) as blob:
+        found = stage.timed(lambda: [blob[at] for at in where], per=SINGLE, rounds=3)
+    assert torch.equal(torch.stack(found), _rows()[where])
 
 
 def rows_floor(stage: Stage) -> None:
@@ -125,13 +128,6 @@ def walk(stage: Stage) -> None:
     with _open(stage, _prepared(stage)) as blob:
         found = stage.timed(lambda: list(walked(blob)), per=SINGLE, rounds=2)
     assert torch.equal(torch.stack(found), _rows()[:SINGLE])
-
-
-def _singly(stage: Stage, read: Callable[[Any, int], torch.Tensor]) -> None:
-    where = _random(SINGLE).tolist()
-    with _open(stage, _prepared(stage)) as blob:
-        found = stage.timed(lambda: [read(blob, at) for at in where], per=SINGLE, rounds=3)
-    assert torch.equal(torch.stack(found), _rows()[where])
 
 
 def _read_slices(blob: Any, starts: list[int], size: int) -> Callable[[], torch.Tensor]:

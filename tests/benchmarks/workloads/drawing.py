@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -18,29 +19,8 @@ PIXELS = 2**21
 FAR = 10**9
 
 
-def uniform(stage: Stage) -> None:
-    """Squares of uniform numbers at random places, which no other read has come near."""
-    _draw(stage, "uniform")
-
-
-def normal(stage: Stage) -> None:
-    """The same of normal numbers."""
-    _draw(stage, "normal")
-
-
-def uniform_floor(stage: Stage) -> None:
-    """As many uniform numbers of one generator of numpy, one after the other."""
-    generator = np.random.Generator(np.random.Philox(3))
-    _repeat(stage, lambda: generator.random((stage.size, stage.size), np.float32))
-
-
-def normal_floor(stage: Stage) -> None:
-    """The same of normal numbers."""
-    generator = np.random.Generator(np.random.Philox(3))
-    _repeat(stage, lambda: generator.standard_normal((stage.size, stage.size), np.float32))
-
-
 def _draw(stage: Stage, kind: Literal["uniform", "normal"]) -> None:
+    """Squares of numbers at random places, which no other read has come near."""
     tensor, side, dice = noise((None, None), seed=3, kind=kind), stage.size, random.Random(0)  # noqa: S311  (some places)
 
     def read() -> tuple[tuple[slice, slice], torch.Tensor]:
@@ -55,6 +35,12 @@ def _draw(stage: Stage, kind: Literal["uniform", "normal"]) -> None:
     assert torch.equal(pixels, expected)
 
 
+def _draw_by_numpy(stage: Stage, kind: str) -> None:
+    """As many numbers of one generator, one after the other."""
+    draw = getattr(np.random.Generator(np.random.Philox(3)), {"uniform": "random", "normal": "standard_normal"}[kind])
+    _repeat(stage, lambda: draw((stage.size, stage.size), np.float32))
+
+
 def _repeat(stage: Stage, draw: Callable[[], object]) -> None:
     count = PIXELS // stage.size**2
 
@@ -63,3 +49,7 @@ def _repeat(stage: Stage, draw: Callable[[], object]) -> None:
             draw()
 
     stage.timed(repeated, per=count, rounds=5)
+
+
+uniform, normal = partial(_draw, kind="uniform"), partial(_draw, kind="normal")
+uniform_floor, normal_floor = partial(_draw_by_numpy, kind="uniform"), partial(_draw_by_numpy, kind="normal")

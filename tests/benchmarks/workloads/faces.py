@@ -5,6 +5,9 @@ All of it was computed before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import torch
 import zarr
@@ -16,16 +19,6 @@ from .reading import plane
 from .stage import Stage
 
 SQUARE = sl[0 : storing.EXTENT, 0 : storing.EXTENT]
-
-
-def cached(stage: Stage) -> None:
-    """64 MiB in chunks of 512x512 through the face, tiles in memory."""
-    _through_the_face(stage, _filled(stage))
-
-
-def cached_directly(stage: Stage) -> None:
-    """The same by a read of the tensor."""
-    _directly(stage, _filled(stage))
 
 
 def cached_by_zarr(stage: Stage) -> None:
@@ -44,28 +37,16 @@ def cached_by_zarr(stage: Stage) -> None:
     assert torch.equal(found, pixels)
 
 
-def stored(stage: Stage) -> None:
-    """64 MiB in chunks of 512x512 through the face, tiles on disk."""
-    _through_the_face(stage, _reopened(stage))
-
-
-def stored_directly(stage: Stage) -> None:
-    """The same by a read of the tensor."""
-    _directly(stage, _reopened(stage))
-
-
-def stored_by_zarr(stage: Stage) -> None:
-    """The same by zarr, from the array that is stored."""
-    raw_zarr.reopen(stage)
-
-
-def _through_the_face(stage: Stage, tensor: InfiniteTensor) -> None:
-    face = tensor.as_zarr(SQUARE)
+def _through_the_face(stage: Stage, make: Callable[[Stage], InfiniteTensor]) -> None:
+    """64 MiB in chunks of 512x512 through the face."""
+    face = make(stage).as_zarr(SQUARE)
     pixels = stage.timed(lambda: torch.from_numpy(np.asarray(face[...])), rounds=10)
     assert torch.equal(pixels, _pixels())
 
 
-def _directly(stage: Stage, tensor: InfiniteTensor) -> None:
+def _directly(stage: Stage, make: Callable[[Stage], InfiniteTensor]) -> None:
+    """The same by a read of the tensor."""
+    tensor = make(stage)
     pixels = stage.timed(lambda: tensor[SQUARE], rounds=10)
     assert torch.equal(pixels, _pixels())
 
@@ -88,3 +69,8 @@ def _reopened(stage: Stage) -> InfiniteTensor:
 def _pixels() -> torch.Tensor:
     function = functions.noisy(storing.TILE, storing.TILE)
     return loops.dense(function, 2, 0, storing.EXTENT, storing.TILE, storing.TILE)
+
+
+cached, cached_directly = partial(_through_the_face, make=_filled), partial(_directly, make=_filled)
+stored, stored_directly = partial(_through_the_face, make=_reopened), partial(_directly, make=_reopened)
+stored_by_zarr = raw_zarr.reopen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -56,27 +57,8 @@ def places(extent: int, number: int) -> Corners:
     return [(dice.randrange(extent - READ), dice.randrange(extent - READ)) for _ in range(number)]
 
 
-def cold_64(stage: Stage) -> None:
-    """A number of windows of 64x64."""
-    _cold(stage, 64)
-
-
-def cold_64_floor(stage: Stage) -> None:
-    """Call, copy, copy."""
-    _cold_floor(stage, 64)
-
-
-def cold_8(stage: Stage) -> None:
-    """A number of windows of 8x8."""
-    _cold(stage, 8)
-
-
-def cold_8_floor(stage: Stage) -> None:
-    """Call, copy, copy."""
-    _cold_floor(stage, 8)
-
-
 def _cold(stage: Stage, size: int) -> None:
+    """A number of windows of so many pixels along each side."""
     function, (rows, columns) = functions.patterned(size, size), counts_of(stage.size)
     store = stage.store(tile_size=256)
     tensor = plane(store, function, size)
@@ -85,8 +67,13 @@ def _cold(stage: Stage, size: int) -> None:
 
 
 def _cold_floor(stage: Stage, size: int) -> None:
+    """Call, copy, copy."""
     counts = counts_of(stage.size)
     stage.timed(lambda: loops.assembled(functions.patterned(size, size), counts, size))
+
+
+cold_64, cold_8 = partial(_cold, size=64), partial(_cold, size=8)
+cold_64_floor, cold_8_floor = partial(_cold_floor, size=64), partial(_cold_floor, size=8)
 
 
 def heavy(stage: Stage) -> None:

@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from zarr.abc.buffer import Buffer, BufferPrototype
-from zarr.abc.store import ByteRequest
-from zarr.storage import LocalStore, WrapperStore
+from zarr.storage import LocalStore
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
 from tests.behaviour.test_fork import in_child
 from tests.support.counting import Constant, Counted
 from tests.support.files_of_a_store import Files
+from tests.support.watched_store import Watched
 
 TILE = 8
 VALUE = Constant((TILE, TILE))
 
 
-class Asked(WrapperStore[LocalStore]):
+class Asked(Watched):
     """Counts what is read, by kind."""
 
-    def __init__(self, store: LocalStore) -> None:
-        super().__init__(store)
-        self.kinds: Counter[str] = Counter()
-
-    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        self.kinds["chunk" if "/c/" in key else key.rpartition("/")[2]] += 1
-        return await super().get(key, prototype, byte_range)
+    @asynccontextmanager
+    async def under_way(self, request: str, key: str) -> AsyncIterator[None]:
+        if request == "get":
+            self.requests["chunk" if "/c/" in key else key.rpartition("/")[2]] += 1
+        yield
 
 
 def opened(folder: Path | Asked, f: Counted, size: int = TILE) -> InfiniteTensor:
@@ -44,11 +42,11 @@ def opened(folder: Path | Asked, f: Counted, size: int = TILE) -> InfiniteTensor
 def test_its_creator_looks_for_no_tile(tmp_path: Path, size: int) -> None:
     asked = Asked(LocalStore(tmp_path))
     t = opened(asked, Counted(VALUE), size)
-    asked.kinds.clear()
+    asked.requests.clear()
     t[0:128, 0:128]
     t.tile_store.flush()
-    assert asked.kinds["chunk"] == asked.kinds["0"] == 0
-    assert asked.kinds["shared"] in range(1, 4)
+    assert asked.requests["chunk"] == asked.requests["0"] == 0
+    assert asked.requests["shared"] in range(1, 4)
 
 
 def test_its_creator_finds_what_it_has_written_itself(tmp_path: Path) -> None:
@@ -108,9 +106,9 @@ def test_one_that_only_reads_does_not_make_its_creator_look(tmp_path: Path) -> N
     other = opened(tmp_path, Counted(VALUE))
     other[0:16, 0:16]
     other.tile_store.flush()
-    asked.kinds.clear()
+    asked.requests.clear()
     creator[16:64, 0:64]
-    assert asked.kinds["chunk"] == 0
+    assert asked.requests["chunk"] == 0
 
 
 def test_a_copy_is_another_one(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import pytest
 import torch
 import zarr
 from zarr.abc.buffer import Buffer
-from zarr.storage import MemoryStore, WrapperStore
+from zarr.storage import MemoryStore
 
 from infinite_tensor import StoreError, TensorBlob
 from infinite_tensor.errors import BlobNotFoundError
@@ -33,6 +34,7 @@ from infinite_tensor_stores.zarr.objects import Objects
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import SHAPE, made, numbered
 from tests.support.interpreters import Team
+from tests.support.watched_store import Watched
 
 
 def hold(target: str, mode: str) -> int:
@@ -311,29 +313,19 @@ def test_a_lease_is_renewed_while_its_writer_does_nothing() -> None:
     held.release()
 
 
-class Interrupted(WrapperStore[MemoryStore]):
+class Interrupted(Watched):
     """Storage where something happens right before the next request of a kind: "set", "list" or "delete"."""
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
         self.before: dict[str, Callable[[], object]] = {}
 
-    async def _interrupt(self, kind: str) -> None:
-        if kind in self.before:
-            await asyncio.to_thread(self.before.pop(kind))
-
-    async def set(self, key: str, value: Buffer) -> None:
-        await self._interrupt("set")
-        await super().set(key, value)
-
-    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        await self._interrupt("list")
-        async for key in super().list_prefix(prefix):
-            yield key
-
-    async def delete(self, key: str) -> None:
-        await self._interrupt("delete")
-        await super().delete(key)
+    @asynccontextmanager
+    async def under_way(self, request: str, key: str) -> AsyncIterator[None]:
+        if request in self.before:
+            await asyncio.to_thread(self.before.pop(request))
+        async with super().under_way(request, key):
+            yield
 
 
 def failing(error: Exception) -> Callable[[], None]:
