@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import signal
 import subprocess
 import threading
@@ -24,9 +23,7 @@ from tests.support.counting import Counted
 from tests.support.reference import Index
 
 pytest.importorskip("bokeh")
-playwright = pytest.importorskip("playwright.sync_api")
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PATIENCE = 20_000.0
 GREY = (217, 217, 217)
 """Of what is not stored."""
@@ -133,17 +130,6 @@ class Page:
         """The colours of the middle of the screen."""
         image = pytest.importorskip("PIL.Image").open(io.BytesIO(self._page.screenshot()))
         return np.asarray(image.convert("RGB"))[150:700, 150:1000]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        pytest.skip("there is no Chromium on the path")
-    with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @pytest.fixture
