@@ -9,9 +9,11 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 import torch
 
@@ -28,12 +30,15 @@ from infinite_tensor import (
     open_store,
 )
 from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor_stores.handles import TensorHandle
+from infinite_tensor_stores.hdf5.slots import TileSlots
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
 from tests.support.reference import Index
 from tests.support.sqlite_store import SQLiteTileStore
 from tests.support.stored import sealed
-from tests.support.tensors import overlapping
+from tests.support.stores import sample
+from tests.support.tensors import line, numbers, overlapping
 
 Make = Callable[..., PersistentTileStore]
 
@@ -370,3 +375,148 @@ def test_a_definition_of_a_later_version_is_refused_by_a_message_that_says_where
         store._create_document("t-t", sealed(definition | {"format": 99}))
         with pytest.raises(StoreError, match=r"SQLiteTileStore\(.*\): the definition in t-t cannot .* has format 99"):
             store.tensor_definition("t")
+
+
+# Tensors that nobody has any more.
+
+
+@pytest.fixture(params=sample([ZarrTileStore, HDF5TileStore], ZarrTileStore))
+def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    """Opens a store, again and again."""
+    return lambda **options: request.param(tmp_path / "store", tile_size=8, **options)
+
+
+def named(store: PersistentTileStore, name: str, f: Counted) -> InfiniteTensor:
+    return line(store, f, name, stride=2)
+
+
+def opened_of(store: PersistentTileStore) -> int:
+    """How many tensors the store has open."""
+    gc.collect()
+    return sum(isinstance(item, TensorHandle) and item.owner is store._contents.storage for item in gc.get_objects())
+
+
+def test_a_store_keeps_few_tensors_that_were_read_and_dropped(reopen: Make) -> None:
+    with reopen() as store:
+        for number in range(280):
+            named(store, f"t{number}", Counted(numbers))[0:8]
+            store.flush()
+        assert opened_of(store) < 250
+
+
+def test_nothing_is_kept_of_a_dropped_tensor_whose_cache_is_cleared(reopen: Make) -> None:
+    with reopen() as store:
+        named(store, "a", Counted(numbers))[0:20]
+        store.clear_cache("a")
+        assert opened_of(store) == 0
+
+
+def test_a_tensor_that_somebody_has_stays_open(reopen: Make) -> None:
+    with reopen() as store:
+        t = named(store, "a", Counted(numbers))
+        t[0:20]
+        store.clear_cache("a")
+        assert opened_of(store) == 1
+        assert t[0:4].tolist() == [-1, -1, 1, 1]
+
+
+def test_what_is_pending_of_a_dropped_tensor_is_stored_whoever_else_is_used(reopen: Make) -> None:
+    first = Counted(numbers)
+    with reopen() as store:
+        expected = named(store, "first", first)[2:30]
+        calls = len(first.calls)
+        for number in range(200):
+            named(store, f"t{number}", Counted(numbers))[0:8]
+    with reopen() as store:
+        assert torch.equal(named(store, "first", first)[2:30], expected)
+        assert len(first.calls) == calls
+
+
+def test_a_dropped_tensor_that_is_got_again_computes_nothing_again(reopen: Make) -> None:
+    f = Counted(numbers)
+    with reopen() as store:
+        expected = named(store, "a", f)[2:30]
+        calls = len(f.calls)
+        store.clear_cache("a")
+        assert torch.equal(named(store, "a", f)[2:30], expected)
+        assert torch.equal(store.open("a")[2:30], expected)
+        assert len(f.calls) == calls
+
+
+def test_an_invalidated_tensor_keeps_the_tiles_that_were_not_dropped(reopen: Make) -> None:
+    f = Counted(numbers)
+    with reopen() as store:
+        t = named(store, "a", f)
+        t[0:64]
+        t.invalidate((slice(0, 4),))
+        store.clear_cache("a")
+        calls = len(f.calls)
+        t[16:64]
+        assert len(f.calls) == calls
+        assert opened_of(store) == 1
+
+
+def test_gc_keeps_no_tensor_open(tmp_path: Path) -> None:
+    path = tmp_path / "store.h5"
+    with HDF5TileStore(path, tile_size=8) as store:
+        for number in range(20):
+            named(store, f"t{number}", Counted(numbers))[0:20]
+    gc.collect()
+    # Another test may have left some.
+    before = [item for item in gc.get_objects() if isinstance(item, TileSlots)]
+    with HDF5TileStore(path) as store:
+        store.gc()
+        gc.collect()
+        assert len([item for item in gc.get_objects() if isinstance(item, TileSlots)]) <= len(before)
+
+
+def test_logs_of_tiles_that_were_completed_are_deleted_though_nobody_has_the_tensor(reopen: Make) -> None:
+    with reopen(cache_size_tiles=1) as store:
+        t = named(store, "a", Counted(numbers))
+        t[2:6]
+        store.flush()
+        t[0:64]
+        del t
+        for number in range(200):
+            named(store, f"t{number}", Counted(numbers))
+    with reopen() as store:
+        assert store.gc().objects == 0
+
+
+# A write to an HDF5 file that fails midway, and is tried again.
+
+
+def test_what_is_stored_at_the_second_attempt_is_there_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [1.0, 2.0]
+
+    def tensor(store: HDF5TileStore) -> InfiniteTensor:
+        def f(_ctx: object) -> torch.Tensor:
+            return torch.full((8,), values[0])
+
+        return InfiniteTensor((None,), f, TensorWindow((8,)), tile_store=store, tensor_id="t", version=1)
+
+    write, failed = h5py.Dataset.__setitem__, list[str]()
+
+    def fail_once(self: h5py.Dataset, at: Any, value: Any) -> None:
+        write(self, at, value)
+        if self.name.endswith("/index") and not failed:
+            failed.append(self.name)
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(h5py.Dataset, "__setitem__", fail_once)
+    with HDF5TileStore(tmp_path / "store.h5", tile_size=8) as store:
+        t = tensor(store)
+        # The end of the fill is the second attempt, where the first one was made in the background before it.
+        with suppress(StoreError):
+            t.fill((slice(0, 32),), progress=False)
+        store.flush()
+        assert failed
+    with HDF5TileStore(tmp_path / "store.h5") as store:
+        assert store.tensor_info("t").tiles_complete == 4
+        values.reverse()
+        with pytest.warns(FunctionChangedWarning):
+            t = tensor(store)
+        t.invalidate()
+        assert t[0:32].tolist() == [2.0] * 32
+    with HDF5TileStore(tmp_path / "store.h5", mode="r") as store:
+        assert store.open("t")[0:32].tolist() == [2.0] * 32

@@ -12,13 +12,7 @@ import pytest
 import torch
 from zarr.storage import FsspecStore, LocalStore
 
-from infinite_tensor import (
-    HDF5TileStore,
-    TensorBlob,
-    ValidationError,
-    ZarrTileStore,
-    open_store,
-)
+from infinite_tensor import HDF5TileStore, TensorBlob, ValidationError, ZarrTileStore, open_store
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.support.tensors import line
 

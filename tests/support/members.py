@@ -12,16 +12,7 @@ from typing import Any
 import torch
 
 from infinite_tensor import InfiniteTensor, StoreError, TensorWindow, TileAccessError, TileStore, ValidationError
-from tests.support.chain import (
-    NAMES,
-    STAGES,
-    Chain,
-    Part,
-    Window,
-    check_right,
-    open_chain_store,
-    random_box,
-)
+from tests.support.chain import NAMES, STAGES, Chain, Part, Window, check_right, open_chain_store, random_box
 from tests.support.interpreters import DEADLINE
 from tests.support.reference import Box, region
 

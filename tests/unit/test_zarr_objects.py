@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
@@ -10,12 +11,15 @@ from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given
+from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 from infinite_tensor_stores.files import FileStore
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.targets import zarr_store
 from infinite_tensor_stores.zarr.objects import Objects, concurrently
+from infinite_tensor_stores.zarr.tensor import TileSet
 
 
 def test_results_come_in_the_order_of_the_arguments() -> None:
@@ -128,3 +132,35 @@ def test_a_read_only_folder_is_not_deleted_from(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="read-only"):
         sync(lambda: FileStore(tmp_path, read_only=True).delete_dir("t"))
     assert chunk.exists()
+
+
+# Which tiles a store object has written.
+
+
+Tiles = list[tuple[int, ...]]
+
+
+def tiles(dims: int) -> st.SearchStrategy[Tiles]:
+    near, far = st.integers(-70, 70), st.integers(-(2**51), 2**51)
+    return st.lists(st.tuples(*[near | far] * dims), max_size=30)
+
+
+@given(st.integers(1, 13).flatmap(lambda dims: st.tuples(tiles(dims), tiles(dims))))
+def test_a_tile_set_is_a_set(both: tuple[Tiles, Tiles]) -> None:
+    put, asked = both
+    found = TileSet()
+    found.update(put[::2])
+    found.update(put)
+    assert [tile in found for tile in put + asked] == [tile in set(put) for tile in put + asked]
+
+
+def test_a_hundred_thousand_tiles_side_by_side_take_less_than_64_kib() -> None:
+    tracemalloc.start()
+    try:
+        found = TileSet()
+        found.update((i, j) for i in range(-50, 50) for j in range(1000))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 2**16
+    assert (-50, 999) in found

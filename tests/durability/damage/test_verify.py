@@ -16,13 +16,7 @@ import pytest
 import torch
 import zarr
 
-from infinite_tensor import (
-    DamagedDataWarning,
-    HDF5TileStore,
-    StoreError,
-    ValidationError,
-    ZarrTileStore,
-)
+from infinite_tensor import DamagedDataWarning, HDF5TileStore, StoreError, ValidationError, ZarrTileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.support.counting import Counted
 from tests.support.stores import sample

@@ -16,16 +16,7 @@ import torch
 from infinite_tensor import InfiniteTensorError, MemoryTileStore, StoreError, ValidationError
 from infinite_tensor.errors import DependantsRemainWarning
 from infinite_tensor.tilestore.stored_definition import StoredTensor
-from tests.durability.hostile.honest import (
-    EXPECTED,
-    REGION,
-    Storage,
-    change,
-    make_base,
-    make_top,
-    nested,
-    opened,
-)
+from tests.durability.hostile.honest import EXPECTED, REGION, Storage, change, make_base, make_top, nested, opened
 from tests.support.bounds import bounded
 from tests.support.reference import same_bits
 

@@ -18,17 +18,7 @@ from zarr.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from infinite_tensor import ZarrTileStore
-from tests.durability.hostile.honest import (
-    EXPECTED,
-    MAKE,
-    TILE,
-    Open,
-    Storage,
-    fill,
-    opened,
-    recreate_all,
-    use,
-)
+from tests.durability.hostile.honest import EXPECTED, MAKE, TILE, Open, Storage, fill, opened, recreate_all, use
 from tests.durability.hostile.mutations import as_text, made_up_files, made_up_parts, mutated, plausible, spoilt_bytes
 from tests.support.bounds import bounded
 from tests.support.dict_store import DictTileStore

@@ -17,12 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infinite_tensor import (
-    HDF5TileStore,
-    StoreError,
-    TensorGroup,
-    ZarrTileStore,
-)
+from infinite_tensor import HDF5TileStore, StoreError, TensorGroup, ZarrTileStore
 from infinite_tensor_stores.files import Unreadable, opened, read_opened
 from tests.support.bounds import limit_memory
 from tests.support.counting import Counted

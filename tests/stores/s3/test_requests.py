@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import fsspec
@@ -14,7 +15,9 @@ from zarr.abc.store import Store
 from zarr.storage import FsspecStore, ObjectStore
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
+from infinite_tensor.views import showing
 from tests.support.counting import Constant, Counted
+from tests.support.html import Page
 from tests.support.s3_proxy import Proxy
 from tests.support.s3_server import ADMIN, S3Server
 
@@ -31,9 +34,9 @@ def through(proxy: Proxy, server: S3Server, url: str, **options: Any) -> ZarrTil
 VALUE = Constant((TILE, TILE))
 
 
-def whole_tiles(store: ZarrTileStore, f: Counted) -> InfiniteTensor:
+def whole_tiles(store: ZarrTileStore, f: Counted, tensor_id: str = "t") -> InfiniteTensor:
     """Every window is one tile."""
-    return InfiniteTensor((None, None), f, TensorWindow((TILE, TILE)), tile_store=store, tensor_id="t")
+    return InfiniteTensor((None, None), f, TensorWindow((TILE, TILE)), tile_store=store, tensor_id=tensor_id)
 
 
 def test_opening_a_store_and_its_tensors_costs_a_few_gets(proxy: Proxy, server: S3Server, url: str) -> None:
@@ -245,3 +248,206 @@ def test_a_zarr_store_that_is_handed_in_costs_the_same(
             t[64:128, 0:64]
     assert stored == {"GET": 64}
     assert missing == {"GET": 64 + 1}
+
+
+# Ten thousand tiles, fewer by default.
+
+
+SMALL = 2
+COLUMNS = 50
+PAGE = 1000
+"""As many keys as S3 lists at most in one answer."""
+
+
+@pytest.fixture(params=[3, pytest.param(200, marks=pytest.mark.slow)], ids=["150", "10000"])
+def rows(request: pytest.FixtureRequest) -> int:
+    """Rows of tiles, `COLUMNS` in each."""
+    return int(request.param)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A store on S3, a tensor in it with so many tiles, all of them stored, and what counts the requests."""
+
+    store: ZarrTileStore
+    t: InfiniteTensor
+    rows: int
+    proxy: Proxy
+
+    @property
+    def tiles(self) -> int:
+        return self.rows * COLUMNS
+
+
+@pytest.fixture(scope="module", params=[21, pytest.param(200, marks=pytest.mark.slow)], ids=["1050", "10000"])
+def filled(request: pytest.FixtureRequest, server: S3Server) -> Iterator[Filled]:
+    """Shared by all tests that change nothing."""
+    rows, url = int(request.param), f"s3://tiles/filled-{request.param}"
+    with opened_at(server.url, server, url) as store:
+        small(store)[whole(rows)]
+    proxy = Proxy(server.url)
+    try:
+        with opened_at(proxy.url, server, url) as store:
+            yield Filled(store, small(store), rows, proxy)
+    finally:
+        proxy.close()
+
+
+def opened_at(endpoint: str, server: S3Server, url: str) -> ZarrTileStore:
+    return ZarrTileStore(url, tile_size=SMALL, storage_options={**server.options(), "endpoint_url": endpoint})
+
+
+def small(store: ZarrTileStore, name: str = "t") -> InfiniteTensor:
+    """Two windows to a tile, so that a tile may be partial."""
+    window = TensorWindow((SMALL, SMALL // 2))
+    return InfiniteTensor((None, None), pixels, window, tile_store=store, tensor_id=name)
+
+
+def pixels(ctx: tuple[int, ...]) -> torch.Tensor:
+    return torch.full((SMALL, SMALL // 2), 1000.0 * ctx[0] + ctx[1])
+
+
+def whole(rows: int) -> tuple[slice, slice]:
+    return slice(0, rows * SMALL), slice(0, COLUMNS * SMALL)
+
+
+def pages(objects: int) -> int:
+    return -(-objects // PAGE)
+
+
+def test_a_read_of_missing_and_of_stored_tiles_lists_nothing(
+    proxy: Proxy, server: S3Server, url: str, rows: int
+) -> None:
+    tiles = rows * COLUMNS
+    with opened_at(proxy.url, server, url) as store, proxy.counting() as first:
+        computed = small(store)[whole(rows)]
+        store.flush()
+    with opened_at(proxy.url, server, url) as store, proxy.counting() as second:
+        assert torch.equal(small(store)[whole(rows)], computed)
+    assert set(first) == {"GET", "PUT"}
+    # The tiles, and two documents of the tensor.
+    assert first["PUT"] == tiles + 2
+    assert second == {"GET": tiles + 2}
+
+
+def test_a_fill_lists_nothing(proxy: Proxy, server: S3Server, url: str, rows: int) -> None:
+    tiles = rows * COLUMNS
+    with opened_at(proxy.url, server, url) as store:
+        t = small(store)
+        with proxy.counting() as first:
+            assert t.fill(whole(rows), progress=False).windows == 2 * tiles
+        with proxy.counting() as second:
+            assert t.fill(whole(rows), progress=False).windows == 0
+    assert first["LIST"] == second["LIST"] == 0
+    assert first["PUT"] == tiles
+    # Tiles are looked for, and none is fetched.
+    assert set(second) == {"HEAD"}
+
+
+@pytest.mark.slow
+def test_a_fill_of_a_chain_lists_nothing(proxy: Proxy, server: S3Server, url: str) -> None:
+    with opened_at(proxy.url, server, url) as store, proxy.counting() as kinds:
+        window = TensorWindow((SMALL, SMALL))
+        doubled = InfiniteTensor(
+            (None, None),
+            lambda _, upstream: 2 * upstream,
+            window,
+            args=[small(store)],
+            args_windows=[window],
+            tile_store=store,
+            tensor_id="doubled",
+        )
+        doubled.fill(whole(3), progress=False)
+    assert set(kinds) <= {"GET", "HEAD", "PUT", "DELETE"}
+
+
+@pytest.mark.slow
+def test_what_is_covered_is_listed_a_thousand_tiles_at_a_time(filled: Filled) -> None:
+    with filled.proxy.counting() as covered:
+        assert filled.t.coverage(whole(filled.rows)).all()
+    with filled.proxy.counting() as planned:
+        assert filled.t.plan(whole(filled.rows)).windows == 0
+    # And one for the logs.
+    assert covered == planned == {"LIST": pages(filled.tiles) + 1}
+
+
+@pytest.mark.slow
+def test_a_tensor_is_described_by_listing_a_thousand_tiles_at_a_time(filled: Filled) -> None:
+    with filled.proxy.counting() as kinds:
+        assert filled.store.tensor_info("t").tiles_complete == filled.tiles
+    assert kinds["LIST"] == pages(filled.tiles) + 1
+    assert kinds["HEAD"] == 0
+
+
+@pytest.mark.slow
+def test_a_tensor_is_verified_by_listing_a_thousand_tiles_at_a_time_and_getting_each_once(filled: Filled) -> None:
+    before = len(filled.proxy.requests)
+    with filled.proxy.counting() as kinds:
+        assert filled.store.verify("t") == []
+    requests = filled.proxy.requests[before:]
+    targets = Counter(target for method, target in requests if method == "GET" and "/c/" in target)
+    assert kinds["LIST"] == pages(filled.tiles) + 1
+    assert len(targets) == filled.tiles
+    assert set(targets.values()) == {1}
+
+
+def test_gc_does_not_list_the_tiles_of_a_tensor(filled: Filled) -> None:
+    with filled.proxy.counting() as kinds:
+        assert filled.store.gc().objects == 0
+    # The tensors, and what each has.
+    assert kinds["LIST"] == 2
+
+
+@pytest.mark.slow
+def test_gc_lists_and_deletes_a_thousand_objects_at_a_time(proxy: Proxy, server: S3Server, url: str) -> None:
+    with opened_at(proxy.url, server, url) as store:
+        small(store)
+        garbage = {f"t-t/tiles-0123456789abcdef/c/0/{number}": b"x" for number in range(PAGE + 50)}
+        store._objects.put(garbage)
+        with proxy.counting() as kinds:
+            assert store.gc().objects == len(garbage)
+    assert kinds["POST"] == 2
+    # The tensors, and what the one has; the objects, to count them and to delete them.
+    assert kinds["LIST"] == 2 + 2 * 2
+
+
+# What a notebook asks to show a tensor or a store.
+
+
+@pytest.mark.slow
+def test_a_tensor_costs_three_requests(proxy: Proxy, server: S3Server, url: str) -> None:
+    f = Counted(VALUE)
+    with through(proxy, server, url) as store:
+        whole_tiles(store, f)[-8:320, -8:240]
+    calls = list(f.calls)
+    with through(proxy, server, url) as store:
+        t = whole_tiles(store, f)
+        with proxy.counting() as shown:
+            page = Page(t._repr_html_())
+    assert f.calls == calls
+    assert "at least 1,000 complete tiles" in page.text
+    # The definition, with the root of the store; the first thousand chunks.
+    assert shown == {"GET": 2, "LIST": 1}
+
+
+@pytest.mark.slow
+def test_a_store_costs_three_requests_a_row(proxy: Proxy, server: S3Server, url: str) -> None:
+    with through(proxy, server, url) as store:
+        for number in range(3):
+            whole_tiles(store, Counted(VALUE), f"t{number}")
+        with proxy.counting() as shown:
+            page = Page(store._repr_html_())
+    assert "t2" in page.text
+    assert shown["LIST"] == 1 + 3
+    assert sum(shown.values()) <= 1 + 1 + 3 + 3 * 3
+
+
+def test_a_server_that_is_down_is_told_of_in_time(server: S3Server, url: str) -> None:
+    proxy = Proxy(server.url)
+    options = {**server.options(), "endpoint_url": proxy.url}
+    store = ZarrTileStore(url, tile_size=TILE, storage_options=options, timeout=0.5)
+    t = whole_tiles(store, Counted(VALUE))
+    proxy.close()
+    text = Page(t._repr_html_()).text
+    assert "could not" in text or f"not answered within {showing.LONGEST_SECONDS:g} s" in text
+    store.close(discard=True)
