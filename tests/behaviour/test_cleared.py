@@ -15,7 +15,6 @@ import torch
 from infinite_tensor import HDF5TileStore, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
 from tests.support.building import built
 from tests.support.dict_store import DictTileStore
-from tests.support.file_store import FileTileStore
 
 NAME = "remembered"
 OVERLAP = TensorWindow((4,), stride=2)
@@ -27,7 +26,6 @@ MAKE: dict[str, Callable[[Path], TileStore]] = {
     "zarr": lambda folder: ZarrTileStore(folder, tile_size=8),
     "zarr in memory": lambda folder: ZarrTileStore(f"memory://{folder}", tile_size=8),
     "hdf5": lambda folder: HDF5TileStore(folder / "s.h5", tile_size=8),
-    "files": lambda folder: FileTileStore(folder, tile_size=8),
     "dict": lambda _folder: DictTileStore({}, tile_size=8),
 }
 

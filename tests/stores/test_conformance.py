@@ -22,7 +22,6 @@ from infinite_tensor.tilestore import testing as earlier
 from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore
 from infinite_tensor_stores.loop import sync
 from tests.support.dict_store import DictTileStore
-from tests.support.file_store import FileTileStore
 from tests.support.sqlite_store import SQLiteTileStore
 
 Index = tuple[int, ...]
@@ -85,18 +84,6 @@ class TestSQLite(_Sampled):
 
     def open_store(self, location: Any, **options: Any) -> SQLiteTileStore:
         return SQLiteTileStore(location, **options)
-
-
-class TestFiles(_Sampled):
-    def open_store(self, location: Any, **options: Any) -> FileTileStore:
-        return FileTileStore(location, **options)
-
-    def damage_tile(self, location: Path, tensor_id: str, tile: Index) -> None:
-        with FileTileStore(location) as store:
-            store.open(tensor_id)
-            path = store._folders[tensor_id] / ".".join(map(str, tile))
-        data = path.read_bytes()
-        path.write_bytes(data[:-1] + bytes([data[-1] ^ 0x10]))
 
 
 class TestDict(_Sampled):
