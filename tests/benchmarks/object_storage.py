@@ -23,17 +23,16 @@ from statistics import median
 from typing import Any
 
 import torch
-from obstore.store import S3Store as ObstoreS3
 from zarr.abc.store import Store
 from zarr.buffer import default_buffer_prototype
-from zarr.storage import ObjectStore
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.targets import zarr_store
 from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, Objects, concurrently
-from tests.support.s3_server import ADMIN, S3Server, find_program
-from tests.support.watched_store import Watched
+from tests.support.s3_obstore import obstore_at
+from tests.support.s3_server import S3Server, find_program
+from tests.support.watched import Watched
 
 TILE = 256
 LIMIT = 1.5
@@ -89,16 +88,7 @@ def client(server: S3Server) -> Store:
 
 def obstore_client(server: S3Server) -> Store:
     """obstore's, at a prefix of its own."""
-    made = ObstoreS3(
-        "tiles",
-        prefix=url().removeprefix("s3://tiles/"),
-        endpoint=server.url,
-        access_key_id=ADMIN[0],
-        secret_access_key=ADMIN[1],
-        region="us-east-1",
-        client_options={"allow_http": True},
-    )
-    return ObjectStore(made)
+    return obstore_at(server, url())
 
 
 def noise(windows: int) -> Callable[[tuple[int, ...]], torch.Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import shutil
 import threading
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ import infinite_tensor_stores
 from infinite_tensor import (
     HDF5TileStore,
     InfiniteTensor,
-    MemoryTileStore,
     Output,
     StoreError,
     TensorGroup,
@@ -96,15 +94,6 @@ def test_a_path_in_other_words_is_the_same_place(tmp_path: Path) -> None:
     os.chdir("elsewhere")
     assert tensor("world.zarr").tile_store is not store
     assert (tmp_path / "elsewhere" / "world.zarr").is_dir()
-
-
-def test_a_store_that_was_closed_is_opened_anew(place: str) -> None:
-    t = tensor(place)
-    before = t[0:4, 0:4]
-    t.tile_store.close()
-    again = tensor(place)
-    assert again.tile_store is not t.tile_store
-    assert torch.equal(again[0:4, 0:4], before)
 
 
 def test_a_place_that_was_deleted_is_created_again(place: str) -> None:
@@ -203,15 +192,6 @@ def test_a_tensordict_takes_a_place(place: str) -> None:
     assert group["a"][0:6].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_tensor_at_a_place_is_pickled_as_any_other() -> None:
-    t = tensor("world.zarr", Counted())
-    region = t[0:4, 0:4]
-    t.tile_store.flush()
-    again = pickle.loads(pickle.dumps(t))  # noqa: S301  (ours)
-    assert torch.equal(again[0:4, 0:4], region)
-    assert again.tile_store.address == t.tile_store.address
-
-
 def test_nothing_is_created_for_a_tensor_that_cannot_be(tmp_path: Path) -> None:
     changes: list[dict[str, Any]] = [{"blend": "sum"}, {"dtype": "float"}, {"args": [3]}, {"batch_size": 0}]
     for change in [*changes, {"tensor_id": ""}]:
@@ -230,8 +210,3 @@ def test_what_is_no_place_is_refused(tmp_path: Path) -> None:
         tensor(tmp_path / "letters")
     with pytest.raises(ValidationError, match="pathlib makes one slash of two"):
         tensor(Path("s3://bucket/world.zarr"))
-
-
-def test_a_store_stays_a_store() -> None:
-    store = MemoryTileStore()
-    assert tensor(store).tile_store is store

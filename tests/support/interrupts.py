@@ -42,18 +42,27 @@ def lines_seen(within: Callable[[FrameType], bool], see: Callable[[FrameType], o
 
 
 @contextmanager
+def handled(number: int, handler: Any) -> Iterator[None]:
+    """Have a signal handled in another way within the block."""
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@contextmanager
 def alarms_handled_by(handler: Callable[[], object]) -> Iterator[None]:
     """Call a function from the handler of the signal that timers send; no timer runs on after it."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         handler()
 
-    before = signal.signal(signal.SIGALRM, handle)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with handled(signal.SIGALRM, handle):
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def press_ctrl_c() -> None:

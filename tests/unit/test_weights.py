@@ -119,17 +119,8 @@ _WRONG_SCALES: list[Any] = [[0.1, 0.1], [], "1", True, None, float("nan"), {}]
 @pytest.mark.parametrize(
     "stored",
     [
-        *(
-            0,
-            True,
-            [],
-            {},
-            ["hann"],
-            {"weights": None},
-            {"weights": "bell"},
-            {"weights": ["hann"]},
-            {"weights": "sha256:0"},
-        ),
+        *(0, True, [], {}, ["hann"], {"weights": None}, {"weights": "bell"}, {"weights": ["hann"]}),
+        {"weights": "sha256:0"},
         *({"weights": "hann", "more": 1}, {"weights": "hann", "sigma_scale": 0.125}, {"weights": "gaussian"}),
         *({"weights": _SHA.upper()}, {"weights": _SHA, "sigma_scale": 0.125}, {"weights": _SHA + "\n"}),
         *({"weights": "gaussian", "sigma_scale": wrong} for wrong in _WRONG_SCALES),

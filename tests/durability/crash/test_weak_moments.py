@@ -100,25 +100,15 @@ def test_a_kill_while_garbage_is_collected_leaves_the_rest_to_the_next_time(tmp_
     witness.clean()
 
 
-def kill_at_every(step: int, first: int, folder: Path) -> None:
-    """Kill a process before the first of its changes to a store, another one `step` changes later, and so on."""
-    whole = Witness(folder / "whole")
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1, 9))
+def test_kills_before_every_change_to_a_store(tmp_path: Path, first: int) -> None:
+    whole = Witness(tmp_path / "whole")
     assert whole.see(do_everything, NEVER) == 0
     whole.clean()
-    for number in range(first, whole.changes + 1, step):
-        witness = Witness(folder / f"killed before change {number}")
+    for number in range(first, whole.changes + 1, 8):
+        witness = Witness(tmp_path / f"killed before change {number}")
         # Which change is which may differ a little from run to run: storage is written to by several threads.
         assert witness.see(do_everything, before("", "", number, torn=True)) in (-signal.SIGKILL, 0)
         witness.check()
         witness.clean()
-
-
-@pytest.mark.slow
-def test_kills_at_moments_all_over_the_life_of_a_store(tmp_path: Path) -> None:
-    kill_at_every(90, 50, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(1, 9))
-def test_kills_before_every_change_to_a_store(tmp_path: Path, first: int) -> None:
-    kill_at_every(8, first, tmp_path)

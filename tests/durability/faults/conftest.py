@@ -40,6 +40,14 @@ def pair(store: TileStore) -> Chain:
     return Chain(store, stages=_PAIR)
 
 
+def check_stored(store: TileStore, *pixels: torch.Tensor) -> None:
+    """Pixels of `slope` from its origin on are there, and nothing is computed for them."""
+    again = pair(store)
+    for block in pixels:
+        assert torch.equal(again.slope[tuple([slice(0, extent) for extent in block.shape])], block)
+    assert not again.calls
+
+
 @pytest.fixture(params=["zarr", "hdf5"])
 def kind(request: pytest.FixtureRequest) -> str:
     """Of which kind a store is."""

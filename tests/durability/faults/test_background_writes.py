@@ -14,7 +14,7 @@ from zarr.storage import MemoryStore
 
 from infinite_tensor import MemoryTileStore, StoreError, ZarrTileStore
 from infinite_tensor.tilestore.messages import combined
-from tests.durability.faults.conftest import pair, wait_for_writers
+from tests.durability.faults.conftest import check_stored, pair, wait_for_writers
 from tests.support.faulty_store import FaultyStore, Outage, writes
 
 
@@ -92,9 +92,7 @@ def test_what_the_cache_lets_go_of_is_still_there() -> None:
 def test_a_flush_that_stores_it_after_all_reports_nothing(broken: Broken) -> None:
     broken.outage.stop()
     broken.store.flush()
-    again = pair(broken.opened())
-    assert torch.equal(again.slope[0:60, 0:20], broken.pixels)
-    assert not again.calls
+    check_stored(broken.opened(), broken.pixels)
 
 
 def test_each_flush_tries_again_and_says_what_went_wrong_this_time(broken: Broken) -> None:
@@ -103,9 +101,7 @@ def test_each_flush_tries_again_and_says_what_went_wrong_this_time(broken: Broke
             broken.store.flush()
     broken.outage.stop()
     broken.store.close()
-    again = pair(broken.opened())
-    assert torch.equal(again.slope[0:60, 0:20], broken.pixels)
-    assert not again.calls
+    check_stored(broken.opened(), broken.pixels)
 
 
 def test_a_tensor_that_cannot_be_stored_does_not_hold_up_another() -> None:
@@ -118,9 +114,7 @@ def test_a_tensor_that_cannot_be_stored_does_not_hold_up_another() -> None:
     with pytest.raises(StoreError, match="of tensor 'ground'"):
         store.flush()
     outage.stop()
-    again = pair(ZarrTileStore(storage, tile_size=16))
-    assert torch.equal(again.slope[0:60, 0:20], pixels)
-    assert not again.calls
+    check_stored(ZarrTileStore(storage, tile_size=16), pixels)
     store.close()
 
 
@@ -145,9 +139,7 @@ def test_what_was_stored_beside_it_is_neither_stored_nor_counted_again(broken: B
     assert (written, broken.store._contents.written("slope")) == ([], counted)
     broken.outage.stop()
     broken.store.close()
-    again = pair(broken.opened())
-    assert torch.equal(again.slope[0:60, 0:20], broken.pixels)
-    assert not again.calls
+    check_stored(broken.opened(), broken.pixels)
 
 
 def test_a_flush_names_every_tensor_that_could_not_be_stored(broken: Broken) -> None:
@@ -223,6 +215,4 @@ def test_a_long_fill_over_broken_storage_stops_before_memory_is_full(monkeypatch
     # What is stuck is stored as room is needed, without a flush.
     assert torch.equal(broken.chain.slope[3000:3030, 0:20], pair(MemoryTileStore()).slope[3000:3030, 0:20])
     broken.store.close()
-    again = pair(broken.opened())
-    assert torch.equal(again.slope[0:60, 0:20], broken.pixels)
-    assert not again.calls
+    check_stored(broken.opened(), broken.pixels)

@@ -21,7 +21,7 @@ from infinite_tensor import (
 )
 from infinite_tensor.errors import DependantsRemainWarning
 from tests.behaviour.views.exports.scenes import names_in, opened
-from tests.durability.faults.conftest import Open, pair, wait_for_writers
+from tests.durability.faults.conftest import Open, check_stored, pair, wait_for_writers
 from tests.durability.faults.disks import SmallDisk, small_disk
 from tests.support.interpreters import Team
 from tests.support.reference import Index
@@ -53,9 +53,7 @@ def test_what_has_no_room_is_named_kept_and_stored_once_there_is_room(disk: Smal
     disk.free()
     store.close()
     with open_store() as store:
-        again = pair(store)
-        assert torch.equal(again.slope[0:160, 0:64], pixels)
-        assert not again.calls
+        check_stored(store, pixels)
 
 
 @pytest.mark.parametrize("disk", ["tmpfs"], indirect=True)
@@ -71,10 +69,7 @@ def test_a_disk_that_gets_full_in_the_middle_of_a_batch(disk: SmallDisk, kind: s
     disk.free()
     store.close()
     with open_store() as store:
-        again = pair(store)
-        assert torch.equal(again.slope[0:64, 0:64], before)
-        assert torch.equal(again.slope[0:320, 0:64], pixels)
-        assert not again.calls
+        check_stored(store, before, pixels)
 
 
 def test_a_store_that_is_given_up_on_a_full_disk_keeps_what_was_stored(disk: SmallDisk, open_store: Open) -> None:
@@ -94,9 +89,7 @@ def test_a_store_that_is_given_up_on_a_full_disk_keeps_what_was_stored(disk: Sma
         gc.collect()
     for mode in ("r", "a"):
         with open_store(mode=mode) as store:
-            again = pair(store)
-            assert torch.equal(again.slope[0:64, 0:64], before)
-            assert not again.calls
+            check_stored(store, before)
     disk.free()
     with open_store() as store:
         assert torch.equal(pair(store).slope[0:64, 0:64], before)
@@ -131,9 +124,7 @@ def test_no_room_for_a_tensor(disk: SmallDisk, open_store: Open) -> None:
     assert other()[0:4].tolist() == [1] * 4
     store.close()
     with open_store() as store:
-        again = pair(store)
-        assert torch.equal(again.slope[0:64, 0:64], before)
-        assert not again.calls
+        check_stored(store, before)
         assert store.open("other")[0:4].tolist() == [1] * 4
 
 
@@ -149,9 +140,7 @@ def test_a_tensor_can_be_cleared_to_make_room(disk: SmallDisk, open_store: Open)
     disk.free()
     store.close()
     with open_store() as store:
-        again = pair(store)
-        assert torch.equal(again.slope[0:64, 0:64], before)
-        assert not again.calls
+        check_stored(store, before)
 
 
 def test_an_hdf5_file_gives_back_the_room_that_it_took_and_did_not_need(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from zarr.storage import MemoryStore
 from infinite_tensor import HDF5TileStore, StoreError, ZarrTileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor.tilestore.persistent.writer import Writer
-from tests.durability.faults.conftest import pair
+from tests.durability.faults.conftest import check_stored, pair
 from tests.support.chain import Chain
 from tests.support.faulty_store import FaultyStore, Outage, writes
 from tests.support.interrupts import finishes, press_ctrl_c
@@ -64,9 +64,7 @@ def test_ctrl_c_while_a_flush_waits_for_storage() -> None:
     assert chain.calls == calls
     storage.gate.set()
     store.close()
-    again = pair(ZarrTileStore(storage, tile_size=64))
-    assert torch.equal(again.slope[0:20, 0:20], pixels)
-    assert not again.calls
+    check_stored(ZarrTileStore(storage, tile_size=64), pixels)
 
 
 @pytest.mark.parametrize("kind", ["zarr", "hdf5"])
@@ -110,6 +108,4 @@ def check_usable(
     assert torch.equal(chain.slope[0:50, 0:20], pixels)
     store.close()
     with open_again() as stored:
-        again = pair(stored)
-        assert torch.equal(again.slope[0:50, 0:20], pixels)
-        assert not again.calls
+        check_stored(stored, pixels)

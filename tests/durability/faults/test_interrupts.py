@@ -33,7 +33,7 @@ from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.durability.faults.conftest import pair
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
-from tests.support.interrupts import finishes, interrupted_by_a_timer, lines_seen, press_ctrl_c
+from tests.support.interrupts import finishes, handled, interrupted_by_a_timer, lines_seen, press_ctrl_c
 from tests.support.tensors import line, ones
 
 SMALL = 3000
@@ -196,15 +196,12 @@ def test_a_timeout_that_a_handler_raises_is_another_exception() -> None:
     def expire(_number: int, _frame: FrameType | None) -> None:
         raise TimeoutError
 
-    before = signal.signal(signal.SIGTERM, expire)
-    try:
+    with handled(signal.SIGTERM, expire):
         t = line(Slow(once(partial(signal.raise_signal, signal.SIGTERM))))
         with pytest.raises(StoreError, match="TimeoutError"):
             t[0:4]
         with pytest.raises(StoreError, match="open it again"):
             t[0:4]
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def test_an_error_of_a_blend_closes_no_store() -> None:
@@ -299,40 +296,30 @@ def test_the_handler_of_the_user_is_there_while_f_runs_and_between_the_parts_of_
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
 def test_where_ctrl_c_is_ignored_or_ends_the_process_that_stays(handler: Any) -> None:
-    before = signal.signal(signal.SIGINT, handler)
-    try:
+    with handled(signal.SIGINT, handler):
         assert handler_in(Slow()) == [handler] * 5
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_a_handler_of_ones_own_is_called_when_the_call_ends() -> None:
     called: list[object] = []
-    before = signal.signal(signal.SIGINT, lambda number, _frame: called.append(number))
-    try:
 
-        def in_the_middle() -> None:
-            press_ctrl_c()
-            called.append("in the middle")
+    def in_the_middle() -> None:
+        press_ctrl_c()
+        called.append("in the middle")
 
+    with handled(signal.SIGINT, lambda number, _frame: called.append(number)):
         assert line(Slow(once(in_the_middle)))[0:4].tolist() == [1] * 4
-    finally:
-        signal.signal(signal.SIGINT, before)
     assert called == ["in the middle", signal.SIGINT]
 
 
 def test_a_handler_that_f_sets_is_the_one_that_is_left() -> None:
-    before = signal.getsignal(signal.SIGINT)
-
     def f(_ctx: Index) -> torch.Tensor:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return torch.ones(4)
 
-    try:
+    with handled(signal.SIGINT, signal.getsignal(signal.SIGINT)):
         line(MemoryTileStore(), f)[0:4]
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork is POSIX")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import stat
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,12 +27,41 @@ from tests.behaviour.views.exports.scenes import REGION, names_in, opened, patte
 from tests.stores.blobs.rows import SHAPE, numbered
 from tests.support.counting import Counted
 from tests.support.interpreters import Team
-from tests.support.weak_disks import NO_LINKS, NO_LOCKS, without_links, without_locks, without_synced_folders
 
 EXPORTS = ["zarr", "npy", "png", "tif"]
 LINKS, LOCKS = "this file system has no hard links", "this file system has no locks"
 FOLDERS = "this file system syncs no folders"
+NO_LINKS = ["EPERM", "ENOTSUP", "ENOSYS", "EINVAL"]
+NO_LOCKS = ["ENOSYS", "ENOLCK", "EOPNOTSUPP"]
 NO_SYNC = ["EINVAL", "ENOTSUP", "ENOSYS", "EBADF"]
+
+
+def without_links(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """As SMB, exFAT and FUSE."""
+    monkeypatch.setattr(os, "link", _refusing(code))
+
+
+def without_locks(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """As Lustre, and NFS that is mounted so."""
+    monkeypatch.setattr(fcntl, "flock", _refusing(code))
+
+
+def without_synced_folders(monkeypatch: pytest.MonkeyPatch, code: str = "EINVAL") -> None:
+    """As CIFS."""
+    synchronize, refuse = os.fsync, _refusing(code)
+
+    def sync(descriptor: int) -> None:
+        (refuse if stat.S_ISDIR(os.fstat(descriptor).st_mode) else synchronize)(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+
+
+def _refusing(code: str) -> Callable[..., Any]:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        number = getattr(errno, code)
+        raise OSError(number, os.strerror(number))
+
+    return refuse
 
 
 @pytest.fixture(autouse=True)

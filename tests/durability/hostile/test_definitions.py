@@ -57,17 +57,8 @@ _WRONG: dict[str, list[Any]] = {
         *([_ARG | {field: wrong}] for field, values in _WRONG_IN_AN_ARG.items() for wrong in values),
     ],
     "blend": [
-        *(
-            0,
-            True,
-            [],
-            {},
-            ["add"],
-            {"weights": None},
-            {"weights": "bell"},
-            {"weights": ["hann"]},
-            {"weights": nested(90)},
-        ),
+        *(0, True, [], {}, ["add"], {"weights": None}, {"weights": "bell"}, {"weights": ["hann"]}),
+        {"weights": nested(90)},
         *({"weights": "sha256:0"}, {"weights": "sha256:" + "G" * 64}, {"weights": "hann", "more": 1}),
         *({"weights": "hann", "sigma_scale": 0.125}, {"weights": "sha256:" + "0" * 64, "sigma_scale": 0.125}),
         *({"weights": "gaussian"}, {"weights": "gaussian", "sigma_scale": [0.1] * 2}),
@@ -82,15 +73,8 @@ _WRONG: dict[str, list[Any]] = {
         *(["y", "x\0"], ["y", "\ud800"], ["y", "x" * 101], ["dim_1", "dim_0"], ["dim_01", "x"], [nested(90), "x"]),
     ],
     "functions": [
-        *(
-            None,
-            [],
-            "f",
-            {"scheme": 5},
-            _FUNCTIONS | {"python": 3},
-            _FUNCTIONS | {"code": []},
-            _FUNCTIONS | {"code": {"f": 1}},
-        ),
+        *(None, [], "f", {"scheme": 5}, _FUNCTIONS | {"python": 3}, _FUNCTIONS | {"code": []}),
+        _FUNCTIONS | {"code": {"f": 1}},
         *(
             _FUNCTIONS | {"values": each}
             for each in (None, "abc", [1], [["a", "b"]], [["a", "b", 3]], [[[], "b", "c"]])

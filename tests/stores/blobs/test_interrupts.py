@@ -19,7 +19,7 @@ from zarr.storage import FsspecStore
 
 from infinite_tensor import StoreError, TensorBlob
 from tests.stores.blobs.conftest import Place
-from tests.support.interrupts import LIBRARY, finishes, interrupted_by_a_timer, lines_seen
+from tests.support.interrupts import LIBRARY, finishes, handled, interrupted_by_a_timer, lines_seen
 
 OTHER = list(range(-10, -1))
 
@@ -299,12 +299,8 @@ def test_a_signal_handler_that_changes_the_blob_in_the_middle_of_a_call_is_refus
         if case.blob._rows.lock._is_owned() and not told:  # type: ignore[attr-defined]
             signal.raise_signal(signal.SIGUSR1)
 
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        with lines_seen(of("blobs/blocks.py"), deep):
-            act()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    with handled(signal.SIGUSR1, handler), lines_seen(of("blobs/blocks.py"), deep):
+        act()
     assert told == list(INNER)
     if outer == "close":
         case.blob = case.place.open("r+")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from obstore.store import S3Store as ObstoreS3
 from zarr.buffer import default_buffer_prototype
 from zarr.storage import ObjectStore
 
@@ -13,7 +12,8 @@ from infinite_tensor import ZarrTileStore
 from infinite_tensor.testing import PersistentStoreTests
 from infinite_tensor_stores.loop import sync
 from tests.support.reference import Index
-from tests.support.s3_server import ADMIN, S3Server
+from tests.support.s3_obstore import obstore_at
+from tests.support.s3_server import S3Server
 
 pytestmark = pytest.mark.slow
 
@@ -48,16 +48,7 @@ class TestS3(_OnS3):
 class TestObstore(_OnS3):
     @pytest.fixture
     def location(self, server: S3Server, url: str) -> ObjectStore[Any]:
-        made = ObstoreS3(
-            "tiles",
-            prefix=url.removeprefix("s3://tiles/"),
-            endpoint=server.url,
-            access_key_id=ADMIN[0],
-            secret_access_key=ADMIN[1],
-            region="us-east-1",
-            client_options={"allow_http": True},
-        )
-        return ObjectStore(made)
+        return obstore_at(server, url)
 
     def open_store(self, location: Any, **options: Any) -> ZarrTileStore:
         return ZarrTileStore(location, **options)

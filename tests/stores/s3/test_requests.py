@@ -10,16 +10,16 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from obstore.store import S3Store as ObstoreS3
 from zarr.abc.store import Store
-from zarr.storage import FsspecStore, ObjectStore
+from zarr.storage import FsspecStore
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
 from infinite_tensor.views import showing
 from tests.support.counting import Constant, Counted
 from tests.support.html import Page
+from tests.support.s3_obstore import obstore_at
 from tests.support.s3_proxy import Proxy
-from tests.support.s3_server import ADMIN, S3Server
+from tests.support.s3_server import S3Server
 
 TILE = 8
 _MOST_BATCHES = 64
@@ -220,18 +220,8 @@ def _with_s3fs(proxy: Proxy, server: S3Server, url: str) -> Store:
     return FsspecStore(fs, path=path)
 
 
-def _with_obstore(proxy: Proxy, _server: S3Server, url: str) -> Store:
-    bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    made = ObstoreS3(
-        bucket,
-        prefix=prefix,
-        endpoint=proxy.url,
-        access_key_id=ADMIN[0],
-        secret_access_key=ADMIN[1],
-        region="us-east-1",
-        client_options={"allow_http": True},
-    )
-    return ObjectStore(made)
+def _with_obstore(proxy: Proxy, server: S3Server, url: str) -> Store:
+    return obstore_at(server, url, proxy.url)
 
 
 @pytest.mark.parametrize("make", [_with_s3fs, _with_obstore])
