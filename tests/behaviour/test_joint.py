@@ -37,8 +37,8 @@ from infinite_tensor.filling.plan import demands
 from tests.behaviour.test_threads import LIMIT, started
 from tests.support.building import built, each_store
 from tests.support.counting import Counted
+from tests.support.held import watched
 from tests.support.together import fill_together, plan_together, read_together
-from tests.support.watched import watched
 
 RGB = Output((3, None, None), torch.float32, TensorWindow((3, 6, 6), stride=(3, 4, 4), dimension_map=(None, 0, 1)))
 MASK = Output((None, None), torch.bool, TensorWindow((4, 4)))

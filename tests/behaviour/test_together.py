@@ -17,8 +17,8 @@ from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from tests.behaviour.test_threads import LIMIT, started
 from tests.support.building import built
 from tests.support.counting import Counted
+from tests.support.held import watched
 from tests.support.together import fill_together, plan_together, read_together
-from tests.support.watched import watched
 
 WINDOW = TensorWindow((4, 4))
 HALO = TensorWindow((6, 6), stride=4, offset=-1)

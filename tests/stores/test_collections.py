@@ -23,7 +23,7 @@ from infinite_tensor import (
 from tests.support.dict_store import DictTileStore
 from tests.support.stores import sample
 from tests.support.tensors import line
-from tests.support.watched_store import Watched
+from tests.support.watched import Watched
 
 KINDS = ("memory", "zarr", "hdf5", "dict")
 

@@ -17,7 +17,7 @@ from zarr.storage import MemoryStore
 
 from infinite_tensor import ValidationError, ZarrTileStore, predict
 from tests.support.tensors import halves, line
-from tests.support.watched_store import Watched
+from tests.support.watched import Watched
 
 LATENCY = 0.05
 TILES = 64

@@ -1,44 +1,61 @@
-"""How much a read holds in memory."""
+"""A zarr Store around another one that sees what is asked of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
-from infinite_tensor import MemoryTileStore
-from infinite_tensor.tilestore.contents import Access
-from infinite_tensor.tilestore.memory.access import MemoryAccess
-from infinite_tensor.tilestore.memory.contents import MemoryContents
-from infinite_tensor.values.spec import TensorSpec
-
-
-class _Watched(MemoryContents):
-    """Notes how many windows, and how many rows of them, a read holds of some tensor at most."""
-
-    most_windows = most_rows = 0
-
-    def __init__(self, tensor_id: str | None) -> None:
-        super().__init__(1, None)
-        self._tensor_id = tensor_id
-
-    def access(self, spec: TensorSpec) -> Access:
-        watched = self._tensor_id in (None, spec.tensor_id)
-        return _WatchedAccess(self, spec) if watched else super().access(spec)
+from zarr.abc.buffer import Buffer
+from zarr.abc.store import Store
+from zarr.storage import WrapperStore
 
 
-class _WatchedAccess(MemoryAccess):
-    def __init__(self, contents: _Watched, spec: TensorSpec) -> None:
-        super().__init__(contents.check_open, contents.kept, contents.registered(spec))
-        self._contents = contents
+class Watched(WrapperStore[Store]):
+    """Does what the other store does, each request within `under_way`, which a subclass may make longer.
 
-    def keep(self, start: Sequence[int] | None) -> None:
-        rows = self._held.rows
-        self._contents.most_windows = max(self._contents.most_windows, len(rows))
-        self._contents.most_rows = max(self._contents.most_rows, len({index[0] for index in rows}))
-        super().keep(start)
+    Attributes
+    ----------
+    requests : Counter
+        How often each kind of request came: ``get``, ``set``, ``create``, ``exists``, ``delete`` and ``list``.
+    """
 
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.requests: Counter[str] = Counter()
 
-def watched(tensor_id: str | None = None) -> tuple[MemoryTileStore, _Watched]:
-    """A store that keeps next to nothing, and what notes of it what reads hold: of one tensor, or of each."""
-    store, contents = MemoryTileStore(), _Watched(tensor_id)
-    store._contents = contents
-    return store, contents
+    @asynccontextmanager
+    async def under_way(self, request: str, key: str) -> AsyncIterator[None]:  # noqa: ARG002  (for subclasses)
+        self.requests[request] += 1
+        yield
+
+    async def get(self, key: str, *args: Any, **kwargs: Any) -> Buffer | None:
+        async with self.under_way("get", key):
+            return await super().get(key, *args, **kwargs)
+
+    async def set(self, key: str, value: Buffer) -> None:
+        async with self.under_way("set", key):
+            await super().set(key, value)
+
+    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
+        async with self.under_way("create", key):
+            await super().set_if_not_exists(key, value)
+
+    async def exists(self, key: str) -> bool:
+        async with self.under_way("exists", key):
+            return await super().exists(key)
+
+    async def delete(self, key: str) -> None:
+        async with self.under_way("delete", key):
+            await super().delete(key)
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        async with self.under_way("list", prefix):
+            async for name in super().list_dir(prefix):
+                yield name
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        async with self.under_way("list", prefix):
+            async for key in super().list_prefix(prefix):
+                yield key

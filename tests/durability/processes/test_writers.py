@@ -16,7 +16,7 @@ from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
 from tests.behaviour.test_fork import in_child
 from tests.support.counting import Constant, Counted
 from tests.support.files_of_a_store import Files
-from tests.support.watched_store import Watched
+from tests.support.watched import Watched
 
 TILE = 8
 VALUE = Constant((TILE, TILE))

@@ -34,7 +34,7 @@ from infinite_tensor_stores.zarr.objects import Objects
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import SHAPE, made, numbered
 from tests.support.interpreters import Team
-from tests.support.watched_store import Watched
+from tests.support.watched import Watched
 
 
 def hold(target: str, mode: str) -> int:
