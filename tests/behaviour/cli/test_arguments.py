@@ -65,22 +65,13 @@ def test_what_is_no_such_argument_is_told(kind: Any, text: str) -> None:
 
 
 @pytest.mark.usefixtures("cli")
-def test_a_reference_is_what_a_file_defines(tmp_path: Path) -> None:
-    file = tmp_path / "some_world.py"
-    file.write_text("class A:\n    b = 3\n")
-    assert REFERENCE(f"{file}:A.b") == 3
-    assert REFERENCE(f"{file}:A") is REFERENCE(f"{file}:A")
-
-
-@pytest.mark.usefixtures("cli")
-def test_a_file_finds_what_lies_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "some_helper.py").write_text("x = 5\n")
-    (tmp_path / "some_user.py").write_text("from some_helper import x\n")
-    assert REFERENCE(f"{tmp_path / 'some_user.py'}:x") == 5
-
-
-@pytest.mark.usefixtures("cli")
-def test_a_reference_is_what_a_module_defines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_is_what_a_file_or_a_module_defines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_helper.py").write_text("class A:\n    b = 3\n")
+    # A file finds what lies beside it.
+    (tmp_path / "some_user.py").write_text("from some_helper import A\n")
+    for file in (tmp_path / "some_helper.py", tmp_path / "some_user.py"):
+        assert REFERENCE(f"{file}:A.b") == 3
+        assert REFERENCE(f"{file}:A") is REFERENCE(f"{file}:A")
     (tmp_path / "some_module.py").write_text("x = 4\n")
     monkeypatch.chdir(tmp_path)
     assert REFERENCE("some_module:x") == 4

@@ -11,7 +11,7 @@ import zarr
 from PIL import Image
 
 import infinite_tensor
-from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore, from_array, predict
+from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore, predict
 from tests.support.command_line import CommandLine
 
 WORLD = """
@@ -19,17 +19,24 @@ import torch
 from infinite_tensor import InfiniteTensor, Mask, TensorGroup, TensorWindow, ZarrTileStore
 
 store = ZarrTileStore({store!r}, tile_size=4)
-WINDOW = TensorWindow((4, 4))
 
-def ones(ctx):
+def height(ctx):
     return torch.ones(4, 4)
 
-def fail(ctx):
+def broken(ctx):
     raise RuntimeError("no such planet")
 
-height = InfiniteTensor((None, None), ones, WINDOW, tile_store=store, tensor_id="height")
-small = InfiniteTensor((8, 8), ones, WINDOW, tile_store=store, tensor_id="small")
-broken = InfiniteTensor((None, None), fail, WINDOW, tile_store=store, tensor_id="broken")
+def left(ctx):
+    raise SystemExit(0)
+
+def told(ctx):
+    print("computing")
+    return torch.ones(4, 4)
+
+def made(f, shape=(None, None), name=None):
+    return InfiniteTensor(shape, f, TensorWindow((4, 4)), tile_store=store, tensor_id=name or f.__name__)
+
+small, height, broken, left, told = made(height, (8, 8), "small"), made(height), made(broken), made(left), made(told)
 both = TensorGroup({{"height": height}})
 corner = Mask(torch.eye(2), scale=4)
 """
@@ -45,6 +52,12 @@ def half(batch):
 
 def fail(batch):
     raise RuntimeError("no such planet")
+
+def several(batch):
+    return {'labels': net(batch), 'sure': net(batch), 'rest': net(batch)}
+
+def largest(values):
+    return values.amax(0)
 """
 
 
@@ -102,9 +115,8 @@ def test_fill_takes_what_a_mask_wants(cli: CommandLine, world: Path, tmp_path: P
 
 def test_fill_takes_shards_workers_and_a_limit(cli: CommandLine, world: Path) -> None:
     options = ["--region", "0:16,0:16", "--workers", "2", "--max-memory", "400MB", "--json"]
-    counts = [
-        cli("fill", "--module", f"{world}:height", "--shard", f"{rank}/2", *options).json["tiles"] for rank in (0, 1)
-    ]
+    told = [cli("fill", "--module", f"{world}:height", "--shard", f"{rank}/2", *options) for rank in (0, 1)]
+    counts = [each.json["tiles"] for each in told]
     assert sum(counts) == 16
     assert 0 not in counts
     found = cli("fill", "--module", f"{world}:height", "--shard", "2/2", *options)
@@ -113,10 +125,8 @@ def test_fill_takes_shards_workers_and_a_limit(cli: CommandLine, world: Path) ->
 
 def test_fill_takes_levels_along(cli: CommandLine, world: Path) -> None:
     found = cli("fill", "--module", f"{world}:height", "--region", "0:516,0:512", "--pyramid", "--json")
-    assert [(each["tensor_id"], each["windows"]) for each in found.json["tensors"]] == [
-        ("height", 129 * 128),
-        ("height/level-1", 1),
-    ]
+    windows = {each["tensor_id"]: each["windows"] for each in found.json["tensors"]}
+    assert windows == {"height": 129 * 128, "height/level-1": 1}
     found = cli("fill", "--module", f"{world}:height", "--region", "0:16,0:16", "--pyramid", "--shard", "0/2")
     assert (found.code, "a shard cannot fill levels" in found.err) == (1, True)
 
@@ -126,26 +136,26 @@ def test_fill_of_what_is_no_tensor_is_told(cli: CommandLine, world: Path) -> Non
     assert (found.code, "not a ZarrTileStore" in found.err) == (2, True)
 
 
-def test_code_of_the_user_that_fails_is_shown_where_it_failed(cli: CommandLine, world: Path) -> None:
-    found = cli("fill", "--module", f"{world}:broken", "--region", "0:4,0:4")
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("broken", ["RuntimeError: no such planet", "window (0, 0) of tensor 'broken'"]),
+        ("left", ["SystemExit: 0"]),
+    ],
+)
+def test_code_of_the_user_that_fails_is_shown_where_it_failed(
+    name: str, told: list[str], cli: CommandLine, world: Path
+) -> None:
+    found = cli("fill", "--module", f"{world}:{name}", "--region", "0:4,0:4")
     assert found.code == 4
-    assert "RuntimeError: no such planet" in found.err
-    assert f'"{world}", line ' in found.err
-    assert "window (0, 0) of tensor 'broken'" in found.err
+    assert all(each in found.err for each in [*told, f'"{world}", line ', f", in {name}"]), found.err
     assert "infinite_tensor/engine" not in found.err
-
-
-def test_a_file_of_the_user_that_cannot_be_imported_is_shown(cli: CommandLine, tmp_path: Path) -> None:
-    (tmp_path / "cli_bad.py").write_text("import no_such_package\n")
-    found = cli("fill", "--module", f"{tmp_path / 'cli_bad.py'}:x")
-    assert found.code == 4
-    assert "No module named 'no_such_package'" in found.err
-    assert "cli_bad.py" in found.err
 
 
 @pytest.mark.parametrize(
     ("line", "told"),
     [
+        ("import no_such_package", "No module named 'no_such_package'"),
         ("int('many')", "ValueError: invalid literal"),
         ("raise SystemExit(0)", "SystemExit: 0"),
         ("raise BrokenPipeError('theirs')", "BrokenPipeError: theirs"),
@@ -170,22 +180,8 @@ def test_a_file_that_the_library_refuses_is_its_error(cli: CommandLine, tmp_path
     assert (found.code, found.err.startswith("Error: "), "--help" in found.err) == (1, True, False), found.err
 
 
-def test_code_of_the_user_that_ends_python_has_failed(cli: CommandLine, world: Path) -> None:
-    with world.open("a") as file:
-        file.write(
-            "\n\ndef leave(ctx):\n    raise SystemExit(0)\n\n"
-            'left = InfiniteTensor((None, None), leave, WINDOW, tile_store=store, tensor_id="left")\n'
-        )
-    found = cli("fill", "--module", f"{world}:left", "--region", "0:4,0:4")
-    assert (found.code, "in leave" in found.err) == (4, True), found.err
-
-
 def test_what_code_of_the_user_prints_does_not_get_into_json(cli: CommandLine, world: Path) -> None:
-    with world.open("a") as file:
-        file.write(
-            "\nprint('loading')\n\ndef tell(ctx):\n    print('computing')\n    return ones(ctx)\n\n"
-            'told = InfiniteTensor((None, None), tell, WINDOW, tile_store=store, tensor_id="told")\n'
-        )
+    world.write_text(world.read_text() + "print('loading')\n")
     found = cli("fill", "--module", f"{world}:told", "--region", "0:4,0:4", "--json")
     assert (found.code, found.json["windows"]) == (0, 1)
     assert found.err == "loading\ncomputing\n"
@@ -202,41 +198,33 @@ def test_plan_computes_nothing(cli: CommandLine, store: Path) -> None:
 
 
 def test_predict_stores_what_the_library_predicts(cli: CommandLine, model: Path, tmp_path: Path) -> None:
-    image = np.random.default_rng(0).random((3, 40, 50), dtype=np.float32)
+    image, target = np.random.default_rng(0).random((3, 40, 50), dtype=np.float32), tmp_path / "p.zarr"
     np.save(tmp_path / "image.npy", image)
     options = ["--window", "16", "--reduce", "argmax", "--dims", "c,y,x", "--padding", "constant:0"]
-    target = tmp_path / "p.zarr"
     found = cli("predict", "--module", f"{model}:net", tmp_path / "image.npy", target, *options, "--json")
     assert found.code == 0
     assert found.json["tensors"] == [{"tensor_id": "prediction", "shape": [40, 50], "dtype": "uint8"}]
     torch.manual_seed(0)
     net = torch.nn.Conv2d(3, 5, 3, padding=1)
-    expected = predict(
-        net, from_array(image), window=16, reduce="argmax", dims=("c", "y", "x"), padding=("constant", 0)
-    )
+    expected = predict(net, image, window=16, reduce="argmax", dims=("c", "y", "x"), padding=("constant", 0))
     with ZarrTileStore(target, mode="r") as opened:
         assert torch.equal(opened.open("prediction")[...], expected[...])
 
 
 def test_predict_reduces_each_output_as_it_is_told(cli: CommandLine, model: Path, tmp_path: Path) -> None:
-    with model.open("a") as file:
-        file.write(
-            "\ndef both(batch):\n    return {'labels': net(batch), 'sure': net(batch), 'rest': net(batch)}\n\n"
-            "def largest(values):\n    return values.amax(0)\n"
-        )
     np.save(tmp_path / "image.npy", np.zeros((3, 24, 24), np.float32))
-    given = [tmp_path / "image.npy", tmp_path / "p.zarr", "--window", "16", "--dims", "c,y,x", "--json"]
-    each = ["--reduce", "labels=argmax", "--reduce", f"sure={model}:largest"]
-    found = cli("predict", "--module", f"{model}:both", *given, *each)
-    assert [(each["shape"], each["dtype"]) for each in found.json["tensors"]] == [
-        ([24, 24], "uint8"),
-        ([24, 24], "float32"),
-        ([5, 24, 24], "float32"),
-    ]
-    found = cli("predict", "--module", f"{model}:net", *given, "--reduce", f"{model}:largest", "--tensor-id", "one")
-    assert found.json["tensors"][0]["shape"] == [24, 24]
-    found = cli("predict", "--module", f"{model}:net", *given, *each, "--tensor-id", "two")
-    assert found.json["tensors"] == [{"tensor_id": "two", "shape": [2, 24, 24], "dtype": "float32"}]
+
+    def outputs(net: str, tensor_id: str, *reduce: str) -> list[tuple[list[int], str]]:
+        given = [tmp_path / "image.npy", tmp_path / "p.zarr", "--window", "16", "--dims", "c,y,x", "--json"]
+        options = ["--tensor-id", tensor_id, *(word for each in reduce for word in ("--reduce", each))]
+        found = cli("predict", "--module", f"{model}:{net}", *given, *options)
+        return [(each["shape"], each["dtype"]) for each in found.json["tensors"]]
+
+    each = ("labels=argmax", f"sure={model}:largest")
+    labels, sure, rest = ([24, 24], "uint8"), ([24, 24], "float32"), ([5, 24, 24], "float32")
+    assert outputs("several", "each", *each) == [labels, sure, rest]
+    assert outputs("net", "one", f"{model}:largest") == [sure]
+    assert outputs("net", "two", *each) == [([2, 24, 24], "float32")]
 
 
 @pytest.mark.parametrize(
@@ -256,25 +244,23 @@ def test_predict_refuses_reductions_of_which_it_cannot_tell_the_output(
     assert (found.code, told in found.err) == (2, True), found.err
 
 
-@pytest.mark.parametrize("kind", ["png", "zarr", "reference", "tensor"])
+@pytest.mark.parametrize("kind", ["png", "zarr", "py:image", "tensor"])
 def test_predict_reads_many_kinds_of_sources(kind: str, cli: CommandLine, model: Path, tmp_path: Path) -> None:
     image = np.random.default_rng(0).integers(0, 255, (24, 24), np.uint8)
-    options: list[object] = []
-    source: object = tmp_path / f"image.{kind}"
+    source, options = f"{tmp_path}/cli_image.{kind}", [] if kind in ("png", "zarr") else ["--dims", "y,x"]
     if kind == "png":
-        Image.fromarray(image).save(tmp_path / "image.png")
+        Image.fromarray(image).save(source)
     elif kind == "zarr":
-        zarr.create_array(tmp_path / "image.zarr", data=image, dimension_names=("y", "x"))
-    elif kind == "reference":
+        zarr.create_array(source, data=image, dimension_names=("y", "x"))
+    elif kind == "py:image":
         (tmp_path / "cli_image.py").write_text("import numpy\nimage = numpy.zeros((24, 24), 'uint8')\n")
-        source, options = f"{tmp_path / 'cli_image.py'}:image", ["--dims", "y,x"]
     else:
-        with ZarrTileStore(tmp_path / "image.tensor") as store:
+        with ZarrTileStore(source) as store:
             window = TensorWindow((24, 24))
             InfiniteTensor((24, 24), lambda _ctx: torch.ones(24, 24), window, tile_store=store, tensor_id="t")[...]
-        options = ["--source-tensor", "t", "--dims", "y,x"]
-    target = tmp_path / "p.zarr"
-    found = cli("predict", "--module", f"{model}:flat", source, target, "--window", "16", *options, "--json")
+        options += ["--source-tensor", "t"]
+    given = [source, tmp_path / "p.zarr", "--window", "16", *options, "--json"]
+    found = cli("predict", "--module", f"{model}:flat", *given)
     assert found.code == 0, found.err
     assert found.json["tensors"][0]["shape"] == [2, 24, 24]
 

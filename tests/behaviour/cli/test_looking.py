@@ -50,10 +50,8 @@ def test_ls_of_a_blob_says_what_it_is(cli: CommandLine, tmp_path: Path) -> None:
     with TensorBlob.open(tmp_path / "b", "w", dtype="bfloat16", shape=(2, 3)) as blob:
         blob.write(torch.ones(5, 2, 3, dtype=torch.bfloat16))
     found = cli("ls", tmp_path / "b")
-    assert found.code == 1
-    assert (
-        "there is a TensorBlob, and no store: 5 rows of shape [2, 3] and bfloat16; TensorBlob.open reads" in found.err
-    )
+    told = "there is a TensorBlob, and no store: 5 rows of shape [2, 3] and bfloat16; TensorBlob.open reads"
+    assert (found.code, told in found.err) == (1, True)
 
 
 def test_a_long_id_alone_is_folded(cli: CommandLine, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,13 +90,14 @@ def test_ls_of_an_empty_store_says_so(cli: CommandLine, tmp_path: Path) -> None:
     assert "holds no tensors" in found.err
 
 
-def test_ls_of_nothing_is_an_error_without_a_traceback(cli: CommandLine, tmp_path: Path) -> None:
-    found = cli("ls", tmp_path / "nothing")
+@pytest.mark.parametrize("name", ["nothing", "nothing.h5"])
+def test_ls_of_nothing_is_an_error_without_a_traceback(name: str, cli: CommandLine, tmp_path: Path) -> None:
+    found = cli("ls", tmp_path / name)
     assert (found.code, found.out) == (1, "")
-    assert found.err.startswith("Error: ZarrTileStore(")
-    assert "there is no store" in found.err
+    assert found.err.startswith("Error: ")
+    assert found.err.rstrip().endswith("there is no store")
     assert "Traceback" not in found.err
-    assert not (tmp_path / "nothing").exists()
+    assert not (tmp_path / name).exists()
 
 
 def test_ls_names_a_tensor_that_cannot_be_read_and_lists_the_others(cli: CommandLine, store: Path) -> None:
@@ -134,16 +133,11 @@ def test_info_of_a_tensor_that_there_is_not_names_those_that_there_are(cli: Comm
     assert "holds no tensor 'columns'; it holds ['rows', 'twice']" in found.err
 
 
-def a_group(store: Path) -> None:
-    """The group ``world`` of two tensors, of which one has half the pixels."""
+def test_info_of_a_group_tells_what_it_is_made_of_and_which_tensor_is_not_there(cli: CommandLine, store: Path) -> None:
     with ZarrTileStore(store) as opened:
         depth = InfiniteTensor((None, None), ramp, TensorWindow((4, 4)), tile_store=opened, tensor_id="depth")
         tensors = {"height": opened.open("rows"), "soil": {"depth": depth}}
         TensorGroup(tensors, scale={("soil", "depth"): Fraction(1, 2)}).save(opened, "world")
-
-
-def test_info_of_a_group_tells_what_it_is_made_of(cli: CommandLine, store: Path) -> None:
-    a_group(store)
     found = cli("info", store, "world")
     assert found.code == 0
     assert found.out.splitlines() == [
@@ -154,19 +148,13 @@ def test_info_of_a_group_tells_what_it_is_made_of(cli: CommandLine, store: Path)
     told = cli("info", store, "world", "--json").json
     assert (told["group_id"], len(told["members"])) == ("world", 2)
     assert told["members"][1].items() >= {"name": "soil/depth", "tensor_id": "depth", "scale": ["1/2", "1/2"]}.items()
-
-
-def test_info_of_a_group_tells_which_tensor_is_not_there(cli: CommandLine, store: Path) -> None:
-    a_group(store)
     with ZarrTileStore(store) as opened:
         opened.clear_tensor("depth")
     found = cli("info", store, "world")
     assert (found.code, "is tensor 'depth', which cannot be opened" in found.err) == (1, True)
 
 
-def test_info_of_an_id_that_a_tensor_and_a_group_have_is_of_the_tensor_unless_the_group_is_named(
-    cli: CommandLine, store: Path
-) -> None:
+def test_info_of_an_id_of_a_tensor_and_a_group_is_of_the_tensor_by_default(cli: CommandLine, store: Path) -> None:
     with ZarrTileStore(store) as opened:
         TensorGroup({"height": opened.open("rows")}).save(opened, "twice")
     assert cli("info", store, "twice", "--json").json["tensor_id"] == "twice"
@@ -179,14 +167,9 @@ def test_read_prints_what_is_stored(cli: CommandLine, store: Path) -> None:
     found = cli("read", store, "rows", "--region", "-2:2,0")
     assert found.code == 0
     assert found.out.splitlines()[0] == "[-2. -1.  0.  1.]"
-    assert cli("read", store, "rows", "--region", "-2:2,0", "--json").json == {
-        "shape": [4],
-        "dtype": "float32",
-        "min": -2.0,
-        "max": 1.0,
-        "mean": -0.5,
-        "values": [-2.0, -1.0, 0.0, 1.0],
-    }
+    told = cli("read", store, "rows", "--region", "-2:2,0", "--json").json
+    values = [-2.0, -1.0, 0.0, 1.0]
+    assert told == {"shape": [4], "dtype": "float32", "min": -2.0, "max": 1.0, "mean": -0.5, "values": values}
 
 
 def test_read_computes_nothing(cli: CommandLine, store: Path) -> None:
@@ -223,10 +206,7 @@ def test_read_replaces_only_what_it_is_told_to(name: str, cli: CommandLine, stor
     target.write_bytes(b"mine")
     options = [store, "rows", "--region", "0:4,0:8", "-o", target]
     found = cli("read", *options)
-    assert (found.code, found.err) == (
-        1,
-        f"Error: there is something at {str(target)!r} already; give another path, or --overwrite\n",
-    )
+    assert (found.code, "give another path, or --overwrite" in found.err) == (1, True)
     assert target.read_bytes() == b"mine"
     assert cli("read", *options, "--overwrite").code == 0
     assert target.stat().st_size > 100
@@ -241,24 +221,12 @@ def test_read_draws_a_picture(cli: CommandLine, store: Path, tmp_path: Path) -> 
 
 
 def test_read_tells_what_it_does_not_write(cli: CommandLine, store: Path, tmp_path: Path) -> None:
-    found = cli("read", store, "rows", "--region", "0:4,0:4", "-o", tmp_path / "a.jpg")
+    options = [store, "rows", "--region", "0:4,0:4", "-o"]
+    found = cli("read", *options, tmp_path / "a.jpg")
     assert (found.code, "a file is one of .npy, .png; export writes others" in found.err) == (2, True)
     assert list(tmp_path.glob("a.*")) == []
-
-
-def test_read_into_a_folder_that_there_is_not_is_an_error(cli: CommandLine, store: Path, tmp_path: Path) -> None:
-    found = cli("read", store, "rows", "--region", "0:4,0:4", "-o", tmp_path / "no" / "a.png")
-    assert found.code == 1
-    assert "No such file or directory" in found.err
-    assert "Traceback" not in found.err
-
-
-def test_a_store_that_is_not_there_is_told_without_modes_that_a_command_has_not(
-    cli: CommandLine, tmp_path: Path
-) -> None:
-    for place in (tmp_path / "nothing", tmp_path / "nothing.h5"):
-        found = cli("ls", place)
-        assert (found.code, found.err.rstrip().endswith("there is no store")) == (1, True), found.err
+    found = cli("read", *options, tmp_path / "no" / "a.png")
+    assert (found.code, "No such file or directory" in found.err, "Traceback" in found.err) == (1, True, False)
 
 
 def test_stats_are_those_of_what_is_stored(cli: CommandLine, store: Path) -> None:
@@ -299,9 +267,7 @@ def test_coverage_of_three_dimensions_is_over_those_that_are_not_drawn(cli: Comm
     with ZarrTileStore(tmp_path / "s", tile_size=(4, 4, 4)) as opened:
         window = TensorWindow((4, 4, 4), stride=(8, 4, 4))
         with pytest.warns(UncoveredPixelsWarning):
-            t = InfiniteTensor(
-                (12, 8, None), lambda _ctx: torch.ones(4, 4, 4), window, tile_store=opened, tensor_id="t"
-            )
+            t = InfiniteTensor((12, 8, None), lambda _: torch.ones(4, 4, 4), window, tile_store=opened, tensor_id="t")
         for region in ("0:4,0:8,0:4", "8:12,0:4,0:8"):
             t[REGION(region)]
     lines = cli("coverage", tmp_path / "s", "t", "--region", "0:12,0:8,0:12").out.splitlines()
@@ -313,17 +279,9 @@ def test_coverage_of_three_dimensions_is_over_those_that_are_not_drawn(cli: Comm
 
 def test_coverage_tells_programs_a_state_for_each_tile(cli: CommandLine, store: Path) -> None:
     told = cli("coverage", store, "rows", "--region", "0:4,-4:8", "--json").json
-    assert told == {
-        "shape": [1, 3],
-        "tile_size": [4, 4],
-        "tiles": 3,
-        "stored": 2,
-        "uncovered": 0,
-        "states": [[0, 1, 1]],
-    }
-
-
-def test_coverage_finds_what_is_stored_of_an_unbounded_tensor(cli: CommandLine, store: Path) -> None:
+    counts = {"shape": [1, 3], "tile_size": [4, 4], "tiles": 3, "stored": 2, "uncovered": 0}
+    assert told == counts | {"states": [[0, 1, 1]]}
+    # Without a region it is about what is stored of an unbounded tensor.
     told = cli("coverage", store, "rows", "--json").json
     assert (told["shape"], told["tiles"], told["stored"]) == ([4, 2], 8, 8)
 
@@ -342,19 +300,8 @@ def test_coverage_of_no_pixel_says_so(cli: CommandLine, store: Path) -> None:
     assert "holds no pixel" in cli("coverage", store, "rows", "--region", "0:0,0:8").err
 
 
-def test_view_asks_which_tensor_of_several(cli: CommandLine, tmp_path: Path) -> None:
+def test_view_asks_which_tensor_of_several(cli: CommandLine, store: Path) -> None:
     pytest.importorskip("bokeh")
-    path = tmp_path / "w.zarr"
-    with ZarrTileStore(path) as store:
-        for name in ("height", "steep"):
-            InfiniteTensor(
-                (None, None),
-                lambda ctx: torch.full((4, 4), float(sum(ctx))),
-                TensorWindow((4, 4)),
-                tile_store=store,
-                tensor_id=name,
-            )
-    outcome = cli("view", path)
-    assert outcome.code == 2
-    assert "give an ID, of height, steep" in outcome.err
-    assert cli("view", path, "hight", "--no-browser").code == 1
+    outcome = cli("view", store)
+    assert (outcome.code, "give an ID, of rows, twice" in outcome.err) == (2, True)
+    assert cli("view", store, "row", "--no-browser").code == 1

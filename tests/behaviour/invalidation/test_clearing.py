@@ -59,6 +59,7 @@ def test_far_away_clearing_warns_of_the_tensors_that_are_open_and_dependants_tel
         chain_on(data, store)
     with ZarrTileStore(url) as store:
         assert store.dependants("ground") == ["top", "mid"]
+        assert store.dependants("top") == store.dependants("nothing") == []
         store.clear_tensor("top")
         _mid = store.open("mid")
         with pytest.warns(DependantsRemainWarning, match="'mid' is computed"):
@@ -87,14 +88,10 @@ def test_a_tensor_whose_arg_has_another_version_is_said_to_be_stale(store: TileS
     with pytest.warns(DependantsRemainWarning):
         store.clear_tensor("ground")
     changed = ground_on(data, store, version=2)
-    with pytest.raises(
-        ValidationError, match=r"(?s)args\[0\].digest.*What is stored is stale: args\[0\] \('ground'\) has changed"
-    ) as caught:
+    with pytest.raises(ValidationError, match=r"(?s)args\[0\].digest.*stale: args\[0\] \('ground'\) has") as caught:
         smooth_over(data, "mid", changed, store)
-    message = str(caught.value)
-    assert "its version, say" in message
-    assert "store.clear_tensor('mid')" in message
-    assert "invalidate(region)" in message
+    for told in ("its version, say", "store.clear_tensor('mid')", "invalidate(region)"):
+        assert told in str(caught.value)
     with pytest.warns(DependantsRemainWarning):
         store.clear_tensor("mid")
     with pytest.raises(ValidationError, match=r"stale: args\[0\] \('mid'\) has changed since"):
