@@ -62,9 +62,8 @@ def stored(form: str, tmp_path: Path) -> Iterator[Any]:
         options: dict[str, Any] = {"chunks": 64} if form == "zarr in chunks" else {}
         backend = form.split(maxsplit=1)[0]
         PersistentTensorDict.from_dict(td, str(tmp_path / "td"), backend=backend, **options).close()
-        opened: Any = PersistentTensorDict(
-            filename=str(tmp_path / "td"), backend=backend, batch_size=[ROWS], allow_pickle=False
-        )
+        place: Any = {"filename": str(tmp_path / "td"), "backend": backend}
+        opened: Any = PersistentTensorDict(**place, batch_size=[ROWS], allow_pickle=False)
         yield opened
         opened.close()
 
@@ -120,15 +119,9 @@ def test_all_batch_dimensions_are_shared_and_none_where_there_are_none() -> None
 
 
 def test_it_stands_beside_computed_tensors_and_is_a_legal_arg() -> None:
-    pixels = torch.rand(32, 32)
-    known = TensorGroup.from_tensordict(TensorDict({"known": pixels}, batch_size=[32, 32]))
-    doubled = InfiniteTensor(
-        (32, 32),
-        lambda _, region: 2 * region,
-        TensorWindow((16, 16)),
-        args=[known["known"]],
-        args_windows=[TensorWindow((16, 16))],
-    )
+    window = TensorWindow((16, 16))
+    known = TensorGroup.from_tensordict(TensorDict({"known": torch.rand(32, 32)}, batch_size=[32, 32]))
+    doubled = InfiniteTensor((32, 32), lambda _, region: 2 * region, window, [known["known"]], [window])
     place = TensorGroup({"source": known, "doubled": doubled}, dims={"doubled": (0, 1)})[4:20, 0:32]
     assert place.batch_size == torch.Size([16, 32])
     assert torch.equal(place["doubled"], 2 * place["source", "known"])
@@ -152,18 +145,14 @@ def test_a_memory_mapped_source_is_pickled_by_its_files(tmp_path: Path) -> None:
     assert torch.equal(pickle.loads(data)[5:8]["image"], sample()["image"][5:8])  # noqa: S301
 
 
-def computed_from(group: TensorGroup, store: ZarrTileStore) -> InfiniteTensor:
-    windows = [TensorWindow((70, 5, 7))]
-    return InfiniteTensor(
-        (ROWS, 5, 7),
-        _same,
-        TensorWindow((70, 5, 7)),
-        args=[group["label", "weight"]],
-        args_windows=windows,
-        dtype=torch.bfloat16,
-        tile_store=store,
-        tensor_id="copy",
-    )
+def computed_from(source: InfiniteTensor, size: tuple[int, ...], store: ZarrTileStore) -> InfiniteTensor:
+    window = TensorWindow(size)
+    options: Any = {"dtype": source.dtype, "tile_store": store, "tensor_id": "copy"}
+    return InfiniteTensor(source.shape, _same, window, [source], [window], **options)
+
+
+def weights_from(group: TensorGroup, store: ZarrTileStore) -> InfiniteTensor:
+    return computed_from(group["label", "weight"], (70, 5, 7), store)
 
 
 def _same(_ctx: object, region: torch.Tensor) -> torch.Tensor:
@@ -174,15 +163,15 @@ def test_what_was_computed_from_it_reopens_from_any_form_and_not_from_other_cont
     sample().memmap(tmp_path / "td")
     file = tmp_path / "td" / "label" / "weight.memmap"
     with ZarrTileStore(tmp_path / "store.zarr") as store:
-        computed_from(TensorGroup.from_tensordict(TensorDict.load_memmap(tmp_path / "td")), store)
+        weights_from(TensorGroup.from_tensordict(TensorDict.load_memmap(tmp_path / "td")), store)
     os.utime(file, ns=(1, 1))
     for same in (TensorDict.load_memmap(tmp_path / "td"), sample()):
         with ZarrTileStore(tmp_path / "store.zarr") as store:
-            computed_from(TensorGroup.from_tensordict(same), store)
+            weights_from(TensorGroup.from_tensordict(same), store)
     changed = sample()
     changed["label", "weight"][650, 2, 3] += 1
     with ZarrTileStore(tmp_path / "store.zarr") as store, pytest.raises(ValidationError, match="has changed since"):
-        computed_from(TensorGroup.from_tensordict(changed), store)
+        weights_from(TensorGroup.from_tensordict(changed), store)
 
 
 def test_a_file_too_large_to_be_read_whole_is_known_by_its_stamp(tmp_path: Path) -> None:
@@ -190,17 +179,7 @@ def test_a_file_too_large_to_be_read_whole_is_known_by_its_stamp(tmp_path: Path)
 
     def rows(store: ZarrTileStore) -> Any:
         opened = TensorGroup.from_tensordict(TensorDict.load_memmap(tmp_path / "td"))["x"]
-        window = TensorWindow((1, 1024))
-        return InfiniteTensor(
-            (9, 1024),
-            _same,
-            window,
-            args=[opened],
-            args_windows=[window],
-            dtype=torch.uint8,
-            tile_store=store,
-            tensor_id="copy",
-        )[0]
+        return computed_from(opened, (1, 1024), store)[0, :1024]
 
     with ZarrTileStore(tmp_path / "store.zarr") as store:
         assert not rows(store).any()
@@ -213,19 +192,18 @@ def test_a_file_too_large_to_be_read_whole_is_known_by_its_stamp(tmp_path: Path)
 
 def test_a_version_is_compared_and_so_is_the_key(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "store.zarr") as store:
-        computed_from(TensorGroup.from_tensordict(sample(), version=1), store)
+        weights_from(TensorGroup.from_tensordict(sample(), version=1), store)
     other_key = TensorDict({"label": {"weight": sample()["label", "weight"]}}, batch_size=[ROWS])
     with ZarrTileStore(tmp_path / "store.zarr") as store:
         with pytest.raises(ValidationError, match="has changed since"):
-            computed_from(TensorGroup.from_tensordict(sample(), version=2), store)
-        computed_from(TensorGroup.from_tensordict(other_key, version=1), store)
+            weights_from(TensorGroup.from_tensordict(sample(), version=2), store)
+        weights_from(TensorGroup.from_tensordict(other_key, version=1), store)
 
 
 def test_blocks_may_be_kept_in_a_store_that_is_read_without_the_source(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "store.zarr") as store:
-        TensorGroup.from_tensordict(sample(), tile_store=store, tensor_id="faces")["label", "id"].fill(
-            ..., progress=False
-        )
+        faces = TensorGroup.from_tensordict(sample(), tile_store=store, tensor_id="faces")
+        faces["label", "id"].fill(..., progress=False)
     with ZarrTileStore(tmp_path / "store.zarr", mode="r") as store:
         assert store.tensor_ids() == ["faces/image", "faces/label/id", "faces/label/seen", "faces/label/weight"]
         assert torch.equal(store.open("faces/label/id")[...], torch.arange(ROWS))

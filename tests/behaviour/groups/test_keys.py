@@ -16,9 +16,8 @@ from tests.behaviour.groups.world import World, plain
 
 @pytest.fixture
 def group() -> TensorGroup:
-    return TensorGroup(
-        {"a": plain((None,)), "n": {"b": plain((None,)), "deep": {"c": plain((2, None))}}, "z": plain((None,))}
-    )
+    nested = {"b": plain((None,)), "deep": {"c": plain((2, None))}}
+    return TensorGroup({"a": plain((None,)), "n": nested, "z": plain((None,))})
 
 
 @pytest.mark.parametrize("include_nested", [False, True])
@@ -34,6 +33,8 @@ def test_keys_stand_in_the_order_in_which_they_were_given(group: TensorGroup) ->
     assert group.keys() == ["a", "n", "z"]
     assert group.keys(True) == ["a", ("n", "b"), ("n", "deep", "c"), ("n", "deep"), "n", "z"]
     assert group.keys(True, True) == ["a", ("n", "b"), ("n", "deep", "c"), "z"]
+    assert list(group) == ["a", "n", "z"]
+    assert len(group) == 3
 
 
 def test_a_str_or_a_tuple_of_str_is_a_key(group: TensorGroup) -> None:
@@ -63,11 +64,6 @@ def test_in_takes_tuple_keys_too(group: TensorGroup) -> None:
     assert ("n", "deep", "c") in group
     assert 5 not in group
     assert () not in group
-
-
-def test_length_and_iteration_are_those_of_a_mapping(group: TensorGroup) -> None:
-    assert len(group) == 3
-    assert list(group) == ["a", "n", "z"]
 
 
 def test_select_and_exclude_keep_the_pixels_of_the_group() -> None:

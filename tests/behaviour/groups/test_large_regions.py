@@ -27,27 +27,22 @@ def world(tmp_path: Path) -> World:
     return World(ZarrTileStore(tmp_path / "world.zarr", tile_size=16))
 
 
-def test_a_plan_counts_what_several_tensors_need_once(world: World) -> None:
-    plan = world.group.plan(sl[0:32, 0:32])
-    assert sorted(tensor.tensor_id for tensor in plan.tensors) == ["height", "id", "noise", "weight"]
-    assert not world.calls
-    report = world.group.fill(sl[0:32, 0:32], progress=False)
-    assert report.windows == plan.windows == world.calls.total()
-    assert set(world.calls.values()) == {1}
-
-
-def test_after_a_fill_nothing_is_computed_any_more(world: World) -> None:
+def test_a_fill_computes_what_its_plan_counts_and_afterwards_nothing_is_computed(world: World) -> None:
     group = world.group
+    plan = group.plan(sl[0:32, 0:32])
+    assert sorted(tensor.tensor_id for tensor in plan.tensors) == ["height", "id", "noise", "weight"]
     assert not group.is_filled(sl[0:32, 0:32])
     assert not group.coverage(sl[0:32, 0:32])["biome"]["id"].any()
-    group.fill(sl[0:32, 0:32], progress=False)
+    assert not world.calls
+    report = group.fill(sl[0:32, 0:32], progress=False)
+    assert report.windows == plan.windows == world.calls.total()
+    assert set(world.calls.values()) == {1}
     assert group.is_filled(sl[0:32, 0:32])
     coverage = group.coverage(sl[0:32, 0:32])
     assert coverage["biome"]["weight"].shape == (1, 2, 2)
     assert all(tiles.all() for tiles in (coverage["height"], coverage["biome"]["id"], coverage["biome"]["weight"]))
-    before = world.calls.total()
     place = group[0:32, 0:32]
-    assert world.calls.total() == before
+    assert world.calls.total() == plan.windows
     assert torch.equal(place["biome", "weight"], world.expected(sl[0:32, 0:32])["biome", "weight"])
 
 
@@ -57,16 +52,14 @@ def _ground(ctx: tuple[int, ...]) -> torch.Tensor:
 
 def _sharing(store: TileStore, ground: Counted) -> TensorGroup:
     """Three tensors over one, of which nothing is kept: one with a halo, one with channels first, one coarse."""
-    below = InfiniteTensor(
-        (None, None), ground, TensorWindow((16, 16)), tile_store=MemoryTileStore(cache_size_bytes=1), tensor_id="below"
-    )
+    keeps_nothing, plain = MemoryTileStore(cache_size_bytes=1), TensorWindow((16, 16))
+    below = InfiniteTensor((None, None), ground, plain, tile_store=keeps_nothing, tensor_id="below")
 
     def above(name: str, f: Callable[..., torch.Tensor], window: TensorWindow, arg: TensorWindow) -> InfiniteTensor:
         shape = (3, None, None)[3 - window.ndim :]
-        return InfiniteTensor(shape, f, window, args=[below], args_windows=[arg], tile_store=store, tensor_id=name)
+        return InfiniteTensor(shape, f, window, [below], [arg], tile_store=store, tensor_id=name)
 
-    halo = TensorWindow((20, 20), stride=16, offset=-2)
-    plain, channels = TensorWindow((16, 16)), TensorWindow((16, 16), dimension_map=(1, 2))
+    halo, channels = TensorWindow((20, 20), stride=16, offset=-2), TensorWindow((16, 16), dimension_map=(1, 2))
     return TensorGroup(
         {
             "smooth": above("smooth", lambda _ctx, region: region[2:-2, 2:-2] + region[4:, 4:], plain, halo),
@@ -124,29 +117,20 @@ def test_invalidate_drops_a_region_of_all_tensors(world: World) -> None:
     dropped = group.invalidate(sl[0:4, 0:4])
     assert {tensor.tensor_id for tensor in dropped.tensors} == {"height", "id", "weight"}
     assert dropped.tiles > 0
-    assert not any(tiles.flatten()[0] for tiles in (group.coverage(sl[0:32, 0:32])["height"],))
+    assert not group.coverage(sl[0:32, 0:32])["height"].flatten()[0]
     assert group.is_filled(sl[20:32, 20:32])
     group.invalidate()
     assert not group.coverage(sl[16:32, 16:32])["biome"]["id"].any()
 
 
 def test_a_tensor_that_another_of_the_group_reads_is_dropped_once() -> None:
-    below = plain((None, None))
-    above = InfiniteTensor(
-        (None, None),
-        lambda _ctx, region: region,
-        TensorWindow((4, 4)),
-        args=[below],
-        args_windows=[TensorWindow((4, 4))],
-    )
+    below, window = plain((None, None)), TensorWindow((4, 4))
+    above = InfiniteTensor((None, None), lambda _ctx, region: region, window, [below], [window])
     group = TensorGroup({"below": below, "above": above})
     group.fill(sl[0:16, 0:16], progress=False)
-    windows = [tensor.plan(sl[0:16, 0:16]).tensors[-1].stored for tensor in (below, above)]
+    stored = [(t.tensor_id, t.plan(sl[0:16, 0:16]).tensors[-1].stored) for t in (below, above)]
     dropped = group.invalidate(sl[0:16, 0:16])
-    assert [(tensor.tensor_id, tensor.windows) for tensor in dropped.tensors] == [
-        (below.tensor_id, windows[0]),
-        (above.tensor_id, windows[1]),
-    ]
+    assert [(tensor.tensor_id, tensor.windows) for tensor in dropped.tensors] == stored
     assert not group.is_filled(sl[0:4, 0:4])
 
 

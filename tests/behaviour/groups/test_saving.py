@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,70 +26,50 @@ from tests.behaviour.groups.world import World, plain
 from tests.support.interpreters import run
 from tests.support.stores import sample
 
-Open: TypeAlias = Callable[[], TileStore]
+Open: TypeAlias = Callable[[], AbstractContextManager[TileStore]]
 
 
 @pytest.fixture(params=sample(["memory", "zarr", "hdf5"]))
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    """Opens the store, always the same one."""
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """Opens the store, always the same one: what is in memory outlives its end."""
     memory = MemoryTileStore()
     return {
-        "memory": lambda: memory,
+        "memory": lambda: nullcontext(memory),
         "zarr": lambda: ZarrTileStore(tmp_path / "world.zarr", tile_size=16),
         "hdf5": lambda: HDF5TileStore(tmp_path / "world.h5", tile_size=16),
     }[request.param]
 
 
-def let_go(store: TileStore) -> None:
-    """Close a store that outlives the process."""
-    if not isinstance(store, MemoryTileStore):
-        store.close()
-
-
 def test_a_group_is_found_again_with_its_names_dimensions_and_scales(opened: Open) -> None:
-    store = opened()
-    world = World(store)
-    group = TensorGroup(
-        {"near": world.group, "far": {"height": world.height}}, dims={"far": (1, 0)}, scale={"far": 0.5}
-    )
-    expected = group[0:8, 4:12]
-    group.save(store, "worlds/first")
-    let_go(store)
-    store = opened()
-    assert store.group_ids() == ["worlds/first"]
-    again = store.open_group("worlds/first")
-    assert again.keys(True) == group.keys(True)
-    assert repr(again) == repr(group)
-    place = again[0:8, 4:12]
-    assert place.batch_size == expected.batch_size
-    for key in expected.keys(True, True):
-        assert torch.equal(place[key], expected[key])
-    with pytest.raises(TileAccessError):
-        again[100:108, 0:8]
-    let_go(store)
+    with opened() as store:
+        world = World(store)
+        members = {"near": world.group, "far": {"height": world.height}}
+        group = TensorGroup(members, dims={"far": (1, 0)}, scale={"far": 0.5})
+        expected = group[0:8, 4:12]
+        group.save(store, "worlds/first")
+    with opened() as store:
+        assert store.group_ids() == ["worlds/first"]
+        again = store.open_group("worlds/first")
+        assert again.keys(True) == group.keys(True)
+        assert repr(again) == repr(group)
+        place = again[0:8, 4:12]
+        assert place.batch_size == expected.batch_size
+        for key in expected.keys(True, True):
+            assert torch.equal(place[key], expected[key])
+        with pytest.raises(TileAccessError):
+            again[100:108, 0:8]
 
 
 def test_functions_given_by_key_compute_what_is_missing(opened: Open) -> None:
-    store = opened()
-    world = World(store)
-    world.group.save(store, "world")
-    let_go(store)
-    store = opened()
-    noise = store.open("noise", world.noise.f)
-    functions = {"height": world.height.f, "biome": {"id": world.id.f}, ("biome", "weight"): world.weight.f}
-    members = {key: store.open(name, f, [noise]) for key, name, f in _parts(functions)}
-    place = store.open_group("world", members=members)[40:48, 0:8]
-    for key, pixels in world.expected(sl[40:48, 0:8]).items():
-        assert torch.equal(place[key], pixels)
-    let_go(store)
-
-
-def _parts(functions: dict[Any, Any]) -> list[tuple[Any, str, Any]]:
-    return [
-        ("height", "height", functions["height"]),
-        (("biome", "id"), "id", functions["biome"]["id"]),
-        (("biome", "weight"), "weight", functions["biome", "weight"]),
-    ]
+    with opened() as store:
+        world = World(store)
+        world.group.save(store, "world")
+    with opened() as store:
+        noise = store.open("noise", world.noise.f)
+        members = {key: store.open(t.tensor_id, t.f, [noise]) for key, t in world.group.items(True, True)}
+        place = store.open_group("world", members=members)[40:48, 0:8]
+        for key, pixels in world.expected(sl[40:48, 0:8]).items():
+            assert torch.equal(place[key], pixels)
 
 
 def test_a_function_by_key_is_enough_where_nothing_else_is_needed(tmp_path: Path) -> None:
@@ -106,35 +87,31 @@ def test_a_function_by_key_is_enough_where_nothing_else_is_needed(tmp_path: Path
 
 
 def test_saving_an_equal_group_changes_nothing_and_another_one_is_refused(opened: Open) -> None:
-    store = opened()
-    world = World(store)
-    world.group.save(store, "world")
-    world.group.save(store, "world")
-    other = TensorGroup({"height": world.height, "noise": world.noise}, scale={"height": 2})
-    with pytest.raises(ValidationError, match="already holds a group 'world' of other tensors") as caught:
+    with opened() as store:
+        world = World(store)
+        world.group.save(store, "world")
+        world.group.save(store, "world")
+        other = TensorGroup({"height": world.height, "noise": world.noise}, scale={"height": 2})
+        with pytest.raises(ValidationError, match="already holds a group 'world' of other tensors") as caught:
+            other.save(store, "world")
+        for told in ("'height': stored tensor 'height'", "dims [0, 1], scale 2 x 2", "store.clear_group('world')"):
+            assert told in str(caught.value)
+        for told in ("('biome', 'id'): stored tensor 'id'", "'noise': stored nothing"):
+            assert told in str(caught.value)
+        assert store.open_group("world").keys() == ["height", "biome"]
+        store.clear_group("world")
         other.save(store, "world")
-    message = str(caught.value)
-    assert "'height': stored tensor 'height'" in message
-    assert "dims [0, 1], scale 2 x 2" in message
-    assert "('biome', 'id'): stored tensor 'id'" in message
-    assert "'noise': stored nothing" in message
-    assert "store.clear_group('world')" in message
-    assert store.open_group("world").keys() == ["height", "biome"]
-    store.clear_group("world")
-    other.save(store, "world")
-    assert store.open_group("world").keys() == ["height", "noise"]
-    let_go(store)
+        assert store.open_group("world").keys() == ["height", "noise"]
 
 
 def test_tensors_may_be_in_other_stores_which_opening_is_told_of(tmp_path: Path) -> None:
     places = [tmp_path / "here.zarr", tmp_path / "there.zarr", tmp_path / "third.h5"]
     with ZarrTileStore(places[0]) as here, ZarrTileStore(places[1]) as there, HDF5TileStore(places[2]) as third:
-        stores: list[TileStore] = [here, there, third]
-        tensors = {
-            str(number): plain((None,), float(number), tile_store=store, tensor_id="x", version=number)
-            for number, store in enumerate(stores)
-        }
-        group = TensorGroup(tensors)
+        tensors = [
+            plain((None,), float(number), tile_store=store, tensor_id="x", version=number)
+            for number, store in enumerate((here, there, third))
+        ]
+        group = TensorGroup({str(number): tensor for number, tensor in enumerate(tensors)})
         expected = group[0:4]
         group.save(here, "all")
     with ZarrTileStore(places[0]) as here, ZarrTileStore(places[1]) as there, HDF5TileStore(places[2]) as third:
@@ -160,28 +137,25 @@ def test_two_store_objects_on_one_target_are_one_place(tmp_path: Path) -> None:
 
 
 def test_a_tensor_without_an_id_cannot_be_saved(opened: Open) -> None:
-    store = opened()
-    group = TensorGroup({"n": {"x": plain((None,), tile_store=store)}})
-    with pytest.raises(ValidationError, match=r"\('n', 'x'\) of the group has no tensor_id by which"):
-        group.save(store, "g")
-    with pytest.raises(ValidationError, match="a group is saved in a TileStore"):
-        group.save("world.zarr", "g")  # type: ignore[arg-type]
-    assert store.group_ids() == []
-    let_go(store)
+    with opened() as store:
+        group = TensorGroup({"n": {"x": plain((None,), tile_store=store)}})
+        with pytest.raises(ValidationError, match=r"\('n', 'x'\) of the group has no tensor_id by which"):
+            group.save(store, "g")
+        with pytest.raises(ValidationError, match="a group is saved in a TileStore"):
+            group.save("world.zarr", "g")  # type: ignore[arg-type]
+        assert store.group_ids() == []
 
 
 def test_a_missing_tensor_or_group_is_an_error_that_says_what_there_is(opened: Open) -> None:
-    store = opened()
-    world = World(store)
-    world.group.save(store, "world")
-    with pytest.raises(StoreError, match=r"holds no group 'q'; it holds \['world'\]"):
-        store.open_group("q")
-    with pytest.raises(StoreError, match=r"holds no group 'height', but a tensor of that id: store.open\('height'\)"):
-        store.open_group("height")
-    store.clear_tensor("id")
-    with pytest.raises(StoreError, match=r"\('biome', 'id'\) of group 'world' is tensor 'id', which cannot be opened"):
-        store.open_group("world")
-    let_go(store)
+    with opened() as store:
+        World(store).group.save(store, "world")
+        with pytest.raises(StoreError, match=r"holds no group 'q'; it holds \['world'\]"):
+            store.open_group("q")
+        with pytest.raises(StoreError, match=r"no group 'height', but a tensor of that id: store.open\('height'\)"):
+            store.open_group("height")
+        store.clear_tensor("id")
+        with pytest.raises(StoreError, match=r"\('biome', 'id'\) of group 'world' is tensor 'id', which cannot be"):
+            store.open_group("world")
 
 
 def test_a_tensor_that_was_recreated_is_not_the_one_of_the_group(tmp_path: Path) -> None:
@@ -220,8 +194,8 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_definition_that_is_none_is_an_error_that_says_how_to_go_on(damage: Any) -> None:
     store = MemoryTileStore()
-    world = World(store)
-    world.group.save(store, "world")
+    group = World(store).group
+    group.save(store, "world")
     definition = json.loads(json.dumps(store._contents.stored_group("world")))
     store.clear_group("world")
     damage(definition)
@@ -229,7 +203,7 @@ def test_a_definition_that_is_none_is_an_error_that_says_how_to_go_on(damage: An
     with pytest.raises(StoreError, match=r"group 'world', its definition, is damaged.*clear_group\('world'\)"):
         store.open_group("world")
     store.clear_group("world")
-    world.group.save(store, "world")
+    group.save(store, "world")
     assert store.open_group("world").keys() == ["height", "biome"]
 
 

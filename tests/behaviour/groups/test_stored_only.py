@@ -29,12 +29,15 @@ def made(tmp_path: Path) -> Made:
     """A group of two channels and a map of half the resolution, both stored for ``[0:8, 0:8]`` alone."""
     store = ZarrTileStore(tmp_path, tile_size=4)
     functions = {"fine": Counted(_fine), "coarse": Counted(_coarse)}
-    place: dict[str, Any] = {"tile_store": store}
-    fine = InfiniteTensor((2, None, None), functions["fine"], TensorWindow((2, 4, 4)), tensor_id="fine", **place)
-    coarse = InfiniteTensor(
-        (None, None), functions["coarse"], TensorWindow((4, 4)), dtype="uint8", tensor_id="coarse", **place
+
+    def made(name: str, shape: tuple[int | None, ...], *size: int, dtype: str) -> InfiniteTensor:
+        window = TensorWindow(size)
+        return InfiniteTensor(shape, functions[name], window, dtype=dtype, tile_store=store, tensor_id=name)
+
+    fine = made("fine", (2, None, None), 2, 4, 4, dtype="float32")
+    group = TensorGroup(
+        {"fine": fine, "maps": {"coarse": made("coarse", (None, None), 4, 4, dtype="uint8")}}, scale={"maps": 0.5}
     )
-    group = TensorGroup({"fine": fine, "maps": {"coarse": coarse}}, scale={"maps": 0.5})
     group.fill(sl[0:8, 0:8], progress=False)
     return group, functions
 

@@ -34,28 +34,16 @@ class World:
         self.group = TensorGroup({"height": self.height, "biome": {"id": self.id, "weight": self.weight}})
 
     def tensor(
-        self,
-        name: str,
-        shape: tuple[int | None, ...],
-        dtype: torch.dtype,
-        *args: InfiniteTensor,
+        self, name: str, shape: tuple[int | None, ...], dtype: torch.dtype, *args: InfiniteTensor
     ) -> InfiniteTensor:
         """A tensor of windows with side `SIDE`, which overlap by half where they read another tensor."""
         size = tuple(SIDE if extent is None else extent for extent in shape)
         window = TensorWindow(size, stride=(*size[:-2], SIDE // 2, SIDE // 2) if args else None)
         # The unbounded dimensions are the last ones.
         read = TensorWindow((SIDE, SIDE), stride=SIDE // 2, dimension_map=(len(shape) - 2, len(shape) - 1))
-        return InfiniteTensor(
-            shape,
-            partial(self.window, name, dtype, size),
-            window,
-            args=args,
-            args_windows=[read] * len(args),
-            dtype=dtype,
-            tile_store=self.store,
-            tensor_id=name,
-            version="world",
-        )
+        f = partial(self.window, name, dtype, size)
+        stored: dict[str, Any] = {"tile_store": self.store, "tensor_id": name, "version": "world"}
+        return InfiniteTensor(shape, f, window, args, [read] * len(args), dtype=dtype, **stored)
 
     def window(
         self, name: str, dtype: torch.dtype, size: tuple[int, ...], ctx: tuple[int, ...], *regions: torch.Tensor
