@@ -15,15 +15,7 @@ import torch
 
 from tests.support.elsewhere import Elsewhere
 from tests.support.pipelines import WindowFunction, subtract
-from tests.support.reference import (
-    Box,
-    Index,
-    Reference,
-    Stage,
-    TooManyWindows,
-    box_at,
-    windows_over,
-)
+from tests.support.reference import Box, Index, Reference, Stage, TooManyWindows, box_at, windows_over
 
 _MOST_WINDOWS = 150
 
@@ -107,13 +99,10 @@ class Model:
         for n, tiles in enumerate(self.known):
             before = self._size(n)
             for tile, windows in tiles.items():
-                if self.tiles[n] is None:
-                    tiles[tile] = {index for index in windows if not self._is_wrong(n, index, number, box, wrong)}
-                elif any(
-                    self._is_wrong(n, index, number, box, wrong)
-                    for index in self._windows_over(n, self._box_of(n, tile))
-                ):
-                    tiles[tile] = set()
+                over = windows if self.tiles[n] is None else self._windows_over(n, self._box_of(n, tile))
+                bad = {index for index in over if self._is_wrong(n, index, number, box, wrong)}
+                if bad:
+                    tiles[tile] = windows - bad if self.tiles[n] is None else set()
             dropped.append(before - self._size(n))
         return dropped
 

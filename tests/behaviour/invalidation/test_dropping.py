@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,13 +66,20 @@ def test_dependants_can_be_left_alone(store: TileStore, data: Data) -> None:
     assert ground[20] == data.numbers[120]
 
 
-def test_a_tensor_in_the_middle_leaves_what_it_is_computed_from(store: TileStore, data: Data) -> None:
+def test_a_tensor_in_the_middle_leaves_what_it_is_computed_from_and_an_empty_region_all(
+    store: TileStore, data: Data
+) -> None:
     _, mid, top = chain_on(data, store)
     top[0:END]
     mid.invalidate(20)
     data.calls.clear()
     assert torch.equal(top[0:END], fresh(data))
     assert {name for name, _ in data.calls} == {"mid", "top"}
+    told = mid.invalidate(slice(7, 7))
+    assert (told.windows, told.tiles) == (0, 0)
+    data.calls.clear()
+    top[0:END]
+    assert data.calls == []
 
 
 def test_pixels_that_a_memory_store_has_blended_are_dropped_too(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,16 +89,6 @@ def test_pixels_that_a_memory_store_has_blended_are_dropped_too(data: Data, monk
     data.change(20, 22)
     ground.invalidate(slice(20, 22))
     assert torch.equal(ground[18:24], fresh(data, "ground", 18, 24))
-
-
-def test_an_empty_region_drops_nothing(store: TileStore, data: Data) -> None:
-    ground, _, top = chain_on(data, store)
-    top[0:END]
-    told = ground.invalidate(slice(7, 7))
-    assert (told.windows, told.tiles) == (0, 0)
-    data.calls.clear()
-    top[0:END]
-    assert data.calls == []
 
 
 def test_windows_that_are_not_stored_yet_are_dropped_too(store: TileStore, data: Data) -> None:
@@ -123,40 +121,27 @@ def test_dependants_in_other_stores_are_found_while_they_are_alive(
 
 
 def test_a_dependant_that_was_cleared_or_recreated_is_not_touched(store: TileStore, data: Data) -> None:
-    ground, mid, _ = chain_on(data, store)
+    ground, mid, top = chain_on(data, store)
     old = smooth_over(data, "other", mid, store)
     old[0:9]
+    top[0:9]
     store.clear_tensor("other")
+    store.clear_tensor("top")
     new = ground_on(data, store, tensor_id="other", version="of another kind")
     new[0:9]
     ground.invalidate(4)
+    assert store.tensor_ids() == ["ground", "mid", "other"]
     data.calls.clear()
     new[0:9]
     assert data.calls == []
 
 
-def test_a_dependant_that_was_cleared_is_not_made_again(store: TileStore, data: Data) -> None:
-    ground, _, top = chain_on(data, store)
-    top[0:9]
-    store.clear_tensor("top")
-    ground.invalidate(4)
-    assert store.tensor_ids() == ["ground", "mid"]
-
-
 def test_far_from_the_origin_it_is_as_near(store: TileStore) -> None:
     data: list[float] = [1.0]
-    ground = InfiniteTensor(
-        (None, 2), lambda _ctx: torch.full((4, 2), data[0]), TensorWindow((4, 2)), tile_store=store, tensor_id="a"
-    )
-    top = InfiniteTensor(
-        (None,),
-        lambda _ctx, region: region[:, 0].clone(),
-        TensorWindow((2,)),
-        args=[ground],
-        args_windows=[TensorWindow((2, 1), stride=2, offset=(0, 1), dimension_map=(0, None))],
-        tile_store=store,
-        tensor_id="b",
-    )
+    a, b = (dict[str, Any](tile_store=store, tensor_id=name) for name in ("a", "b"))
+    ground = InfiniteTensor((None, 2), lambda _ctx: torch.full((4, 2), data[0]), TensorWindow((4, 2)), **a)
+    read = TensorWindow((2, 1), stride=2, offset=(0, 1), dimension_map=(0, None))
+    top = InfiniteTensor((None,), lambda _ctx, region: region[:, 0].clone(), TensorWindow((2,)), [ground], [read], **b)
     ends = (-(2**51), 0, 2**51 - 4)
     assert [top[at : at + 4].tolist() for at in ends] == [[1.0] * 4] * 3
     data[0] = 2.0

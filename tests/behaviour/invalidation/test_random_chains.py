@@ -85,10 +85,9 @@ class _Play:
         self._functions = [partial(self._call, number) for number in range(len(pipeline.stages))]
         self._tensors = self._built()
         self._model.tiles = [
-            tensor.tile_store._contents.layout(tensor._spec).tile_shape
-            if tensor.tile_store._contents.outlives_process
-            else None
+            contents.layout(tensor._spec).tile_shape if contents.outlives_process else None
             for tensor in self._tensors
+            for contents in [tensor.tile_store._contents]
         ]
 
     def _call(self, number: int, ctx: Index, *regions: torch.Tensor) -> torch.Tensor:
@@ -102,21 +101,10 @@ class _Play:
         tensors: list[InfiniteTensor] = []
         for number, stage in enumerate(self._model.stages):
             store = self._memory.get(number, self._stores[number % len(self._stores)])
-            tensors.append(
-                InfiniteTensor(
-                    stage.shape,
-                    self._functions[number],
-                    stage.window,
-                    [tensors[n] for n, _ in stage.args],
-                    [window for _, window in stage.args],
-                    dtype=stage.dtype,
-                    tile_store=store,
-                    tensor_id=f"stage {number}",
-                    blend=stage.blend,
-                    edge=stage.edge or "drop",
-                    args_padding=stage.paddings or None,
-                )
-            )
+            f, args, windows = self._functions[number], [tensors[n] for n, _ in stage.args], [w for _, w in stage.args]
+            options: dict[str, Any] = {"dtype": stage.dtype, "tile_store": store, "tensor_id": f"stage {number}"}
+            options |= {"blend": stage.blend, "edge": stage.edge or "drop", "args_padding": stage.paddings or None}
+            tensors.append(InfiniteTensor(stage.shape, f, stage.window, args, windows, **options))
         return tensors
 
     def reopen(self) -> None:

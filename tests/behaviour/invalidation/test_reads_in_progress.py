@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,18 +36,18 @@ def _meanwhile(data: Data, name: str, tensor: InfiniteTensor, then: Callable[[],
     assert not reader.is_alive()
 
 
+def _change(data: Data, ground: InfiniteTensor) -> None:
+    data.change(0, END)
+    ground.invalidate(slice(0, END))
+
+
 @pytest.mark.parametrize("stage", ["ground", "mid", "top"])
 def test_what_a_read_in_progress_computes_from_old_pixels_is_not_stored(
     store: TileStore, data: Data, stage: str
 ) -> None:
     ground, mid, top = chain_on(data, store)
     mid[0:10]
-
-    def change() -> None:
-        data.change(0, END)
-        ground.invalidate(slice(0, END))
-
-    _meanwhile(data, stage, top, change)
+    _meanwhile(data, stage, top, lambda: _change(data, ground))
     assert torch.equal(top[0:END], fresh(data))
     assert torch.equal(mid[0:END], fresh(data, "mid"))
 
@@ -54,12 +55,7 @@ def test_what_a_read_in_progress_computes_from_old_pixels_is_not_stored(
 def test_nothing_comes_back_with_the_next_flush(data: Data, tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "store", tile_size=TILE, cache_size_tiles=1, flush_interval=0.0) as store:
         ground, _, top = chain_on(data, store)
-
-        def change() -> None:
-            data.change(0, END)
-            ground.invalidate(slice(0, END))
-
-        _meanwhile(data, "top", top, change)
+        _meanwhile(data, "top", top, lambda: _change(data, ground))
         store.flush()
     with ZarrTileStore(tmp_path / "store", tile_size=TILE) as store:
         assert torch.equal(chain_on(data, store)[2][0:END], fresh(data))
@@ -71,8 +67,7 @@ def test_a_read_that_waits_for_another_one_gets_new_pixels(store: TileStore, dat
     second = threading.Thread(target=lambda: results.append(top[0:END]))
 
     def change() -> None:
-        data.change(0, END)
-        ground.invalidate(slice(0, END))
+        _change(data, ground)
         second.start()
 
     _meanwhile(data, "top", top, change)
@@ -87,24 +82,15 @@ def test_a_tensor_that_a_read_turns_to_later_stores_nothing_made_of_old_pixels(
     monkeypatch.setattr(assemble, "_BLOCK_BYTES", 40)
     ground, mid, right = chain_on(data, store)
     left = smooth_over(data, "left", ground, store)
-    both = InfiniteTensor(
-        (None,),
-        lambda _ctx, one, two: one + two,
-        SMOOTH,
-        [left, right],
-        [SMOOTH, SMOOTH],
-        dtype=torch.float64,
-        tile_store=store,
-        tensor_id="both",
-    )
+    stored: dict[str, Any] = {"dtype": torch.float64, "tile_store": store, "tensor_id": "both"}
+    both = InfiniteTensor((None,), lambda _ctx, one, two: one + two, SMOOTH, [left, right], [SMOOTH] * 2, **stored)
     right[0:5]
     mid.invalidate(dependants=False)
     data.calls.clear()
 
     def change(name: str, window: int) -> None:
         if (name, window) == ("left", 0):
-            data.change(0, END)
-            ground.invalidate(slice(0, END))
+            _change(data, ground)
 
     data.before = change
     both[0:10]

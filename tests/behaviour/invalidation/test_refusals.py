@@ -138,10 +138,9 @@ def test_a_closed_store_is_refused_in_memory_too(data: Data, region: int | None)
     store = MemoryTileStore()
     ground = ground_on(data, store)
     store.close()
-    with pytest.raises(StoreError, match="is closed; open it again"):
-        ground.invalidate(region)
-    with pytest.raises(StoreError, match="is closed; open it again"):
-        TensorGroup({"ground": ground}).invalidate(region)
+    for each in (ground, TensorGroup({"ground": ground})):
+        with pytest.raises(StoreError, match="is closed; open it again"):
+            each.invalidate(region)
 
 
 def test_a_closed_memory_store_of_a_dependant_has_nothing_to_drop(data: Data) -> None:
