@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,8 @@ class Tied(nn.Module):
 
 
 def model(**options: Any) -> nn.Sequential:
-    weights = Weights(**options)
-    return nn.Sequential(
-        weights, Table(**options), nn.Linear(3, 3, device=options.get("device")), Tied(weights, **options)
-    )
+    weights, linear = Weights(**options), nn.Linear(3, 3, device=options.get("device"))
+    return nn.Sequential(weights, Table(**options), linear, Tied(weights, **options))
 
 
 @contextmanager
@@ -105,27 +104,25 @@ def _on_meta(tensor: torch.Tensor) -> Any:
     return nn.Parameter(tensor.to(META)) if isinstance(tensor, nn.Parameter) else tensor.to(META)
 
 
-def made_under_a_default_device(**options: Any) -> nn.Module:
-    with META:
-        return model(**options)
+def made_within(*contexts: Any) -> Callable[..., nn.Module]:
+    """What makes a model within these."""
+
+    def make(**options: Any) -> nn.Module:
+        with ExitStack() as stack:
+            for enter in contexts:
+                stack.enter_context(enter())
+            return model(**options)
+
+    return make
 
 
-def made_with_parameters_on_meta(**options: Any) -> nn.Module:
-    with without_memory_for("register_parameter"):
-        return model(**options)
-
-
-def made_with_all_on_meta(**options: Any) -> nn.Module:
-    with without_memory_for("register_parameter"), without_memory_for("register_buffer"):
-        return model(**options)
-
-
+ONE_BY_ONE = [partial(without_memory_for, f"register_{kind}") for kind in ("parameter", "buffer")]
 MAKING: dict[str, Callable[..., nn.Module]] = {
-    "default device": made_under_a_default_device,
+    "default device": made_within(lambda: META),
     "device=": lambda **options: model(device="meta", **options),
     "moved": lambda **options: model(**options).to("meta"),
-    "parameters": made_with_parameters_on_meta,
-    "parameters and buffers": made_with_all_on_meta,
+    "parameters": made_within(ONE_BY_ONE[0]),
+    "parameters and buffers": made_within(*ONE_BY_ONE),
 }
 
 
@@ -194,9 +191,7 @@ def test_a_value_that_is_computed_without_data_in_a_module_with_data_is_an_error
 ) -> None:
     module: Any = make()[0]  # type: ignore[index]
     module.gain = nn.Parameter(torch.ones(()))
-    with pytest.raises(
-        DeviceMismatchError, match=r"'(weight|scaled)' returned a tensor on meta.*Weights is not all on meta"
-    ):
+    with pytest.raises(DeviceMismatchError, match=r"'(weight|scaled)' returned a .*Weights is not all on meta"):
         linear(torch.ones(1, 3), module.scaled)
 
 
@@ -212,16 +207,12 @@ def test_a_table_on_meta_that_nothing_was_loaded_for_is_an_error_until_it_is_tol
     assert torch.equal(module(torch.eye(3)), Table()(torch.eye(3)))
 
 
-def test_a_module_on_meta_tells_its_shapes() -> None:
-    module = made_under_a_default_device()[0]  # type: ignore[index]
-    assert module(torch.ones(5, 3, device=META)).shape == (5, 3)
+def test_a_module_on_meta_tells_its_shapes_and_is_exported() -> None:
+    module = MAKING["default device"]()[0]  # type: ignore[index]
+    x = torch.ones(5, 3, device=META)
+    assert module(x).shape == (5, 3)
     assert module.weight.value.is_meta
     assert module.weight.shape == (3, 3)
-
-
-def test_a_module_on_meta_is_exported() -> None:
-    with META:
-        module, x = Weights(), torch.ones(5, 3)
     program: Any = torch.export.export(module, (x,)).module()
     assert program(x).shape == (5, 3)
 

@@ -239,14 +239,3 @@ def test_a_result_that_is_no_tensor_is_a_type_error(result: Any) -> None:
     VirtualTensor.create(module, "x", lambda *_: result)
     with pytest.raises(TypeError, match=r"materializer of virtual tensor 'x' must return a torch\.Tensor, got"):
         _ = module.x.value
-
-
-@pytest.mark.parametrize("materializer", [None, 3])
-def test_a_materializer_that_is_neither_name_nor_callable_is_a_type_error(materializer: Any) -> None:
-    with pytest.raises(TypeError, match="materializer must be the name of a method of owner, or a callable"):
-        VirtualTensor(nn.Module(), "x", materializer)
-
-
-def test_an_owner_that_is_no_module_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match=r"owner must be a torch\.nn\.Module"):
-        VirtualTensor(object(), "x", lambda *_: torch.ones(1))  # type: ignore[arg-type]

@@ -47,12 +47,9 @@ def test_dtype_and_device_default_to_those_of_torch() -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_the_buffer_is_not_in_the_state_dict() -> None:
-    assert set(Doubling().state_dict()) == {"base"}
-
-
-def test_the_buffer_is_in_the_state_dict_if_it_is_to_persist() -> None:
-    assert set(Doubling(persist=True).state_dict()) == {"base", "_twice_ref"}
+@pytest.mark.parametrize("persist", [False, True])
+def test_the_buffer_is_in_the_state_dict_if_it_is_to_persist(persist: bool) -> None:
+    assert set(Doubling(persist=persist).state_dict()) == {"base", *["_twice_ref"] * persist}
 
 
 @pytest.mark.parametrize("member", ["owner", "name", "value", "attributes"])
@@ -133,29 +130,25 @@ def test_a_module_that_uses_it_is_exported(strict: bool) -> None:
     assert torch.equal(program.module()(x), module(x))
 
 
-def test_dtype_and_device_can_be_set() -> None:
-    module = Doubling()
-    module.twice.dtype = torch.float64
-    module.twice.device = torch.device("meta")
-    assert (module.twice.dtype, module.twice.device.type) == (torch.float64, "meta")
-    assert (module.base.dtype, module.base.device.type) == (torch.float32, "cpu")
-    assert (module.twice.value.dtype, module.twice.value.device.type) == (torch.float64, "meta")
-
-
 @pytest.mark.parametrize(
     ("arguments", "keywords"),
     [
         (("meta", torch.float64), {}),
         ((), {"dtype": torch.float64, "device": "meta"}),
         ((torch.empty(0, device="meta", dtype=torch.float64),), {}),
+        (None, {"dtype": torch.float64, "device": torch.device("meta")}),
     ],
 )
-def test_to_returns_none_and_moves_the_reference_alone(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+def test_to_returns_none_and_it_or_setting_moves_the_reference_alone(arguments: Any, keywords: dict[str, Any]) -> None:
     module = Doubling()
-    returned: Any = module.twice.to(*arguments, **keywords)  # type: ignore[func-returns-value]
-    assert returned is None
+    if arguments is None:
+        for name, value in keywords.items():
+            setattr(module.twice, name, value)
+    else:
+        assert module.twice.to(*arguments, **keywords) is None  # type: ignore[func-returns-value]
     assert (module.twice.dtype, module.twice.device.type) == (torch.float64, "meta")
     assert (module.base.dtype, module.base.device.type) == (torch.float32, "cpu")
+    assert (module.twice.value.dtype, module.twice.value.device.type) == (torch.float64, "meta")
 
 
 def test_create_returns_none_and_sets_the_attribute() -> None:
@@ -195,26 +188,26 @@ def test_a_callable_is_called_with_owner_dtype_and_device_and_kept_alive() -> No
     assert told == [module, torch.float64, torch.device("cpu")]
 
 
-def test_a_materializer_that_the_owner_does_not_have_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'triple'"):
-        Doubling("triple")
+@pytest.mark.parametrize(
+    ("name", "materializer", "error", "told"),
+    [
+        ("x", "triple", AttributeError, "no attribute 'triple'"),
+        ("x", "base", TypeError, "must be the name of a method of owner"),
+        ("x", None, TypeError, "materializer must be the name of a method of owner, or a callable"),
+        ("x", 3, TypeError, "materializer must be the name of a method of owner, or a callable"),
+        *((name, ones, ValueError, "identifier") for name in ("not valid", "", "a.b", "1st")),
+        ("not valid", ones, ValidationError, "identifier"),
+        *((name, ones, TypeError, "name must be a str") for name in (None, 3, b"x")),
+    ],
+)
+def test_a_name_or_a_materializer_that_is_none_is_told(name: Any, materializer: Any, error: Any, told: str) -> None:
+    with pytest.raises(error, match=told):
+        VirtualTensor(Doubling(), name, materializer)
 
 
-def test_a_materializer_that_is_no_method_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="must be the name of a method of owner"):
-        Doubling("base")
-
-
-@pytest.mark.parametrize("name", ["not valid", "", "a.b", "1st"])
-def test_a_name_that_is_no_identifier_is_a_value_error(name: str) -> None:
-    with pytest.raises(ValueError, match="identifier"):
-        VirtualTensor(nn.Module(), name, ones)
-
-
-@pytest.mark.parametrize("name", [None, 3, b"x"])
-def test_a_name_that_is_no_str_is_a_type_error(name: Any) -> None:
-    with pytest.raises(TypeError, match="name must be a str"):
-        VirtualTensor(nn.Module(), name, ones)
+def test_an_owner_that_is_no_module_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match=r"owner must be a torch\.nn\.Module"):
+        VirtualTensor(object(), "x", ones)  # type: ignore[arg-type]
 
 
 def test_it_follows_its_module_to_a_dtype_and_a_device() -> None:
@@ -236,16 +229,11 @@ def test_integers_and_complex_numbers_keep_their_dtype(dtype: torch.dtype) -> No
     assert (module.base.dtype, module.twice.dtype) == (torch.float16, dtype)
 
 
-def test_deleting_the_attribute_removes_the_buffer() -> None:
+@pytest.mark.parametrize("remove", [Doubling.__delattr__, lambda module, name: setattr(module, name, torch.ones(2))])
+def test_deleting_or_overwriting_the_attribute_removes_the_buffer(remove: Any) -> None:
     module = Doubling()
-    del module.twice
+    remove(module, "twice")
     assert dict(module.named_buffers()) == {}
-    assert not hasattr(module, "_twice_ref")
-
-
-def test_overwriting_the_attribute_removes_the_buffer() -> None:
-    module = Doubling()
-    module.twice = torch.ones(2)  # type: ignore[assignment]
     assert not hasattr(module, "_twice_ref")
     module.load_state_dict(module.state_dict())
 
@@ -255,8 +243,3 @@ def test_one_that_is_never_assigned_leaves_nothing() -> None:
     VirtualTensor(module, "x", ones)
     assert dict(module.named_buffers()) == {}
     assert not module._load_state_dict_pre_hooks
-
-
-def test_the_value_error_is_one_of_the_library() -> None:
-    with pytest.raises(ValidationError):
-        VirtualTensor(nn.Module(), "not valid", ones)
