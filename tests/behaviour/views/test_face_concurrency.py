@@ -65,6 +65,20 @@ def at_once(work: Callable[[], Any], readers: int = READERS) -> list[Any]:
         return list(threads.map(begin, range(readers), timeout=DEADLINE))
 
 
+class Held:
+    """An ``f`` that says when it has begun, and waits until it may end."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.add = 0.0
+
+    def __call__(self, ctx: Index) -> torch.Tensor:
+        pixels = ramp(ctx) + self.add
+        self.begun.set()
+        assert self.may_end.wait(DEADLINE)
+        return pixels
+
+
 def test_no_chunk_is_computed_twice_by_many_readers() -> None:
     f = Counted(ramp)
     face = face_of(f)
@@ -152,38 +166,27 @@ def test_readers_of_the_same_chunk_leave_places_to_others() -> None:
 
 
 def test_who_asks_after_an_invalidation_gets_new_pixels() -> None:
-    begun, may_end, value = threading.Event(), threading.Event(), [1.0]
-
-    def f(_ctx: Index) -> torch.Tensor:
-        pixels = torch.full((4, 4), value[0])
-        begun.set()
-        assert may_end.wait(DEADLINE)
-        return pixels
-
+    f = Held()
     t = tensor_of(f)
     face = t.as_zarr(REGION)
     with ThreadPoolExecutor(2) as threads:
         early = threads.submit(lambda: face[8, 8])
-        assert begun.wait(DEADLINE)
-        value[0] = 2.0
+        assert f.begun.wait(DEADLINE)
+        f.add = 1.0
         t.invalidate(REGION)
         late = threads.submit(lambda: face[8, 8])
-        may_end.set()
-        assert early.result(DEADLINE) == 1
-        assert late.result(DEADLINE) == 2
-    assert face[8, 8] == 2
+        f.may_end.set()
+        assert early.result(DEADLINE) == 0
+        assert late.result(DEADLINE) == 1
+    assert face[8, 8] == 1
 
 
 ROWS = [row % 100 for row in range(-2, 6)]
 
 
-def as_float(value: Any) -> float:
-    return float(value)
-
-
 def test_an_f_reads_any_zarr_array() -> None:
     stored = zarr.array(np.arange(10000.0).reshape(100, 100), chunks=(10, 10))
-    face = face_of(lambda ctx: torch.full((4, 4), as_float(stored[ctx[0] % 100, ctx[1] % 100])))
+    face = face_of(lambda ctx: torch.full((4, 4), float(np.asarray(stored[ctx[0] % 100, ctx[1] % 100]))))
     assert face[9, 13] == stored[0, 1]
     assert np.array_equal(face[...], np.kron(np.asarray(stored[...])[np.ix_(ROWS, ROWS)], np.ones((4, 4))))
 
@@ -278,41 +281,32 @@ def test_it_works_with_one_of_everything_in_zarr() -> None:
         assert all(team.members[0].call(_with_one_of_everything))
 
 
-def test_what_f_raises_arrives_as_itself() -> None:
-    class OwnError(Exception):
-        pass
-
-    raised = OwnError("no weights yet")
-    broken = [True]
-
-    def f(ctx: Index) -> torch.Tensor:
-        if broken[0]:
-            raise raised
-        return ramp(ctx)
-
-    face = face_of(f)
-    with pytest.raises(OwnError) as found:
-        face[...]
-    assert found.value is raised
-    broken[0] = False
-    assert np.array_equal(face[...], TRUTH)
+class OwnError(Exception):
+    """Of a user."""
 
 
 @pytest.mark.parametrize(
     "error",
-    [TimeoutError, KeyError, FileNotFoundError, StopAsyncIteration, concurrent.futures.CancelledError, EOFError],
+    [
+        *(OwnError, TimeoutError, KeyError, FileNotFoundError, StopAsyncIteration, EOFError),
+        concurrent.futures.CancelledError,
+    ],
 )
-def test_no_error_means_anything_to_what_is_in_between(error: type[Exception]) -> None:
-    raised = error("from f")
+def test_what_f_raises_arrives_as_itself_and_the_next_read_is_right(error: type[Exception]) -> None:
+    raised: Exception | None = error("from f")
 
-    def f(_ctx: Index) -> torch.Tensor:
-        raise raised
+    def f(ctx: Index) -> torch.Tensor:
+        if raised is not None:
+            raise raised
+        return ramp(ctx)
 
     face = face_of(f)
     for read in (lambda: face[...], lambda: asyncio.run(in_a_loop(face))):
         with pytest.raises(error) as found:
             read()
         assert found.value is raised
+    raised = None
+    assert np.array_equal(face[...], TRUTH)
 
 
 async def in_a_loop(face: zarr.Array[Any]) -> Any:
@@ -335,9 +329,8 @@ def test_it_is_read_within_event_loops() -> None:
 
     async def read() -> None:
         assert np.array_equal(face[...], TRUTH)
-        whole, corner = await asyncio.gather(
-            face.async_array.getitem(...), face.async_array.getitem((slice(0, 3), slice(0, 3)))
-        )
+        get = face.async_array.getitem
+        whole, corner = await asyncio.gather(get(...), get((slice(0, 3), slice(0, 3))))
         assert np.array_equal(whole, TRUTH)
         assert np.array_equal(corner, TRUTH[:3, :3])
 
@@ -346,43 +339,31 @@ def test_it_is_read_within_event_loops() -> None:
 
 
 def test_a_reader_that_gives_up_leaves_the_others_their_chunk() -> None:
-    begun, may_end = threading.Event(), threading.Event()
-
-    def f(ctx: Index) -> torch.Tensor:
-        begun.set()
-        assert may_end.wait(DEADLINE)
-        return ramp(ctx)
-
+    f = Held()
     face = face_of(f)
 
     async def read() -> Any:
         impatient = asyncio.create_task(face.async_array.getitem((0, 0)))
         patient = asyncio.create_task(face.async_array.getitem((0, 1)))
-        await asyncio.to_thread(begun.wait, DEADLINE)
+        await asyncio.to_thread(f.begun.wait, DEADLINE)
         impatient.cancel()
-        may_end.set()
+        f.may_end.set()
         return await patient
 
     assert asyncio.run(read()) == -8007
 
 
 def test_a_chunk_may_be_ready_after_the_loop_that_asked_is_closed(caplog: pytest.LogCaptureFixture) -> None:
-    begun, may_end = threading.Event(), threading.Event()
-
-    def f(ctx: Index) -> torch.Tensor:
-        begun.set()
-        assert may_end.wait(DEADLINE)
-        return ramp(ctx)
-
+    f = Held()
     face = face_of(f)
 
     async def give_up() -> None:
         asked = asyncio.create_task(face.async_array.getitem((0, 0)))
-        await asyncio.to_thread(begun.wait, DEADLINE)
+        await asyncio.to_thread(f.begun.wait, DEADLINE)
         asked.cancel()
 
     asyncio.run(give_up())
-    may_end.set()
+    f.may_end.set()
     assert np.array_equal(face[...], TRUTH)
     assert caplog.records == []
 

@@ -15,6 +15,7 @@ from infinite_tensor import InfiniteTensor, TensorGroup, TensorWindow, Validatio
 from infinite_tensor.errors import RegionError
 from tests.behaviour.views.shown import NO_NAMES, member, names_of
 from tests.support.dict_store import DictTileStore
+from tests.support.reference import Index
 
 
 def tensor_of(size: int, value: float, shape: tuple[int | None, ...] = (None, None)) -> InfiniteTensor:
@@ -22,21 +23,18 @@ def tensor_of(size: int, value: float, shape: tuple[int | None, ...] = (None, No
     window = TensorWindow((*channels, size, size), dimension_map=(None, 0, 1) if channels else None)
     dims = ("c", "y", "x")[-len(shape) :]
     store = DictTileStore({}, tile_size=8)
-    return InfiniteTensor(
-        shape, lambda ctx: torch.full(window.size, value + ctx[-1]), window, dims=dims, tile_store=store
-    )
+
+    def f(ctx: Index) -> torch.Tensor:
+        return torch.full(window.size, value + ctx[-1])
+
+    return InfiniteTensor(shape, f, window, dims=dims, tile_store=store)
 
 
 @pytest.fixture
 def group() -> TensorGroup:
-    return TensorGroup(
-        {
-            "rgb": tensor_of(8, 100.0, (3, None, None)),
-            "coarse": tensor_of(8, 200.0),
-            "extra": TensorGroup({"mask": tensor_of(8, 300.0)}),
-        },
-        scale={"coarse": Fraction(1, 4)},
-    )
+    coarse, extra = tensor_of(8, 200.0), {"mask": tensor_of(8, 300.0)}
+    tensors = {"rgb": tensor_of(8, 100.0, (3, None, None)), "coarse": coarse, "extra": extra}
+    return TensorGroup(tensors, scale={"coarse": Fraction(1, 4)})
 
 
 def test_it_has_an_array_for_each_tensor(group: TensorGroup) -> None:
@@ -44,12 +42,9 @@ def test_it_has_an_array_for_each_tensor(group: TensorGroup) -> None:
     face = group.as_zarr(region)
     read = group[region]
     assert isinstance(face, zarr.Group)
-    for key, pixels in (
-        ("rgb", read["rgb"].movedim(-1, 0)),
-        ("coarse", read["coarse"]),
-        ("extra/mask", read["extra"]["mask"]),
-    ):
-        assert np.array_equal(member(face, key)[...], pixels.numpy()), key
+    pixels = {"rgb": read["rgb"].movedim(-1, 0), "coarse": read["coarse"], "extra/mask": read["extra", "mask"]}
+    for key, expected in pixels.items():
+        assert np.array_equal(member(face, key)[...], expected.numpy()), key
 
 
 def test_without_a_region_it_shows_all_of_each() -> None:
@@ -93,15 +88,13 @@ def test_xarray_opens_it(group: TensorGroup) -> None:
 
 
 def test_xarray_opens_what_nests_with_another_resolution() -> None:
-    group = TensorGroup(
-        {"fine": tensor_of(8, 0.0), "far": TensorGroup({"coarse": tensor_of(8, 1.0)})},
-        scale={("far", "coarse"): Fraction(1, 4)},
-    )
+    tensors = {"fine": tensor_of(8, 0.0), "far": {"coarse": tensor_of(8, 1.0)}}
+    group = TensorGroup(tensors, scale={("far", "coarse"): Fraction(1, 4)})
     assert values(opened(group, sl[0:32, 0:32]), "far/coarse").shape == (8, 8)
 
 
 def test_an_array_may_be_named_like_a_dimension() -> None:
-    group = TensorGroup({"x": tensor_of(8, 0.0), "a": tensor_of(8, 1.0), "y": TensorGroup({"b": tensor_of(8, 2.0)})})
+    group = TensorGroup({"x": tensor_of(8, 0.0), "a": tensor_of(8, 1.0), "y": {"b": tensor_of(8, 2.0)}})
     region = sl[0:16, 0:16]
     face = group.as_zarr(region)
     assert names_of(member(face, "x")) == ("y", "x_x")
@@ -111,7 +104,7 @@ def test_an_array_may_be_named_like_a_dimension() -> None:
 
 
 def test_a_group_may_be_named_like_the_folder_of_chunks() -> None:
-    group = TensorGroup({"a": TensorGroup({"c": TensorGroup({"b": tensor_of(8, 5.0)})}), "c": tensor_of(8, 7.0)})
+    group = TensorGroup({"a": TensorGroup({"c": {"b": tensor_of(8, 5.0)}}), "c": tensor_of(8, 7.0)})
     face = group.as_zarr(sl[0:16, 0:16])
     assert np.array_equal(member(face, "a/c/b")[0], [5.0] * 8 + [6.0] * 8)
     assert np.array_equal(member(face, "c")[0], [7.0] * 8 + [8.0] * 8)

@@ -27,6 +27,8 @@ from infinite_tensor import (
 )
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.views import showing
+from tests.behaviour.views import shown as views
+from tests.behaviour.views.shown import ramp
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
 from tests.support.html import Page
@@ -36,17 +38,9 @@ from tests.support.stores import sample
 EVIL = "<script>alert('1')</script>\"&amp; <img src=x onerror=y>"
 
 
-def ramp_of(ctx: Index) -> torch.Tensor:
-    """1000 times the row, and the column."""
-    y, x = (torch.arange(4.0) + 4 * i for i in ctx)
-    return 1000 * y[:, None] + x
-
-
-def tensor_of(
-    f: Callable[..., Any] = ramp_of, shape: tuple[int | None, ...] = (None, None), **options: Any
-) -> InfiniteTensor:
-    options = {"tensor_id": "height"} | options
-    return InfiniteTensor(shape, f, TensorWindow((4, 4)), **options)
+def tensor_of(f: Callable[..., Any] = ramp, **options: Any) -> InfiniteTensor:
+    """In memory, and without names of dimensions."""
+    return views.tensor_of(f, **{"tile_store": None, "dims": None} | options)
 
 
 def shown(value: Any) -> Page:
@@ -82,7 +76,7 @@ class TestTensor:
     def test_it_tells_what_it_is(self, store: TileStore) -> None:
         t = tensor_of(tile_store=store, dims=("y", "x"), blend="max")
         text = shown(t).text
-        for fact in ("height", "y:\xa0∞,\xa0x:\xa0∞", "float32", "(4, 4)", "ramp_of", type(store).__name__, "maximum"):
+        for fact in ("height", "y:\xa0∞,\xa0x:\xa0∞", "float32", "(4, 4)", "ramp", type(store).__name__, "maximum"):
             assert fact in text, fact
 
     def test_one_without_an_id_is_unnamed(self) -> None:
@@ -94,7 +88,7 @@ class TestTensor:
     def test_looking_leaves_no_trace(self) -> None:
         storage: dict[Any, Any] = {}
         with DictTileStore(storage, tile_size=16) as store:
-            f = Counted(ramp_of)
+            f = Counted(ramp)
             t = tensor_of(f, tile_store=store)
             t[0:16, 16:32]
             t[0:16, 0:16]
@@ -140,27 +134,17 @@ class TestTensor:
             assert "at least 1,000 complete tiles, at least " in shown(t).text
 
     def test_a_reduced_tensor(self, store: TileStore) -> None:
-        t = InfiniteTensor(
-            (None, None),
-            lambda _: torch.rand(5, 4, 4),
-            TensorWindow((4, 4)),
-            dtype=torch.uint8,
-            tile_store=store,
-            tensor_id="labels",
-            reduce=Reduction("argmax", 5),
-        )
+        t = tensor_of(lambda _: torch.rand(5, 4, 4), dtype="uint8", tile_store=store, reduce=Reduction("argmax", 5))
         t[0:16, 0:16]
         assert "argmax" in shown(t).text
 
-    def test_a_blob(self, tmp_path: Path) -> None:
+    def test_a_blob_and_an_array_in_memory(self, tmp_path: Path) -> None:
         with TensorBlob.open(tmp_path / "b", "w", dtype=torch.float32, shape=(4,)) as blob:
             blob.write(torch.rand(6, 4))
         t = TensorBlob.open(tmp_path / "b", "r").as_tensor()
-        assert "its source is read each time" in shown(t).text
+        for each in (t, from_array(torch.rand(4, 4))):
+            assert "nothing: its source is read each time" in shown(each).text
         t.tile_store.close()
-
-    def test_an_array_in_memory(self) -> None:
-        assert "nothing: its source is read each time" in shown(from_array(torch.rand(4, 4))).text
 
     def test_what_it_is_computed_from_is_told_by_ids(self) -> None:
         args = [tensor_of(), tensor_of(tensor_id=None)]
@@ -183,7 +167,7 @@ class TestOthers:
     """Groups, stores, and what they tell."""
 
     def test_a_group_lists_its_tensors(self, store: TileStore) -> None:
-        f = Counted(ramp_of)
+        f = Counted(ramp)
         a, b = (tensor_of(f, tile_store=store, tensor_id=name) for name in ("a", "b"))
         a[0:16, 0:16]
         before = list(f.calls)
@@ -197,7 +181,7 @@ class TestOthers:
         assert "and 28 more" in shown(group).text
 
     def test_a_store_lists_what_it_holds(self, store: TileStore) -> None:
-        f = Counted(ramp_of)
+        f = Counted(ramp)
         tensor_of(f, tile_store=store, dims=("y", "x"))[0:4, 0:4]
         tensor_of(f, tile_store=store, tensor_id="other", dtype="float32")
         before = list(f.calls)
@@ -308,7 +292,7 @@ class TestText:
 
     def test_ids_dims_functions_and_versions_cannot_run(self, store: TileStore) -> None:
         def f(ctx: Index, *_: torch.Tensor) -> torch.Tensor:
-            return ramp_of(ctx)
+            return ramp(ctx)
 
         f.__qualname__ = EVIL
         source = tensor_of(f, tile_store=store, tensor_id=EVIL, dims=("<b>", "x"), version=EVIL)

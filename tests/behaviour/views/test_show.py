@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import matplotlib as mpl
@@ -13,9 +13,9 @@ import torch
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, from_array, sl
 from infinite_tensor.errors import RegionError
+from tests.behaviour.views.shown import ramp, tensor_of
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
-from tests.support.reference import Index
 
 mpl.use("Agg")
 
@@ -26,17 +26,6 @@ import matplotlib.pyplot as plt
 def _closed() -> Iterator[None]:
     yield
     plt.close("all")
-
-
-def ramp(ctx: Index) -> torch.Tensor:
-    y, x = (torch.arange(4.0) + 4 * i for i in ctx)
-    return 1000 * y[:, None] + x
-
-
-def tensor_of(f: Callable[..., Any] = ramp, **options: Any) -> InfiniteTensor:
-    given: dict[str, Any] = {"tile_store": DictTileStore({}, tile_size=4), "tensor_id": "height", "dims": ("y", "x")}
-    options = given | options
-    return InfiniteTensor((None, None), f, TensorWindow((4, 4)), **options)
 
 
 def show(t: InfiniteTensor, *region: Any, **options: Any) -> Any:
@@ -208,13 +197,8 @@ def test_what_is_missing_is_computed_or_left_blank() -> None:
 
 def test_missing_colours_are_blank() -> None:
     window = TensorWindow((3, 4, 4), dimension_map=(None, 1, 2))
-    t = InfiniteTensor(
-        (3, None, None),
-        lambda _: torch.zeros(3, 4, 4),
-        window,
-        tile_store=DictTileStore({}, tile_size=4),
-        dims=("c", "y", "x"),
-    )
+    store, dims = DictTileStore({}, tile_size=4), ("c", "y", "x")
+    t = InfiniteTensor((3, None, None), lambda _: torch.zeros(3, 4, 4), window, tile_store=store, dims=dims)
     t[:, 0:4, 0:4]
     ax = show(t, sl[:, 0:4, 0:8], compute=False)
     drawn = drawn_on(ax)

@@ -15,15 +15,8 @@ import torch
 import xarray
 import zarr
 
-from infinite_tensor import (
-    InfiniteTensor,
-    TensorGroup,
-    TensorWindow,
-    ZarrTileStore,
-    from_raster,
-    predict,
-)
-from tests.behaviour.views.exports.scenes import plane, truth
+from infinite_tensor import InfiniteTensor, TensorGroup, TensorWindow, ZarrTileStore, from_raster, predict
+from tests.behaviour.views.exports.scenes import opened, pattern, plane, truth
 from tests.support.counting import Constant, Counted
 
 REGION = slice(-8, 16), slice(0, 24)
@@ -31,9 +24,9 @@ STORED = slice(0, 8), slice(8, 16)
 """A tile of the region."""
 
 
-def begun(dtype: str = "uint8", f: Any = None) -> InfiniteTensor:
+def begun(dtype: str = "uint8", f: Any = pattern) -> InfiniteTensor:
     """A tensor of which one tile is stored."""
-    t = plane(**({} if f is None else {"f": f}), dtype=dtype)
+    t = plane(f, dtype)
     t.fill(STORED, progress=False)
     return t
 
@@ -44,12 +37,11 @@ def expected(fill_value: Any = 255, dtype: Any = np.uint8) -> np.ndarray[Any, An
     return pixels
 
 
-def nodata_in(path: Path) -> float | None:
+def nodata_in(path: Path) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
         with rasterio.open(path) as file:
-            found: float | None = file.nodata
-            return found
+            return file.nodata
 
 
 class TestXarray:
@@ -106,13 +98,8 @@ class TestExport:
     )
     def test_a_tiff_says_what_is_nodata(self, dtype: str, value: Any, tmp_path: Path) -> None:
         begun(dtype).stored_only(value).export(REGION, tmp_path / "out.tif")
-        found = nodata_in(tmp_path / "out.tif")
-        assert found is not None
-        assert np.array_equal([found], [value], equal_nan=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
-            with rasterio.open(tmp_path / "out.tif") as file:
-                assert np.array_equal(file.read(1), expected(value, dtype), equal_nan=True)
+        assert np.array_equal([nodata_in(tmp_path / "out.tif")], [value], equal_nan=True)
+        assert np.array_equal(opened(tmp_path / "out.tif"), expected(value, dtype), equal_nan=True)
 
     def test_it_takes_the_place_of_that_of_a_raster(self, tmp_path: Path) -> None:
         profile = {"driver": "GTiff", "dtype": "float32", "crs": "EPSG:32633", "nodata": -1, "count": 1}

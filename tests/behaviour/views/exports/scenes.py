@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import rasterio
 import torch
 import xarray
@@ -16,14 +17,17 @@ from infinite_tensor import InfiniteTensor, TensorWindow
 from tests.support.dict_store import DictTileStore
 from tests.support.reference import Index
 
+FORMS = ["zarr", "npy", "png", "tif"]
+forms = pytest.mark.parametrize("form", FORMS)
+
 REGION = (slice(-5, 9), slice(2, 25))
 """Neither begins nor ends with a tile."""
 
 
 def pattern(ctx: Index) -> torch.Tensor:
     """A window of 4x4 pixels, none of them 0, that has no like nearby."""
-    y, x = (torch.arange(4) + 4 * i for i in ctx)
-    return 1 + (37 * y[:, None] + 11 * x + (y[:, None] * x) % 5) % 200
+    y, x = (slice(4 * i, 4 * i + 4) for i in ctx)
+    return torch.from_numpy(truth((y, x)))
 
 
 def plane(f: Callable[..., Any] = pattern, dtype: str = "uint8", **options: Any) -> InfiniteTensor:
@@ -33,12 +37,9 @@ def plane(f: Callable[..., Any] = pattern, dtype: str = "uint8", **options: Any)
         window: torch.Tensor = f(ctx).to(getattr(torch, dtype))
         return window
 
-    given: dict[str, Any] = {
-        "tile_store": DictTileStore({}, tile_size=8),
-        "dims": ("y", "x"),
-        "tensor_id": "world/height",
-    }
-    return InfiniteTensor((None, None), cast, TensorWindow((4, 4)), dtype=dtype, **given | options)
+    store, named = DictTileStore({}, tile_size=8), {"dims": ("y", "x"), "tensor_id": "world/height"}
+    given: dict[str, Any] = {"tile_store": store} | named | options
+    return InfiniteTensor((None, None), cast, TensorWindow((4, 4)), dtype=dtype, **given)
 
 
 def truth(region: tuple[slice, slice] = REGION) -> np.ndarray[Any, np.dtype[Any]]:

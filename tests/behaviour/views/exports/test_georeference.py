@@ -62,11 +62,8 @@ def test_a_region_of_a_raster_is_where_it_was(tmp_path: Path) -> None:
     with rasterio.open(tmp_path / "out.tif") as file:
         assert np.array_equal(file.read(), PIXELS[1:3, 10:90, 20:60])
         assert file.xy(0, 0) == (500_000 + 20.5 * 0.5, 4_600_000 - 10.5 * 0.25)
-
-
-def test_so_is_one_band_of_it(tmp_path: Path) -> None:
-    _, transform, _ = place_of(raster(tmp_path), sl[1, 10:90, 20:60], tmp_path)
-    assert transform == moved(20, 10)
+    # So is one band of it.
+    assert place_of(t, sl[1, 10:90, 20:60], tmp_path)[1] == moved(20, 10)
 
 
 def halved(x: torch.Tensor) -> torch.Tensor:
@@ -107,11 +104,7 @@ def test_labels_that_a_network_predicts_are_where_the_raster_is(tmp_path: Path) 
 def turned(t: InfiniteTensor, rows: int, columns: int) -> InfiniteTensor:
     """Two dimensions of a tensor of 2 or 3 dimensions, exchanged."""
     window = TensorWindow((16, 16))
-    read = (
-        TensorWindow((3, 16, 16), dimension_map=(None, 1, 0))
-        if t.ndim == 3
-        else TensorWindow((16, 16), dimension_map=(1, 0))
-    )
+    read = TensorWindow((3, 16, 16)[-t.ndim :], dimension_map=(None, 1, 0)[-t.ndim :])
 
     def f(_ctx: object, region: torch.Tensor) -> torch.Tensor:
         return (region[0] if region.ndim == 3 else region).T
@@ -171,10 +164,8 @@ def test_a_tensor_that_was_opened_by_its_id_is_where_the_raster_is(tmp_path: Pat
     with ZarrTileStore(tmp_path / "store", tile_size=16) as store:
         image.map(torch.neg, window=16, store=store, tensor_id="negative").fill(..., progress=False)
     with ZarrTileStore(tmp_path / "store", mode="r") as store:
-        for opened in (store.open("negative"), store.open("negative", args=[image])):
-            crs, transform, _ = place_of(opened, sl[:, 10:20, 20:30], tmp_path)
-            assert crs == UTM
-            assert transform == moved(20, 10)
+        opened = store.open("negative", args=[image])
+        assert place_of(opened, sl[:, 10:20, 20:30], tmp_path)[:2] == (UTM, moved(20, 10))
 
 
 ROTATED_POLE = CRS.from_string(
