@@ -46,8 +46,6 @@ def store(tmp_path: Path) -> Path:
         window = TensorWindow((SIZE, SIZE))
         rows = InfiniteTensor((None, None), ramp, window, tile_store=opened, tensor_id="rows", dims=("y", "x"))
         rows[-8:8, 0:8]
-        twice = InfiniteTensor(
-            (8, None), doubled, window, args=[rows], args_windows=[window], tile_store=opened, tensor_id="twice"
-        )
+        twice = InfiniteTensor((8, None), doubled, window, [rows], [window], tile_store=opened, tensor_id="twice")
         twice[0:8, 0:4]
     return path

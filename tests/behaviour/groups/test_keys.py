@@ -67,9 +67,8 @@ def test_in_takes_tuple_keys_too(group: TensorGroup) -> None:
 
 
 def test_select_and_exclude_keep_the_pixels_of_the_group() -> None:
-    group = TensorGroup(
-        {"fine": plain((None,)), "coarse": {"x": plain((None,)), "y": plain((None,))}}, scale={"coarse": 0.25}
-    )
+    coarse = {"x": plain((None,)), "y": plain((None,))}
+    group = TensorGroup({"fine": plain((None,)), "coarse": coarse}, scale={"coarse": 0.25})
     chosen = group.select("fine", ("coarse", "y"))
     assert chosen.keys(True, True) == ["fine", ("coarse", "y")]
     assert chosen.select("coarse")[8:16].batch_size == torch.Size([2])

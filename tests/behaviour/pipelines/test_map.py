@@ -706,23 +706,25 @@ def test_other_weights_under_one_id_are_refused(kind: type, tmp_path: Path) -> N
             make(Net().eval(), version="by hand")
 
 
-@pytest.mark.parametrize(
-    "hold",
-    [
-        lambda net: lambda x: net(x) + 0,
-        lambda net: functools.partial(lambda inner, x: inner(x), net),
-        lambda net: Brighter(1.0, net).method,
-    ],
-    ids=["closure", "partial", "method"],
-)
-def test_weights_that_a_function_holds_are_part_of_the_definition(hold: Callable[[Any], Callable[..., Any]]) -> None:
+HOLDS: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "closure": lambda net: lambda x: net(x) + 0,
+    "partial": lambda net: functools.partial(lambda inner, x: inner(x), net),
+    "method": lambda net: Brighter(1.0, net).method,
+}
+
+
+@pytest.mark.parametrize("by", HOLDS)
+def test_weights_that_a_function_holds_are_part_of_the_definition(by: str) -> None:
     store = MemoryTileStore()
-    t = photo().map(hold(Net().eval()), store=store, tensor_id="t", version={"seed": 1})
-    assert t.version == {"seed": 1}
+
+    def made(gain: float, seed: int) -> InfiniteTensor:
+        return photo().map(HOLDS[by](Net(gain=gain).eval()), store=store, tensor_id="t", version={"seed": seed})
+
+    assert made(1.0, 1).version == {"seed": 1}
     with pytest.raises(ValidationError, match=r"the weights of `.* have changed"):
-        photo().map(hold(Net(gain=2.0).eval()), store=store, tensor_id="t", version={"seed": 1})
+        made(2.0, 1)
     with pytest.raises(ValidationError, match=r"version\.seed: stored 1, given 2"):
-        photo().map(hold(Net().eval()), store=store, tensor_id="t", version={"seed": 2})
+        made(1.0, 2)
 
 
 def test_another_code_under_one_id_is_a_warning() -> None:
@@ -784,15 +786,18 @@ def test_nothing_is_computed_before_it_is_read_and_each_window_once() -> None:
 
 def test_chains_threads_shards_and_masks(tmp_path: Path) -> None:
     t = photo(tile_store=tmp_path / "s.zarr", tensor_id="photo").map(torch.neg, window=5).map(torch.neg, window=7)
-    t = t.map(unlike_the_next, halo=1, window=8, store=ZarrTileStore(tmp_path / "t.zarr", tile_size=8))
-    assert torch.equal(t.read(..., workers=2), expected())
-    other = photo().map(unlike_the_next, halo=1, window=8, store=ZarrTileStore(tmp_path / "u.zarr", tile_size=8))
+
+    def made(source: InfiniteTensor, name: str) -> InfiniteTensor:
+        store = ZarrTileStore(tmp_path / name, tile_size=8)
+        return source.map(unlike_the_next, halo=1, window=8, store=store)
+
+    assert torch.equal(made(t, "t.zarr").read(..., workers=2), expected())
+    other = made(photo(), "u.zarr")
     for rank in range(2):
         other.fill(sl[:, :, :], shard=(rank, 2), progress=False)
     assert other.is_filled(sl[:, :, :])
     assert torch.equal(other.stored_only()[...], expected())
-    masked = photo().map(unlike_the_next, halo=1, window=8, store=ZarrTileStore(tmp_path / "v.zarr", tile_size=8))
-    corner = torch.zeros(3, 5, dtype=torch.bool)
+    masked, corner = made(photo(), "v.zarr"), torch.zeros(3, 5, dtype=torch.bool)
     corner[0, 0] = True
     assert masked.fill(sl[:, :, :], where=Mask(corner, scale=8), progress=False).tiles == 1
     assert torch.equal(masked.stored_only()[:, :8, :8], expected()[:, :8, :8])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from torch import nn
 
 from infinite_tensor import (
     FunctionChangedWarning,
-    HDF5TileStore,
     InfiniteTensor,
     Mask,
     Reduction,
@@ -27,14 +25,14 @@ from infinite_tensor import (
     UncoveredPixelsWarning,
     ValidationError,
     ZarrTileStore,
+    open_store,
     predict,
     sl,
 )
 from infinite_tensor.filling import Progress, TensorReport
 from tests.behaviour.pipelines.arrays import Located
+from tests.behaviour.pipelines.loops import Sizes, looped
 from tests.support.stores import sample
-
-Sizes = tuple[int, ...]
 
 
 class Net(nn.Module):
@@ -66,38 +64,6 @@ def predicted(net: Any, picture: Any, target: Any = None, **options: Any) -> Any
     return predict(net, picture, target, **how)
 
 
-def gaussian(size: Sequence[int], scale: float = 0.125) -> torch.Tensor:
-    weights = torch.ones(())
-    for n in size:
-        at = torch.arange(-(n - 1) / 2, (n - 1) / 2 + 1)
-        weights = weights.unsqueeze(-1) * torch.exp(at**2 / (-2 * (n * scale) ** 2))
-    return weights.clamp(min=max(weights.min().item(), 1e-3))
-
-
-def looped(
-    net: Callable[[torch.Tensor], torch.Tensor], picture: torch.Tensor, window: Sizes, stride: Sizes, batch: int
-) -> torch.Tensor:
-    """What a loop over windows makes of a picture, channels first: padded at its far ends, blended by a Gaussian."""
-    extents = picture.shape[1:]
-    counts = [max(0, math.ceil((e - n) / s)) + 1 for e, n, s in zip(extents, window, stride, strict=True)]
-    more = [(c - 1) * s + n - e for c, s, n, e in zip(counts, stride, window, extents, strict=True)]
-    padded = torch.from_numpy(np.pad(picture.numpy(), [(0, 0), *[(0, max(0, m)) for m in more]], mode="reflect"))
-    weights, summed, divisor = gaussian(window), None, torch.zeros(padded.shape[1:])
-    for index in itertools.product(*map(range, counts)):
-        place = tuple(slice(i * s, i * s + n) for i, s, n in zip(index, stride, window, strict=True))
-        with torch.no_grad():
-            scores = net(padded[(slice(None), *place)].expand(batch, -1, *window).clone())[0].clone()
-        if summed is None:
-            summed = torch.zeros(len(scores), *padded.shape[1:])
-        fresh = divisor[place] == 0
-        summed[(slice(None), *place)] = torch.where(
-            fresh, scores * weights, summed[(slice(None), *place)] + scores * weights
-        )
-        divisor[place] += weights
-    assert summed is not None
-    return (summed / divisor)[(slice(None), *[slice(0, n) for n in extents])]
-
-
 @pytest.mark.parametrize(
     ("shape", "window", "overlap", "stride"),
     [
@@ -119,7 +85,7 @@ def test_it_has_the_bits_of_the_loop(
     found = predicted(net, picture, target, window=window, overlap=overlap)
     assert isinstance(found, InfiniteTensor)
     calls = len(net.batches)
-    assert torch.equal(found[...], looped(net, picture, window, stride, 4))
+    assert torch.equal(found[...], looped(net, picture, window, stride))
     assert {batch[0] for batch in net.batches[:calls]} == {4}
 
 
@@ -154,7 +120,7 @@ def margin(values: torch.Tensor) -> torch.Tensor:
 def test_scores_become_what_is_asked_for(reduce: Any, dtype: Any, expected: Callable[..., torch.Tensor]) -> None:
     net, picture = Net(), image(3, 50, 60)
     found = predicted(net, picture, overlap=0.5, reduce=reduce, dtype=dtype)
-    scores = expected(looped(net.eval(), picture, (32, 32), (16, 16), 4))
+    scores = expected(looped(net.eval(), picture, (32, 32), (16, 16)))
     assert found.dtype == scores.dtype
     torch.testing.assert_close(found[...], scores)
 
@@ -172,9 +138,8 @@ class Reusing(Net):
 
 def test_a_network_may_return_one_buffer_again_and_again() -> None:
     # The region begins in the middle of a tile, so that the first batch is not the first that is asked for.
-    reusing, plain = (
-        predicted(net, image(3, 150, 150), overlap=0.5, region=sl[-20:, 60:80])[...] for net in (Reusing(), Net())
-    )
+    picture, region = image(3, 150, 150), sl[-20:, 60:80]
+    reusing, plain = (predicted(net, picture, overlap=0.5, region=region)[...] for net in (Reusing(), Net()))
     assert torch.equal(reusing, plain)
 
 
@@ -222,7 +187,7 @@ def test_other_weights_are_refused_and_never_meet_old_pixels(tmp_path: Path) -> 
     with pytest.raises(ValidationError, match=r"(?s)output_window.*another tensor_id, or overwrite=True"):
         predicted(Net(seed=0), picture, tmp_path / "s.zarr", window=(24, 24))
     new = predicted(Net(seed=1), picture, tmp_path / "s.zarr", overwrite=True)
-    assert torch.equal(new[...], looped(Net(seed=1).eval(), picture, (32, 32), (24, 24), 4))
+    assert torch.equal(new[...], looped(Net(seed=1).eval(), picture, (32, 32), (24, 24)))
 
 
 OTHER = Net(seed=2)
@@ -235,7 +200,7 @@ def test_what_a_preprocess_holds_counts_too(tmp_path: Path) -> None:
 
     picture = image(3, 40, 40)
     found = predicted(Net(), picture, tmp_path / "s.zarr", preprocess=shifted(0.25))
-    assert torch.equal(found[...], looped(lambda x: Net().eval()(x - 0.25), picture, (32, 32), (24, 24), 4))
+    assert torch.equal(found[...], looped(lambda x: Net().eval()(x - 0.25), picture, (32, 32), (24, 24)))
     predicted(Net(), picture, tmp_path / "s.zarr", preprocess=shifted(0.25))
     for other in (shifted(0.5), None):
         with pytest.raises(ValidationError, match="`mean`, a variable around"):
@@ -265,7 +230,7 @@ def test_a_network_on_a_gpu_stores_what_it_would_on_the_cpu() -> None:
 def test_other_numbers_become_float32_and_are_not_scaled(dtype: torch.dtype) -> None:
     picture = (image(3, 40, 40) * 255).to(dtype)
     found = predicted(Net(), picture)
-    assert torch.equal(found[...], looped(Net().eval(), picture.float(), (32, 32), (24, 24), 4))
+    assert torch.equal(found[...], looped(Net().eval(), picture.float(), (32, 32), (24, 24)))
 
 
 def test_channels_may_be_last_or_missing() -> None:
@@ -274,7 +239,7 @@ def test_channels_may_be_last_or_missing() -> None:
     last = predicted(net, picture.permute(1, 2, 0), dims=("y", "x", "c"))
     assert torch.equal(first[...], last[...])
     grey = predicted(Net(1), picture[0])
-    assert torch.equal(grey[...], looped(Net(1).eval(), picture[:1], (32, 32), (24, 24), 4))
+    assert torch.equal(grey[...], looped(Net(1).eval(), picture[:1], (32, 32), (24, 24)))
     flat = predicted(lambda batch: batch.sum(1), picture)
     assert flat.shape == (50, 40)
     torch.testing.assert_close(flat[...], picture.sum(0))
@@ -306,7 +271,7 @@ def test_several_outputs_are_a_group(as_tuple: bool, tmp_path: Path) -> None:
     for _ in range(2):
         found = predicted(net, picture, tmp_path / "s.zarr", overlap=0.5, reduce={out: "argmax"})
     assert isinstance(found, TensorGroup)
-    scores = looped(scorer, picture, (32, 32), (16, 16), 4)
+    scores = looped(scorer, picture, (32, 32), (16, 16))
     assert torch.equal(found[out][...], scores.argmax(0).to(torch.uint8))
     assert found[coarse].shape == (5, 30, 25)
     with pytest.raises(ValidationError, match=r"reduce has entries for \['other'\]"):
@@ -459,9 +424,8 @@ def test_shards_make_one_prediction(count: int, tmp_path: Path) -> None:
 
 
 def test_an_unbounded_source_needs_a_region() -> None:
-    ramp = InfiniteTensor(
-        (3, None, None), lambda ctx: torch.full((3, 16, 16), float(sum(ctx))), TensorWindow((3, 16, 16))
-    )
+    window = TensorWindow((3, 16, 16))
+    ramp = InfiniteTensor((3, None, None), lambda ctx: torch.full((3, 16, 16), float(sum(ctx))), window)
     with pytest.raises(ValidationError, match=r"dimensions \['dim_1', 'dim_2'\] of the source are unbounded"):
         predicted(Net(), ramp)
     net = Net()
@@ -471,12 +435,10 @@ def test_an_unbounded_source_needs_a_region() -> None:
     assert len(net.batches) == calls
 
 
-@pytest.mark.parametrize(
-    "make", [lambda path: ZarrTileStore(path / "s.zarr"), lambda path: HDF5TileStore(path / "s.h5")]
-)
-def test_a_store_may_hold_several_predictions(make: Callable[[Path], Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["s.zarr", "s.h5"])
+def test_a_store_may_hold_several_predictions(place: str, tmp_path: Path) -> None:
     pictures = {name: image(3, 60, 60, seed=seed) for seed, name in enumerate(("one", "two"))}
-    with make(tmp_path) as store:
+    with open_store(tmp_path / place) as store:
         for name, picture in pictures.items():
             predicted(Net(), picture, store, tensor_id=name)
         assert store.tensor_ids() == ["one", "two"]
@@ -536,9 +498,8 @@ def test_overwrite_deletes_a_copy_of_the_source_in_another_store(tmp_path: Path)
 
 def test_something_else_under_the_id_is_told_with_what_differs(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "s.zarr") as store:
-        InfiniteTensor(
-            (3, None), lambda _ctx: torch.ones(3, 4), TensorWindow((3, 4)), tile_store=store, tensor_id="prediction"
-        )
+        stored: dict[str, Any] = {"tile_store": store, "tensor_id": "prediction"}
+        InfiniteTensor((3, None), lambda _ctx: torch.ones(3, 4), TensorWindow((3, 4)), **stored)
         with pytest.raises(ValidationError, match=r"(?s)another definition.*overwrite=True"):
             predicted(Net(), image(3, 40, 40), store)
         with pytest.raises(ValidationError, match="got 'replicate'") as caught:

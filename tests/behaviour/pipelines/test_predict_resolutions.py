@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -28,11 +27,11 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.errors import RegionError
+from tests.behaviour.pipelines.loops import Sizes, looped
 from tests.support.stores import sample
 
 pytest.importorskip("tensordict")
 
-Sizes = tuple[int, ...]
 
 SCALES = {"double": Fraction(2), "full": Fraction(1), "half": Fraction(1, 2), "quarter": Fraction(1, 4)}
 
@@ -75,23 +74,6 @@ def together(net: Net, picture: Any, target: Any = None, **how: Any) -> TensorGr
     found = predict(net, picture, target, progress=False, **how)
     assert isinstance(found, TensorGroup)
     return found
-
-
-def looped(name: str, picture: torch.Tensor, window: Sizes, stride: Sizes) -> torch.Tensor:
-    """What a loop over windows makes of it, each window weighing the same, in float64."""
-    scale, extents = SCALES[name], picture.shape[1:]
-    counts = [max(0, math.ceil((e - n) / s)) + 1 for e, n, s in zip(extents, window, stride, strict=True)]
-    more = [(c - 1) * s + n - e for c, s, n, e in zip(counts, stride, window, extents, strict=True)]
-    padded = torch.from_numpy(np.pad(picture.numpy(), [(0, 0), *[(0, max(0, m)) for m in more]], mode="reflect"))
-    whole = [math.ceil(n * scale) for n in padded.shape[1:]]
-    summed, count = torch.zeros(2, *whole, dtype=torch.float64), torch.zeros(whole)
-    for index in itertools.product(*map(range, counts)):
-        places = list(zip(index, stride, window, strict=True))
-        read = (slice(None), *[slice(i * s, i * s + n) for i, s, n in places])
-        written = (slice(None), *[slice(int(i * s * scale), int((i * s + n) * scale)) for i, s, n in places])
-        summed[written] += resized(padded[read][None], scale)[0]
-        count[written[1:]] += 1
-    return (summed / count)[(slice(None), *[slice(0, math.ceil(n * scale)) for n in extents])].float()
 
 
 def image(*shape: int) -> torch.Tensor:
@@ -150,7 +132,9 @@ def test_each_output_is_what_it_is_alone(
 def test_one_output_is_what_the_loop_makes(name: str, shape: Sizes, window: Sizes, overlap: float) -> None:
     picture, stride = image(*shape), tuple(int(n * (1 - overlap)) for n in window)
     mean = alone(name, picture, window=window, overlap=overlap, blend="mean")
-    torch.testing.assert_close(mean, looped(name, picture, window, stride))
+    scale = SCALES[name]
+    expected = looped(lambda batch: resized(batch, scale), picture, window, stride, scale, torch.ones)
+    torch.testing.assert_close(mean, expected)
 
 
 @pytest.mark.parametrize(
@@ -236,9 +220,8 @@ def test_it_is_the_same_group_when_it_is_continued_with_outputs_in_another_order
 
 
 def test_a_source_without_ends_has_whole_pixels_of_each() -> None:
-    base = InfiniteTensor(
-        (1, None, None), lambda ctx: torch.full((1, 8, 8), ctx[1] + 0.5 * ctx[2]), TensorWindow((1, 8, 8))
-    )
+    window = TensorWindow((1, 8, 8))
+    base = InfiniteTensor((1, None, None), lambda ctx: torch.full((1, 8, 8), ctx[1] + 0.5 * ctx[2]), window)
     net = Net("quarter", "full")
     found = together(net, base, small_tiles(), window=(16, 16), region=sl[-3:7, 5:6])
     calls = net.calls
@@ -277,9 +260,8 @@ def test_outputs_of_one_f_share_a_dimension_of_a_single_window(rows: int) -> Non
         "scores": Output((3, rows, 50), torch.float32, TensorWindow((3, 16, 16), None, 0, (None, 0, 1)), edge="clip"),
         "labels": Output((rows, 50), torch.float32, TensorWindow((16, 16)), edge="clip"),
     }
-    group = InfiniteTensor.from_multi(
-        lambda _ctx: {"scores": torch.ones(3, 16, 16), "labels": torch.ones(16, 16)}, outputs
-    )
+    both = {"scores": torch.ones(3, 16, 16), "labels": torch.ones(16, 16)}
+    group = InfiniteTensor.from_multi(lambda _ctx: both, outputs)
     assert group.shape == (rows, 50)
     assert group[1:3, 0:20].batch_size == (2, 20)
 

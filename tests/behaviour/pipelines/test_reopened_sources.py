@@ -301,9 +301,8 @@ def test_threads_read_two_variables_of_netcdf4(tmp_path: Path) -> None:
 def test_threads_read_netcdf4_by_itself_and_within_others(tmp_path: Path) -> None:
     path = netcdf4(tmp_path)
     by_dask = opened(path, "netcdf4", chunks={})
-    assert_read_together(
-        [(unmasked(path, "b"), EXPECTED.flip(0)), (opened(path, "netcdf4"), EXPECTED), (by_dask, EXPECTED)]
-    )
+    by_xarray = opened(path, "netcdf4")
+    assert_read_together([(unmasked(path, "b"), EXPECTED.flip(0)), (by_xarray, EXPECTED), (by_dask, EXPECTED)])
 
 
 # Pickles.
@@ -431,10 +430,12 @@ def test_what_lies_in_an_array_of_dask_is_pickled_by_its_file(tmp_path: Path) ->
         assert torch.equal(child.submit(read_pickled, pickle.dumps(t)).result(), EXPECTED)
 
 
-def test_what_cannot_be_pickled_within_an_array_says_so(tmp_path: Path) -> None:
-    t = from_array(da.from_array(WithoutPath(raw(tmp_path).open("rb")), chunks=64), name="a")
-    with pytest.raises(pickle.PicklingError, match=r"over .*Array.* cannot be pickled: a scanner cannot be pickled"):
-        pickle.dumps(t)
+def test_what_cannot_be_pickled_says_so_within_an_array_too(tmp_path: Path) -> None:
+    scanner, within = (WithoutPath(raw(tmp_path).open("rb")) for _ in range(2))
+    for array in (scanner, da.from_array(within, chunks=64)):
+        t = from_array(array, name="a")
+        with pytest.raises(pickle.PicklingError, match=r"over .* cannot be pickled: a scanner .*; give from_array"):
+            pickle.dumps(t)
 
 
 # Memory maps.

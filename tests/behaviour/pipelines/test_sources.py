@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import math
 import pickle
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -136,17 +135,12 @@ def test_an_array_may_be_as_small_as_one_element(shape: tuple[int, ...]) -> None
     assert_reads(from_array(values), values)
 
 
-class Scaled(Recorded):
-    """An array that returns other numbers than lie in its file, of which it tells the dtype."""
-
-    def __init__(self, values: np.ndarray[Any, Any]) -> None:
-        super().__init__(values)
-        self.dtype = np.dtype(np.int16)
-
-
 def test_an_array_that_scales_what_it_reads_has_the_dtype_of_that() -> None:
     values = np.linspace(0, 1, 200).reshape(10, 20)
-    assert_reads(from_array(Scaled(values)), torch.from_numpy(values))
+    array = Recorded(values)
+    # As that of what lies in its file.
+    array.dtype = np.dtype(np.int16)
+    assert_reads(from_array(array), torch.from_numpy(values))
 
 
 def test_a_masked_array_without_a_masked_element_is_read() -> None:
@@ -402,16 +396,7 @@ class Alone(Recorded):
             self.busy.release()
 
 
-@pytest.fixture
-def busy_threads() -> Iterator[None]:
-    """Threads that take turns after every few steps."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("busy_threads")
+@pytest.mark.usefixtures("often_switched")
 def test_an_array_of_no_known_library_is_read_by_one_thread_at_a_time() -> None:
     array = Alone(numbers((400, 400)))
     t = from_array(array, chunks=10, name="a")
@@ -480,19 +465,6 @@ def test_a_part_of_a_tensor_is_pickled_without_the_rest() -> None:
     t = from_array(torch.rand(1000, 1000)[:10])
     assert len(pickle.dumps(t)) < 100_000
     assert torch.equal(sent(t)[...], t[...])
-
-
-class Unpicklable(Recorded):
-    """Like a handle of a file format without pickles."""
-
-    def __reduce__(self) -> str:
-        raise TypeError("handles cannot be pickled")
-
-
-def test_what_cannot_be_pickled_says_so() -> None:
-    t = from_array(Unpicklable(numbers((4, 4))))
-    with pytest.raises(pickle.PicklingError, match="handles cannot be pickled; give from_array something that lies in"):
-        pickle.dumps(t)
 
 
 # Blobs, and places where tensors are expected.
