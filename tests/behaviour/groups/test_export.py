@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from infinite_tensor import InfiniteTensor, TensorGroup, TensorWindow, ValidationError, sl
+from infinite_tensor import InfiniteTensor, StoreError, TensorGroup, TensorWindow, ValidationError, sl
 from infinite_tensor.errors import RegionError
 from infinite_tensor.groups import tensordicts
 from tests.behaviour.groups.world import World, plain
@@ -193,3 +195,51 @@ def test_a_ctrl_c_around_a_rename_leaves_one_in_its_place(
             group.save_tensordict(slice(0, 8), tmp_path / "td", overwrite=True)
     assert TensorDict.load_memmap(tmp_path / "td")["a"].shape == (extent,)
     assert names_in(tmp_path) == ["td"]
+
+
+# Names that a file system cannot have.
+
+LONG = "n" * 300
+
+
+def exported(path: Path, *names: str, f: Callable[..., torch.Tensor] = lambda _ctx: torch.ones(4)) -> None:
+    """A group whose only tensor is nested in these names."""
+    members: Any = InfiniteTensor((None,), f, TensorWindow((4,)))
+    for name in reversed(names or ("x",)):
+        members = {name: members}
+    TensorGroup(members).save_tensordict(sl[0:4], path)
+
+
+@pytest.mark.parametrize("key", [(LONG,), ("a", LONG), (LONG, "a"), ("é" * 200,)])
+def test_a_name_too_long_for_a_file_is_refused_and_leaves_nothing(key: tuple[str, ...], tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=r"File name too long.* give a shorter name"):
+        exported(tmp_path / "out", *key)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_name_that_is_not_valid_unicode_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="UnicodeEncodeError"):
+        exported(tmp_path / "out", "\udcff")
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("name", [LONG, "n" * 240, "a\0b"])
+def test_a_path_that_cannot_be_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=r"cannot write '.*too long|cannot write '.*null"):
+        exported(tmp_path / name)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(StoreError, match=r"cannot write '.*FileExistsError"):
+        exported(tmp_path / "file" / "out")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_an_error_of_f_comes_through_as_it_is(tmp_path: Path) -> None:
+    def fails(_ctx: object) -> torch.Tensor:
+        raise OSError("the camera is off")
+
+    with pytest.raises(OSError, match=r"^the camera is off"):
+        exported(tmp_path / "out", f=fails)

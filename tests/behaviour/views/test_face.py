@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+import tensorstore
 import torch
+import xarray
 import zarr
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
@@ -383,3 +385,33 @@ for _name, _test in inspect.getmembers(StoreTests, callable):
     known = NOT_FOR_READERS.fullmatch(_name) or hasattr(TestZarrsSuiteForStores, _name)
     if _name.startswith("test_") and not known:
         setattr(TestZarrsSuiteForStores, _name, _run(_test) if inspect.iscoroutinefunction(_test) else _test)
+
+
+# What other programs than zarr-python make of its keys and bytes.
+
+
+async def contents(store: Store) -> dict[str, bytes]:
+    """All keys of a store, and what they stand for."""
+    found = {}
+    async for key in store.list():
+        buffer = await store.get(key, default_buffer_prototype())
+        assert buffer is not None
+        found[key] = buffer.to_bytes()
+    return found
+
+
+def test_tensorstore_reads_its_keys(tmp_path: Path) -> None:
+    face = tensor_of().as_zarr(sl[-5:9, 2:10])
+    for key, value in asyncio.run(contents(face.store)).items():
+        (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / key).write_bytes(value)
+    for name in ("height", "y", "x"):
+        spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path / name)}}
+        array = tensorstore.open(spec, read=True).result()
+        assert np.array_equal(array.read().result(), member(zarr.open_group(face.store, mode="r"), name)[...])
+        assert array.domain.labels == (names_of(face) if name == "height" else (name,))
+
+
+def test_xarray_takes_any_names_of_dimensions() -> None:
+    face = tensor_of(dims=("rows/y", "zarr.json")).as_zarr(sl[-5:9, 2:10])
+    assert xarray.open_zarr(face.store)["height"].dims == ("rows/y", "zarr.json")
