@@ -6,6 +6,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from fractions import Fraction
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 from infinite_tensor import (
     FunctionChangedWarning,
     InfiniteTensor,
+    InfiniteTensorError,
     Mask,
     Reduction,
     ShapeMismatchError,
@@ -32,6 +34,7 @@ from infinite_tensor import (
 from infinite_tensor.filling import Progress, TensorReport
 from tests.behaviour.pipelines.arrays import Located
 from tests.behaviour.pipelines.loops import Sizes, looped
+from tests.behaviour.test_hostile_arguments import HOSTILE, error_of
 from tests.support.stores import sample
 
 
@@ -593,3 +596,68 @@ def test_a_region_may_leave_out_its_last_entries() -> None:
     calls = len(net.batches)
     assert labels[0:5].shape == (5, 300)
     assert len(net.batches) == calls > 5
+
+
+# Whatever it is given, it works, or the error is one of ours, and what is stored stays.
+
+SMALL = torch.rand(3, 12, 12, generator=torch.Generator().manual_seed(0))
+FREE = ("net", "source", "target", "version", "overwrite", "pyramid")
+"""Of what these may be, others tell."""
+NAMES = [name for name in signature(predict).parameters if name not in FREE]
+
+
+def flipped(batch: torch.Tensor) -> torch.Tensor:
+    return torch.cat([batch, batch.flip(1)], 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_argument_is_refused_by_what_it_is(name: str) -> None:
+    refused = 0
+    for given, value in HOSTILE.items():
+        error = error_of(lambda value=value: predicted(flipped, SMALL, **{"window": (8, 8), name: value}))  # type: ignore[misc]
+        if error is not None:
+            assert isinstance(error, InfiniteTensorError), f"{given}: {type(error).__name__}: {error}"
+            assert len(str(error)) < 1500, given
+            refused += 1
+    assert refused > len(HOSTILE) / 3
+
+
+WRONG: list[dict[str, Any]] = [
+    {"workers": 0},
+    {"client": "127.0.0.1:8786"},
+    {"progress": "often"},
+    {"device": "nowhere"},
+    {"region": sl[0:10, "all"]},
+    {"where": torch.ones(3, 3)},
+    {"where": Mask(torch.ones(12, 12), origin=5)},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: next(iter(wrong)))
+def test_what_does_not_fit_is_refused_before_anything_is_overwritten(wrong: dict[str, Any], tmp_path: Path) -> None:
+    before = predicted(flipped, SMALL, tmp_path / "s.zarr", window=(8, 8))[...]
+    with pytest.raises(InfiniteTensorError), ZarrTileStore(tmp_path / "s.zarr") as store:
+        predicted(flipped, -SMALL, store, window=(8, 8), overwrite=True, **wrong)
+    with open_store(tmp_path / "s.zarr", mode="r") as store:
+        assert torch.equal(store.open("prediction")[...], before)
+
+
+def failing(_batch: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("no such planet")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [*WRONG, {"max_memory": 1}, {"reduce": "argmin"}, {"blend": "sharp"}, {"preprocess": failing}, {"dtype": "text"}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_what_does_not_fit_is_refused_before_a_store_is_created(wrong: dict[str, Any], tmp_path: Path) -> None:
+    for target in (tmp_path / "new" / "s.zarr", str(tmp_path / "s.h5")):
+        with pytest.raises((InfiniteTensorError, RuntimeError)):
+            predicted(flipped, SMALL, target, window=(8, 8), **wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reduction_that_fails_is_shown_what_it_was_given() -> None:
+    with pytest.raises(ValidationError, match=r"does not work on values of shape \(6, 64\).*positional argument"):
+        predicted(flipped, SMALL, window=(8, 8), reduce=lambda: 0)

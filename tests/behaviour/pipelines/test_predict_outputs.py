@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import make_dataclass
@@ -20,9 +21,13 @@ from infinite_tensor import (
     ShapeMismatchError,
     TensorGroup,
     ValidationError,
+    ZarrTileStore,
+    open_store,
     predict,
     sl,
 )
+from tests.support.counting import Counted
+from tests.support.files_of_a_store import Files
 
 
 def predicted(net: Any, picture: Any, target: Any = None, **options: Any) -> Any:
@@ -317,3 +322,87 @@ def test_networks_of_two_dtypes_work_together() -> None:
         found = predicted(net, source)
         torch.testing.assert_close(found[...], net(PICTURE[None])[0].detach())
         assert torch.equal(predicted(lambda batch: net(batch) + 0, source)[...], found[...])
+
+
+# Several reductions of the scores of one network: kept and blended once, and a group of tensors.
+
+NET = nn.Conv2d(3, 5, 3, padding=1)
+IMAGE = torch.rand(3, 90, 70, generator=torch.Generator().manual_seed(0))
+
+
+def confidence(scores: torch.Tensor) -> torch.Tensor:
+    return scores.softmax(0).amax(0)
+
+
+def pair(scores: torch.Tensor) -> torch.Tensor:
+    return scores.topk(2, 0).values
+
+
+REDUCE: dict[str, Any] = {"sure": confidence, "labels": "argmax", "best": pair, "scores": None}
+
+
+def test_each_is_what_it_is_alone() -> None:
+    group = predicted(NET, IMAGE, reduce=REDUCE)
+    assert isinstance(group, TensorGroup)
+    assert group.shape == (90, 70)
+    assert [*group] == ["best", "labels", "scores", "sure"]
+    for name, reduction in REDUCE.items():
+        alone = predicted(NET, IMAGE, reduce=reduction)
+        assert (group[name].shape, group[name].dtype) == (alone.shape, alone.dtype)
+        assert torch.equal(group[name][...], alone[...])
+
+
+def test_scores_may_be_of_a_dtype_that_numpy_has_not() -> None:
+    half = {"autocast": torch.bfloat16}
+    group, alone = (predicted(NET, IMAGE, reduce=each, **half) for each in ({"labels": "argmax"}, "argmax"))
+    assert torch.equal(group["labels"][...], alone[...])
+
+
+def test_scores_are_kept_once(tmp_path: Path) -> None:
+    half: dict[str, Any] = {"region": sl[0:32, 0:70]}
+    with ZarrTileStore(tmp_path / "both", tile_size=16) as both, ZarrTileStore(tmp_path / "one", tile_size=16) as one:
+        predicted(NET, IMAGE, both, reduce={"labels": "argmax", "sure": confidence}, **half)
+        predicted(NET, IMAGE, one, reduce="argmax", **half)
+    found, alone = Files(tmp_path / "both").tensors, Files(tmp_path / "one").tensors
+    assert found.keys() == alone.keys() == {"prediction"}
+    assert found["prediction"].logs == alone["prediction"].logs == set()
+    assert len(found["prediction"].chunks) == len(alone["prediction"].chunks) == 2 * math.ceil(70 / 16)
+
+
+def test_it_is_continued_in_whatever_order_they_are_given(tmp_path: Path) -> None:
+    net = Counted(NET)
+    corner = Mask(lambda pixels: pixels[0].start < 32 and pixels[1].start < 32)
+    with open_store(tmp_path / "s.zarr") as store:
+        predicted(net, IMAGE, store, reduce={"labels": "argmax", "sure": confidence}, where=corner, version=1)
+    before = len(net.calls)
+    with open_store(tmp_path / "s.zarr") as store:
+        group = predicted(net, IMAGE, store, reduce={"sure": confidence, "labels": "argmax"}, version=1)
+        again = len(net.calls) - before
+        predicted(net, IMAGE, store, reduce={"sure": confidence, "labels": "argmax"}, version=1)
+        assert len(net.calls) - before == again
+        assert store.open("prediction").shape == (2, 90, 70)
+        assert torch.equal(group["labels"][...], predicted(NET, IMAGE, reduce="argmax")[...])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"labels": "argmax", "best": confidence},
+        {"labels": "argmax", "sure": pair},
+        {"labels": confidence, "sure": "argmax"},
+    ],
+    ids=["name", "function", "exchanged"],
+)
+def test_other_reductions_under_the_same_id_are_refused(other: dict[str, Any], tmp_path: Path) -> None:
+    with open_store(tmp_path / "s.zarr") as store:
+        predicted(NET, IMAGE, store, reduce={"labels": "argmax", "sure": confidence})
+        with pytest.raises(ValidationError, match="already holds a tensor 'prediction'"):
+            predicted(NET, IMAGE, store, reduce=other)
+
+
+def test_what_no_dtype_holds_is_refused() -> None:
+    def large(scores: torch.Tensor) -> torch.Tensor:
+        return scores.argmax(0) + 2**60
+
+    with pytest.raises(ValidationError, match=r"no dtype holds the values of .*'large': torch\.int64"):
+        predicted(NET, IMAGE, reduce={"large": large, "sure": confidence})
