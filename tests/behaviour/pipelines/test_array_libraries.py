@@ -18,10 +18,9 @@ import tensorstore as ts
 import torch
 import xarray as xr
 import zarr
-from torch.utils.data import DataLoader
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
-from infinite_tensor import PatchDataset, ValidationError, from_array, sl
+from infinite_tensor import ValidationError, from_array, sl
 from tests.behaviour.pipelines.arrays import Recorded, assert_reads, numbers, sent
 from tests.support.interpreters import CONTEXT
 
@@ -125,17 +124,6 @@ def test_another_process_opens_it_by_its_pickle(array: Any, child: ProcessPoolEx
     t = from_array(array)
     assert torch.equal(child.submit(corner, t).result(), EXPECTED[50:, 60:])
     assert sent(sent(t)).to_json() == t.to_json()
-
-
-@pytest.mark.parametrize("kind", [kind for kind in ARRAYS if kind != "tensorstore"])
-# Later Pythons warn of every fork of a process with threads.
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_forked_workers_of_a_data_loader_read_it(kind: str, tmp_path: Path) -> None:
-    t = from_array(ARRAYS[kind](tmp_path), chunks=16)
-    t[0, 0]
-    patches = PatchDataset(t, 20, sl[:, :], length=6, seed=1)
-    loader = DataLoader(patches, batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=60)
-    assert torch.equal(torch.cat(list(loader)), torch.stack([patches[i] for i in range(6)]))
 
 
 @pytest.mark.parametrize("kind", ["zarr", "h5py", "dask", "xarray of dask", "tensorstore"])

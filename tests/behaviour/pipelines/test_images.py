@@ -38,6 +38,18 @@ def saved(path: Path, pixels: np.ndarray[Any, Any], mode: str | None = None, **o
     return path
 
 
+def by_pillow(path: Path, mode: str | None = None, *, turned: bool = False) -> torch.Tensor:
+    """What pillow makes of a file, channels first."""
+    with Image.open(path) as image:
+        shown = ImageOps.exif_transpose(image) if turned else image
+        return torch.from_numpy(np.array(shown if mode is None else shown.convert(mode))).movedim(-1, 0)
+
+
+def mode_of(path: Path) -> str:
+    with Image.open(path) as image:
+        return image.mode
+
+
 # Pixels.
 
 
@@ -60,8 +72,7 @@ def test_the_dtype_is_that_of_the_file(name: str, dtype: str, tmp_path: Path) ->
 def test_big_endian_pixels_are_those_of_this_machine(tmp_path: Path) -> None:
     pixels = numbers((6, 8), "uint16")
     Image.frombytes("I;16B", (8, 6), pixels.astype(">u2").tobytes()).save(tmp_path / "a.tif")
-    with Image.open(tmp_path / "a.tif") as image:
-        assert image.mode == "I;16B"
+    assert mode_of(tmp_path / "a.tif") == "I;16B"
     assert_reads(from_image(tmp_path / "a.tif"), torch.from_numpy(pixels))
 
 
@@ -84,18 +95,15 @@ def test_colours_of_any_mode_and_alpha_become_channels(
     name: str, bands: int, mode: str, becomes: str, tmp_path: Path
 ) -> None:
     path = saved(tmp_path / name, colours(bands=bands), mode)
-    with Image.open(path) as image:
-        assert image.mode == mode
-        expected = torch.from_numpy(np.array(image.convert(becomes)))
-    assert_reads(from_image(path), expected.movedim(-1, 0))
+    assert mode_of(path) == mode
+    assert_reads(from_image(path), by_pillow(path, becomes))
 
 
 def test_transparency_in_a_palette_becomes_an_alpha_channel(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.png", colours(), "P", transparency=0)
-    with Image.open(path) as image:
-        expected = torch.from_numpy(np.array(image.convert("RGBA")))
-    assert not expected[..., 3].all()
-    assert_reads(from_image(path), expected.movedim(-1, 0))
+    expected = by_pillow(path, "RGBA")
+    assert not expected[3].all()
+    assert_reads(from_image(path), expected)
 
 
 def test_an_icon_has_the_channels_that_are_in_it(tmp_path: Path) -> None:
@@ -113,10 +121,8 @@ def test_it_is_turned_as_its_exif_orientation_says(name: str, orientation: int, 
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = saved(tmp_path / name, colours(), exif=exif)
-    with Image.open(path) as image:
-        # One that EXIF does not know turns nothing.
-        shown = ImageOps.exif_transpose(image) if 1 <= orientation <= 8 else image
-        expected = torch.from_numpy(np.array(shown)).movedim(-1, 0)
+    # One that EXIF does not know turns nothing.
+    expected = by_pillow(path, turned=1 <= orientation <= 8)
     assert expected.shape == ((3, 60, 40) if 5 <= orientation <= 8 else (3, 40, 60))
     assert_reads(from_image(path), expected)
 
@@ -343,8 +349,7 @@ def test_what_a_phone_keeps_beside_a_photograph_is_no_page(tmp_path: Path) -> No
     first.save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=[other])
     with Image.open(tmp_path / "a.jpg") as image:
         assert getattr(image, "n_frames", 1) == 2
-        expected = torch.from_numpy(np.array(image)).movedim(-1, 0)
-    assert_reads(from_image(tmp_path / "a.jpg"), expected)
+    assert_reads(from_image(tmp_path / "a.jpg"), by_pillow(tmp_path / "a.jpg"))
 
 
 def test_smaller_copies_of_an_image_are_no_pages(tmp_path: Path) -> None:

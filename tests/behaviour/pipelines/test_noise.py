@@ -503,29 +503,23 @@ def test_other_ints_are_seeds_too() -> None:
     assert noise((None,), np.uint64(7), np.int8(8)).version == noise((None,), 7, 8).version  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.int32, torch.bool, torch.complex64, "int8", "float", float, None, torch.tensor(1)]
-)
-def test_a_dtype_that_noise_does_not_come_in_is_told(dtype: Any) -> None:
-    with pytest.raises(ValidationError, match=r"^dtype must be one of torch.float16, .*torch.float64, got "):
-        noise((None, None), 1, dtype=dtype)
+NO_ARGUMENTS: dict[str, tuple[list[Any], str]] = {
+    "dtype": (
+        [torch.int32, torch.bool, torch.complex64, "int8", "float", float, None, torch.tensor(1)],
+        "one of torch.float16, .*torch.float64, got ",
+    ),
+    "kind": (["gaussian", "", None, 1, ["normal"]], '"uniform" or "normal", got '),
+    "shape": ([(), None, 5, "ab", (0, None), (-4,), (1.5, None), (None, True), (2**60,)], ""),
+    "dims": ([("c", "y", "x")], "a tuple of 2 str"),
+}
 
 
-@pytest.mark.parametrize("kind", ["gaussian", "", None, 1, ["normal"]])
-def test_a_kind_that_there_is_not_is_told(kind: Any) -> None:
-    with pytest.raises(ValidationError, match=r'^kind must be "uniform" or "normal", got '):
-        noise((None, None), 1, kind=kind)
-
-
-@pytest.mark.parametrize("shape", [(), None, 5, "ab", (0, None), (-4,), (1.5, None), (None, True), (2**60,)])
-def test_a_shape_that_is_none_is_told(shape: Any) -> None:
-    with pytest.raises(ValidationError, match=r"^shape must "):
-        noise(shape, 1)
-
-
-def test_dims_are_checked() -> None:
-    with pytest.raises(ValidationError, match="dims must be a tuple of 2 str"):
-        noise((None, None), 1, dims=("c", "y", "x"))
+@pytest.mark.parametrize("name", NO_ARGUMENTS)
+def test_an_argument_that_is_none_is_told(name: str) -> None:
+    values, message = NO_ARGUMENTS[name]
+    for value in values:
+        with pytest.raises(ValidationError, match=rf"^{name} must (be )?{message}"):
+            noise(**{"shape": (None, None), "seed": 1, name: value})
 
 
 def test_a_generator_begins_where_the_documentation_says() -> None:

@@ -217,7 +217,10 @@ def right(t: InfiniteTensor) -> torch.Tensor:
     return EXPECTED.to(t.dtype)
 
 
-@pytest.mark.parametrize("kind", sample(FILES, "Zarr in a folder", "Zarr in a zip", "h5py", "netCDF4"))
+SOME = ("Zarr in a folder", "Zarr in a zip", "h5py", "netCDF4", "xarray of netCDF4", "dask of an object that seeks")
+
+
+@pytest.mark.parametrize("kind", sample(FILES, *SOME))
 def test_forked_workers_read_what_the_file_holds(kind: str, tmp_path: Path) -> None:
     t = from_array(FILES[kind](tmp_path), chunks=32)
     assert t[7, 7] == VALUES[7, 7]

@@ -113,33 +113,27 @@ def test_no_chunk_is_read_twice_from_storage_by_many_readers() -> None:
     assert set(f.counts.values()) == {1}
 
 
+async def is_told_at_once(face: zarr.Array[Any]) -> bool:
+    asked = asyncio.create_task(face.store.get("height/c/0/0", default_buffer_prototype()))
+    await asyncio.sleep(0)
+    return asked.done()
+
+
 def test_a_tile_in_memory_is_told_at_once() -> None:
     """Not on another thread, which takes several times as long."""
     face = tensor_of().as_zarr(SOME)
     face[...]
-
-    async def told() -> bool:
-        asked = asyncio.create_task(face.store.get("height/c/0/0", default_buffer_prototype()))
-        await asyncio.sleep(0)
-        return asked.done()
-
-    assert sync(told)
+    assert sync(is_told_at_once, face)
 
 
 def test_an_event_loop_never_waits_for_a_store_that_a_thread_uses() -> None:
     t = tensor_of()
     face = t.as_zarr(SOME)
     before = face[...]
-
-    async def goes_on() -> bool:
-        asked = asyncio.create_task(face.store.get("height/c/0/0", default_buffer_prototype()))
-        await asyncio.sleep(0)
-        return not asked.done()
-
     contents: Any = t.tile_store._contents
     with ThreadPoolExecutor(1) as threads:
         with contents.tiles.lock:
-            assert threads.submit(sync, goes_on).result(DEADLINE)
+            assert not threads.submit(sync, is_told_at_once, face).result(DEADLINE)
         assert np.array_equal(face[...], before)
 
 
