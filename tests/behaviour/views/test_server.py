@@ -38,7 +38,7 @@ from infinite_tensor.views.labels import COLOURS
 from infinite_tensor.views.server.served import Settings
 from infinite_tensor.views.server.work import Work
 from tests.support.command_line import COMMAND
-from tests.support.file_store import FileTileStore
+from tests.support.dict_store import DictTileStore
 from tests.support.serving import PATIENCE, Served, served
 
 SIDE = 64
@@ -394,8 +394,8 @@ def test_an_hdf5_file_that_this_process_writes_is_served_and_nothing_is_stored(t
         assert tensor.coverage(sl[-128:128, -128:128], "stored").sum() == 4
 
 
-def test_a_store_that_cannot_be_opened_for_reading_is_refused(tmp_path: Path) -> None:
-    tensor = made(FileTileStore(tmp_path))
+def test_a_store_that_cannot_be_opened_for_reading_is_refused() -> None:
+    tensor = made(DictTileStore({}))
     with pytest.raises(ValidationError, match="open it for reading before"), served(tensor):
         pass
     with served(tensor, settings=Settings(sl[0:64, 0:64]), store_results=True) as server:
