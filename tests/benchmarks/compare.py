@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from tests.benchmarks import environment, machine, report
+from tests.benchmarks import environment, report
 from tests.benchmarks.curves import CURVES, Curve
 from tests.benchmarks.measuring import ROOT, Measurement, Workers
 from tests.benchmarks.rows import ROWS, Row
@@ -78,7 +78,7 @@ def _text(rows: Sequence[Row], curves: Sequence[Curve], values: report.Values, r
     method = f"- The least of {repeats} or more repeats, taken by turns; one thread for torch everywhere"
     peer, floor = (requirement.replace("==", " ") for requirement in (environment.PEER, environment.TENSORSTORE))
     others = f"- Peer: {peer}; the same versions of torch, numpy and h5py. Floor: {floor}"
-    parts = [f"{machine.header()}\n{others}\n{method}"]
+    parts = [f"{environment.header()}\n{others}\n{method}"]
     if rows:
         parts.append(report.table(rows, values))
     if curves:

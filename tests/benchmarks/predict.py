@@ -19,7 +19,7 @@ from statistics import median
 
 import numpy as np
 
-from tests.benchmarks import environment, machine, report
+from tests.benchmarks import environment, report
 from tests.benchmarks.measuring import HERE, PACKAGES, variables
 from tests.benchmarks.workloads.sliding import BATCH, CASES, Case, Job, lead
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, case in cases.items():
         for _ in range(options.runs):
             runs += by_turns(name, case, python)
-    header = f"{machine.header()}\n- Beside: {environment.MONAI.replace('==', ' ')}; the same torch, numpy and zarr"
+    header = f"{environment.header()}\n- Beside: {environment.MONAI.replace('==', ' ')}; the same torch, numpy and zarr"
     method = f"- Medians of {options.runs} runs, taken by turns; one thread"
     sys.stdout.write(f"{header}\n{method}\n\n{table(cases, runs)}\n")
     if options.json is not None:

@@ -28,12 +28,9 @@ from infinite_tensor.tilestore.persistent.writer import Writer
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
 from tests.support.interpreters import run
+from tests.support.tensors import line, ones
 
 OVERLAP = TensorWindow((4,), stride=2)
-
-
-def ones(_ctx: tuple[int, ...]) -> torch.Tensor:
-    return torch.ones(4)
 
 
 @pytest.mark.parametrize(
@@ -51,14 +48,7 @@ def test_a_read_goes_on_with_its_own_tensor_when_the_id_is_recreated(
         if not replaced:
             replaced = True
             store.clear_tensor("t")
-            new = InfiniteTensor(
-                (None,),
-                lambda _c: torch.full((4,), 9.0),
-                TensorWindow((4,)),
-                tile_store=store,
-                tensor_id="t",
-                version=2,
-            )
+            new = line(store, lambda _c: torch.full((4,), 9.0), version=2)
             new[0:32]
         return torch.ones(4)
 

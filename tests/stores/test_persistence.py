@@ -206,35 +206,21 @@ def test_a_changed_function_warns_also_on_the_store_that_was_just_filled(make: M
         other[0:8, 0:8]
 
 
-def test_another_definition_is_refused_with_each_field_that_differs(make: Make) -> None:
+def test_another_definition_is_refused_with_each_field_that_differs_and_open_takes_the_stored_one(make: Make) -> None:
     with make() as store:
-        overlapping(store, Counted(), version={"seed": 1, "name": "x"})
-    with make(tile_size=7) as store, pytest.raises(ValidationError) as raised:
-        InfiniteTensor(
-            (None, None),
-            Counted(),
-            TensorWindow((4, 4), offset=1),
-            tile_store=store,
-            tensor_id="t",
-            dtype=torch.float64,
-            blend=torch.maximum,
-            blend_init=2,
-            version={"seed": 2, "name": "x"},
-        )
-    fields = {line.split(":")[0].strip(): line for line in str(raised.value).splitlines()[1:-1]}
-    window = {"output_window.stride", "output_window.offset"}
-    assert fields.keys() == {"dtype", "blend", "blend_init", "version.seed", "tile_size", *window}
-    assert "stored 1, given 2" in fields["version.seed"]
-    assert "clear_tensor('t')" in str(raised.value)
-
-
-def test_another_tile_size_is_refused_but_open_takes_the_stored_one(make: Make) -> None:
-    with make() as store:
-        overlapping(store, Counted())[0:8, 0:8]
-    with make(tile_size=16) as store:
-        with pytest.raises(ValidationError, match=r"tile_size: stored \[8, 8\], given \[16, 16\]"):
-            overlapping(store, Counted())
+        overlapping(store, Counted(), version={"seed": 1, "name": "x"})[0:8, 0:8]
+    given: dict[str, Any] = {"dtype": torch.float64, "blend": torch.maximum, "blend_init": 2, "tensor_id": "t"}
+    version, window = {"seed": 2, "name": "x"}, TensorWindow((4, 4), offset=1)
+    with make(tile_size=7) as store:
+        with pytest.raises(ValidationError) as raised:
+            InfiniteTensor((None, None), Counted(), window, tile_store=store, version=version, **given)
         assert store.open("t")[0:8, 0:8].shape == (8, 8)
+    fields = {line.split(":")[0].strip(): line for line in str(raised.value).splitlines()[1:-1]}
+    windows = {"output_window.stride", "output_window.offset"}
+    assert fields.keys() == {"dtype", "blend", "blend_init", "version.seed", "tile_size", *windows}
+    assert "stored 1, given 2" in fields["version.seed"]
+    assert "stored [8, 8], given [7, 7]" in fields["tile_size"]
+    assert "clear_tensor('t')" in str(raised.value)
 
 
 def test_modes(make: Make) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import signal
@@ -11,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infinite_tensor.errors import WeakerStorageWarning
 from infinite_tensor.support.disks import alone_in
 from tests.support.interrupts import interrupted_by_a_timer
 
@@ -37,19 +35,6 @@ def test_a_folder_that_is_not_there_is_entered_all_the_same(tmp_path: Path) -> N
     with alone_in(tmp_path / "none"):
         pass
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_locked_is_entered_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_descriptor: int, _operation: int) -> None:
-        raise OSError(errno.ENOTSUP, "not here")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    entered = False
-    with pytest.warns(WeakerStorageWarning, match="no locks"), alone_in(tmp_path):
-        entered = True
-    assert entered
 
 
 # Python itself drops an exception that comes where an object is freed.
