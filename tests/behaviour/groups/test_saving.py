@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -94,10 +95,11 @@ def test_saving_an_equal_group_changes_nothing_and_another_one_is_refused(opened
         other = TensorGroup({"height": world.height, "noise": world.noise}, scale={"height": 2})
         with pytest.raises(ValidationError, match="already holds a group 'world' of other tensors") as caught:
             other.save(store, "world")
-        for told in ("'height': stored tensor 'height'", "dims [0, 1], scale 2 x 2", "store.clear_group('world')"):
-            assert told in str(caught.value)
-        for told in ("('biome', 'id'): stored tensor 'id'", "'noise': stored nothing"):
-            assert told in str(caught.value)
+        message = str(caught.value)
+        assert re.search(r"'height': stored tensor 'height'.*dims \[0, 1\], scale 2 x 2", message)
+        assert "('biome', 'id'): stored tensor 'id'" in message
+        assert "'noise': stored nothing" in message
+        assert "store.clear_group('world')" in message
         assert store.open_group("world").keys() == ["height", "biome"]
         store.clear_group("world")
         other.save(store, "world")

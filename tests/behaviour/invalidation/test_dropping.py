@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileS
 from infinite_tensor.tilestore.memory import windows
 from tests.behaviour.invalidation.chain import END, KINDS, Data, chain_on, fresh, ground_on, smooth_over
 from tests.support.counting import Counted
+from tests.support.reference import Index
 
 
 def test_what_was_computed_from_wrong_windows_is_dropped_and_nothing_else(store: TileStore, data: Data) -> None:
@@ -138,10 +138,15 @@ def test_a_dependant_that_was_cleared_or_recreated_is_not_touched(store: TileSto
 
 def test_far_from_the_origin_it_is_as_near(store: TileStore) -> None:
     data: list[float] = [1.0]
-    a, b = (dict[str, Any](tile_store=store, tensor_id=name) for name in ("a", "b"))
-    ground = InfiniteTensor((None, 2), lambda _ctx: torch.full((4, 2), data[0]), TensorWindow((4, 2)), **a)
-    read = TensorWindow((2, 1), stride=2, offset=(0, 1), dimension_map=(0, None))
-    top = InfiniteTensor((None,), lambda _ctx, region: region[:, 0].clone(), TensorWindow((2,)), [ground], [read], **b)
+
+    def column(_ctx: Index, region: torch.Tensor) -> torch.Tensor:
+        return region[:, 0].clone()
+
+    window, read = TensorWindow((4, 2)), TensorWindow((2, 1), stride=2, offset=(0, 1), dimension_map=(0, None))
+    ground = InfiniteTensor(
+        (None, 2), lambda _ctx: torch.full((4, 2), data[0]), window, tile_store=store, tensor_id="a"
+    )
+    top = InfiniteTensor((None,), column, TensorWindow((2,)), [ground], [read], tile_store=store, tensor_id="b")
     ends = (-(2**51), 0, 2**51 - 4)
     assert [top[at : at + 4].tolist() for at in ends] == [[1.0] * 4] * 3
     data[0] = 2.0

@@ -135,22 +135,22 @@ def test_a_module_that_uses_it_is_exported(strict: bool) -> None:
     assert torch.equal(program.module()(x), module(x))
 
 
+def set_both(virtual: VirtualTensor) -> None:
+    virtual.dtype, virtual.device = torch.float64, torch.device("meta")
+
+
 @pytest.mark.parametrize(
-    ("arguments", "keywords"),
+    "move",
     [
-        (("meta", torch.float64), {}),
-        ((), {"dtype": torch.float64, "device": "meta"}),
-        ((torch.empty(0, device="meta", dtype=torch.float64),), {}),
-        (None, {"dtype": torch.float64, "device": torch.device("meta")}),
+        lambda virtual: virtual.to("meta", torch.float64),
+        lambda virtual: virtual.to(dtype=torch.float64, device="meta"),
+        lambda virtual: virtual.to(torch.empty(0, device="meta", dtype=torch.float64)),
+        set_both,
     ],
 )
-def test_to_returns_none_and_it_or_setting_moves_the_reference_alone(arguments: Any, keywords: dict[str, Any]) -> None:
+def test_to_returns_none_and_moves_the_reference_alone_as_setting_does(move: Any) -> None:
     module = Doubling()
-    if arguments is None:
-        for name, value in keywords.items():
-            setattr(module.twice, name, value)
-    else:
-        assert module.twice.to(*arguments, **keywords) is None  # type: ignore[func-returns-value]
+    assert move(module.twice) is None
     assert (module.twice.dtype, module.twice.device.type) == (torch.float64, "meta")
     assert (module.base.dtype, module.base.device.type) == (torch.float32, "cpu")
     assert (module.twice.value.dtype, module.twice.value.device.type) == (torch.float64, "meta")

@@ -126,8 +126,10 @@ def in_tensorstore(folder: Path) -> Any:
 
 def written(array: Any) -> None:
     """Whatever waits is in the file, and its time has gone on."""
-    for each in (array, getattr(array, "file", None)):
-        getattr(each, "flush", list)()
+    places: list[Any] = [array, getattr(array, "file", None)]
+    for each in places:
+        if hasattr(each, "flush"):
+            each.flush()
 
 
 FILES = [in_npy, in_torch_file, in_zarr, in_zarr_of_fsspec, in_obstore, in_hdf5, in_tensorstore]
