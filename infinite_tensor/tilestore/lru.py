@@ -77,6 +77,11 @@ class LRU(Generic[K, V]):
         self._entries.move_to_end(key)
         return entry[0]
 
+    def look(self, key: K, default: V | None = None) -> V | None:
+        """The value of `key`, which is no use of it, or else `default`."""
+        entry = self._entries.get(key)
+        return default if entry is None else entry[0]
+
     def put(self, key: K, value: V, size: int) -> None:
         """Keep `value`, replacing what `key` held. Call `evict` to make the limits hold."""
         self.pop(key)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import operator
 import threading
 import time
 import weakref
@@ -107,12 +109,17 @@ class TileCache:
     def held(self, record: Record, low: Sequence[int], high: Sequence[int]) -> dict[Index, Entry]:
         """The tiles of a box ``[low, high)`` that are in memory."""
         with self.lock:
-            known: dict[Key, Entry] = dict(self._writer.jobs())
-            known |= dict(self.entries.items())
+            jobs = self._writer.jobs()
+            if math.prod(map(operator.sub, high, low)) <= len(self.entries):
+                tiles: Iterable[Index] = itertools.product(*map(range, low, high))
+            else:
+                keys = itertools.chain(jobs, self.entries)
+                tiles = [tile for owner, tile in keys if owner is record and inside(tile, low, high)]
+            known = {tile: self.entries.look((record, tile), jobs.get((record, tile))) for tile in tiles}
             return {
                 tile: entry.finished() if isinstance(entry, TileInProgress) and entry.pixels is not None else entry
-                for (owner, tile), entry in known.items()
-                if owner is record and inside(tile, low, high)
+                for tile, entry in known.items()
+                if entry is not None
             }
 
     def pending(self, record: Record) -> int:
