@@ -141,8 +141,13 @@ class StoredOnly:
 
 
 @torch.inference_mode(mode=False)
-def stored_pixels(node: Node, selection: Selection, fill_value: Number) -> torch.Tensor:
-    """What is stored of a region of a tensor, and `fill_value` where a tile is missing."""
+def stored_pixels(
+    node: Node, selection: Selection, fill_value: Number, missing: torch.Tensor | None = None
+) -> torch.Tensor:
+    """What is stored of a region of a tensor, and `fill_value` where a tile is missing.
+
+    `missing` is a bool tensor of the size of the selection, which tells where that is.
+    """
     contents = node.contents
     with store_call(contents, CLAIMS):
         contents.flush_if_requested()
@@ -154,7 +159,7 @@ def stored_pixels(node: Node, selection: Selection, fill_value: Number) -> torch
                 try:
                     if out.numel():
                         out.fill_(pixel_value("fill_value", fill_value, spec.dtype))
-                        _copy(node, access, selection, out)
+                        _copy(node, access, selection, out, missing)
                 except Exception:
                     if not views.moved:
                         raise
@@ -182,9 +187,11 @@ def whole_pixels(node: Node, selections: Sequence[Selection]) -> list[torch.Tens
             return found
 
 
-def _copy(node: Node, access: Access, selection: Selection, out: torch.Tensor) -> None:
-    """Write the pixels of a selection that lie in whole tiles into `out`."""
+def _copy(node: Node, access: Access, selection: Selection, out: torch.Tensor, missing: torch.Tensor | None) -> None:
+    """Write the pixels of a selection that lie in whole tiles into `out`; the others are `missing`."""
     layout = node.contents.layout(node.spec)
+    if missing is not None:
+        missing.fill_(True)
     # Each in one tile.
     blocks = Blocks.of(selection, layout.grid.window).cut(1)
     rest = iter(blocks)
@@ -195,4 +202,6 @@ def _copy(node: Node, access: Access, selection: Selection, out: torch.Tensor) -
         for block, tile in zip(some, tiles, strict=True):
             if tile in whole:
                 blocks.fill(block, out, access.read)
+                if missing is not None:
+                    missing[block.place] = False
         access.keep(None)

@@ -331,3 +331,12 @@ class Coarsening:
             return None
         sizes = len(found.factor), len(found.weight), len(found.finest)
         return found if sizes == (n, n, n) and min(*found.factor, *found.weight) > 0 else None
+
+
+def scales(levels: Sequence[Coarsening]) -> list[tuple[int, ...]]:
+    """How many pixels of a tensor one of each of its levels is, per dimension, the lowest level first."""
+
+    def product(below: Sequence[int], factor: Sequence[int]) -> tuple[int, ...]:
+        return tuple(map(operator.mul, below, factor))
+
+    return list(itertools.accumulate((level.factor for level in levels), product))

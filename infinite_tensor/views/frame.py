@@ -17,7 +17,7 @@ import torch
 from infinite_tensor.engine.chain import Node, node_of
 from infinite_tensor.engine.reads import DROPPING
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.filling.stored_only import StoredOnly
+from infinite_tensor.filling.stored_only import StoredOnly, stored_pixels
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.support.forks import cached_property
@@ -241,9 +241,11 @@ def shown(pixels: torch.Tensor) -> npt.NDArray[np.generic]:
 
 def shown_if_stored(tensor: InfiniteTensor, region: object) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_]]:
     """The pixels of a region as `shown`, 0 where they lie in tiles that are not stored whole, and which these are."""
-    zeros, ones = (shown(tensor.stored_only(value)[region]) for value in (0, 1))
-    # What is 0 or 1 as it is filled is not stored.
-    return zeros, (zeros == 0) & (ones == 1)
+    node = node_of(tensor)
+    selection = parse(region, tensor.shape, node.spec.labels)
+    missing = torch.ones(selection.size, dtype=torch.bool)
+    pixels = stored_pixels(node, selection, 0, missing)
+    return shown(pixels), selection.pick(missing).numpy()
 
 
 def shown_value(value: Number, dtype: torch.dtype) -> np.generic:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
@@ -13,7 +12,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.pipelines.pyramid import box_above
 from infinite_tensor.pipelines.sliding import CHANNELS, names_of
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.values.coarse import Coarsening
+from infinite_tensor.values.coarse import Coarsening, scales
 from infinite_tensor.values.meaning import Coordinate
 from infinite_tensor.views.frame import Frame
 from infinite_tensor.views.metadata import Along, Shown, coordinates_of
@@ -66,17 +65,17 @@ def image_of(name: str, frame: Frame, kept: Sequence[int], levels: Sequence[Infi
     axes = axes_of(frame, kept)
     space = [d for d, axis in zip(kept, axes, strict=True) if axis.get("type") == "space"]
     dims = {d: frame.tensor.dims[d] for d in kept}
-    arrays, counts, method = {f"s0/{name}": Shown.of(frame, dims)}, (1,) * frame.ndim, None
-    for k, level in enumerate(levels, 1):
-        made = cast("Coarsening", level.f)
-        method, counts = made.method, tuple(map(operator.mul, counts, made.factor))
+    made = [cast("Coarsening", level.f) for level in levels]
+    arrays = {f"s0/{name}": Shown.of(frame, dims)}
+    for k, (level, counts) in enumerate(zip(levels, scales(made), strict=True), 1):
         source = level if frame.fill_value is None else level.stored_only(frame.fill_value)
-        along = tuple([Along(n, 0 if n == 1 or method == "nearest" else (n - 1) / 2) for n in counts])
+        is_first = made[k - 1].method == "nearest"
+        along = tuple([Along(n, 0 if n == 1 or is_first else (n - 1) / 2) for n in counts])
         # Chunks of all levels are alike, whatever their windows are.
         box = replace(Frame.of(source, box_above(frame.origin, frame.shape, counts)), tile=frame.tile)
         arrays[f"s{k}/{name}"] = Shown.of(box, dims, along)
     multiscale = {"name": frame.tensor.tensor_id, "axes": axes, "datasets": _datasets(arrays, space)}
-    said = multiscale if method is None else multiscale | {"type": method}
+    said = multiscale | {"type": made[-1].method} if made else multiscale
     return Image(arrays, {"ome": {"version": "0.5", "multiscales": [said]}})
 
 

@@ -29,8 +29,9 @@ from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import names_of
+from infinite_tensor.views.colours import MOST_LABELS, are_labels
 from infinite_tensor.views.frame import shown, shown_if_stored, step_of
-from infinite_tensor.views.labels import MOST_LABELS, are_labels
+from infinite_tensor.views.plane import channels_of
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -211,7 +212,7 @@ def draw(
     computed = checked_flag("compute", compute)
     selection = _selection(tensor, region)
     kept = [d for d in range(tensor.ndim) if d not in selection.squeezed]
-    channels = channels_of([selection.size[d] for d in kept])
+    channels = channels_of(tuple([selection.size[d] for d in kept]))
     drawn = [d for number, d in enumerate(kept) if number != channels]
     default = _SCREEN if every is None and max_pixels is None else max_pixels
     step = step_of([selection.size[d] for d in drawn], every, default)
@@ -247,11 +248,6 @@ def _selection(tensor: InfiniteTensor, region: object) -> Selection:
     return selection
 
 
-def channels_of(shape: Sequence[int]) -> int | None:
-    """Which of three dimensions is one of channels: the first or last one, of an extent of 1 or 3."""
-    return next((d for d in (0, 2) if len(shape) == 3 and shape[d] in (1, 3)), None)
-
-
 def _check_drawable(shape: Sequence[int]) -> None:
     extents = " x ".join(map(count_of, shape))
     if len(shape) not in (1, 2):
@@ -280,7 +276,7 @@ def _pixels(tensor: InfiniteTensor, selection: Selection, channels: int | None, 
         values, missing = (np.moveaxis(each, channels, -1) for each in (values, missing))
     if channels is None or values.shape[-1] == 1:
         return np.ma.array(values, mask=missing).reshape(values.shape[:2])
-    opaque = 255 if values.dtype == np.uint8 else 1
+    opaque = 255 if values.dtype.kind in "iu" else 1
     return values if computed else np.dstack([values, np.where(missing.any(-1), 0, opaque).astype(values.dtype)])
 
 

@@ -20,8 +20,8 @@ from infinite_tensor.pipelines.rasters import RasterReader
 from infinite_tensor.pipelines.sliding import CHANNELS
 from infinite_tensor.support.disks import allocate_file
 from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Georeference, crs_of
+from infinite_tensor.views.colours import PALETTE, are_labels
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
-from infinite_tensor.views.labels import COLOURS, are_labels
 from infinite_tensor.views.metadata import nodata_in
 
 _MODES = ((1, "uint8"), (1, "uint16"), (3, "uint8"), (4, "uint8"))
@@ -98,7 +98,7 @@ def opened_png(cutout: Cutout, path: Path, *, palette: bool = False) -> Iterator
     file = _image().fromarray(np.ascontiguousarray(image))
     options = {}
     if palette:
-        file.putpalette((COLOURS * 256)[: 3 * 256])
+        file.putpalette((PALETTE * 256)[: 3 * 256])
         options = {} if cutout.nodata is None else {"transparency": cutout.nodata}
     file.save(path, "PNG", **options)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from infinite_tensor.errors import TileAccessError, ValidationError
+from infinite_tensor.geometry.points import Index
 from infinite_tensor.opening import extent_of
 from infinite_tensor.pipelines.pyramid import method_for, stored_levels
 from infinite_tensor.support.forks import cached_property
@@ -18,7 +19,8 @@ from infinite_tensor.tilestore import MemoryTileStore
 from infinite_tensor.views.face import Face, FaceStore, store_of_levels
 from infinite_tensor.views.frame import Frame, shown
 from infinite_tensor.views.metadata import array_name_of
-from infinite_tensor.views.server.maptiles import Colours, Plane, samples, stored_image
+from infinite_tensor.views.plane import Plane, Tile
+from infinite_tensor.views.server.maptiles import Colours, samples, stored_image
 
 _TILE = re.compile(r"(0|-[1-9]\d?)/(0|-?[1-9]\d{0,15})/(0|-?[1-9]\d{0,15})\.png")
 _AT = re.compile(r"\d{1,16}(?:,\d{1,16}){0,30}")
@@ -83,7 +85,6 @@ class Served:
     def __init__(self, opened: Callable[[], InfiniteTensor], settings: Settings) -> None:
         self._opened = opened
         self._settings = settings
-        self._has_levels = False
 
     def answer(self, path: str, query: str, *, compute: bool) -> Answer | None:
         """The answer for a path; None where windows must be computed for it, which is then asked with `compute`."""
@@ -148,49 +149,42 @@ class Served:
     # Map tiles.
 
     @cached_property
-    def _levels(self) -> list[InfiniteTensor]:
-        """The tensor, and its levels: those that are stored, or else such as are kept in memory."""
-        tensor, plane = self.tensor, Plane.of(self.tensor)
+    def _plane(self) -> Plane:
+        return Plane.of(self.tensor.shape, self.tensor.dims)
+
+    @cached_property
+    def _drawing(self) -> tuple[list[InfiniteTensor], list[Index], Colours]:
+        """The tensor and its levels, those that are stored or else such as are kept in memory, and their colours."""
+        tensor, plane = self.tensor, self._plane
+        pixels = samples(tensor, plane, compute=_is_computable(tensor))
+        colours = Colours.of(pixels, self._settings.low, self._settings.high, rgb=plane.colours is not None)
         levels = stored_levels(tensor)
         if not levels:
             number = _LEVELS if None in tensor.shape else None
-            method = method_for(tensor.dtype, labels=self._colours.kind == "labels")
+            method = method_for(tensor.dtype, labels=colours.kind == "labels")
             levels = tensor.pyramid(number, method, MemoryTileStore(cache_size_bytes=_LEVELS_BYTES))
-        return [tensor, *(levels if plane is not None and plane.coarsened(levels) else [])]
+        return *plane.pyramid(tensor, levels), colours
 
-    @cached_property
-    def _colours(self) -> Colours:
-        plane = Plane.of(self.tensor)
-        assert plane is not None
-        rgb = plane.channels is not None and self.tensor.shape[plane.channels] == 3
-        pixels = samples(self.tensor, plane, compute=_is_computable(self.tensor))
-        return Colours.of(pixels, self._settings.low, self._settings.high, rgb=rgb)
-
-    def _map_tile(self, tile: re.Match[str], query: str, *, compute: bool) -> Answer | None:
-        plane = Plane.of(self.tensor, _entries(query))
-        if plane is None:
-            return refused(404, f"map tiles have two dimensions, or others given by ?at=, of {self.tensor.shape}")
-        if self._has_levels:
+    def _map_tile(self, found: re.Match[str], query: str, *, compute: bool) -> Answer | None:
+        zoom, column, row = map(int, found.groups())
+        plane, tile = self._plane.placed(_places(query)), Tile(-zoom, row, column)
+        if "_drawing" in vars(self):
             return self._drawn(plane, tile, compute=compute)
-        if not compute:
-            # Colours may have to be chosen by pixels that are not stored.
-            return None
-        self._has_levels = bool(self._levels)
-        return self._drawn(plane, tile, compute=False) or self._drawn(plane, tile, compute=True)
+        # Colours may have to be chosen by pixels that are not stored.
+        return (self._drawn(plane, tile, compute=False) or self._drawn(plane, tile, compute=True)) if compute else None
 
-    def _drawn(self, plane: Plane, tile: re.Match[str], *, compute: bool) -> Answer | None:
-        zoom, column, row = map(int, tile.groups())
-        levels = self._levels[: 1 - zoom]
-        factors = _factors(levels)
-        region = plane.region(levels[-1], factors[-1], row, column) if len(levels) == 1 - zoom else None
-        if region is None:
+    def _drawn(self, plane: Plane, tile: Tile, *, compute: bool) -> Answer | None:
+        levels, scales, colours = self._drawing
+        box = tile.box(plane.extents)
+        if tile.level >= len(levels) or box is None:
             return refused(404, "there are no pixels")
-        cost = 0 if compute else _cost(levels[-1], region)
-        if cost and cost <= self._settings.max_windows and _is_computable(levels[-1]):
-            return None
+        level, region = levels[tile.level], plane.region(box, scales[tile.level])
+        cost = 0 if compute else _cost(level, region)
         if not cost:
-            return Answer(200, self._colours.png(plane.image(shown(levels[-1][region]))), "image/png")
-        return Answer(200, self._colours.png(*stored_image(levels, factors, plane, row, column)), "image/png", True)
+            return Answer(200, colours.png(plane.image(shown(level[region]))), "image/png")
+        if cost <= self._settings.max_windows and _is_computable(level):
+            return None
+        return Answer(200, colours.png(*stored_image(levels, scales, plane, tile)), "image/png", passing=True)
 
 
 def _cost(tensor: InfiniteTensor, region: object) -> int:
@@ -204,16 +198,7 @@ def _is_computable(tensor: InfiniteTensor) -> bool:
     return tensor.f is not None and all(map(_is_computable, tensor.args))
 
 
-def _entries(query: str) -> list[int]:
+def _places(query: str) -> list[int]:
     """What ``at=2,5`` says of the dimensions that are not drawn."""
     name, _, given = query.partition("=")
     return list(map(int, given.split(","))) if name == "at" and _AT.fullmatch(given) else []
-
-
-def _factors(levels: Sequence[InfiniteTensor]) -> list[tuple[int, ...]]:
-    """How many pixels of the tensor one of each level is, per dimension."""
-    found = [(1,) * levels[0].ndim]
-    for level in levels[1:]:
-        factor: Sequence[int] = getattr(level.f, "factor")  # noqa: B009
-        found.append(tuple([a * b for a, b in zip(found[-1], factor, strict=True)]))
-    return found

@@ -27,9 +27,10 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.support.given import as_index, checked_count, quoted
 from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.views.plane import Plane
 from infinite_tensor.views.viewer.panel import Panel
 from infinite_tensor.views.viewer.tiles import stored_near
-from infinite_tensor.views.viewer.viewport import Budget, Plane
+from infinite_tensor.views.viewer.viewport import Budget
 
 _LARGEST = 6
 """The largest zoom."""
@@ -167,6 +168,7 @@ class View:
 
     def _serve(self, show: Any, port: int) -> None:
         async def serve() -> None:
+            """Serve the page until somebody closes the view."""
             self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
             listening = socket.create_server(("127.0.0.1", port))
             listening.setblocking(False)

@@ -35,9 +35,11 @@ from bokeh.plotting import figure
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.support.tables import count_of
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.views.labels import MOST_LABELS
-from infinite_tensor.views.viewer.tiles import Array, Picture, Tiles
-from infinite_tensor.views.viewer.viewport import Budget, Plane, Tile, Viewport, coarsest
+from infinite_tensor.views.colours import MOST_LABELS, full_range, range_of, rgba
+from infinite_tensor.views.frame import shown_dtype
+from infinite_tensor.views.plane import Plane, Tile
+from infinite_tensor.views.viewer.tiles import Picture, Tiles
+from infinite_tensor.views.viewer.viewport import Budget, Viewport, coarsest
 
 _MOST_HELD = 512
 """Tiles of a level that a browser holds."""
@@ -96,22 +98,23 @@ class _Layer:
             self.drawn = fig.image("image", "x", "y", "dw", "dh", color_mapper=mapper, **options)
         self.pictures: dict[Tile, tuple[Picture, float]] = {}
 
-    def add(self, pictures: Sequence[Picture], plane: Plane, *, bright: float) -> None:
-        """Draw tiles, above those that were there; the oldest make room."""
+    def add(self, pictures: Sequence[Picture], plane: Plane, ends: tuple[float, float]) -> None:
+        """Draw tiles, above those that were there; the oldest make room. Colours are brightest at the second end."""
         rows: dict[str, list[Any]] = {name: [] for name in self.source.data}
         for picture in pictures:
             self.pictures.pop(picture.tile, None)
             self.pictures[picture.tile] = (picture, time.monotonic())
-            if not picture.known:
+            if picture.range is None:
                 continue
             box, scale = picture.tile.box(plane.extents), 2**picture.tile.level
             assert box is not None
-            rows["image"].append(_rgba(picture.values, bright) if plane.colours is not None else picture.values)
+            is_rgb = plane.colours is not None
+            rows["image"].append(rgba(picture.values, ends).view(np.uint32)[..., 0] if is_rgb else picture.values)
             for name, size, part, extent in zip("yx", ("dh", "dw"), box, plane.extents, strict=True):
                 stop = part.stop * scale if extent is None else min(part.stop * scale, extent)
                 rows[name].append(part.start * scale - 0.5)
                 rows[size].append(stop - part.start * scale)
-            for channel, colour in enumerate(_COLOURS if plane.colours is not None else ()):
+            for channel, colour in enumerate(_COLOURS if is_rgb else ()):
                 rows[colour].append(np.ascontiguousarray(picture.values[..., channel]))
         if rows["x"]:
             self.source.stream(rows, rollover=_MOST_HELD)
@@ -124,13 +127,34 @@ class _Layer:
         self.pictures.clear()
 
 
-def _rgba(values: Array, bright: float) -> Array:
-    """Colours as Bokeh draws them; nothing where a value is missing. `bright` is the value of full brightness."""
-    known = ~np.isnan(values).any(-1)
-    pixels = np.zeros((*known.shape, 4), np.uint8)
-    pixels[..., :3] = np.nan_to_num(np.clip(values / bright, 0, 1) * 255, nan=0).round()
-    pixels[..., 3] = known * 255
-    return pixels.view(np.uint32)[..., 0]
+def _figure(tensor: InfiniteTensor, plane: Plane, ranges: tuple[Range1d, Range1d]) -> figure:
+    fig = figure(
+        x_range=ranges[0],
+        y_range=ranges[1],
+        sizing_mode="stretch_both",
+        tools="pan,wheel_zoom,reset",
+        active_scroll="wheel_zoom",
+        output_backend="canvas",
+        background_fill_color=_BLANK,
+        x_axis_label=tensor.dims[plane.columns],
+        y_axis_label=tensor.dims[plane.rows],
+        title=tensor.tensor_id if node_of(tensor).tensor.named else None,
+        lod_threshold=None,
+    )
+    fig.grid.visible = False
+    fig.toolbar.logo = None
+    for axis in fig.axis:
+        axis.formatter = BasicTickFormatter(use_scientific=False)
+    return fig
+
+
+def _marks_on(fig: figure) -> ColumnDataSource:
+    """What lies over tiles, with a text."""
+    names = ["left", "right", "top", "bottom", "fill", "alpha", "x", "y", "text"]
+    marks = ColumnDataSource({name: [] for name in names}, name="marks")
+    fig.quad("left", "right", "top", "bottom", source=marks, fill_color="fill", fill_alpha="alpha", line_color=None)
+    fig.text("x", "y", "text", source=marks, text_font_size="11px", text_color="#660000")
+    return marks
 
 
 class Panel:
@@ -167,64 +191,44 @@ class Panel:
         budget: Budget,
         resized: Callable[[], None],
     ) -> None:
-        self._resized = resized
-        self._document, self._tensor, self._budget = document, tensor, budget
+        self._document, self._tensor, self._budget, self._resized = document, tensor, budget, resized
         self._tiles, self._plane = Tiles(tensor), Plane.of(tensor.shape, tensor.dims)
         self.coarsest = coarsest(self._plane.extents, len(self._tiles.levels) - 1)
-        self._bright = 1.0 if tensor.dtype.is_floating_point else 255.0
+        self._ends = full_range(shown_dtype(tensor.dtype), rgb=True)
         self._looking, self._computing = Lane(), Lane()
         self._came: deque[tuple[int, list[Picture]]] = deque()
         self._coming, self._taken = False, -math.inf
-        self._wanted: list[Tile] = []
+        self._view, self._wanted = Viewport(0, 0, 0, 0, 0), list[Tile]()
         self._level = self._look_number = self._first_look = 0
         self._looked_at: Plane | None = None
-        x_range, y_range = ranges
-        self.figure = figure(
-            x_range=x_range,
-            y_range=y_range,
-            sizing_mode="stretch_both",
-            tools="pan,wheel_zoom,reset",
-            active_scroll="wheel_zoom",
-            output_backend="canvas",
-            background_fill_color=_BLANK,
-            x_axis_label=tensor.dims[self._plane.columns],
-            y_axis_label=tensor.dims[self._plane.rows],
-            title=tensor.tensor_id if node_of(tensor).tensor.named else None,
-            lod_threshold=None,
-        )
-        self.figure.grid.visible = False
-        self.figure.toolbar.logo = None
-        for axis in self.figure.axis:
-            axis.formatter = BasicTickFormatter(use_scientific=False)
-        self._mapper = LinearColorMapper(palette=Viridis256, nan_color=(0, 0, 0, 0), low=0, high=1)
+        self.size = 0, 0
+        self.figure = _figure(tensor, self._plane, ranges)
+        self._mapper = LinearColorMapper(palette=Viridis256, nan_color=(0, 0, 0, 0), low=0, high=1, name="scale")
+        self._labelled = False
         self._layers = {
             (level, colours): _Layer(self.figure, self._mapper, colours=colours)
             for level in range(self.coarsest, -1, -1)
             for colours in ([False, True] if self._plane.colours is not None else [False])
         }
-        marks = ["left", "right", "top", "bottom", "fill", "alpha", "x", "y", "text"]
-        self._marks = ColumnDataSource({name: [] for name in marks}, name="marks")
-        self.figure.quad(
-            "left", "right", "top", "bottom", source=self._marks, fill_color="fill", fill_alpha="alpha", line_color=None
-        )
-        self.figure.text("x", "y", "text", source=self._marks, text_font_size="11px", text_color="#660000")
-        self._labelled = False
+        self._marks = _marks_on(self.figure)
         self._bar = next(iter(self._layers.values())).drawn.construct_color_bar(width=12)
         self.figure.add_layout(self._bar, "right")
-        self._hover = HoverTool(
-            point_policy="follow_mouse", formatters={f"@{name}": "printf" for name in ("image", *_COLOURS)}
-        )
+        formatters = {f"@{name}": "printf" for name in ("image", *_COLOURS)}
+        self._hover = HoverTool(point_policy="follow_mouse", formatters=formatters)
         self.figure.add_tools(self._hover)
-        self.figure.on_event(RangesUpdate, lambda event: self.look(event.y0, event.x0, event.y1, event.x1))
-        self.size = 0, 0
-        self.figure.on_change("inner_width", lambda _name, _old, new: self._resize(new, self.size[1]))
-        self.figure.on_change("inner_height", lambda _name, _old, new: self._resize(self.size[0], new))
+        self._listen()
         self._status = Div(text="", name="status", styles={"white-space": "nowrap"})
         self._tint = Checkbox(label="tint what is stored", active=False)
         self._tint.on_change("active", lambda _name, _old, _new: self._mark())
         self._hold = Checkbox(label="hold the scale", active=False)
-        self._hold.on_change("active", lambda _name, _old, _new: self._draw())
+        self._hold.on_change("active", lambda _name, _old, _new: self._scale())
         self.widgets = [*self._choices(), self._tint, self._hold, self._status]
+
+    def _listen(self) -> None:
+        """Hear of what is seen, and of how large the figure is."""
+        self.figure.on_event(RangesUpdate, lambda event: self.look(event.y0, event.x0, event.y1, event.x1))
+        self.figure.on_change("inner_width", lambda _name, _old, new: self._resize(new, self.size[1]))
+        self.figure.on_change("inner_height", lambda _name, _old, new: self._resize(self.size[0], new))
 
     def _resize(self, width: int, height: int) -> None:
         self.size = width, height
@@ -263,10 +267,11 @@ class Panel:
         """Show a part of the plane: what is there at once, what is stored next, and then what has to be computed."""
         if not all(self.size) or any(edge is None or math.isnan(edge) for edge in (y0, x0, y1, x1)):
             return
-        view = Viewport(min(y0, y1), min(x0, x1), max(y0, y1), max(x0, x1), self.size[0])
+        view = self._view = Viewport(min(y0, y1), min(x0, x1), max(y0, y1), max(x0, x1), self.size[0])
         level, plane = view.level(self.coarsest), self._plane
         wanted = view.tiles(level, plane.extents)
         if (wanted, plane) == (self._wanted, self._looked_at):
+            self._scale()
             return
         self._level, self._wanted, self._looked_at = level, wanted, plane
         self._look_number += 1
@@ -315,7 +320,7 @@ class Panel:
         """Have the page draw tiles, as soon as it can. On a thread."""
         for picture in pictures:
             # Found out here, and not by who draws.
-            _ = picture.known, picture.range
+            _ = picture.range
         self._came.append((number, pictures))
         if not self._coming:
             self._coming = True
@@ -335,7 +340,9 @@ class Panel:
                 if held is None or held[0].state == "partial":
                     came.setdefault(picture.tile.level, {})[picture.tile] = picture
         for level, some in came.items():
-            self._layer(level).add(list(some.values()), self._plane, bright=self._bright)
+            if self._ends is None:
+                self._ends = range_of([picture.values for picture in some.values()])
+            self._layer(level).add(list(some.values()), self._plane, self._ends or (0, 1))
         self._draw()
 
     def _draw(self) -> None:
@@ -350,7 +357,7 @@ class Panel:
             self._hover.renderers = [layer.drawn]
             self._hover.tooltips = self._told(("image",) if self._plane.colours is None else _COLOURS)
             self._bar.visible = self._plane.colours is None
-        self._scale([layer.pictures[tile][0] for tile in self._wanted if tile in layer.pictures])
+        self._scale()
         self._mark()
         self._tell(len(lacking))
 
@@ -359,7 +366,7 @@ class Panel:
         y, x = (self._tensor.dims[d] for d in (self._plane.rows, self._plane.columns))
         return [(y, "$y{0}"), (x, "$x{0}"), ("value", " ".join(f"@{name}{{%.6g}}" for name in columns))]
 
-    def _scale(self, pictures: Sequence[Picture]) -> None:
+    def _scale(self) -> None:
         """The colours of what is seen: of classes each its own, of other values from the smallest to the largest."""
         if self._tiles.labels != self._labelled:
             # Each change of a model has Bokeh look at all of them.
@@ -369,9 +376,16 @@ class Panel:
         if self._labelled:
             self._mapper.update(low=-0.5, high=MOST_LABELS - 0.5)
             return
-        ranges = [picture.range for picture in pictures if picture.range is not None]
-        if ranges and not self._hold.active:
-            low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+        if self._hold.active:
+            return
+        pictures, ranges = self._layer(self._level).pictures, []
+        for tile in self._wanted:
+            box = tile.box(self._plane.extents)
+            if tile in pictures and box is not None:
+                ranges.append(pictures[tile][0].range_in(self._view.part(box, self._level)))
+        found = range_of([np.array([ends for ends in ranges if ends is not None])])
+        if found is not None:
+            low, high = found
             self._mapper.update(low=low, high=high if high > low else low + 1)
 
     def _mark(self) -> None:

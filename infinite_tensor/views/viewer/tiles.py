@@ -7,24 +7,22 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import StoreError, TileAccessError, ValidationError
-from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.pipelines.pyramid import stored_levels
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.coarse import Blocks, coarse
-from infinite_tensor.views.frame import shown, shown_dtype
-from infinite_tensor.views.labels import MOST_LABELS
-from infinite_tensor.views.viewer.viewport import COLOURS, Box, Plane, Tile, runs, scaled
+from infinite_tensor.views.colours import Array, are_labels, range_of
+from infinite_tensor.views.frame import shown, shown_dtype, shown_if_stored
+from infinite_tensor.views.plane import COLOURS, Box, Plane, Tile, finer
+from infinite_tensor.views.viewer.viewport import runs
 
-Array: TypeAlias = npt.NDArray[Any]
 Pair: TypeAlias = tuple[Array, Array]
 Stop: TypeAlias = Callable[[], bool]
 
@@ -53,15 +51,14 @@ class Picture:
     error: str = ""
 
     @cached_property
-    def known(self) -> int:
-        """How many values there are."""
-        return int(np.isfinite(self.values).sum())
-
-    @cached_property
     def range(self) -> tuple[float, float] | None:
         """The smallest and the largest value; None where there are none."""
-        finite = self.values[np.isfinite(self.values)]
-        return (float(finite.min()), float(finite.max())) if finite.size else None
+        return range_of([self.values])
+
+    def range_in(self, part: Box) -> tuple[float, float] | None:
+        """That of a part of it."""
+        values = self.values[part]
+        return self.range if values.size == self.values.size else range_of([values])
 
 
 class Tiles:
@@ -80,14 +77,14 @@ class Tiles:
     """
 
     def __init__(self, tensor: InfiniteTensor) -> None:
-        self.levels = [tensor, *stored_levels(tensor)]
+        self.levels, self._scales = Plane.of(tensor.shape, tensor.dims).pyramid(tensor, stored_levels(tensor))
         self._copied = node_of(tensor).computation.copied
         self.computable = self._copied or tensor.f is not None
         dtype = shown_dtype(tensor.dtype)
         # Which holds all values, and NaN; of integers of 64 bits about so many digits as there are.
         single = dtype.itemsize <= 2 or dtype in (np.float32, np.complex64)
         self._dtype = np.dtype(np.float32 if single else np.float64)
-        self.labels = dtype.kind in "iub"
+        self.labels = dtype.kind in "iu"
 
     def window(self, plane: Plane) -> int:
         """Pixels of a plane for each window that is computed; 0 where ``f`` needs no windows."""
@@ -105,19 +102,14 @@ class Tiles:
         groups = runs(tiles) if level < len(self.levels) else [[tile] for tile in tiles]
         for group in groups:
             boxes = [_box(plane, tile) for tile in group]
-            box = (
-                slice(boxes[0][0].start, boxes[-1][0].stop),
-                slice(boxes[0][1].start, boxes[-1][1].stop),
-            )
+            (top, left), (bottom, right) = boxes[0], boxes[-1]
+            box = slice(top.start, bottom.stop), slice(left.start, right.stop)
             values, missing = self._coarse(plane, box, level, min(level, len(self.levels) - 1), self._stored, stop)
             if stop():
                 return
             found = []
-            for tile, (rows, columns) in zip(group, boxes, strict=True):
-                part = (
-                    slice(rows.start - box[0].start, rows.stop - box[0].start),
-                    slice(columns.start - box[1].start, columns.stop - box[1].start),
-                )
+            for tile, own in zip(group, boxes, strict=True):
+                part = tuple([slice(by.start - of.start, by.stop - of.start) for by, of in zip(own, box, strict=True)])
                 # A copy: all of the box is not kept for one of its tiles.
                 state = "partial" if missing[part].any() else "stored"
                 found.append(Picture(tile, values[part].copy(), state))
@@ -155,7 +147,7 @@ class Tiles:
         factor = 2 ** (level - base)
         if factor == 1:
             return read(base, plane, box)
-        extents = Plane(self.levels[base].shape, plane.rows, plane.columns, plane.at).extents
+        extents = plane.extents_in(self.levels[base].shape)
         rows, columns = box
         shape = (rows.stop - rows.start, columns.stop - columns.start)
         values = np.full((*shape, COLOURS) if plane.colours is not None else shape, np.nan, self._dtype)
@@ -166,7 +158,7 @@ class Tiles:
                 break
             part = (slice(top, min(top + step, shape[0])), slice(left, min(left + step, shape[1])))
             block = tuple(slice(own.start + by.start, own.start + by.stop) for own, by in zip(box, part, strict=True))
-            fine, lacks = read(base, plane, scaled((block[0], block[1]), factor, extents))
+            fine, lacks = read(base, plane, finer((block[0], block[1]), factor, extents))
             if not lacks.all():
                 values[part] = self._halved(fine, level - base)
                 missing[part] = lacks.any()
@@ -186,36 +178,23 @@ class Tiles:
         return halved
 
     def _read(self, level: int, plane: Plane, box: Box) -> Pair:
-        values = self._shown(plane, shown(self.levels[level][plane.region(box)]))
-        return values, np.zeros(values.shape, bool)
+        pixels = shown(self.levels[level][plane.region(box, self._scales[level])])
+        return self._shown(plane, pixels, np.zeros(pixels.shape, bool))
 
     def _stored(self, level: int, plane: Plane, box: Box) -> Pair:
         if self._copied and level == 0:
             return self._read(level, plane, box)
-        tensor, region = self.levels[level], plane.region(box)
-        # First: what is stored meanwhile is shown later.
-        missing = _missing(tensor, parse(region, tensor.shape)).transpose(plane.axes)
+        return self._shown(plane, *shown_if_stored(self.levels[level], plane.region(box, self._scales[level])))
+
+    def _shown(self, plane: Plane, pixels: Array, missing: Array) -> Pair:
+        """Pixels as a picture has them, NaN where they are missing; and where that is."""
+        values, missing = plane.image(pixels), plane.image(missing)
         if missing.all():
-            return np.full(missing.shape, np.nan, self._dtype), missing
-        values = self._shown(plane, shown(tensor.stored_only()[region]), ~missing)
-        values[missing] = np.nan
-        return values, missing
-
-    def _shown(self, plane: Plane, pixels: Array, known: Array | bool = True) -> Array:
-        """Pixels as a picture has them; those that are not `known` count nowhere."""
-        values = (np.abs(pixels) if np.iscomplexobj(pixels) else pixels).transpose(plane.axes)
-        if self.labels:
-            self.labels = bool(np.all((values >= 0) & (values < MOST_LABELS), where=known))
-        return values.astype(self._dtype)
-
-
-def _missing(tensor: InfiniteTensor, selection: Selection) -> npt.NDArray[np.bool_]:
-    """Which pixels of a region lie in tiles that are not stored whole."""
-    layout = node_of(tensor).contents.layout(node_of(tensor).spec)
-    found: npt.NDArray[np.bool_] = tensor.coverage(selection, "missing").numpy()
-    for d, (pixels, size) in enumerate(zip(selection.pixels, layout.tile_shape, strict=True)):
-        found = found.take(np.array(pixels) // size - pixels[0] // size, axis=d)
-    return found.squeeze(selection.squeezed)
+            return np.full(values.shape, np.nan, self._dtype), missing
+        self.labels = self.labels and are_labels(values[~missing] if missing.any() else values)
+        found = values.astype(self._dtype)
+        found[missing] = np.nan
+        return found, missing
 
 
 def _box(plane: Plane, tile: Tile) -> Box:

@@ -1,118 +1,21 @@
-"""What a page shows of a tensor: which plane, and which tiles of which level a part of it needs. Numbers only."""
+"""Which tiles of which level a part of a plane needs. Numbers only."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self, TypeAlias
 
-from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Shape
+from infinite_tensor.views.plane import SIDE, Box, Tile
 
-SIDE = 256
-"""Pixels along a tile, of whatever level."""
 MOST_TILES = 256
 """A part of a plane that takes more of them is shown by a coarser level."""
-COLOURS = 3
 _FITS = 512
 """The coarsest level of a finite plane is no longer than this,"""
 _COARSEST = 6
 """and that of an unbounded one is this, or the first that is not stored."""
-_NO_COLOURS = frozenset({"z", "t", "time", "depth"})
-
-Box: TypeAlias = tuple[slice, slice]
-"""Rows and columns."""
-
-
-@dataclass(frozen=True)
-class Plane:
-    """Two dimensions of a tensor, and where the picture stands along the others.
-
-    Attributes
-    ----------
-    shape : tuple of int or None
-        Of the tensor.
-    rows, columns : int
-        The two dimensions.
-    at : tuple of (int or None)
-        A place along each dimension; None along these two, and along the one whose first three entries are colours.
-    """
-
-    shape: Shape
-    rows: int
-    columns: int
-    at: tuple[int | None, ...]
-
-    @classmethod
-    def of(cls, shape: Shape, dims: Sequence[str]) -> Self:
-        """The dimensions y and x, or those that `InfiniteTensor.show` draws, and colours where there may be some."""
-        if len(shape) < 2:
-            raise ValidationError(f"a view shows two dimensions, and the tensor has shape {shape}; draw it by t.show()")
-        rows, columns = len(shape) - 2, len(shape) - 1
-        if "y" in dims and "x" in dims:
-            rows, columns = dims.index("y"), dims.index("x")
-        elif len(shape) == 3 and shape[2] in (1, 3) and shape[0] not in (1, 3):
-            rows, columns = 0, 1
-        others = [d for d in range(len(shape)) if d not in (rows, columns)]
-        colours = next((d for d in others if shape[d] in (3, 4) and dims[d] not in _NO_COLOURS), None)
-        return cls(
-            shape, rows, columns, tuple([0 if d in others and d != colours else None for d in range(len(shape))])
-        )
-
-    @property
-    def others(self) -> list[int]:
-        """The dimensions beside the two."""
-        return [d for d in range(len(self.shape)) if d not in (self.rows, self.columns)]
-
-    @property
-    def colours(self) -> int | None:
-        """The dimension whose first three entries are red, green and blue."""
-        return next((d for d in self.others if self.at[d] is None), None)
-
-    @property
-    def extents(self) -> Shape:
-        """Rows and columns; None for an unbounded dimension."""
-        return self.shape[self.rows], self.shape[self.columns]
-
-    def region(self, box: Box) -> tuple[int | slice, ...]:
-        """What to read of the tensor, or of a level of it."""
-        region: list[int | slice] = [slice(COLOURS) if place is None else place for place in self.at]
-        region[self.rows], region[self.columns] = box
-        return tuple(region)
-
-    @property
-    def axes(self) -> list[int]:
-        """How the axes of what is read are ordered for a picture: rows, columns, colours."""
-        kept = [d for d, place in enumerate(self.at) if place is None]
-        return [kept.index(d) for d in (self.rows, self.columns, self.colours) if d is not None]
-
-
-class Tile(NamedTuple):
-    """A tile of a level: pixel ``(row * SIDE, column * SIDE)`` of it is the first."""
-
-    level: int
-    row: int
-    column: int
-
-    def box(self, extents: Shape) -> Box | None:
-        """Its pixels, of its level; None where there are none. `extents` are those of level 0."""
-        rows, columns = (
-            (i * SIDE, i * SIDE + SIDE)
-            if extent is None
-            else (max(0, i * SIDE), min(i * SIDE + SIDE, -(-extent // 2**self.level)))
-            for i, extent in zip((self.row, self.column), extents, strict=True)
-        )
-        return (slice(*rows), slice(*columns)) if rows[0] < rows[1] and columns[0] < columns[1] else None
-
-
-def scaled(box: Box, factor: int, extents: Shape) -> Box:
-    """The pixels of a finer level that a box stands for; `extents` are those of that level."""
-    rows, columns = (
-        slice(part.start * factor, part.stop * factor if extent is None else min(part.stop * factor, extent))
-        for part, extent in zip(box, extents, strict=True)
-    )
-    return rows, columns
 
 
 def coarsest(extents: Shape, stored: int) -> int:
@@ -144,13 +47,13 @@ class Viewport:
         """The level whose pixels are about those of the screen, or a coarser one where that has too many tiles."""
         finest = max(0, round(math.log2(max(self.right - self.left, 1) / max(self.width, 1))))
         for level in range(min(finest, most), most):
-            rows, columns = self._spans(level)
+            rows, columns = self._spans(SIDE * 2**level)
             if len(rows) * len(columns) <= MOST_TILES:
                 return level
         return most
 
-    def _spans(self, level: int) -> tuple[range, range]:
-        side = SIDE * 2**level
+    def _spans(self, side: int) -> tuple[range, range]:
+        """Which blocks of so many pixels along each side it shows."""
         rows, columns = (
             range(math.floor((low + 0.5) / side), math.ceil((high + 0.5) / side))
             for low, high in ((self.top, self.bottom), (self.left, self.right))
@@ -160,11 +63,19 @@ class Viewport:
     def tiles(self, level: int, extents: Shape) -> list[Tile]:
         """The tiles that it shows, those nearest to the middle first."""
         side = SIDE * 2**level
-        rows, columns = self._spans(level)
+        rows, columns = self._spans(side)
         for_all = [Tile(level, row, column) for row in rows for column in columns]
         y, x = (self.top + self.bottom) / 2 / side - 0.5, (self.left + self.right) / 2 / side - 0.5
         found = [tile for tile in for_all if tile.box(extents) is not None]
         return sorted(found, key=lambda tile: ((tile.row - y) ** 2 + (tile.column - x) ** 2, tile))
+
+    def part(self, box: Box, level: int) -> Box:
+        """Which pixels of a box of a level it shows, counted from the first one of the box."""
+        rows, columns = (
+            slice(max(span.start - along.start, 0), max(span.stop - along.start, 0))
+            for span, along in zip(self._spans(2**level), box, strict=True)
+        )
+        return rows, columns
 
 
 @dataclass(frozen=True)
@@ -191,22 +102,10 @@ def runs(tiles: Sequence[Tile]) -> list[list[Tile]]:
 
     What is read of a group is one box, without anything else in it.
     """
-    spans: list[tuple[int, int, int]] = []
-    for _, row, column in sorted(tiles):
-        if spans and spans[-1][0] == row and spans[-1][2] == column:
-            spans[-1] = (row, spans[-1][1], column + 1)
-        else:
-            spans.append((row, column, column + 1))
-    groups: dict[tuple[int, int], list[list[int]]] = {}
-    for row, first, last in spans:
-        rows = groups.setdefault((first, last), [])
-        if rows and rows[-1][-1] == row - 1:
-            rows[-1].append(row)
-        else:
-            rows.append([row])
-    level = tiles[0].level if tiles else 0
-    return [
-        [Tile(level, row, column) for row in rows for column in range(*span)]
-        for span, some in groups.items()
-        for rows in some
+    rows = [
+        [tile for _, tile in row]
+        for _, row in itertools.groupby(enumerate(sorted(tiles)), lambda at: (at[1].row, at[1].column - at[0]))
     ]
+    rows.sort(key=lambda row: (row[0].column, len(row), row[0].row))
+    blocks = itertools.groupby(enumerate(rows), lambda at: (at[1][0].column, len(at[1]), at[1][0].row - at[0]))
+    return [[tile for _, row in block for tile in row] for _, block in blocks]

@@ -34,7 +34,7 @@ from infinite_tensor import (
     open_store,
     sl,
 )
-from infinite_tensor.views.labels import COLOURS
+from infinite_tensor.views.colours import PALETTE
 from infinite_tensor.views.server.served import Settings
 from infinite_tensor.views.server.work import Work
 from tests.support.command_line import COMMAND
@@ -221,7 +221,7 @@ def test_map_tiles_of_labels_and_colours() -> None:
     labels = from_array(np.arange(300 * 20).reshape(300, 20) % 20)
     colours = np.random.default_rng(0).integers(0, 256, (3, 600, 700), np.uint8)
     photo = from_array(colours, dims=("c", "y", "x"))
-    palette = np.frombuffer(COLOURS, np.uint8).reshape(20, 3)
+    palette = np.frombuffer(PALETTE, np.uint8).reshape(20, 3)
     with served(labels, photo) as server:
         found = image(server.get(f"/{labels.tensor_id}/0/0/1.png").content)
         assert np.array_equal(found[:44, :20, :3], palette[np.arange(20)][None].repeat(44, 0))

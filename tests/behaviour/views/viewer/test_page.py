@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,19 @@ class Page:
     def tint(self) -> None:
         """Have what was stored tinted."""
         self._page.locator("input[type=checkbox]").first.check()
+
+    def scale(self) -> tuple[float, float]:
+        """The ends of the scale of colours."""
+        mapper = self.model("scale")
+        low, high = self._page.evaluate(f"[{mapper}.low, {mapper}.high]")
+        return low, high
+
+    def seen(self) -> tuple[float, float]:
+        """The smallest and the largest value of `ramp` that is seen."""
+        ranges = "[...Bokeh.documents[0]._all_models.values()].filter(each => each.type == 'Range1d')"
+        (left, right), (bottom, top) = self._page.evaluate(f"{ranges}.slice(0, 2).map(each => [each.start, each.end])")
+        (y0, y1), (x0, x1) = ((floor(a + 0.5), ceil(b + 0.5) - 1) for a, b in ((top, bottom), (left, right)))
+        return 1000.0 * y0 + x0, 1000.0 * y1 + x1
 
     def picture(self) -> Any:
         """The colours of the middle of the screen."""
@@ -259,6 +273,16 @@ def test_what_was_stored_is_tinted_where_that_is_wanted(opened: Callable[..., Pa
     page.tint()
     page.wait_for(f"{page.model('marks')}.data.left.length")
     assert list(zip(page.marks("left"), page.marks("top"), strict=True)) == [(-0.5, -0.5)]
+
+
+def test_the_scale_is_from_the_smallest_to_the_largest_value_that_is_seen(opened: Callable[..., Page]) -> None:
+    page = opened(tensor_of(ramp), query="?y=100&x=100&zoom=1")
+    page.settle()
+    assert page.scale() == page.seen()
+    before = page.seen()
+    page.drag(-20, -20)
+    page.until(lambda: page.seen() != before and page.scale() == page.seen())
+    assert page.scale() == page.seen() != before
 
 
 def test_the_command_shows_what_a_module_computes_and_stores_nothing(browser: Any, tmp_path: Path) -> None:

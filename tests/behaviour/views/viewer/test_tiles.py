@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore, from_array, sl
+from infinite_tensor.views.plane import Plane, Tile
 from infinite_tensor.views.viewer.tiles import Picture, Tiles, stored_near
-from infinite_tensor.views.viewer.viewport import Plane, Tile
 from tests.support.counting import Counted
 from tests.support.reference import Index
 
@@ -76,6 +76,19 @@ def test_stored_levels_are_shown_and_their_gaps_filled_from_finer_ones(tmp_path:
     assert np.isnan(found[128:]).all()
 
 
+def test_levels_that_are_coarser_along_z_too_are_shown_at_their_own_place(tmp_path: Path) -> None:
+    volume = from_array(torch.arange(8 * 512 * 512).view(8, 512, 512), dims=("z", "y", "x"))
+    with ZarrTileStore(tmp_path / "t.zarr") as store:
+        t = volume.map(lambda x: x, window=(1, 256, 256), store=store, tensor_id="t")
+        t.fill(..., pyramid=True, progress=False)
+        (level,) = t.pyramid(1)
+        level.fill(..., progress=False)
+        plane = plane_of(t).placed([5])
+        picture = stored(t, [Tile(1, 0, 0)], plane)[Tile(1, 0, 0)]
+        assert picture.state == "stored"
+        assert np.array_equal(picture.values, level[2].numpy())
+
+
 def test_an_error_is_that_of_its_tile(tmp_path: Path) -> None:
     def picky(ctx: Index) -> torch.Tensor:
         if ctx[1] == 1:
@@ -86,7 +99,7 @@ def test_an_error_is_that_of_its_tile(tmp_path: Path) -> None:
     tiles = Tiles(t)
     west, east = (tiles.computed(plane_of(t), Tile(0, 0, column), never) for column in (0, 1))
     assert (west.state, west.range) == ("computed", (0.0, 255255.0))
-    assert (east.state, east.known) == ("failed", 0)
+    assert (east.state, east.range) == ("failed", None)
     assert "too far <east>" in east.error
 
 
@@ -130,7 +143,7 @@ def test_nan_that_is_stored_is_not_missing(tmp_path: Path) -> None:
     t = tensor_of(lambda _ctx: torch.full((256, 256), torch.nan), tmp_path)
     t.fill(sl[0:256, 0:256])
     picture = stored(t, [Tile(0, 0, 0)])[Tile(0, 0, 0)]
-    assert (picture.state, picture.known, picture.range) == ("stored", 0, None)
+    assert (picture.state, picture.range) == ("stored", None)
 
 
 def test_a_page_opens_at_the_stored_tile_nearest_to_0(tmp_path: Path) -> None:
