@@ -80,6 +80,7 @@ class Tiles:
         self.levels, self._scales = Plane.of(tensor.shape, tensor.dims).pyramid(tensor, stored_levels(tensor))
         self._copied = node_of(tensor).computation.copied
         self.computable = self._copied or tensor.f is not None
+        self._failed: dict[tuple[Plane, Tile], Picture] = {}
         dtype = shown_dtype(tensor.dtype)
         # Which holds all values, and NaN; of integers of 64 bits about so many digits as there are.
         single = dtype.itemsize <= 2 or dtype in (np.float32, np.complex64)
@@ -128,16 +129,21 @@ class Tiles:
         return Picture(tile, values, picture.state)
 
     def computed(self, plane: Plane, tile: Tile, stop: Stop) -> Picture:
-        """A tile, of which what is not stored is computed; an error of that is what it shows."""
+        """A tile, of which what is not stored is computed; an error of that is what it shows, from then on."""
+        if (plane, tile) in self._failed:
+            return self._failed[plane, tile]
         level = min(tile.level, len(self.levels) - 1)
         try:
             values, _ = self._coarse(plane, _box(plane, tile), tile.level, level, self._read, stop)
         except Exception as error:  # noqa: BLE001  (code of the user raises what it pleases)
             rows, columns = _box(plane, tile)
             shape = [part.stop - part.start for part in (rows, columns)] + [COLOURS] * (plane.colours is not None)
-            missing = isinstance(error, TileAccessError)
-            told = "" if missing else f"{type(error).__name__}: {error}"
-            return Picture(tile, np.full(shape, np.nan, self._dtype), "partial" if missing else "failed", told)
+            nothing = np.full(shape, np.nan, self._dtype)
+            if isinstance(error, TileAccessError):
+                return Picture(tile, nothing, "partial")
+            return self._failed.setdefault(
+                (plane, tile), Picture(tile, nothing, "failed", f"{type(error).__name__}: {error}")
+            )
         return Picture(tile, values, "computed")
 
     def _coarse(

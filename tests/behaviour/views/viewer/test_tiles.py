@@ -95,12 +95,16 @@ def test_an_error_is_that_of_its_tile(tmp_path: Path) -> None:
             raise RuntimeError("too far <east>")
         return ramp(ctx)
 
-    t = tensor_of(picky, tmp_path)
+    f = Counted(picky)
+    t = tensor_of(f, tmp_path)
     tiles = Tiles(t)
     west, east = (tiles.computed(plane_of(t), Tile(0, 0, column), never) for column in (0, 1))
     assert (west.state, west.range) == ("computed", (0.0, 255255.0))
     assert (east.state, east.range) == ("failed", None)
     assert "too far <east>" in east.error
+    # Somebody may look again before they have been told.
+    assert tiles.computed(plane_of(t), Tile(0, 0, 1), never) is east
+    assert f.calls.count((0, 1)) == 1
 
 
 def test_labels_keep_their_numbers_and_others_become_means() -> None:
