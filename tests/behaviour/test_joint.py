@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import pickle
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -34,7 +33,7 @@ from infinite_tensor import (
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.filling.mask import Target
 from infinite_tensor.filling.plan import demands
-from tests.behaviour.test_threads import LIMIT, started
+from tests.behaviour.test_threads import together
 from tests.support.building import built, each_store
 from tests.support.counting import Counted
 from tests.support.held import watched
@@ -202,20 +201,6 @@ def test_outputs_of_finer_resolution_are_left_out_where_no_read_reaches(store: T
     assert info.tiles_complete + info.tiles_partial == 0
 
 
-def test_a_consumer_of_two_outputs_has_each_window_computed_once(store: TileStore) -> None:
-    f = Painter()
-    rgb, mask, _ = paint(f, store)
-    both = built(
-        lambda _ctx, picture, where: picture[0] * where,
-        (5, 5),
-        (rgb, TensorWindow((3, 5, 5), dimension_map=(None, 0, 1))),
-        mask,
-        store=MemoryTileStore(cache_size_bytes=1),
-    )
-    assert torch.equal(both[0:25, 0:25], rgb[0, 0:25, 0:25] * mask[0:25, 0:25])
-    assert set(f.counts.values()) == {1}
-
-
 def test_an_f_with_several_outputs_may_read_other_tensors(store: TileStore) -> None:
     f, source = Painter(), Counter[tuple[int, ...]]()
     base = built(lambda ctx: source.update([ctx]) or torch.full((4, 4), 1.0 * ctx[0]), (4, 4), store=store, name="base")
@@ -291,16 +276,9 @@ def two_f(ctx: tuple[int, ...]) -> dict[str, torch.Tensor]:
 
 def test_threads_that_read_different_outputs_compute_each_window_once(store: TileStore) -> None:
     f = Painter()
-    tensors = paint(f, store)
     regions = [sl[:, 0:40, 0:40], sl[0:40, 0:40], sl[0:10, 0:10]]
-    barrier = threading.Barrier(6)
-
-    def read(number: int) -> torch.Tensor:
-        barrier.wait(LIMIT)
-        found: torch.Tensor = tensors[number % 3][regions[number % 3]]
-        return found
-
-    results = [future.result(LIMIT) for future in [started(lambda n=n: read(n)) for n in range(6)]]  # type: ignore[misc]
+    parts = [*zip(paint(f, store), regions, strict=True)] * 2
+    results = together(lambda number: parts[number][0][parts[number][1]], 6)
     assert set(f.counts.values()) == {1}
     assert all(torch.equal(results[n], results[n + 3]) for n in range(3))
 

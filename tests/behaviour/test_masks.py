@@ -9,7 +9,7 @@ import math
 import pickle
 import sys
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from distributed import Client
 
 from infinite_tensor import (
     DamagedDataWarning,
-    HDF5TileStore,
     InfiniteTensor,
     Mask,
     MemoryTileStore,
@@ -39,6 +38,7 @@ from infinite_tensor.filling import Progress
 from infinite_tensor.filling import mask as mask_module
 from infinite_tensor.filling import plan as plan_module
 from infinite_tensor.filling import stored_only as stored_only_module
+from tests.support.building import built, each_store, store_of
 from tests.support.clusters import chain, cluster, computed
 from tests.support.counting import Constant, Counted
 from tests.support.dict_store import DictTileStore
@@ -52,26 +52,34 @@ WINDOW = TensorWindow((4, 4))
 HALO = TensorWindow((6, 6), stride=4, offset=-1)
 
 
-@pytest.fixture(params=sample(["zarr", "hdf5"]))
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
-    if request.param == "zarr":
-        return ZarrTileStore(tmp_path / "s.zarr", tile_size=TILE)
-    return HDF5TileStore(tmp_path / "s.h5", tile_size=TILE)
+store = each_store("zarr", "hdf5", tile_size=TILE, default=("zarr",))
 
 
-def counted(store: TileStore, shape: Sequence[int | None] = (None, None)) -> tuple[InfiniteTensor, Counted]:
+@pytest.fixture(name="f")
+def _f() -> Counted:
+    return Counted()
+
+
+@pytest.fixture(name="t")
+def _t(store: TileStore, f: Counted) -> InfiniteTensor:
     """A tensor whose windows are its tiles."""
-    f = Counted()
-    return InfiniteTensor(shape, f, WINDOW, tile_store=store, tensor_id="t"), f
+    return built(f, WINDOW, store=store, name="t")
 
 
 def box(rows: int, columns: int) -> tuple[slice, slice]:
     return slice(0, rows), slice(0, columns)
 
 
+def pixels_of(shape: Index, *wanted: Index) -> torch.Tensor:
+    """A mask that takes some pixels."""
+    values = torch.zeros(shape, dtype=torch.bool)
+    for place in wanted:
+        values[place] = True
+    return values
+
+
 class TestWhichTiles:
-    def test_one_wanted_pixel_has_its_whole_tile_computed(self, store: TileStore) -> None:
-        t, f = counted(store)
+    def test_one_wanted_pixel_has_its_whole_tile_computed(self, t: InfiniteTensor, f: Counted) -> None:
         wanted = torch.zeros(12, 12)
         wanted[5, 11] = 1
         report = t.fill(box(12, 12), where=wanted, progress=False)
@@ -80,24 +88,22 @@ class TestWhichTiles:
         assert torch.equal(t[4:8, 8:12], Constant()((1, 2)))
         assert f.calls == [(1, 2)]
 
-    def test_what_lies_beyond_the_region_is_not_wanted_for_itself(self, store: TileStore) -> None:
-        t, f = counted(store)
-        wanted = np.zeros((8, 8), dtype=bool)
-        wanted[3, 3] = wanted[0, 5] = True
-        t.fill(sl[0:3, 0:6], where=wanted, progress=False)
-        assert f.calls == [(0, 1)]
-
     @pytest.mark.parametrize(
-        ("scale", "tiles"),
-        [(4, {(1, 0)}), (8, {(2, 0), (2, 1), (3, 0), (3, 1)}), (2, {(0, 0)}), ((8, 4), {(2, 0), (3, 0)})],
+        ("region", "where", "tiles"),
+        [
+            # What lies beyond the region is not wanted for itself.
+            (sl[0:3, 0:6], pixels_of((8, 8), (3, 3), (0, 5)), {(0, 1)}),
+            (box(16, 16), Mask(pixels_of((8, 8), (1, 0)), 4), {(1, 0)}),
+            (box(16, 16), Mask(pixels_of((8, 8), (1, 0)), 8), {(2, 0), (2, 1), (3, 0), (3, 1)}),
+            (box(16, 16), Mask(pixels_of((8, 8), (1, 0)), 2), {(0, 0)}),
+            (box(16, 16), Mask(pixels_of((8, 8), (1, 0)), (8, 4)), {(2, 0), (3, 0)}),
+            (sl[-8:0, -4:0], Mask([[0], [1]], 4, origin=(-8, -4)), {(-1, -1)}),
+            # The end of the region cuts a pixel of the mask.
+            (box(8, 8), Mask([[0, 0], [0, 1]], 6), {(1, 1)}),
+        ],
     )
-    def test_a_scale_says_how_many_pixels_one_of_the_mask_stands_for(
-        self, store: TileStore, scale: object, tiles: set[Index]
-    ) -> None:
-        t, f = counted(store)
-        wanted = torch.zeros(8, 8, dtype=torch.bool)
-        wanted[1, 0] = True
-        t.fill(box(16, 16), where=Mask(wanted, scale), progress=False)
+    def test_wanted_tiles_run(self, t: InfiniteTensor, f: Counted, region: Any, where: Any, tiles: set[Index]) -> None:
+        t.fill(region, where=where, progress=False)
         assert set(f.calls) == tiles
 
     @pytest.mark.parametrize(
@@ -116,61 +122,44 @@ class TestWhichTiles:
             (np.float32(0.5), np.int64(4), 8, {2}),
         ],
     )
-    def test_a_pixel_of_the_mask_takes_every_tile_that_it_lies_over(
-        self, tmp_path: Path, scale: float, origin: float, pixel: int, tiles: set[int]
+    def test_a_pixel_of_the_mask_takes_every_tile_under_it(
+        self, store: TileStore, scale: float, origin: float, pixel: int, tiles: set[int]
     ) -> None:
-        f = Counted(lambda _ctx: torch.ones(4))
-        t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=ZarrTileStore(tmp_path, tile_size=TILE))
+        f = Counted(Constant((4,)))
         where = Mask(lambda pixels: pixels[0].start <= pixel < pixels[0].stop, scale, origin)
-        t.fill(sl[0:48], where=where, progress=False)
-        assert {index for (index,) in f.calls} == tiles
+        built(lambda ctx: f((*ctx, 0)), 4, store=store).fill(sl[0:48], where=where, progress=False)
+        assert {index for index, _ in f.calls} == tiles
 
-    def test_a_mask_lies_over_the_last_dimensions_or_those_that_are_named(self, tmp_path: Path) -> None:
-        wanted = torch.tensor([[0, 1], [0, 0]])
-        for shape, window, dims, expected in (
-            ((3, None, None), (3, 4, 4), None, {(0, 0, 1)}),
-            ((None, None, 3), (4, 4, 3), (0, 1), {(0, 1, 0)}),
-            ((None, None, 3), (4, 4, 3), (-2, -3), {(1, 0, 0)}),
-        ):
-            f = Counted(lambda _ctx, size=window: torch.ones(size))
-            store = ZarrTileStore(tmp_path / f"{dims}", tile_size=TILE)
-            t = InfiniteTensor(shape, f, TensorWindow(window), tile_store=store)
-            region = tuple(slice(0, 8) if extent is None else slice(None) for extent in shape)
-            t.fill(region, where=Mask(wanted, scale=4, dims=dims), progress=False)
-            assert set(f.calls) == expected
-
-    @pytest.mark.parametrize("dims", [("x", "y"), ("x", 1), (np.str_("x"), -2)])
-    def test_dimensions_may_be_told_by_their_names(self, dims: Any, tmp_path: Path) -> None:
-        f = Counted(Constant((3, 4, 4)))
-        store = ZarrTileStore(tmp_path, tile_size=TILE)
-        t = InfiniteTensor((3, None, None), f, TensorWindow((3, 4, 4)), tile_store=store, dims=("c", "y", "x"))
-        t.fill(sl[:, 0:8, 0:8], where=Mask([[0, 1], [0, 0]], scale=4, dims=dims), progress=False)
-        assert f.calls == [(0, 1, 0)]
-
-    def test_negative_coordinates_are_reached_by_an_origin(self, store: TileStore) -> None:
-        t, f = counted(store)
-        t.fill(sl[-8:0, -4:0], where=Mask([[0], [1]], scale=4, origin=(-8, -4)), progress=False)
-        assert f.calls == [(-1, -1)]
-
-    def test_the_end_of_a_finite_dimension_may_cut_a_pixel_of_the_mask(self, store: TileStore) -> None:
-        t, f = counted(store, (8, 8))
-        t.fill(..., where=Mask([[0, 0], [0, 1]], scale=6), progress=False)
-        assert set(f.calls) == {(1, 1)}
+    @pytest.mark.parametrize(
+        ("names", "dims", "tile"),
+        [
+            ("cyx", None, (0, 0, 1)),
+            ("yxc", (0, 1), (0, 1, 0)),
+            ("yxc", (-2, -3), (1, 0, 0)),
+            ("cyx", ("x", "y"), (0, 1, 0)),
+            ("cyx", ("x", 1), (0, 1, 0)),
+            ("cyx", (np.str_("x"), -2), (0, 1, 0)),
+        ],
+    )
+    def test_a_mask_lies_over_its_own_dimensions(self, store: TileStore, names: str, dims: Any, tile: Index) -> None:
+        size = tuple(3 if name == "c" else 4 for name in names)
+        shape, f = [3 if name == "c" else None for name in names], Counted(Constant(size))
+        t = built(f, size, shape=shape, store=store, dims=tuple(names))
+        region = tuple(slice(None) if name == "c" else slice(0, 8) for name in names)
+        t.fill(region, where=Mask([[0, 1], [0, 0]], scale=4, dims=dims), progress=False)
+        assert f.calls == [tile]
 
     def test_in_memory_a_tile_counts_as_far_as_it_lies_in_the_region(self) -> None:
-        f = Counted(lambda _ctx: torch.ones(256, 256))
-        t = InfiniteTensor((None, None), f, TensorWindow((256, 256)), tile_store=MemoryTileStore())
-        report = t.fill(box(512, 300), where=Mask([[0, 1], [0, 0]], scale=256), progress=False)
+        f, where = Counted(Constant((256, 256))), Mask([[0, 1], [0, 0]], scale=256)
+        t = built(f, (256, 256))
+        report = t.fill(box(512, 300), where=where, progress=False)
         assert f.calls == [(0, 1)]
         assert report.skipped == 3
-        assert t.coverage(box(512, 300), "skipped", Mask([[0, 1], [0, 0]], scale=256)).tolist() == [
-            [True, False],
-            [True, True],
-        ]
+        assert t.coverage(box(512, 300), "skipped", where).tolist() == [[True, False], [True, True]]
 
     def test_in_memory_no_window_beyond_the_region_is_computed(self) -> None:
-        f = Counted(lambda _ctx: torch.ones(64, 64))
-        t = InfiniteTensor((None, None), f, TensorWindow((64, 64)), tile_store=MemoryTileStore())
+        f = Counted(Constant((64, 64)))
+        t = built(f, (64, 64))
         assert t.coverage(sl[0:64, 192:576]).shape == (1, 3)
         where = Mask([1, 1, 1, 1, 0, 0, 0, 0, 1], scale=64)
         t.fill(sl[0:64, 192:576], where=where, progress=False)
@@ -179,7 +168,7 @@ class TestWhichTiles:
 
 
 def lazily(values: torch.Tensor) -> InfiniteTensor:
-    return InfiniteTensor(values.shape, lambda _: values, TensorWindow(values.shape), dtype=values.dtype)
+    return built(lambda _: values, values.shape, shape=values.shape, dtype=values.dtype)
 
 
 class Asked:
@@ -193,93 +182,81 @@ class Asked:
         return bool(pixels[0].start == 4)
 
 
+class Source:
+    """A mask that a function of rows and columns makes, and that notes the shapes of what is read of it."""
+
+    def __init__(self, shape: Index, values: Callable[[Any, Any], Any]) -> None:
+        self.shape = shape
+        self.values = values
+        self.read: list[Index] = []
+
+    def __getitem__(self, pixels: tuple[slice, ...]) -> Any:
+        rows, columns = (np.arange(each.start, each.stop) for each in pixels)
+        self.read.append((len(rows), len(columns)))
+        return self.values(rows, columns)
+
+
 class TestKindsOfMasks:
     WANTED = torch.tensor([[0, 3, 0], [0, 0, 0], [0, 0, -1]])
 
     @pytest.mark.parametrize(
         "kind", ["list", "numpy", "int8", "bfloat16", "lazy", "zarr", "hdf5", "memmap", "callable"]
     )
-    def test_whatever_holds_it_a_mask_takes_the_same_tiles(self, kind: str, tmp_path: Path) -> None:
+    def test_all_kinds_take_the_same_tiles(self, t: InfiniteTensor, f: Counted, kind: str, tmp_path: Path) -> None:
+        values = self.WANTED.numpy()
+        np.save(tmp_path / "mask.npy", values)
         kinds: dict[str, Callable[[], Any]] = {
             "list": self.WANTED.tolist,
-            "numpy": self.WANTED.numpy,
+            "numpy": lambda: values,
             "int8": lambda: self.WANTED.to(torch.int8),
             "bfloat16": lambda: self.WANTED.to(torch.bfloat16),
             "lazy": lambda: lazily(self.WANTED),
-            "zarr": lambda: zarr.create_array(tmp_path / "mask", data=self.WANTED.numpy()),
-            "hdf5": lambda: h5py.File(tmp_path / "mask.h5", "w").create_dataset("mask", data=self.WANTED.numpy()),
-            "memmap": lambda: _memmap(tmp_path / "mask.npy", self.WANTED.numpy()),
+            "zarr": lambda: zarr.create_array(tmp_path / "mask", data=values),
+            "hdf5": lambda: h5py.File(tmp_path / "mask.h5", "w").create_dataset("mask", data=values),
+            "memmap": lambda: np.load(tmp_path / "mask.npy", mmap_mode="r"),
             "callable": lambda: lambda pixels: self.WANTED[pixels],
         }
-        t, f = counted(ZarrTileStore(tmp_path / "store", tile_size=TILE))
         t.fill(box(12, 12), where=Mask(kinds[kind](), scale=4), progress=False)
         assert set(f.calls) == {(0, 1), (2, 2)}
 
-    def test_a_callable_is_asked_once_for_each_tile_with_what_it_is_in_the_region(self, tmp_path: Path) -> None:
+    def test_a_callable_is_asked_once_for_what_the_region_has_of_a_tile(self, t: InfiniteTensor, f: Counted) -> None:
         wanted = Asked()
-        t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
         t.fill(sl[2:8, 0:5], where=wanted, progress=False)
         rows, columns = [slice(2, 4), slice(4, 8)], [slice(0, 4), slice(4, 5)]
         assert wanted.pixels == list(itertools.product(rows, columns))
         assert set(f.calls) == {(1, 0), (1, 1)}
 
-    def test_a_callable_of_some_dimensions_is_asked_of_these_alone(self, tmp_path: Path) -> None:
+    def test_a_callable_of_some_dimensions_is_asked_of_these_alone(self, t: InfiniteTensor, f: Counted) -> None:
         wanted = Asked()
-        t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
         t.fill(box(8, 12), where=Mask(wanted, dims=(1,)), progress=False)
         assert wanted.pixels == [(slice(0, 4),), (slice(4, 8),), (slice(8, 12),)]
         assert set(f.calls) == {(0, 1), (1, 1)}
 
-    def test_of_the_pixels_that_a_callable_answers_with_one_is_enough(self, tmp_path: Path) -> None:
-        wanted = torch.zeros(8, 8)
-        wanted[2, 5] = 1
-        t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
-        t.fill(box(8, 8), where=lambda pixels: wanted[pixels], progress=False)
+    def test_of_the_pixels_that_a_callable_answers_with_one_is_enough(self, t: InfiniteTensor, f: Counted) -> None:
+        t.fill(box(8, 8), where=pixels_of((8, 8), (2, 5)).__getitem__, progress=False)
         assert f.calls == [(0, 1)]
 
-    def test_a_lazy_mask_may_be_unbounded_and_computes_what_lies_over_the_region(self, tmp_path: Path) -> None:
+    def test_a_lazy_mask_may_be_unbounded_and_computes_what_is_needed(self, t: InfiniteTensor, f: Counted) -> None:
         drawn = Counted(lambda ctx: torch.full((2, 2), ctx == (0, -1)))
-        wanted = InfiniteTensor((None, None), drawn, TensorWindow((2, 2)), dtype=torch.bool)
-        t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
+        wanted = built(drawn, (2, 2), dtype=torch.bool)
         t.fill(sl[0:8, -8:8], where=Mask(wanted, scale=2), progress=False)
         assert set(drawn.calls) == set(itertools.product(range(2), range(-2, 2)))
         assert set(f.calls) == {(0, -1)}
 
-    def test_of_a_large_mask_pieces_are_read_that_lie_over_the_region(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_large_masks_come_in_pieces(self, t: InfiniteTensor, f: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(mask_module, "_PIECE", 64)
-        read: list[int] = []
-
-        class Huge:
-            shape = (10**6, 10**6)
-
-            def __getitem__(self, pixels: tuple[slice, ...]) -> np.ndarray[Any, Any]:
-                rows, columns = (np.arange(each.start, each.stop) for each in pixels)
-                read.append(len(rows) * len(columns))
-                wanted: np.ndarray[Any, Any] = np.logical_and.outer(rows == 1003, columns >= 1014)
-                return wanted
-
-        t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
-        t.fill(sl[1000:1020, 1000:1020], where=Huge(), progress=False)
+        huge = Source((10**6, 10**6), lambda rows, columns: np.logical_and.outer(rows == 1003, columns >= 1014))
+        t.fill(sl[1000:1020, 1000:1020], where=huge, progress=False)
         assert set(f.calls) == {(250, 253), (250, 254)}
-        assert sum(read) == 400
-        assert max(read) <= 64
+        sizes = [math.prod(shape) for shape in huge.read]
+        assert sum(sizes) == 400
+        assert max(sizes) <= 64
 
-    def test_of_a_fine_mask_a_tile_is_read_at_a_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_fine_mask_is_read_by_tiles(self, t: InfiniteTensor, f: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(mask_module, "_PIECE", 64)
-        read: list[tuple[int, ...]] = []
-
-        class Fine:
-            shape = (160, 80)
-
-            def __getitem__(self, pixels: tuple[slice, ...]) -> torch.Tensor:
-                read.append(tuple(each.stop - each.start for each in pixels))
-                return torch.ones(read[-1])
-
-        t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
-        t.fill(box(4, 8), where=Mask(Fine(), scale=(Fraction(1, 40), Fraction(1, 10))), progress=False)
-        assert read == [(160, 40), (160, 40)]
+        fine = Source((160, 80), lambda rows, columns: torch.ones(len(rows), len(columns)))
+        t.fill(box(4, 8), where=Mask(fine, scale=(Fraction(1, 40), Fraction(1, 10))), progress=False)
+        assert fine.read == [(160, 40), (160, 40)]
         assert set(f.calls) == {(0, 0), (0, 1)}
 
     @pytest.mark.parametrize(
@@ -304,20 +281,14 @@ class TestKindsOfMasks:
                 r"an array of wanted pixels has a mask, .*give a\.filled\(value\)",
             ),
             (TensorGroup({"t": lazily(torch.ones(8, 8))}, dims=(0, 1)), "a mask must hold bools or numbers"),
-            (
-                Mask(np.ones((8, 8)), dims=("y", "x")),
-                r"names of what is filled, \('dim_0', 'dim_1'\)",
-            ),
+            (Mask(np.ones((8, 8)), dims=("y", "x")), r"names of what is filled, \('dim_0', 'dim_1'\)"),
             (Mask(np.ones((8, 8)), dims=("dim_1", 1)), "different numbers"),
             (np.ones((8, 7)), "along dimension 1 its 7 pixels lie over 0:7, and the region is 0:8"),
             (Mask(np.ones((9, 9)), origin=(0, 0.5)), "along dimension 1 its 9 pixels lie over 0.5:9.5"),
             (Mask(np.ones((2, 2)), scale=(4, 3.5)), "along dimension 1 its 2 pixels lie over 0:7"),
         ],
     )
-    def test_a_mask_that_does_not_fit_is_refused_before_anything_is_computed(
-        self, tmp_path: Path, where: object, message: str
-    ) -> None:
-        t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
+    def test_what_does_not_fit_is_refused(self, t: InfiniteTensor, f: Counted, where: object, message: str) -> None:
         calls: list[Callable[..., object]] = [t.fill, t.plan, t.is_filled, t.coverage]
         for call in calls:
             with pytest.raises(ValidationError, match=message):
@@ -329,9 +300,7 @@ class TestKindsOfMasks:
         [
             ({"scale": 0}, "scale must be positive, got 0"),
             ({"scale": (4, -1)}, "scale must be positive"),
-            ({"scale": "4"}, "scale of a mask must be a finite number"),
-            ({"scale": math.nan}, "scale of a mask must be a finite number"),
-            ({"scale": None}, "scale of a mask must be a finite number"),
+            *(({"scale": wrong}, "scale of a mask must be a finite number") for wrong in ("4", math.nan, None)),
             ({"origin": math.inf}, "origin of a mask must be a finite number"),
             ({"dims": "yx"}, "dims of a mask must be a tuple of numbers or names of dimensions, got 'yx'"),
         ],
@@ -340,30 +309,17 @@ class TestKindsOfMasks:
         with pytest.raises(ValidationError, match=message):
             Mask(np.ones((2, 2)), **options)
 
-    def test_a_source_that_gives_another_shape_than_was_asked_for_is_told(self, tmp_path: Path) -> None:
-        class Short:
-            shape = (8, 8)
-
-            def __getitem__(self, _pixels: object) -> torch.Tensor:
-                return torch.ones(3, 8)
-
-        t, _ = counted(ZarrTileStore(tmp_path, tile_size=TILE))
+    def test_a_source_that_gives_another_shape_than_was_asked_for_is_told(self, t: InfiniteTensor) -> None:
         with pytest.raises(ValidationError, match=r"the mask gave shape \(3, 8\) for .*, and that is \(8, 8\)"):
-            t.fill(box(8, 8), where=Short(), progress=False)
+            t.fill(box(8, 8), where=Source((8, 8), lambda *_: torch.ones(3, 8)), progress=False)
 
-    def test_of_no_pixels_nothing_is_wanted(self, tmp_path: Path) -> None:
-        t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
+    @pytest.mark.parametrize("where", [np.ones((2, 2)), None])
+    def test_of_no_pixels_nothing_is_wanted(self, t: InfiniteTensor, f: Counted, where: Any) -> None:
         for region in (sl[0:0, 0:8], sl[3:3, 0:8]):
-            for where in (np.ones((2, 2)), None):
-                assert t.fill(region, where=where, progress=False).windows == 0
-                assert t.is_filled(region, where)
-                assert t.coverage(region, where=where).shape == (0, 0)
+            assert t.fill(region, where=where, progress=False).windows == 0
+            assert t.is_filled(region, where)
+            assert t.coverage(region, where=where).shape == (0, 0)
         assert not f.calls
-
-
-def _memmap(path: Path, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    np.save(path, values)
-    return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
 
 
 CHECKS = Mask((np.indices((8, 8)).sum(axis=0) % 2 == 0), scale=4)
@@ -373,26 +329,21 @@ CHECKS = Mask((np.indices((8, 8)).sum(axis=0) % 2 == 0), scale=4)
 def with_halo(store: TileStore) -> tuple[InfiniteTensor, list[Counted]]:
     """A tensor that reads a border of one pixel around each window of another one."""
     functions = [Counted(), Counted(lambda _ctx, region: region[1:-1, 1:-1] + region[2:, 2:])]
-    source = InfiniteTensor((None, None), functions[0], WINDOW, tile_store=store, tensor_id="source")
-    t = InfiniteTensor((None, None), functions[1], WINDOW, [source], [HALO], tile_store=store, tensor_id="t")
+    source = built(functions[0], WINDOW, store=store, name="source")
+    t = built(functions[1], WINDOW, (source, HALO), store=store, name="t")
     return t, functions
 
 
 class TestSkipped:
     def test_it_is_a_state_of_its_own_in_coverage_and_report(self, store: TileStore) -> None:
-        t, _ = counted(store, (16, 18))
+        t = built(Constant(), WINDOW, shape=(16, 18), store=store, name="t")
         where = Mask([[1, 0, 0], [0, 0, 0]], scale=8)
         t[4:8, 4:8], t[12, 12]
         region = sl[:, :]
         plan, report = t.plan(region, where=where), t.fill(region, where=where, progress=False)
         skipped = t.coverage(region, "skipped", where)
         # Two columns of pixels lie in tiles that no window covers.
-        assert skipped.tolist() == [
-            [False, False, True, True, False],
-            [False, False, True, True, False],
-            [True, True, True, True, False],
-            [True, True, True, False, False],
-        ]
+        assert skipped.int().tolist() == [[0, 0, 1, 1, 0], [0, 0, 1, 1, 0], [1, 1, 1, 1, 0], [1, 1, 1, 0, 0]]
         assert t.coverage(region, "uncovered", where)[:, 4].all()
         assert torch.equal(t.coverage(region, "stored", where), ~skipped & ~t.coverage(region, "uncovered"))
         assert not t.coverage(region, "missing", where).any()
@@ -401,60 +352,35 @@ class TestSkipped:
         assert plan.tensors[-1].tiles == 3
         assert "skipped" in str(report)
 
-    def test_without_a_mask_nothing_is_skipped(self, store: TileStore) -> None:
-        t, _ = counted(store)
+    def test_without_a_mask_nothing_is_skipped(self, t: InfiniteTensor) -> None:
         with pytest.raises(ValidationError, match=r"state must be None or one of 'stored', .* give where="):
             t.coverage(box(8, 8), "skipped")
         assert t.coverage(box(8, 8), "missing").all()
 
-    def test_a_later_fill_without_the_mask_computes_it(self, store: TileStore) -> None:
-        t, f = counted(store)
+    def test_a_read_or_a_later_fill_without_the_mask_computes_it(self, t: InfiniteTensor, f: Counted) -> None:
         t.fill(box(32, 32), where=CHECKS, progress=False)
         assert t.is_filled(box(32, 32), CHECKS)
         assert not t.is_filled(box(32, 32))
-        assert t.fill(box(32, 32), progress=False).windows == 32
-        assert set(f.counts.values()) == {1}
-        assert not t.coverage(box(32, 32), "skipped", CHECKS).any()
-
-    def test_reading_it_computes_it(self, store: TileStore) -> None:
-        t, f = counted(store)
-        t.fill(box(32, 32), where=CHECKS, progress=False)
         before = len(f.calls)
         assert torch.equal(t[0:4, 4:8], Constant()((0, 1)))
         assert f.calls[before:] == [(0, 1)]
-
-    def test_a_second_fill_with_the_mask_computes_nothing(self, store: TileStore) -> None:
-        t, functions = with_halo(store)
-        first, second = (t.fill(box(32, 32), where=CHECKS, progress=False) for _ in range(2))
-        assert first.windows == sum(f.counts.total() for f in functions)
-        assert second.windows == 0
+        assert t.fill(box(32, 32), progress=False).windows == 31
+        assert set(f.counts.values()) == {1}
+        assert not t.coverage(box(32, 32), "skipped", CHECKS).any()
 
     @pytest.mark.parametrize("stored", [[(0, 0)], [(2, 0), (0, 2)], [(0, 0), (4, 0), (0, 4)], [(7, 7)]], ids=str)
-    def test_whatever_is_stored_before_the_rest_is_computed(self, store: TileStore, stored: list[Index]) -> None:
-        t, f = counted(store)
+    def test_what_is_not_stored_before_is_computed(self, t: InfiniteTensor, f: Counted, stored: list[Index]) -> None:
         for i, j in stored:
             t[4 * i, 4 * j]
         assert t.fill(box(32, 32), where=CHECKS, progress=False).windows == 32 - len(stored)
         assert t.is_filled(box(32, 32), CHECKS)
         assert set(f.counts.values()) == {1}
 
-    def test_wanted_tiles_that_lie_apart_share_a_batch(self, store: TileStore) -> None:
-        batches: list[int] = []
-
-        def f(windows: list[Index]) -> list[torch.Tensor]:
-            batches.append(len(windows))
-            return list(map(Constant(), windows))
-
-        t = InfiniteTensor((None, None), f, WINDOW, tile_store=store, tensor_id="t", batch_size=8)
+    def test_wanted_tiles_that_lie_apart_share_a_batch(self, store: TileStore, f: Counted) -> None:
+        t = built(f, WINDOW, store=store, name="t", batch_size=8)
         plan = t.plan(box(32, 32), where=CHECKS)
         t.fill(box(32, 32), where=CHECKS, progress=False)
-        assert (batches, plan.calls) == ([8] * 4, 4)
-
-    def test_no_value_depends_on_a_mask(self, store: TileStore, tmp_path: Path) -> None:
-        t, _ = with_halo(store)
-        t.fill(box(30, 30), where=CHECKS, progress=False)
-        plain, _ = with_halo(ZarrTileStore(tmp_path / "plain", tile_size=5))
-        assert torch.equal(t[box(40, 40)], plain[box(40, 40)])
+        assert (f.batches, plan.calls) == ([8] * 4, 4)
 
     def test_of_tensors_upstream_what_wanted_tiles_need_is_computed(self, store: TileStore) -> None:
         t, (source, own) = with_halo(store)
@@ -466,14 +392,13 @@ class TestSkipped:
         assert [tensor.windows for tensor in plan.tensors] == [tensor.windows for tensor in report.tensors] == [36, 16]
         assert [tensor.skipped for tensor in report.tensors] == [0, 48]
 
+    @pytest.mark.parametrize(("most", "found"), [(32, (32, True)), (31, (64, False))])
     def test_a_plan_of_more_windows_than_it_can_look_at_is_a_bound(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, t: InfiniteTensor, monkeypatch: pytest.MonkeyPatch, most: int, found: tuple[int, bool]
     ) -> None:
-        t, _ = counted(ZarrTileStore(tmp_path, tile_size=TILE))
-        for most, found in ((32, (32, True)), (31, (64, False))):
-            monkeypatch.setattr(plan_module, "_MOST_NAMED", most)
-            plan = t.plan(box(32, 32), where=CHECKS)
-            assert (plan.windows, plan.exact) == found
+        monkeypatch.setattr(plan_module, "_MOST_NAMED", most)
+        plan = t.plan(box(32, 32), where=CHECKS)
+        assert (plan.windows, plan.exact) == found
 
     def test_where_all_is_wanted_a_mask_changes_nothing(self, store: TileStore, tmp_path: Path) -> None:
         t, functions = with_halo(store)
@@ -497,18 +422,17 @@ class TestSkipped:
         """However little the stores keep: what a step needs of a tensor upstream is held."""
         functions = [Counted(lambda _ctx: torch.ones(64, 64)), Counted(lambda _ctx, region: region[1:-1, 1:-1])]
         upstream = MemoryTileStore(cache_size_bytes=1)
-        source = InfiniteTensor((None, None), functions[0], TensorWindow((64, 64)), tile_store=upstream)
+        source = built(functions[0], (64, 64), store=upstream)
         store = ZarrTileStore(tmp_path, tile_size=128, cache_size_bytes=1)
         halo = TensorWindow((66, 66), stride=64, offset=-1)
-        t = InfiniteTensor((None, None), functions[1], TensorWindow((64, 64)), [source], [halo], tile_store=store)
+        t = built(functions[1], (64, 64), (source, halo), store=store)
         wanted = np.random.default_rng(1).random((40, 40)) < 0.6
         report = t.fill(box(5120, 5120), where=Mask(wanted, scale=128), progress=False)
         assert report.skipped == np.count_nonzero(~wanted)
         assert len(functions[1].calls) == 4 * np.count_nonzero(wanted)
         assert [set(f.counts.values()) for f in functions] == [{1}, {1}]
 
-    def test_shards_fill_what_is_wanted_together(self, store: TileStore) -> None:
-        t, f = counted(store)
+    def test_shards_fill_what_is_wanted_together(self, t: InfiniteTensor, f: Counted) -> None:
         reports = [t.fill(box(32, 32), where=CHECKS, progress=False, shard=(rank, 3)) for rank in range(3)]
         assert set(f.counts.values()) == {1}
         assert len(f.calls) == 32
@@ -516,8 +440,7 @@ class TestSkipped:
         # As each shard sees its own part alone.
         assert sum(report.skipped for report in reports) == 32
 
-    def test_every_shard_refuses_a_mask_that_does_not_cover_the_whole_region(self, store: TileStore) -> None:
-        t, f = counted(store)
+    def test_every_shard_refuses_a_mask_that_does_not_cover_the_region(self, t: InfiniteTensor, f: Counted) -> None:
         for rank in range(4):
             with pytest.raises(ValidationError, match=r"12 pixels lie over 0:12, and the region is 0:16"):
                 t.fill(box(16, 16), where=np.ones((16, 12)), progress=False, shard=(rank, 4))
@@ -529,74 +452,62 @@ class TestSkipped:
                 raise KeyboardInterrupt
 
         f = Counted(told=interrupt)
-        t = InfiniteTensor((None, None), f, WINDOW, tile_store=store, tensor_id="t")
+        t = built(f, WINDOW, store=store, name="t")
         with pytest.raises(KeyboardInterrupt):
             t.fill(box(32, 32), where=CHECKS, progress=False)
         t.fill(box(32, 32), where=CHECKS, progress=False)
         assert f.counts.total() == 33
         assert t.is_filled(box(32, 32), CHECKS)
 
-    def test_progress_expects_what_is_wanted(self, tmp_path: Path) -> None:
+    def test_progress_expects_what_is_wanted(self, t: InfiniteTensor) -> None:
         told: list[Progress] = []
-        t, _ = counted(ZarrTileStore(tmp_path, tile_size=TILE))
         t[0:4, 0:4]
         t.fill(box(32, 32), where=CHECKS, progress=told.append)
         assert (told[-1].done, told[-1].total) == (31, 31)
         assert all(each.total <= 32 for each in told)
 
-    def test_a_bar_ends_with_what_the_mask_has_left_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_bar_ends_with_what_the_mask_leaves_out(self, t: InfiniteTensor, monkeypatch: pytest.MonkeyPatch) -> None:
         shown = io.StringIO()
         monkeypatch.setattr(sys, "stderr", shown)
-        t, _ = counted(ZarrTileStore(tmp_path, tile_size=TILE))
         t.fill(box(32, 32), where=CHECKS, progress="always")
         assert shown.getvalue().rstrip().endswith("32 tiles stored, 32 skipped by the mask]")
 
     def test_a_read_only_store_need_hold_what_is_wanted_alone(self, tmp_path: Path) -> None:
         with ZarrTileStore(tmp_path, tile_size=TILE) as store:
-            t, f = counted(store)
-            t.fill(box(32, 32), where=CHECKS, progress=False)
+            built(Constant(), WINDOW, store=store, name="t").fill(box(32, 32), where=CHECKS, progress=False)
         with ZarrTileStore(tmp_path, mode="r") as store:
-            t = InfiniteTensor((None, None), f, WINDOW, tile_store=store, tensor_id="t")
+            t = built(Constant(), WINDOW, store=store, name="t")
             assert t.fill(box(32, 32), where=CHECKS, progress=False).windows == 0
-            stored_and_not = np.zeros((8, 8))
-            stored_and_not[0, 0] = stored_and_not[7, 0] = 1
-            for where in (None, Mask(stored_and_not, scale=4)):
+            for where in (None, Mask(pixels_of((8, 8), (0, 0), (7, 0)), scale=4)):
                 with pytest.raises(ValidationError, match="is read-only, and lacks some of tensor 't'"):
                     t.fill(box(32, 32), where=where, progress=False)
 
-    def test_a_group_has_its_mask_at_the_scale_of_each_tensor(self, tmp_path: Path) -> None:
+    def test_a_group_has_its_mask_at_the_scale_of_each_tensor(self, store: TileStore) -> None:
         fine, coarse = Counted(), Counted()
-        store = ZarrTileStore(tmp_path, tile_size=TILE)
-        tensors = {
-            "fine": InfiniteTensor((None, None), fine, WINDOW, tile_store=store, tensor_id="fine"),
-            "coarse": InfiniteTensor((None, None), coarse, WINDOW, tile_store=store, tensor_id="coarse"),
-        }
+        tensors = {"fine": built(fine, WINDOW, store=store, name="fine")}
+        tensors["coarse"] = built(coarse, WINDOW, store=store, name="coarse")
         group = TensorGroup(tensors, scale={"coarse": 0.5})
-        where = Mask([[0, 0], [1, 0]], scale=16, origin=(0, 8))
-        region = sl[0:32, 8:40]
+        where, region = Mask([[0, 0], [1, 0]], scale=16, origin=(0, 8)), sl[0:32, 8:40]
         report = group.fill(region, where=where, progress=False)
         assert set(fine.calls) == set(itertools.product(range(4, 8), range(2, 6)))
         assert set(coarse.calls) == set(itertools.product(range(2, 4), range(1, 3)))
-        assert {tensor.tensor_id: tensor.skipped for tensor in report.tensors} == {"fine": 48, "coarse": 12}
+        skipped = {"fine": 48, "coarse": 12}
+        assert {tensor.tensor_id: tensor.skipped for tensor in report.tensors} == skipped
         assert group.is_filled(region, where)
-        assert {key: int(found.sum()) for key, found in group.coverage(region, "skipped", where).items()} == {
-            "fine": 48,
-            "coarse": 12,
-        }
+        assert {key: int(found.sum()) for key, found in group.coverage(region, "skipped", where).items()} == skipped
         with pytest.raises(ValidationError, match="does not cover the region"):
             group.plan(sl[0:32, 0:40], where=where)
 
     def test_tensors_of_one_id_in_two_stores_are_told_apart(self, tmp_path: Path) -> None:
         stores = {str(size): ZarrTileStore(tmp_path / str(size), tile_size=size) for size in (4, 8)}
-        group = TensorGroup({key: counted(store)[0] for key, store in stores.items()})
+        group = TensorGroup({key: built(Constant(), WINDOW, store=store, name="t") for key, store in stores.items()})
         where = Mask([[1, 0], [0, 0]], scale=8)
         report = group.fill(box(16, 16), where=where, progress=False)
         skipped = [int(each.sum()) for each in group.coverage(box(16, 16), "skipped", where).values()]
         assert skipped == [12, 3]
         assert [tensor.skipped for tensor in report.tensors] == skipped
 
-    def test_of_a_tensor_that_has_two_names_each_window_runs_once(self, store: TileStore) -> None:
-        t, f = counted(store)
+    def test_of_a_tensor_that_has_two_names_each_window_runs_once(self, t: InfiniteTensor, f: Counted) -> None:
         group = TensorGroup({"fine": t, "coarse": t}, scale={"coarse": 0.5})
         # Tiles (0..1, 0..1) and (2..3, 2..3) are wanted of fine; of coarse, whose region is 12x8, (0, 0) and (1, 1).
         plan = group.plan(box(24, 16), where=Mask(np.eye(3, 2), scale=8))
@@ -606,33 +517,32 @@ class TestSkipped:
         assert set(f.calls) == set(itertools.product(range(2), range(2)))
         assert (report.windows, report.skipped) == (4, 12 + 3)
 
-    def test_the_mask_of_a_group_follows_the_dimensions_that_its_tensors_share(self, tmp_path: Path) -> None:
-        def made(shape: Sequence[int | None], size: Index, name: str) -> tuple[InfiniteTensor, Counted]:
-            f = Counted(Constant(size))
-            store = ZarrTileStore(tmp_path / name, tile_size=TILE)
-            return InfiniteTensor(shape, f, TensorWindow(size), tile_store=store), f
-
-        for where, of_bands, of_turned in (
+    @pytest.mark.parametrize(
+        ("where", "of_bands", "of_turned"),
+        [
             (Mask([[0, 1], [0, 0]], scale=4), {(0, 0, 1)}, {(1, 0), (1, 1)}),
             (Mask([0, 1], scale=4, dims=(1,)), {(0, 0, 1), (0, 1, 1)}, {(1, 0), (1, 1), (1, 2), (1, 3)}),
-        ):
-            bands, band_calls = made((3, None, None), (3, 4, 4), f"bands {where.dims}")
-            turned, turned_calls = made((None, None), (4, 4), f"turned {where.dims}")
-            group = TensorGroup({"bands": bands, "turned": turned}, dims={"turned": (1, 0)}, scale={"turned": (2, 1)})
-            group.fill(box(8, 8), where=where, progress=False)
-            assert set(band_calls.calls) == of_bands
-            assert set(turned_calls.calls) == of_turned
+        ],
+    )
+    def test_the_mask_of_a_group_follows_the_dimensions_that_its_tensors_share(
+        self, store: TileStore, where: Mask, of_bands: set[Index], of_turned: set[Index]
+    ) -> None:
+        bands, turned = Counted(Constant((3, 4, 4))), Counted()
+        tensors = {"bands": built(bands, (3, 4, 4), shape=(3, None, None), store=store, name="bands")}
+        tensors["turned"] = built(turned, WINDOW, store=store, name="turned")
+        group = TensorGroup(tensors, dims={"turned": (1, 0)}, scale={"turned": (2, 1)})
+        group.fill(box(8, 8), where=where, progress=False)
+        assert set(bands.calls) == of_bands
+        assert set(turned.calls) == of_turned
 
-    def test_a_dimension_of_a_group_has_the_name_that_its_tensors_agree_on(self, tmp_path: Path) -> None:
+    def test_a_dimension_of_a_group_has_the_name_that_its_tensors_agree_on(self, store: TileStore) -> None:
         def made(name: str, dims: Any) -> tuple[InfiniteTensor, Counted]:
             f = Counted()
-            store = ZarrTileStore(tmp_path / name, tile_size=TILE)
-            return InfiniteTensor((None, None), f, WINDOW, tile_store=store, dims=dims), f
+            return built(f, WINDOW, store=store, name=name, dims=dims), f
 
         (named, of_named), (turned, of_turned) = made("named", ("y", "x")), made("turned", ("x", "dim_1"))
-        group = TensorGroup(
-            {"named": named, "turned": turned, "plain": made("plain", None)[0]}, dims={"turned": (1, 0)}
-        )
+        tensors = {"named": named, "turned": turned, "plain": made("plain", None)[0]}
+        group = TensorGroup(tensors, dims={"turned": (1, 0)})
         group.fill(box(8, 8), where=Mask([0, 1], scale=4, dims=("x",)), progress=False)
         assert set(of_named.calls) == {(0, 1), (1, 1)}
         assert set(of_turned.calls) == {(1, 0), (1, 1)}
@@ -651,57 +561,44 @@ def client() -> Any:
 
 
 def test_a_cluster_computes_what_is_wanted_and_no_more(client: Client, tmp_path: Path) -> None:
-    wanted = Mask(np.random.default_rng(2).random((4, 4)) < 0.4, scale=64)
-    with ZarrTileStore(tmp_path / "alone", tile_size=64) as store:
-        (tmp_path / "a").mkdir()
-        alone = chain(store, tmp_path / "a")
-        plan = alone.plan(box(256, 256), where=wanted, shards=8)
-        skipped = alone.fill(box(256, 256), where=wanted, progress=False).skipped
-        with ZarrTileStore(tmp_path / "store", tile_size=64) as other:
-            (tmp_path / "b").mkdir()
-            t = chain(other, tmp_path / "b")
-            report = t.fill(box(256, 256), where=wanted, client=client, progress=False)
-            assert report.windows == plan.windows
-            assert report.skipped == skipped > 0
-            assert [{*counts} for counts in computed(tmp_path / "b")] == [
-                {*counts} for counts in computed(tmp_path / "a")
-            ]
-            for state in ("stored", "missing", "skipped"):
-                assert torch.equal(
-                    t.coverage(box(256, 256), state, wanted), alone.coverage(box(256, 256), state, wanted)
-                )
-            assert torch.equal(t.stored_only()[box(256, 256)], alone.stored_only()[box(256, 256)])
+    wanted, region = Mask(np.random.default_rng(2).random((4, 4)) < 0.4, scale=64), box(256, 256)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    stores = ZarrTileStore(tmp_path / "alone", tile_size=64), ZarrTileStore(tmp_path / "store", tile_size=64)
+    with stores[0], stores[1]:
+        alone, t = chain(stores[0], tmp_path / "a"), chain(stores[1], tmp_path / "b")
+        plan = alone.plan(region, where=wanted, shards=8)
+        skipped = alone.fill(region, where=wanted, progress=False).skipped
+        report = t.fill(region, where=wanted, client=client, progress=False)
+        assert report.windows == plan.windows
+        assert report.skipped == skipped > 0
+        assert [{*counts} for counts in computed(tmp_path / "b")] == [{*counts} for counts in computed(tmp_path / "a")]
+        for state in ("stored", "missing", "skipped"):
+            assert torch.equal(t.coverage(region, state, wanted), alone.coverage(region, state, wanted))
+        assert torch.equal(t.stored_only()[region], alone.stored_only()[region])
 
 
 class TestStoredOnly:
-    def test_it_shows_whole_tiles_and_computes_nothing(self, store: TileStore) -> None:
-        t, f = counted(store)
+    def test_it_shows_whole_tiles_and_computes_nothing(self, t: InfiniteTensor, f: Counted) -> None:
         t.fill(box(32, 32), where=CHECKS, progress=False)
         calls = list(f.calls)
         view = t.stored_only(-1)
-        expected = torch.full((32, 32), -1.0)
+        expected = torch.full((40, 44), -1.0)
         for i, j in calls:
-            expected[4 * i : 4 * i + 4, 4 * j : 4 * j + 4] = Constant()((i, j))
-        assert torch.equal(view[box(32, 32)], expected)
-        assert torch.equal(
-            view[3, -4:40:5], torch.cat([torch.full((1,), -1.0), expected[3, 1::5], torch.full((1,), -1.0)])
-        )
+            expected[4 * i : 4 * i + 4, 4 * j + 4 : 4 * j + 8] = Constant()((i, j))
+        assert torch.equal(view[0:40, -4:40], expected)
+        assert torch.equal(view[3, -4:40:5], expected[3, ::5])
         assert [part.shape for part in view[[sl[0:2, 0:3], sl[5, 5]]]] == [(2, 3), ()]
         assert [part.shape for part in view[[sl[0:2, 0:3]]]] == [(2, 3)]
         assert [view[0:0, 0:3].shape, view[3:3, 0:3].shape] == [(0, 3)] * 2
         assert f.calls == calls
 
-    def test_tiles_that_are_looked_up_one_by_one_are_shown_together(
-        self, store: TileStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_tiles_looked_up_one_by_one_show_together(self, t: InfiniteTensor, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(stored_only_module, "_AT_ONCE_BYTES", 1)
-        t, _ = counted(store)
         t.fill(box(8, 8), where=Mask([[1, 0], [0, 1]], scale=4), progress=False)
-        shown = t.stored_only(-1)[box(8, 8)]
-        assert shown[::4, ::4].tolist() == [[0, -1], [-1, 101]]
+        assert t.stored_only(-1)[box(8, 8)][::4, ::4].tolist() == [[0, -1], [-1, 101]]
 
-    def test_what_is_shown_is_the_readers_own_in_inference_mode_too(self, store: TileStore) -> None:
-        t, _ = counted(store)
+    def test_what_is_shown_is_the_readers_own_in_inference_mode_too(self, t: InfiniteTensor) -> None:
         t[0:4, 0:4]
         with torch.inference_mode():
             shown = t.stored_only()[0:4, 0:4]
@@ -710,9 +607,8 @@ class TestStoredOnly:
         assert t.stored_only()[0:4, 0:4].eq(0).all()
 
     def test_a_tile_of_which_some_windows_are_stored_is_missing(self, tmp_path: Path) -> None:
-        f = Counted(lambda _ctx: torch.ones(4, 4))
         store = ZarrTileStore(tmp_path, tile_size=8)
-        t = InfiniteTensor((None, None), f, WINDOW, tile_store=store, tensor_id="t")
+        t = built(lambda _ctx: torch.ones(4, 4), WINDOW, store=store, name="t")
         t[0:4, 0:16]
         for how in (store.flush, t.clear_cache):
             assert t.stored_only(7)[0:8, 0:16].eq(7).all()
@@ -722,14 +618,9 @@ class TestStoredOnly:
 
     @pytest.mark.parametrize("kind", sample(["zarr", "hdf5", "memory"]))
     def test_a_whole_tile_shows_beside_one_that_lacks_windows_over_both(self, kind: str, tmp_path: Path) -> None:
-        stores: dict[str, Callable[[], TileStore]] = {
-            "zarr": lambda: ZarrTileStore(tmp_path / "s.zarr", tile_size=64),
-            "hdf5": lambda: HDF5TileStore(tmp_path / "s.h5", tile_size=64),
-            "memory": MemoryTileStore,
-        }
         f = Counted(lambda ctx: torch.full((48, 48), float(ctx[0] - ctx[1])))
         window = TensorWindow((48, 48), stride=32, offset=-8)
-        t = InfiniteTensor((None, None), f, window, tile_store=stores[kind](), tensor_id="t")
+        t = built(f, window, store=store_of(kind, tmp_path, 64), name="t")
         region = box(1024, 1024)
         read = t[region]
         t.fill(region, progress=False)
@@ -745,19 +636,16 @@ class TestStoredOnly:
     @pytest.mark.parametrize("kind", ["zarr", "memory"])
     def test_windows_that_are_missing_are_not_listed(self, kind: str, tmp_path: Path) -> None:
         """There may be as many as pixels."""
-        store = ZarrTileStore(tmp_path, tile_size=512) if kind == "zarr" else MemoryTileStore()
         window = TensorWindow((3, 3), stride=1)
-        t = InfiniteTensor((None, None), Counted(), window, dtype="uint8", tile_store=store, tensor_id="t")
+        t = built(Constant(), window, dtype="uint8", store=store_of(kind, tmp_path, 512), name="t")
         assert t.stored_only(7)[box(4096, 4096)].eq(7).all()
 
     def test_what_no_window_covers_is_what_a_read_returns(self, store: TileStore) -> None:
-        t, _ = counted(store, (6, 12))
-        view = t.stored_only(9)
+        view = built(Constant(), WINDOW, shape=(6, 12), store=store).stored_only(9)
         assert view[4:, :].eq(0).all()
         assert view[:4, :].eq(9).all()
 
-    def test_it_shows_later_what_is_stored_later(self, store: TileStore) -> None:
-        t, _ = counted(store)
+    def test_it_shows_later_what_is_stored_later(self, t: InfiniteTensor) -> None:
         view = t.stored_only(5)
         assert view[4:8, 4:8].eq(5).all()
         t[4:8, 4:8]
@@ -768,7 +656,7 @@ class TestStoredOnly:
     def test_it_shows_what_other_processes_store_later(self, tmp_path: Path) -> None:
         """Whatever of it was looked at before: nothing of a tile, or some of its windows."""
         here, there = (ZarrTileStore(tmp_path, tile_size=8) for _ in range(2))
-        t, other = counted(here)[0], counted(there)[0]
+        t, other = (built(Constant(), WINDOW, store=store, name="t") for store in (here, there))
         other[0:4, 0:4]
         there.flush()
         view = t.stored_only(-1)
@@ -778,7 +666,7 @@ class TestStoredOnly:
 
     def test_of_what_is_missing_nothing_stays_in_memory(self) -> None:
         store = DictTileStore({}, tile_size=1, cache_size_bytes=1)
-        t = InfiniteTensor((None, None), Counted(), WINDOW, tile_store=store, tensor_id="t")
+        t = built(Counted(), WINDOW, store=store, name="t")
         view = t.stored_only(-1)
         view[0:2, 0:2]
         tracemalloc.start()
@@ -793,29 +681,22 @@ class TestStoredOnly:
 
     def test_it_needs_no_f(self, tmp_path: Path) -> None:
         with ZarrTileStore(tmp_path, tile_size=TILE) as store:
-            counted(store)[0][4:8, 4:8]
+            built(Constant(), WINDOW, store=store, name="t")[4:8, 4:8]
         with ZarrTileStore(tmp_path, mode="r") as store:
             view = store.open("t").stored_only()
             assert view[2:6, 4:8].tolist() == [[0.0] * 4] * 2 + [[101.0] * 4] * 2
 
     def test_another_process_may_be_handed_it(self, tmp_path: Path) -> None:
         with ZarrTileStore(tmp_path, tile_size=TILE) as store:
-            t = InfiniteTensor((None, None), Constant(), WINDOW, tile_store=store, tensor_id="t")
+            t = built(Constant(), WINDOW, store=store, name="t")
             t[4:8, 4:8]
             store.flush()
             view = pickle.loads(pickle.dumps(t.stored_only(7)))  # noqa: S301  (our own)
             assert torch.equal(view[2:6, 4:8], t.stored_only(7)[2:6, 4:8])
 
-    @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
-    @pytest.mark.parametrize("value", ["black", [0], torch.tensor(1.0)])
-    def test_what_is_no_number_is_refused(self, value: Any, dtype: torch.dtype) -> None:
-        t = InfiniteTensor((None, None), Constant(), WINDOW, dtype=dtype)
-        with pytest.raises(ValidationError, match="fill_value must be a number, got"):
-            t.stored_only(value)
-
     def test_a_flush_that_was_asked_for_is_carried_out_before_it_is_read(self, tmp_path: Path) -> None:
         store = ZarrTileStore(tmp_path, tile_size=8)
-        t, _ = counted(store)
+        t = built(Constant(), WINDOW, store=store, name="t")
         t[0:4, 0:4]
         store._contents.request_flush()
         t.stored_only()[0:4, 0:4]
@@ -824,25 +705,19 @@ class TestStoredOnly:
 
     def test_a_damaged_tile_is_missing(self, tmp_path: Path) -> None:
         with ZarrTileStore(tmp_path, tile_size=TILE) as store:
-            counted(store)[0][0:4, 0:8]
+            built(Counted(), WINDOW, store=store, name="t")[0:4, 0:8]
         *_, right = sorted(path for path in tmp_path.rglob("c/*/*") if path.is_file())
         right.write_bytes(b"damaged")
         with ZarrTileStore(tmp_path) as store:
-            t, f = counted(store)
+            f = Counted()
+            t = built(f, WINDOW, store=store, name="t")
             with pytest.warns(DamagedDataWarning):
                 shown = t.stored_only(3)[0:4, 0:8]
             assert shown.tolist() == [[0.0] * 4 + [3.0] * 4] * 4
             assert not f.calls
 
     def test_it_is_what_the_tensor_is(self) -> None:
-        t = InfiniteTensor(
-            (8, None),
-            Counted(lambda _ctx: torch.ones(4, 4).half()),
-            WINDOW,
-            dtype="float16",
-            tensor_id="t",
-            dims=("y", "x"),
-        )
+        t = built(Constant(), WINDOW, shape=(8, None), name="t", dtype="float16", dims=("y", "x"))
         view = t.stored_only()
         assert (view.shape, view.ndim, view.dtype, view.device, view.fill_value) == ((8, None), 2, t.dtype, t.device, 0)
         assert repr(view).startswith("StoredOnly(shape=(8, None), dtype=torch.float16, tensor_id='t', fill_value=0, ")
@@ -852,25 +727,23 @@ class TestStoredOnly:
         assert view[0:1, 0:1].dtype == torch.float32
 
     @pytest.mark.parametrize(
-        ("dtype", "value"),
-        [
-            ("uint8", 256),
-            ("uint8", 0.5),
-            ("bool", 7),
-            ("bool", math.nan),
-            ("int16", math.nan),
-            ("float32", 1j),
-            ("float32", "0"),
-        ],
-    )
-    def test_a_value_that_the_dtype_does_not_have_is_refused(self, dtype: str, value: Any) -> None:
-        t = InfiniteTensor((None,), lambda _ctx: torch.ones(4), TensorWindow((4,)), dtype=dtype)
-        with pytest.raises(ValidationError, match="fill_value"):
-            t.stored_only(value)
-
-    @pytest.mark.parametrize(
         ("dtype", "value"), [("bool", True), ("bool", 1), ("complex64", 1j), ("float32", math.nan)]
     )
     def test_other_values_are_shown(self, dtype: str, value: Any) -> None:
-        t = InfiniteTensor((None,), lambda _ctx: torch.ones(4), TensorWindow((4,)), dtype=dtype)
+        t = built(lambda _ctx: torch.ones(4), 4, dtype=dtype)
         assert same_bits(t.stored_only(value)[0:3], torch.full((3,), value, dtype=t.dtype))
+
+    @pytest.mark.parametrize(
+        ("dtype", "wrong"),
+        [
+            ("uint8", [256, 0.5]),
+            ("bool", [7, math.nan, "black", [0], torch.tensor(1.0)]),
+            ("int16", [math.nan]),
+            ("float32", [1j, "0", "black", [0], torch.tensor(1.0)]),
+        ],
+    )
+    def test_a_value_that_the_dtype_does_not_have_is_refused(self, dtype: str, wrong: list[Any]) -> None:
+        t = built(lambda _ctx: torch.ones(4), 4, dtype=dtype)
+        for value in wrong:
+            with pytest.raises(ValidationError, match="fill_value" if np.isscalar(value) else "must be a number, got"):
+                t.stored_only(value)

@@ -15,13 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from infinite_tensor import (
-    InfiniteTensor,
-    MemoryTileStore,
-    TensorWindow,
-    TileStore,
-    ValidationError,
-)
+from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ValidationError
 from infinite_tensor.engine.claims import CLAIMS
 from tests.support.building import built, store_of
 from tests.support.counting import Counted
@@ -131,8 +125,14 @@ def started(work: Callable[[], T]) -> Future[T]:
 
 
 def together(work: Callable[[int], T], count: int = THREADS) -> list[T]:
-    """The results of ``work(0)`` to ``work(count - 1)``, run at the same time."""
-    return [future.result(LIMIT) for future in [started(partial(work, number)) for number in range(count)]]
+    """The results of ``work(0)`` to ``work(count - 1)``, which begin at the same time."""
+    start = threading.Barrier(count, timeout=LIMIT)
+
+    def begun(number: int) -> T:
+        start.wait()
+        return work(number)
+
+    return [future.result(LIMIT) for future in [started(partial(begun, number)) for number in range(count)]]
 
 
 @pytest.mark.parametrize("kind", sample(KINDS))
@@ -140,11 +140,9 @@ def together(work: Callable[[int], T], count: int = THREADS) -> list[T]:
 def test_sixteen_threads_compute_each_window_once(kind: str, seed: int | None, tmp_path: Path) -> None:
     store = make_store(kind, tmp_path)
     tensors, functions = build(store, seed)
-    start = threading.Barrier(THREADS)
 
     def work(number: int) -> list[Any]:
         chance, found = random.Random(number), []  # noqa: S311
-        start.wait()
         for _ in range(6):
             stage = chance.choice([2, 2, 2, 1, 0])
             low = (chance.randrange(-20, 20), chance.randrange(-20, 20))
@@ -283,28 +281,6 @@ def test_who_waits_for_windows_of_a_tensor_gets_none_of_another_that_takes_its_p
     second = started(lambda: t[0:32])
     assert first.result(LIMIT).unique().tolist() == [1]
     assert second.result(LIMIT).unique().tolist() == [1]
-
-
-def test_an_f_may_read_another_tensor() -> None:
-    heights = built(lambda ctx: torch.full((4,), float(ctx[0])), 4)
-
-    def f(ctx: Index) -> Any:
-        return heights[4 * ctx[0] - 4 : 4 * ctx[0] + 4].sum().expand(4)
-
-    t = built(f, 4)
-    found = together(lambda number: t[number : 40 + number])
-    assert all(pixels[0:4].shape == (4,) for pixels in found)
-    assert found[0].tolist() == [4.0 * (x // 4 - 1 + x // 4) for x in range(40)]
-
-
-def test_an_f_may_read_windows_of_its_own_tensor_that_have_their_turn_later() -> None:
-    @Counted
-    def f(ctx: Index) -> torch.Tensor:
-        return torch.ones(1) if ctx[0] >= 5 else t[ctx[0] + 1 : ctx[0] + 2] + 1
-
-    t = built(f, 1, batch_size=None)
-    assert t[0:8].tolist() == [6, 5, 4, 3, 2, 1, 1, 1]
-    assert len(f.calls) == len(set(f.calls)) == 8
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -607,26 +583,12 @@ def test_an_old_read_takes_what_a_young_one_that_waits_for_it_has_not_begun(monk
 
 
 def test_reads_that_meet_fill_their_batches_with_allowed_sizes_only() -> None:
-    sizes: Counter[int] = Counter()
-    calls: Counter[Index] = Counter()
-
-    def f(contexts: Sequence[Index]) -> torch.Tensor:
-        sizes[len(contexts)] += 1
-        calls.update(contexts)
-        np.sort(np.arange(50_000)[::-1])
-        return torch.stack([torch.full((4,), float(x)) for (x,) in contexts])
-
+    f = Flaky(lambda ctx: torch.full((4,), float(ctx[0])), None)
     t = built(f, 4, batch_size=(1, 4))
-    start = threading.Barrier(THREADS)
-
-    def work(number: int) -> Any:
-        start.wait()
-        return t[8 * number : 8 * number + 150]
-
-    for number, pixels in enumerate(together(work)):
+    for number, pixels in enumerate(together(lambda number: t[8 * number : 8 * number + 150])):
         assert pixels.tolist() == [float(x // 4) for x in range(8 * number, 8 * number + 150)]
-    assert set(sizes) <= {1, 4}
-    assert calls.total() == len(calls)
+    assert set(f.batches) <= {1, 4}
+    assert len(f.calls) == len(f.counts)
 
 
 @pytest.mark.parametrize("kind", sample(KINDS))

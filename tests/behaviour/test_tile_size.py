@@ -85,9 +85,7 @@ def test_without_one_a_tile_takes_one_to_four_mebibytes_in_the_shape_of_windows(
     shape: tuple[int | None, ...], window: tuple[int, ...], dtype: str, tile: tuple[int, ...]
 ) -> None:
     with DictTileStore({}) as store:
-        t = built(
-            lambda _ctx: torch.zeros(window), window, shape=shape, store=store, name="t", dtype=dtype, edge="clip"
-        )
+        t = built(torch.zeros, window, shape=shape, store=store, name="t", dtype=dtype, edge="clip")
         assert tile_of(store) == [*tile]
         assert 2**20 <= math.prod(tile) * t.dtype.itemsize <= 2**22 or tile == shape
 
@@ -139,7 +137,7 @@ def test_one_that_is_given_and_differs_is_refused(make: Make, tile_size: Any) ->
             tensor(store)
 
 
-@pytest.mark.parametrize("tile_size", [0, (), "8", (8, 8, 8)])
+@pytest.mark.parametrize("tile_size", [0, -1, True, 2.5, (), (8,), "8", (8, 8, 8), (8, 0), (8, None)])
 def test_one_that_is_none_is_refused_for_a_stored_tensor_too(make: Make, tile_size: Any) -> None:
     with make(tile_size=8) as store:
         tensor(store)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ValidationError, ZarrTileStore, sl
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
-from tests.behaviour.test_threads import LIMIT, started
+from tests.behaviour.test_threads import together
 from tests.support.building import built
 from tests.support.counting import Counted
 from tests.support.held import watched
@@ -83,9 +82,7 @@ def check(found: list[list[torch.Tensor]], *regions: tuple[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("order", [("source", "left"), ("left", "source")])
-def test_windows_that_wait_for_a_full_batch_are_not_computed_again(
-    monkeypatch: pytest.MonkeyPatch, order: tuple[str, str]
-) -> None:
+def test_windows_that_wait_for_a_batch_run_once(monkeypatch: pytest.MonkeyPatch, order: tuple[str, str]) -> None:
     monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 64)
     fork = Fork(MemoryTileStore(cache_size_bytes=1))
     counted = fork.functions[0]
@@ -99,25 +96,12 @@ def test_windows_that_wait_for_a_full_batch_are_not_computed_again(
 
 def test_what_lies_between_regions_of_one_step_is_not_taken_for_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 64)
-    line = TensorWindow((4,))
-
-    def store() -> MemoryTileStore:
-        return MemoryTileStore(cache_size_bytes=1)
-
-    def copied(_ctx: tuple[int, ...], region: torch.Tensor) -> torch.Tensor:
-        return region
-
+    store = partial(MemoryTileStore, cache_size_bytes=1)
     f = Counted(lambda ctx: torch.full((4,), float(ctx[0])))
-    source = built(f, line, store=store())
-    here, ahead = (built(copied, line, source, store=store()) for _ in range(2))
-    total = built(
-        lambda _ctx, near, far, next_one: near + far + next_one,
-        line,
-        here,
-        (here, TensorWindow((4,), offset=400)),
-        (ahead, TensorWindow((4,), offset=4)),
-        store=store(),
-    )
+    source = built(f, 4, store=store())
+    here, ahead = (built(lambda _ctx, region: region, 4, source, store=store()) for _ in range(2))
+    far, near = (here, TensorWindow((4,), offset=400)), (ahead, TensorWindow((4,), offset=4))
+    total = built(lambda _ctx, a, b, c: a + b + c, 4, here, far, near, store=store())
     assert total[0:200].tolist() == [3.0 * (x // 4) + 101 for x in range(200)]
     assert set(f.counts.values()) == {1}
 
@@ -130,9 +114,7 @@ def test_each_request_gets_a_list_and_an_empty_region_computes_nothing() -> None
 
 
 @pytest.mark.parametrize(("block_bytes", "most_rows"), [(256, 14), (2048, 30)])
-def test_a_large_read_goes_through_all_tensors_at_one_pace(
-    monkeypatch: pytest.MonkeyPatch, block_bytes: int, most_rows: int
-) -> None:
+def test_a_large_read_takes_all_at_one_pace(monkeypatch: pytest.MonkeyPatch, block_bytes: int, most_rows: int) -> None:
     monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", block_bytes)
     store, held = watched("source")
     fork = Fork(store)
@@ -145,15 +127,10 @@ def test_a_large_read_goes_through_all_tensors_at_one_pace(
 
 def test_two_threads_that_read_tensors_with_one_source_compute_each_window_once() -> None:
     fork = Fork(MemoryTileStore())
-    barrier = threading.Barrier(2)
-
-    def read(*names: str) -> None:
-        barrier.wait(LIMIT)
-        parts = [(name, sl[0:32, 0:32]) for name in names]
-        check(read_together(*fork.parts(*parts)), *parts)
-
-    for running in [started(lambda: read("left", "right")), started(lambda: read("right", "left"))]:
-        running.result(LIMIT)
+    both = ("left", sl[0:32, 0:32]), ("right", sl[0:32, 0:32])
+    forth, back = together(lambda number: read_together(*fork.parts(*both[:: -1 if number else 1])), 2)
+    check(forth, *both)
+    check(back, *both[::-1])
     assert all(set(f.counts.values()) == {1} for f in fork.functions)
 
 

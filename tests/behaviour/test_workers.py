@@ -12,12 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from infinite_tensor import (
-    InfiniteTensor,
-    MemoryTileStore,
-    ValidationError,
-    ZarrTileStore,
-)
+from infinite_tensor import InfiniteTensor, MemoryTileStore, ValidationError, ZarrTileStore
 from tests.support.building import built, store_of
 from tests.support.counting import Constant, Counted
 
@@ -125,12 +120,6 @@ def test_no_f_runs_on_after_a_ctrl_c() -> None:
     ended.set()
     assert len(outlived) < 20
     assert not any(outlived)
-
-
-def test_an_f_on_a_worker_may_read_another_tensor() -> None:
-    other = tensor(lambda ctx: torch.full((4,), float(ctx[0])))
-    t = tensor(lambda ctx: other[4 * ctx[0] - 4 : 4 * ctx[0] + 8][4:8] * 2)
-    assert t.read(slice(0, 400), workers=3).tolist() == [2.0 * (x // 4) for x in range(400)]
 
 
 def test_an_f_on_a_worker_that_needs_its_own_window_is_told() -> None:
