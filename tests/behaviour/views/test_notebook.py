@@ -62,12 +62,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TileStore]
 class Failing(DictTileStore):
     """A store that cannot be read."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__({}, tile_size=16)
-        self.reason = reason
-
     def _stored_size(self, *_: Any) -> None:
-        raise OSError(self.reason)
+        raise OSError(EVIL)
 
 
 class TestTensor:
@@ -248,12 +244,6 @@ class TestWhateverHappens:
         assert "is damaged" in text
         assert "intact" in text
 
-    def test_storage_that_fails(self) -> None:
-        store = Failing("no such luck")
-        t = tensor_of(tile_store=store)
-        assert "no such luck" in shown(t).text
-        store.close()
-
     def test_a_write_that_has_failed_is_still_told_of_at_the_next_flush(self) -> None:
         class Full(DictTileStore):
             def _write_tiles(self, *_: Any) -> None:
@@ -276,15 +266,13 @@ class TestWhateverHappens:
                 released.wait()
 
         monkeypatch.setattr(showing, "LONGEST_SECONDS", 0.05)
-        store = Hanging({}, tile_size=16)
-        t = tensor_of(tile_store=store)
-        begun = time.monotonic()
-        try:
-            assert "The store has not answered within 0.05 s." in shown(t).text
-        finally:
-            released.set()
-        assert time.monotonic() - begun < 10
-        store.close()
+        with Hanging({}, tile_size=16) as store:
+            begun = time.monotonic()
+            try:
+                assert "The store has not answered within 0.05 s." in shown(tensor_of(tile_store=store)).text
+            finally:
+                released.set()
+            assert time.monotonic() - begun < 10
 
 
 class TestText:
@@ -303,10 +291,9 @@ class TestText:
             page = shown(value)
             assert "<script>" in page.text
 
-    def test_texts_of_errors_cannot_run(self) -> None:
-        store = Failing(EVIL)
-        assert EVIL in shown(tensor_of(tile_store=store)).text
-        store.close()
+    def test_texts_of_errors_of_storage_cannot_run(self) -> None:
+        with Failing({}, tile_size=16) as store:
+            assert EVIL in shown(tensor_of(tile_store=store)).text
 
     def test_long_texts_are_cut(self) -> None:
         assert len(tensor_of(tensor_id="x" * 5000)._repr_html_()) < 10_000
