@@ -336,7 +336,7 @@ def carry_out(job: Job, workers: int | None, tally: Tally) -> None:
         with lent:
             _lend(job, lent)
             for cuts in job.passes:
-                taken = taken_tiles([bands.target for bands in cuts.values()])
+                taken = taken_tiles([bands.target for bands in cuts.values()], job.targets)
                 for bands in side_by_side(cuts):
                     _fill(
                         {node: _wanted(cuts[node].target, band) for node, band in bands.items()}, taken, tally, workers

@@ -370,19 +370,26 @@ class TakenTiles:
         return any(tile in part for part in self.parts)
 
 
-def taken_tiles(targets: Sequence[Target]) -> dict[Node, TakenTiles]:
+def taken_tiles(filled: Sequence[Target], targets: Sequence[Target]) -> dict[Node, TakenTiles]:
     """What masks and shards leave of the tensors that are filled.
 
     Without those that are filled without either, and those that others read, which may need what is left out; levels
-    do not.
+    do not, but a window of one may read what is filled in a later pass.
+
+    Parameters
+    ----------
+    filled : sequence of Target
+        What is filled in one pass.
+    targets : sequence of Target
+        What is filled in all of them.
     """
-    others = [target.node for target in targets if not target.is_level]
+    others = [target.node for target in filled if not target.is_level]
     read = {each.node for node in chain_of(others) for each in node.computation.inputs}
-    parts: dict[Node, list[Wanted | None]] = {}
+    parts: dict[Node, list[Wanted | None]] = {target.node: [] for target in filled if target.node not in read}
     for target in targets:
-        parts.setdefault(target.node, []).append(target.wanted)
-    alone = {node: own for node, own in parts.items() if None not in own and node not in read}
-    return {node: TakenTiles(tuple(filter(None, own))) for node, own in alone.items()}
+        if target.node in parts:
+            parts[target.node].append(target.wanted)
+    return {node: TakenTiles(tuple(filter(None, own))) for node, own in parts.items() if None not in own}
 
 
 _Ranges: TypeAlias = Sequence[tuple[int, int]]

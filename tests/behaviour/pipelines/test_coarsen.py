@@ -285,20 +285,25 @@ def test_a_fill_of_levels_stores_what_reads_would(tmp_path: Path) -> None:
     assert len(calls) == len(set(calls))
 
 
-def test_levels_of_more_than_fits_into_memory_are_filled_from_those_below(tmp_path: Path) -> None:
-    pixels, calls = drawn((2048, 2048), torch.float32, 0).nan_to_num(), Counter[tuple[int, ...]]()
+@pytest.mark.parametrize(("side", "tile", "most"), [(2048, 128, "78MiB"), (2500, 100, "100MB")])
+def test_levels_of_more_than_fits_into_memory_are_filled_from_those_below(
+    side: int, tile: int, most: str, tmp_path: Path
+) -> None:
+    pixels, calls = drawn((2560, 2560), torch.float32, 0).nan_to_num(), Counter[tuple[int, ...]]()
 
     def f(ctx: tuple[int, ...]) -> torch.Tensor:
         calls[ctx] += 1
         return pixels[ctx[0] * 256 : ctx[0] * 256 + 256, ctx[1] * 256 : ctx[1] * 256 + 256]
 
-    with ZarrTileStore(tmp_path / "s", tile_size=128) as store:
-        t = InfiniteTensor((2048, 2048), f, TensorWindow((256, 256)), edge="clip", tile_store=store, tensor_id="t")
-        report = t.fill(sl[...], progress=False, pyramid=True, max_memory="78MiB")
+    with ZarrTileStore(tmp_path / "s", tile_size=tile) as store:
+        t = InfiniteTensor((side, side), f, TensorWindow((256, 256)), edge="clip", tile_store=store, tensor_id="t")
+        report = t.fill(sl[...], progress=False, pyramid=True, max_memory=most)
         assert report.bands > 1
-        assert len(report.tensors) == 3
         assert set(calls.values()) == {1}
-        assert all(level.is_filled(sl[...]) for level in t.pyramid())
+        levels, read = t.pyramid(), from_array(pixels[:side, :side]).pyramid(store=MemoryTileStore())
+        assert len(report.tensors) == 1 + len(levels)
+        assert all(level.is_filled(sl[...]) for level in levels)
+        assert all(torch.equal(filled[...], of_all[...]) for filled, of_all in zip(levels, read, strict=True))
 
 
 def test_a_mask_bounds_what_is_stored_beside_levels_as_without_them(tmp_path: Path) -> None:
