@@ -29,6 +29,8 @@ from infinite_tensor import (
     predict,
     sl,
 )
+from infinite_tensor.filling.fill import Request, prepare
+from infinite_tensor.geometry.regions import parse
 
 Pair = tuple[int, int]
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -304,6 +306,16 @@ def test_levels_of_more_than_fits_into_memory_are_filled_from_those_below(
         assert len(report.tensors) == 1 + len(levels)
         assert all(level.is_filled(sl[...]) for level in levels)
         assert all(torch.equal(filled[...], of_all[...]) for filled, of_all in zip(levels, read, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(10_000, 12_000), (300, 400_000), (9_000, 700)])
+@pytest.mark.parametrize("most", [160 * 2**20, 2**30])
+def test_a_fill_of_levels_plans_for_the_memory_that_it_may_take(shape: Pair, most: int, tmp_path: Path) -> None:
+    window = TensorWindow((256, 256))
+    with ZarrTileStore(tmp_path / "s", tile_size=256) as store:
+        t = InfiniteTensor(shape, torch.zeros, window, edge="clip", tile_store=store, tensor_id="t")
+        job = prepare([Request(t, parse(..., shape))], most, None, [t.pyramid(5)])
+        assert job.peak_memory <= most
 
 
 def test_a_mask_bounds_what_is_stored_beside_levels_as_without_them(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_other_programs_find_the_pixels_of_each_level_where_they_lie(
     space = [d for d, kind in enumerate(types) if kind == "space"]
     for k in range(3):
         expected, places = blocks(t, region, k, space)
-        with xarray.open_zarr(target, group=f"s{k}") as found:
+        with xarray.open_zarr(target / f"s{k}", consolidated=True) as found:
             assert found[name].dims == t.dims
             np.testing.assert_allclose(found[name].to_numpy(), expected, rtol=1e-6)
             for dim, middles in zip(t.dims, places, strict=True):

@@ -143,6 +143,20 @@ def test_what_is_nodata_is_no_class(tmp_path: Path) -> None:
         assert set(np.unique(overview(file))) == {3, 7, 255}
 
 
+def test_what_lies_beside_it_meanwhile_takes_no_more_room_than_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, sizes = rasterio.shutil.copy, []
+
+    def measured(source: str, *args: Any, **options: Any) -> None:
+        sizes.append(Path(source).stat().st_size)
+        copy(source, *args, **options)
+
+    monkeypatch.setattr(rasterio.shutil, "copy", measured)
+    with exported(from_array(noise(1500, 1500, high=3)), tmp_path) as file:
+        assert sizes[0] < Path(file.name).stat().st_size
+
+
 def test_an_error_of_the_copy_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
