@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import torch
@@ -142,7 +143,8 @@ def _mean(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
         missing = _is_missing(pixels, nodata)
         total += pixels.masked_fill(missing, 0) * weight
         count += ~missing * weight
-    return torch.where(count == 0, _nothing(total, nodata), _over(total, count.clamp(min=1)))
+    nothing = torch.full_like(total, math.nan) if nodata is None else nodata
+    return torch.where(count == 0, nothing, _over(total, count.clamp(min=1)))
 
 
 def _over(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
@@ -156,16 +158,8 @@ def _over(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
     return rounded
 
 
-def _max(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
-    return _best(entries, nodata, torch.fmax)
-
-
-def _min(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
-    return _best(entries, nodata, torch.fmin)
-
-
 def _best(
-    entries: _Entries, nodata: torch.Tensor | None, better: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    better: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], entries: _Entries, nodata: torch.Tensor | None
 ) -> torch.Tensor:
     """What is better than the others; of NaN and a number, that is the number."""
     best, *others = [pixels for _, pixels in entries]
@@ -197,8 +191,8 @@ def _nearest(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:  #
 
 _METHODS: Mapping[str, Callable[[_Entries, torch.Tensor | None], torch.Tensor]] = {
     "mean": _mean,
-    "max": _max,
-    "min": _min,
+    "max": partial(_best, torch.fmax),
+    "min": partial(_best, torch.fmin),
     "mode": _mode,
     "nearest": _nearest,
 }
@@ -215,11 +209,6 @@ def _real(stored: object) -> float | None:
 def _is_missing(pixels: torch.Tensor, nodata: torch.Tensor | None) -> torch.Tensor:
     missing: torch.Tensor = pixels.isnan()
     return missing if nodata is None else missing | (pixels == nodata)
-
-
-def _nothing(total: torch.Tensor, nodata: torch.Tensor | None) -> torch.Tensor:
-    """What stands where all pixels are missing."""
-    return torch.full_like(total, math.nan) if nodata is None else nodata.expand_as(total)
 
 
 KEY = "infinite_tensor.coarsen"

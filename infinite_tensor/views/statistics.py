@@ -121,7 +121,10 @@ class Stats:
         places = [float(each) * (self.count - 1) for each in wanted.reshape(-1)]
         ends = [(math.floor(place), math.ceil(place)) for place in places]
         ranks = sorted({*itertools.chain.from_iterable(ends)})
-        found = self._bins.at(ranks) if self._again is None else self._again.exactly(self._bins, ranks)
+        if self._again is None:
+            found = self._bins.at(ranks)
+        else:
+            found = exactly(self._again.read, shown_dtype(self._again.tensor.dtype), self._bins, ranks)
         values = dict(zip(ranks, (min(max(each, self.min), self.max) for each in found), strict=True))
         values |= {0: self.min, self.count - 1: self.max}
         between = [_between(values[a], values[b], place - a) for (a, b), place in zip(ends, places, strict=True)]
@@ -224,10 +227,6 @@ class _Pixels:
         self._read_computed(sieve.add) if self.computed else self._read_stored(sieve.add)
         sieve.finish()
         return sieve
-
-    def exactly(self, bins: Bins, ranks: Sequence[int]) -> list[float]:
-        """The numbers that so many others stand before, after another look at the pixels."""
-        return exactly(self.read, shown_dtype(self.tensor.dtype), bins, ranks)
 
     def _wanted(self) -> Iterator[tuple[Selection, BoolArray | None]]:
         """The boxes that hold pixels that are wanted, and which these are."""
