@@ -26,7 +26,7 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.persistent.documents import name_of
 from infinite_tensor.views.face import PLACES
-from infinite_tensor.views.server.served import Answer, Served, Settings, refused
+from infinite_tensor.views.server.served import Served, Settings, refused
 from infinite_tensor.views.server.work import Work
 
 LOCAL = ("127.0.0.1", "localhost")
@@ -109,8 +109,8 @@ class _Routes:
 
     def __init__(self, tensors: Mapping[str, Served], workers: int) -> None:
         self._tensors = tensors
-        self._stored: Work[Answer | None] = Work(_LOOKING)
-        self._computed: Work[Answer | None] = Work(workers)
+        self._stored: Work[Response | None] = Work(_LOOKING)
+        self._computed: Work[Response | None] = Work(workers)
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -146,7 +146,7 @@ class _Routes:
             await answering
         return Response(status_code=_GONE)
 
-    async def _answer(self, request: Request, served: Served, path: str) -> Answer:
+    async def _answer(self, request: Request, served: Served, path: str) -> Response:
         client = request.client.host if request.client else ""
         query = request.url.query
         key = (id(served), path, query)
@@ -163,12 +163,10 @@ async def _left(request: Request) -> None:
         pass
 
 
-def _response(request: Request, answer: Answer) -> Response:
-    headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
-    if answer.passing:
-        return Response(answer.body, answer.status, headers, answer.kind)
-    headers |= {"Cache-Control": "no-cache", "ETag": answer.etag}
+def _response(request: Request, answer: Response) -> Response:
+    """The answer, or 304 where the client has it."""
     known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
-    if answer.etag in known or known == ["*"]:
-        return Response(status_code=304, headers=headers)
-    return Response(answer.body, answer.status, headers, answer.kind)
+    if "etag" in answer.headers and (answer.headers["etag"] in known or known == ["*"]):
+        kept = ("etag", "cache-control", "x-content-type-options")
+        return Response(status_code=304, headers={name: answer.headers[name] for name in kept})
+    return answer

@@ -6,8 +6,10 @@ import hashlib
 import re
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from starlette.responses import Response
 
 from infinite_tensor.errors import TileAccessError, ValidationError
 from infinite_tensor.geometry.points import Index
@@ -29,26 +31,20 @@ _LONGEST = 2**30
 _LEVELS = 8
 """So many levels there are of an unbounded tensor of which none are stored."""
 _LEVELS_BYTES = 64 * 2**20
+_PASSING = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A response: its status, its body, of which type that is, whether nobody may keep it, and a hash of its body."""
-
-    status: int
-    body: bytes | memoryview
-    kind: str = "text/plain; charset=utf-8"
-    passing: bool = False
-    etag: str = ""
+def answered(body: bytes | memoryview, kind: str, *, passing: bool = False) -> Response:
+    """A body of a media type, which clients may keep and ask about again, unless it is `passing`."""
+    if passing:
+        return Response(body, 200, _PASSING, kind)
+    etag = f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
+    return Response(body, 200, _PASSING | {"Cache-Control": "no-cache", "ETag": etag}, kind)
 
 
-def _hash_of(body: bytes | memoryview) -> str:
-    return f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
-
-
-def refused(status: int, why: object) -> Answer:
+def refused(status: int, why: object) -> Response:
     """An answer that says why there is no other."""
-    return Answer(status, f"{why}\n".encode(), passing=True)
+    return Response(f"{why}\n", status, _PASSING, "text/plain")
 
 
 @dataclass(frozen=True)
@@ -86,13 +82,11 @@ class Served:
         self._opened = opened
         self._settings = settings
 
-    def answer(self, path: str, query: str, *, compute: bool) -> Answer | None:
+    def answer(self, path: str, query: str, *, compute: bool) -> Response | None:
         """The answer for a path; None where windows must be computed for it, which is then asked with `compute`."""
         try:
             tile = _TILE.fullmatch(path)
-            found = self._map_tile(tile, query, compute=compute) if tile else self._key(path, compute=compute)
-            # Here, and not on the event loop: a hash takes as long as a call.
-            return found and replace(found, etag=_hash_of(found.body))
+            return self._map_tile(tile, query, compute=compute) if tile else self._key(path, compute=compute)
         except (ValidationError, TileAccessError) as error:
             return refused(422, error)
         except BaseException as error:  # noqa: BLE001  (what an f raises must not end the server)
@@ -133,10 +127,10 @@ class Served:
             # Of dimensions that OME-Zarr has not.
             return FaceStore({f"s0/{array_name_of(self.tensor)}": Face(frame, self.tensor.dims)})
 
-    def _key(self, key: str, *, compute: bool) -> Answer | None:
+    def _key(self, key: str, *, compute: bool) -> Response | None:
         document, chunk = self._face.document(key), self._face.chunk_of(key)
         if document is not None:
-            return Answer(200, document, "application/json" if key.endswith(".json") else "application/octet-stream")
+            return answered(document, "application/json" if key.endswith(".json") else "application/octet-stream")
         if chunk is None:
             return refused(404, "there is no such key")
         face, index = chunk
@@ -144,7 +138,7 @@ class Served:
         if cost > self._settings.max_windows:
             most = f"{self._settings.max_windows} are computed for one chunk"
             return refused(422, f"this chunk takes {cost} windows that are not stored, and at most {most}")
-        return None if cost else Answer(200, face.chunk(index), "application/octet-stream")
+        return None if cost else answered(face.chunk(index), "application/octet-stream")
 
     # Map tiles.
 
@@ -165,7 +159,7 @@ class Served:
             levels = tensor.pyramid(number, method, MemoryTileStore(cache_size_bytes=_LEVELS_BYTES))
         return *plane.pyramid(tensor, levels), colours
 
-    def _map_tile(self, found: re.Match[str], query: str, *, compute: bool) -> Answer | None:
+    def _map_tile(self, found: re.Match[str], query: str, *, compute: bool) -> Response | None:
         zoom, column, row = map(int, found.groups())
         plane, tile = self._plane.placed(_places(query)), Tile(-zoom, row, column)
         if "_drawing" in vars(self):
@@ -173,7 +167,7 @@ class Served:
         # Colours may have to be chosen by pixels that are not stored.
         return (self._drawn(plane, tile, compute=False) or self._drawn(plane, tile, compute=True)) if compute else None
 
-    def _drawn(self, plane: Plane, tile: Tile, *, compute: bool) -> Answer | None:
+    def _drawn(self, plane: Plane, tile: Tile, *, compute: bool) -> Response | None:
         levels, scales, colours = self._drawing
         box = tile.box(plane.extents)
         if tile.level >= len(levels) or box is None:
@@ -181,10 +175,10 @@ class Served:
         level, region = levels[tile.level], plane.region(box, scales[tile.level])
         cost = 0 if compute else _cost(level, region)
         if not cost:
-            return Answer(200, colours.png(plane.image(shown(level[region]))), "image/png")
+            return answered(colours.png(plane.image(shown(level[region]))), "image/png")
         if cost <= self._settings.max_windows and _is_computable(level):
             return None
-        return Answer(200, colours.png(*stored_image(levels, scales, plane, tile)), "image/png", passing=True)
+        return answered(colours.png(*stored_image(levels, scales, plane, tile)), "image/png", passing=True)
 
 
 def _cost(tensor: InfiniteTensor, region: object) -> int:
