@@ -94,9 +94,7 @@ def histories() -> Iterator[list[Box]]:
     indirect=["threads"],
 )
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-def test_a_blended_pixel_has_the_same_bits_after_any_reads(
-    kind: str, name: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_a_blended_pixel_has_the_same_bits_always(kind: str, name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     expected = expected_of(name, dtype)
     for number, reads in enumerate(histories()):
         folder = tmp_path / str(number)

@@ -129,9 +129,7 @@ def test_a_prediction_by_other_values_is_refused(make: Callable[[float], Any], l
 
 
 @pytest.mark.parametrize("kind", ["net", "preprocess", "reduce"])
-def test_a_constant_counts_in_every_function_of_a_prediction(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_constant_counts_in_each_function_given(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = scorer()
     given: dict[str, dict[str, Any]] = {
         "net": {"net": lambda batch: net(norm(batch))},
@@ -211,9 +209,7 @@ def late_import(batch: torch.Tensor) -> torch.Tensor:
     return net(batch)  # type: ignore[no-any-return]
 
 
-def test_a_module_that_only_the_network_imports_may_be_there_by_the_second_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_that_the_network_imports_may_be_there_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "late_models.py").write_text("def net(batch):\n    return batch * GAIN\n\n\nGAIN = 0.5\n")
     try:
@@ -261,9 +257,7 @@ def test_an_object_that_a_call_changes_is_looked_at_before_it(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel])
-def test_a_prediction_begun_by_a_wrapped_network_is_continued_by_the_network(
-    wrap: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_network_continues_what_it_began_in_a_wrapper(wrap: Callable[..., Any], tmp_path: Path) -> None:
     net = scorer()
     predicted(tmp_path / "s.zarr", wrap(net) if wrap is nn.DataParallel else torch.compile(net, backend="eager"))
     predicted(tmp_path / "s.zarr", net)
@@ -278,9 +272,7 @@ def test_autocast_counts(tmp_path: Path) -> None:
 # A map.
 
 
-def test_a_map_under_an_id_is_refused_and_without_one_is_another_tensor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_map_under_an_id_is_refused_and_without_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = noise((None, None), seed=1)
     with ZarrTileStore(tmp_path / "s.zarr") as store:
         named = world.map(norm, store=store, tensor_id="t")

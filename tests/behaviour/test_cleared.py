@@ -6,14 +6,15 @@ import gc
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from infinite_tensor import HDF5TileStore, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
-from tests.support.building import built
+from infinite_tensor import MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
+from tests.support.building import built, store_of
 from tests.support.dict_store import DictTileStore
 
 NAME = "remembered"
@@ -21,11 +22,8 @@ OVERLAP = TensorWindow((4,), stride=2)
 _ELSEWHERE = types.ModuleType | types.FunctionType | types.FrameType | type
 
 MAKE: dict[str, Callable[[Path], TileStore]] = {
-    "memory": lambda _folder: MemoryTileStore(),
+    **{kind: partial(store_of, kind) for kind in ("memory", "zarr", "zarr behind a URL", "hdf5")},
     "limited memory": lambda _folder: MemoryTileStore(cache_size_windows=3),
-    "zarr": lambda folder: ZarrTileStore(folder, tile_size=8),
-    "zarr in memory": lambda folder: ZarrTileStore(f"memory://{folder}", tile_size=8),
-    "hdf5": lambda folder: HDF5TileStore(folder / "s.h5", tile_size=8),
     "dict": lambda _folder: DictTileStore({}, tile_size=8),
 }
 

@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from infinite_tensor import (
-    HDF5TileStore,
-    MemoryTileStore,
-    TensorWindow,
-    ValidationError,
-    ZarrTileStore,
-)
+from infinite_tensor import HDF5TileStore, MemoryTileStore, TensorWindow, ValidationError, ZarrTileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.support.building import built, store_of
 

@@ -237,9 +237,7 @@ def test_a_process_that_a_worker_forks_can_be_terminated() -> None:
     assert os.waitpid(worker, 0)[1] == 0
 
 
-def test_a_child_does_not_wait_for_a_dropped_store_that_its_parent_is_still_writing(
-    tmp_path: Path, f: Logged, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_waits_for_no_writer_of_its_parent(tmp_path: Path, f: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
     writing, go_on = threading.Event(), threading.Event()
     write = ZarrTileStore._write_partials
 
@@ -291,9 +289,7 @@ def test_several_tensors_come_as_batches_of_each(tmp_path: Path, f: Logged) -> N
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_the_shares_of_a_distributed_sampler_are_disjoint_and_complete(
-    world_size: int, tmp_path: Path, f: Logged
-) -> None:
+def test_shares_of_a_distributed_sampler_are_disjoint_and_complete(world_size: int, tmp_path: Path, f: Logged) -> None:
     patches = GridDataset(stored(tmp_path, f), 16, region=sl[0:96, 0:96])
     assert len(patches) == 36
     corners = Counter[tuple[int, int]]()

@@ -14,7 +14,6 @@ import torch
 import zarr
 
 from infinite_tensor import (
-    HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
     Output,
@@ -26,7 +25,7 @@ from infinite_tensor import (
     ZarrTileStore,
 )
 from infinite_tensor.errors import RegionError
-from tests.support.building import built
+from tests.support.building import built, store_of
 from tests.support.interpreters import run
 from tests.support.reopening import reopened
 from tests.support.sqlite_store import SQLiteTileStore
@@ -37,18 +36,14 @@ ROW = TensorWindow((3, 4, 4), dimension_map=(None, None, 0))
 NAMES = ("c", "y", "x")
 DEFAULT = ("dim_0", "dim_1", "dim_2")
 
-STORES: dict[str, Callable[[Path], TileStore]] = {
-    "memory": lambda _path: MemoryTileStore(),
-    "zarr": lambda path: ZarrTileStore(path / "s.zarr", tile_size=8),
-    "hdf5": lambda path: HDF5TileStore(path / "s.h5", tile_size=8),
-    "sqlite": lambda path: SQLiteTileStore(path / "s.db", tile_size=8),
-}
 
-
-@pytest.fixture(params=sample(STORES))
+@pytest.fixture(params=sample(["memory", "zarr", "hdf5", "sqlite"]))
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TileStore]:
     """A store of each kind, one of a third party among them."""
-    with STORES[request.param](tmp_path) as opened:
+    third_party = request.param == "sqlite"
+    with (
+        SQLiteTileStore(tmp_path / "s.db", tile_size=8) if third_party else store_of(request.param, tmp_path) as opened
+    ):
         yield opened
 
 

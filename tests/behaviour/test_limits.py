@@ -9,13 +9,7 @@ import pytest
 import torch
 import zarr
 
-from infinite_tensor import (
-    InfiniteTensor,
-    Output,
-    TensorWindow,
-    TileStore,
-    ZarrTileStore,
-)
+from infinite_tensor import InfiniteTensor, Output, TensorWindow, TileStore, ZarrTileStore
 from infinite_tensor.errors import RegionError
 from infinite_tensor.geometry.window import WindowGrid
 from tests.support.building import built, store_of
@@ -40,18 +34,9 @@ def position(ctx: tuple[int, ...], size: int, stride: int) -> torch.Tensor:
 
 def chain(store: TileStore) -> tuple[InfiniteTensor, InfiniteTensor]:
     """The number of each pixel, in windows that end beyond the limits; and sums over what is up to 9 pixels away."""
-    ground = built(
-        lambda ctx: position(ctx, 6, 6), TensorWindow((6,), stride=6), store=store, name="ground", dtype=torch.int64
-    )
-    top = built(
-        lambda _ctx, region: region.unfold(0, 19, 1).sum(-1),
-        4,
-        (ground, TensorWindow((22,), stride=4, offset=-9)),
-        store=store,
-        name="top",
-        dtype=torch.int64,
-    )
-    return ground, top
+    ground = built(lambda ctx: position(ctx, 6, 6), 6, store=store, name="ground", dtype=torch.int64)
+    f, around = lambda _ctx, region: region.unfold(0, 19, 1).sum(-1), TensorWindow((22,), stride=4, offset=-9)
+    return ground, built(f, 4, (ground, around), store=store, name="top", dtype=torch.int64)
 
 
 def test_the_first_and_the_last_pixels_are_read(store: TileStore) -> None:

@@ -70,20 +70,23 @@ def truth() -> torch.Tensor:
     return found
 
 
+def tiles_of(store: TileStore, name: str = "t") -> tuple[int, int]:
+    """How many tiles are stored whole, and in part."""
+    info = store.tensor_info(name)
+    return info.tiles_complete, info.tiles_partial
+
+
 class TestAMask:
     def test_tiles_that_are_taken_are_stored_and_nothing_of_others(self, store: TileStore, truth: torch.Tensor) -> None:
         t = overlapping(store, value)
         plan = t.plan(REGION, where=WHERE)
         t.fill(REGION, where=WHERE, progress=False)
-        info = store.tensor_info("t")
-        assert (info.tiles_complete, info.tiles_partial) == (int(WANTED.sum()), 0)
-        assert plan.bytes_written == info.tiles_complete * TILE * TILE * 4
+        assert tiles_of(store) == (WANTED.sum(), 0)
+        assert plan.bytes_written == WANTED.sum() * TILE * TILE * 4
         taken = torch.from_numpy(np.kron(WANTED, np.ones((TILE, TILE), dtype=bool)))
         assert same_bits(t.stored_only(-1)[REGION], torch.where(taken, truth, -1.0))
 
-    def test_windows_on_its_border_and_no_others_run_again_for_the_rest(
-        self, store: TileStore, truth: torch.Tensor
-    ) -> None:
+    def test_windows_on_its_border_alone_run_again_for_the_rest(self, store: TileStore, truth: torch.Tensor) -> None:
         f = Counted(value)
         t = overlapping(store, f)
         t.fill(REGION, where=WHERE, progress=False)
@@ -95,8 +98,7 @@ class TestAMask:
 
     def test_one_that_takes_all_keeps_to_the_region(self, store: TileStore) -> None:
         overlapping(store, value).fill(REGION, where=Mask(lambda _: True, dims=()), progress=False)
-        info = store.tensor_info("t")
-        assert (info.tiles_complete, info.tiles_partial) == (WANTED.size, 0)
+        assert tiles_of(store) == (WANTED.size, 0)
 
     def test_without_one_what_windows_reach_beside_a_region_is_kept(self, store: TileStore) -> None:
         f = Counted(value)
@@ -108,9 +110,7 @@ class TestAMask:
 
     @pytest.mark.parametrize("count", [2, 3, 5])
     @pytest.mark.parametrize("where", [WHERE, None])
-    def test_shards_leave_nothing_but_their_tiles(
-        self, store: TileStore, count: int, where: Mask | None, truth: torch.Tensor
-    ) -> None:
+    def test_shards_keep_to_tiles(self, store: TileStore, count: int, where: Mask | None, truth: torch.Tensor) -> None:
         f = Counted(value)
         t = overlapping(store, f)
         for rank in range(count):
@@ -134,19 +134,13 @@ class TestAMask:
         fine_and_coarse.fill(REGION, where=WHERE, progress=False)
         coarse = WANTED.reshape(3, 2, 3, 2).any(axis=(1, 3))
         for name, wanted in (("fine", WANTED), ("coarse", coarse)):
-            info = store.tensor_info(f"g/{name}")
-            assert (info.tiles_complete, info.tiles_partial) == (int(wanted.sum()), 0)
+            assert tiles_of(store, f"g/{name}") == (wanted.sum(), 0)
 
     def test_a_tensor_that_another_one_reads_keeps_what_that_needs(self, store: TileStore) -> None:
         f = Counted(value)
         source = overlapping(store, f, "source")
-        t = built(
-            lambda _ctx, region: region[8:16, 8:16],
-            (8, 8),
-            (source, TensorWindow((24, 24), stride=8, offset=-8)),
-            store=store,
-            name="t",
-        )
+        around = TensorWindow((24, 24), stride=8, offset=-8)
+        t = built(lambda _ctx, region: region[8:16, 8:16], (8, 8), (source, around), store=store, name="t")
         group = TensorGroup({"source": source, "t": t})
         group.fill(REGION, where=WHERE, progress=False)
         assert store.tensor_info("t").tiles_partial == 0
@@ -180,8 +174,7 @@ class TestAMask:
             t = chain(store, tmp_path)
             wanted = np.random.default_rng(2).random((4, 4)) < 0.4
             t.fill(sl[0:256, 0:256], where=Mask(wanted, scale=64), client=client, progress=False)
-            info = store.tensor_info("level-2")
-            assert (info.tiles_complete, info.tiles_partial) == (int(wanted.sum()), 0)
+            assert tiles_of(store, "level-2") == (wanted.sum(), 0)
 
 
 NET = torch.nn.Conv2d(3, 10, 3, padding=1)
@@ -206,8 +199,7 @@ class TestAPrediction:
             whole = predict(NET, PICTURE, **SCORES)
             expected = torch.where(wanted, whole[...], torch.tensor(255, dtype=torch.uint8))
             assert torch.equal(labels.stored_only(255)[...], expected)
-            info = store.tensor_info("prediction")
-        assert (info.tiles_complete, info.tiles_partial) == (6, 0)
+            assert tiles_of(store, "prediction") == (6, 0)
         assert Files(tmp_path / "s.zarr").tensors["prediction"].size <= 2 * 64 * 96
 
     @pytest.mark.parametrize("together", sample([True, False], True))

@@ -257,9 +257,7 @@ def test_of_two_limits_each_holds_until_it_is_left(store: TileStore, left_first:
 
 
 @pytest.mark.parametrize(("of_user", "of_fill", "kept"), [(8, 2, 2), (2, 8, 2), (8, 8, 8)])
-def test_of_the_limits_of_user_and_fill_the_smaller_counts(
-    of_user: int, of_fill: int, kept: int, tmp_path: Path
-) -> None:
+def test_of_limits_of_user_and_fill_the_smaller_counts(of_user: int, of_fill: int, kept: int, tmp_path: Path) -> None:
     limit = of_user * SIZE
     for store in (MemoryTileStore(limit), ZarrTileStore(tmp_path, tile_size=256, cache_size_bytes=limit)):
         with store:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
-from tests.support.building import built
+from infinite_tensor import InfiniteTensor, TensorWindow, TileStore
+from tests.support.building import built, store_of
 from tests.support.interpreters import CONTEXT
 
 MIB = 2**20
@@ -29,14 +29,6 @@ def soften(_ctx: tuple[int, ...], region: torch.Tensor) -> torch.Tensor:
     return region[2:-2, 2:-2] * 0.5 + region[4:, 2:-2] * 0.5
 
 
-def store(kind: str, folder: Path, cache: int) -> TileStore:
-    if kind == "memory":
-        return MemoryTileStore(cache_size_bytes=cache)
-    if kind == "zarr":
-        return ZarrTileStore(folder / "store", tile_size=256, cache_size_bytes=cache)
-    return HDF5TileStore(folder / "store", tile_size=256, cache_size_bytes=cache)
-
-
 def chain(store: TileStore) -> InfiniteTensor:
     window, halo = TensorWindow((256, 256)), TensorWindow((260, 260), stride=256, offset=-2)
     t = built(ramp, window, store=store, name="0")
@@ -47,7 +39,7 @@ def chain(store: TileStore) -> InfiniteTensor:
 
 def growth(kind: str, folder: Path, extent: int, cache: int) -> int:
     """By how much the most memory that this process has held grows while `extent` x `extent` pixels are read."""
-    with store(kind, folder, cache) as tiles:
+    with store_of(kind, folder, 256, cache_size_bytes=cache) as tiles:
         t = chain(tiles)
         t[0:16, 0:16]
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -37,13 +38,8 @@ def test_it_gives_the_bits_of_monai(size: int, overlap: float, seed: int) -> Non
         return result
 
     source = built(lambda _ctx: image, (1, height, width), shape=(1, height, width))
-    predicted = built(
-        f,
-        TensorWindow((2, size, size), stride=(2, stride, stride)),
-        (source, TensorWindow((1, size, size), stride=(1, stride, stride), dimension_map=(None, 1, 2))),
-        shape=(2, height, width),
-        args_padding="constant",
-        blend="gaussian",
-        edge="clip",
-    )
+    window = TensorWindow((2, size, size), stride=(2, stride, stride))
+    reads = TensorWindow((1, size, size), stride=(1, stride, stride), dimension_map=(None, 1, 2))
+    options: dict[str, Any] = {"args_padding": "constant", "blend": "gaussian", "edge": "clip"}
+    predicted = built(f, window, (source, reads), shape=(2, height, width), **options)
     assert torch.equal(predicted[...], expected[:, :height, :width])

@@ -22,6 +22,7 @@ from infinite_tensor import (
     ValidationError,
     ZarrTileStore,
 )
+from tests.support.building import built
 from tests.support.reference import Reference, Stage, same_bits
 from tests.support.reopening import reopened
 from tests.support.stored import DTYPES
@@ -72,11 +73,9 @@ def expected(window: TensorWindow, dtype: torch.dtype, blend: Any, blend_init: f
 
 @pytest.mark.parametrize("blend", ["first", "last"])
 @pytest.mark.parametrize(("window", "blend_init"), [(WINDOW, None), (GAPS, None), (GAPS, 2.5)])
-def test_one_window_is_kept_whatever_was_read_before(
-    store: TileStore, window: TensorWindow, blend: Any, blend_init: float | None
-) -> None:
+def test_one_window_is_kept(store: TileStore, window: TensorWindow, blend: Any, blend_init: float | None) -> None:
     f = Noise(window, torch.float32)
-    t = InfiniteTensor((None, None), f, window, tile_store=store, tensor_id="t", blend=blend, blend_init=blend_init)
+    t = built(f, window, store=store, name="t", blend=blend, blend_init=blend_init)
     right = expected(window, torch.float32, blend, blend_init)
     dice = random.Random(5)  # noqa: S311  (no secret)
     for _ in range(12):
@@ -92,21 +91,21 @@ def test_one_window_is_kept_whatever_was_read_before(
 @pytest.mark.parametrize("blend", ["first", "last"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_window_is_kept_in_every_dtype(blend: Any, dtype: torch.dtype) -> None:
-    t = InfiniteTensor((None, None), Noise(WINDOW, dtype), WINDOW, dtype=dtype, blend=blend)
+    t = built(Noise(WINDOW, dtype), WINDOW, dtype=dtype, blend=blend)
     assert same_bits(t[0:20, 0:24], expected(WINDOW, dtype, blend, None))
 
 
 @pytest.mark.parametrize(("name", "function"), [("max", torch.maximum), ("min", torch.minimum)])
 def test_the_name_of_a_function_is_that_function(store: TileStore, name: str, function: Any) -> None:
     f = Noise(WINDOW, torch.int32)
-    options: dict[str, Any] = {"dtype": "int32", "tile_store": store, "tensor_id": "t"}
-    t = InfiniteTensor((None, None), f, WINDOW, blend=name, **options)
+    options: dict[str, Any] = {"dtype": "int32", "store": store, "name": "t"}
+    t = built(f, WINDOW, blend=name, **options)
     assert t.blend is function
     right = expected(WINDOW, torch.int32, function, None)
     assert same_bits(t[0:9, 0:24], right[:9])
     reopened(store)
     # The same definition, and so the same tensor.
-    again = InfiniteTensor((None, None), f, WINDOW, blend=function, **options)
+    again = built(f, WINDOW, blend=function, **options)
     assert same_bits(again[0:20, 0:24], right)
     assert store.open("t", f, blend=name).blend is function
     assert store.open("t").blend is function
@@ -117,18 +116,18 @@ def test_a_maximum_starts_from_blend_init() -> None:
         return torch.full((4,), -3.0)
 
     window = TensorWindow((4,), stride=2)
-    assert InfiniteTensor((None,), below_zero, window, blend="max")[0].item() == 0
-    lowest = InfiniteTensor((None,), below_zero, window, blend="max", blend_init=-math.inf)
+    assert built(below_zero, window, blend="max")[0].item() == 0
+    lowest = built(below_zero, window, blend="max", blend_init=-math.inf)
     assert lowest[0].item() == -3
 
 
 def test_another_blend_under_the_same_id_is_named(store: TileStore) -> None:
     f = Noise(WINDOW, torch.float32)
-    InfiniteTensor((None, None), f, WINDOW, tile_store=store, tensor_id="t", blend="first")
+    built(f, WINDOW, store=store, name="t", blend="first")
     with pytest.raises(ValidationError, match="blend: stored 'first', given 'last'"):
-        InfiniteTensor((None, None), f, WINDOW, tile_store=store, tensor_id="t", blend="last")
+        built(f, WINDOW, store=store, name="t", blend="last")
     with pytest.raises(ValidationError, match="blend: stored 'first', given None"):
-        InfiniteTensor((None, None), f, WINDOW, tile_store=store, tensor_id="t")
+        built(f, WINDOW, store=store, name="t")
     with pytest.raises(ValidationError, match="blend: stored 'first', given 'last'"):
         store.open("t", f, blend="last")
     with pytest.raises(ValidationError, match="one of 'max', 'min', 'first', 'last'"):
@@ -137,7 +136,7 @@ def test_another_blend_under_the_same_id_is_named(store: TileStore) -> None:
 
 @pytest.mark.parametrize("blend", ["first", "last"])
 def test_a_pickle_keeps_the_blend(store: TileStore, blend: Any) -> None:
-    t = InfiniteTensor((None, None), Noise(WINDOW, torch.float32), WINDOW, tile_store=store, tensor_id="t", blend=blend)
+    t = built(Noise(WINDOW, torch.float32), WINDOW, store=store, name="t", blend=blend)
     right = expected(WINDOW, torch.float32, blend, None)
     assert same_bits(t[0:10, 0:10], right[:10, :10].contiguous())
     data = pickle.dumps(t)
@@ -164,20 +163,15 @@ def test_outputs_of_one_f_keep_windows_of_their_own_choice(store: TileStore) -> 
     made["first"][0:7, 0:9]
     reopened(store)
     made = InfiniteTensor.from_multi(together, outputs(), tile_store=store, tensor_id="world")
-    right = {
-        name: Reference(
-            [Stage((None, None), torch.float32, WINDOW, lambda ctx: f(ctx).nan_to_num(), (), made[name].blend)]
-        ).region(0, ((0, 0), END))[0]
-        for name in names
-    }
     for name in names:
-        assert torch.equal(made[name][0:20, 0:24], right[name])
+        stage = Stage((None, None), torch.float32, WINDOW, lambda ctx: f(ctx).nan_to_num(), (), made[name].blend)
+        assert torch.equal(made[name][0:20, 0:24], Reference([stage]).region(0, ((0, 0), END))[0])
 
 
 @pytest.mark.parametrize("blend", ["first", "last"])
 def test_windows_in_memory_are_kept_through_a_change_of_dtype(blend: Any) -> None:
     f = Noise(WINDOW, torch.float32)
-    t = InfiniteTensor((None, None), f, WINDOW, blend=blend)
+    t = built(f, WINDOW, blend=blend)
     before = t[0:20, 0:24]
     t.to("cpu", torch.float64)
     assert torch.equal(t[0:20, 0:24].nan_to_num(), before.double().nan_to_num())

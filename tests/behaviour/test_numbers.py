@@ -196,9 +196,7 @@ def test_with_a_blend_init_of_negative_zero_it_stays_negative(store: TileStore) 
 
 
 @pytest.mark.parametrize(("blend_init", "pattern"), [(None, 0), (0, 0), (-0.0, _NEGATIVE_ZERO), (math.inf, 0x7F800000)])
-def test_a_pixel_without_a_window_is_the_blend_init_or_0(
-    store: TileStore, blend_init: float | None, pattern: int
-) -> None:
+def test_a_pixel_without_a_window_is_blend_init_or_0(store: TileStore, blend_init: float | None, pattern: int) -> None:
     gaps = TensorWindow(SIZE, stride=20, offset=10)
     t = built(lambda _ctx: torch.ones(SIZE), gaps, store=store, name="t", blend_init=blend_init)
     assert t[0:9, 0:9].view(torch.int32).unique().tolist() == [pattern]
@@ -330,9 +328,7 @@ HOARDERS = pytest.mark.parametrize(
 
 
 @HOARDERS
-def test_an_f_that_changes_later_what_it_returned_changes_nothing(
-    store: TileStore, kind: type[Hoarder], batch_size: int | None
-) -> None:
+def test_what_f_changes_later_changes_nothing(store: TileStore, kind: type[Hoarder], batch_size: int | None) -> None:
     f = kind(_told)
     t = make(store, f, batch_size=batch_size)
     first = t[0:8, 0:12]
@@ -345,9 +341,7 @@ def test_an_f_that_changes_later_what_it_returned_changes_nothing(
 
 
 @HOARDERS
-def test_an_f_that_changes_what_it_was_given_changes_nothing_upstream(
-    store: TileStore, kind: type[Hoarder], batch_size: int | None
-) -> None:
+def test_what_f_does_to_its_args_changes_nothing(store: TileStore, kind: type[Hoarder], batch_size: int | None) -> None:
     base = built(_told, WINDOW, store=store, name="base")
     f = kind(_told)
     t = make(store, f, base, batch_size=batch_size)
@@ -358,9 +352,7 @@ def test_an_f_that_changes_what_it_was_given_changes_nothing_upstream(
 
 
 @pytest.mark.parametrize("returned", [lambda region: region, lambda region: region[:], lambda region: region.t().t()])
-def test_an_f_that_returns_what_it_was_given_shares_nothing_with_it(
-    store: TileStore, returned: Callable[[torch.Tensor], torch.Tensor]
-) -> None:
+def test_what_f_hands_on_is_not_shared(store: TileStore, returned: Callable[[torch.Tensor], torch.Tensor]) -> None:
     base = built(_told, WINDOW, store=store, name="base")
     kept: list[torch.Tensor] = []
 

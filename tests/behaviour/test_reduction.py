@@ -321,9 +321,7 @@ def test_what_reads_a_reduced_tensor_reads_what_it_became(tmp_path: Path) -> Non
     for store in (MemoryTileStore(), ZarrTileStore(tmp_path / "s.zarr", tile_size=9)):
         labels = tensor(case, "uint8", ARGMAX, blend="hann", store=store)
         halo = TensorWindow((10, 10)).padded(2)
-        ahead = built(
-            lambda _ctx, region: region[2:-2, 2:-2] + 10, (10, 10), (labels, halo), shape=case.shape, dtype="uint8"
-        )
+        ahead = built(lambda _ctx, region: region[2:-2, 2:-2] + 10, (10, 10), (labels, halo), dtype="uint8")
         values, _ = values_of(case, "hann")
         assert torch.equal(ahead[case.region], values.argmax(0).to(torch.uint8) + 10)
 

@@ -16,7 +16,6 @@ from tensordict import PersistentTensorDict, TensorDict
 
 from infinite_tensor import (
     GridDataset,
-    HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
     PatchDataset,
@@ -27,7 +26,7 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
-from tests.support.building import built
+from tests.support.building import built, store_of
 from tests.support.stored import DTYPES
 from tests.support.stores import sample
 
@@ -63,10 +62,8 @@ def plane(
 
 
 STORES: dict[str, Callable[[Path], TileStore]] = {
-    "memory": lambda _: MemoryTileStore(),
+    **{kind: partial(store_of, kind) for kind in ("memory", "zarr", "hdf5")},
     "little memory": lambda _: MemoryTileStore(cache_size_bytes=1),
-    "zarr": lambda path: ZarrTileStore(path / "s.zarr", tile_size=8),
-    "hdf5": lambda path: HDF5TileStore(path / "s.h5", tile_size=8),
 }
 
 

@@ -117,9 +117,7 @@ def part_of(pixels: torch.Tensor, box: Box, part: Box) -> torch.Tensor:
 @pytest.mark.usefixtures("_tiles_of_weights")
 @pytest.mark.parametrize("kind", sample(VARIED, "memory", "zarr with small tiles"))
 @pytest.mark.parametrize(("case", "blend"), [(case, _MEANS[n % 2]) for n, case in enumerate(CASES)], ids=str)
-def test_pixels_have_the_same_bits_in_every_store_after_any_history(
-    kind: str, case: str, blend: WeightedMean, tmp_path: Path
-) -> None:
+def test_pixels_have_the_same_bits_after_any_history(kind: str, case: str, blend: WeightedMean, tmp_path: Path) -> None:
     box = CASES[case][2]
     pixels = settled(expected(case, blend))
     for number, steps in enumerate(histories(box)):
@@ -137,9 +135,7 @@ def test_pixels_have_the_same_bits_in_every_store_after_any_history(
 @pytest.mark.parametrize("case", sample(["three quarters", "channels"], "three quarters"))
 @pytest.mark.parametrize("blend", MEANS, ids=repr)
 @pytest.mark.parametrize("dtype", sample([*REAL, *COMPLEX], torch.bfloat16, torch.complex64))
-def test_every_dtype_with_fractions_has_a_mean(
-    kind: str, case: str, blend: WeightedMean, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_every_dtype_has_a_mean(kind: str, case: str, blend: WeightedMean, dtype: torch.dtype, tmp_path: Path) -> None:
     box = CASES[case][2]
     with VARIED[kind](tmp_path) as store:
         t = make(case, store, blend, dtype)

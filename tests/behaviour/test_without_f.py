@@ -100,9 +100,7 @@ def test_it_computes_where_both_are_read_together(store: TileStore, names: Seque
 
 
 @pytest.mark.parametrize("names", list(itertools.permutations(["opened", "top"])))
-def test_it_computes_where_one_is_read_together_with_what_reads_the_other(
-    store: TileStore, names: Sequence[str]
-) -> None:
+def test_it_computes_where_one_is_read_with_what_reads_the_other(store: TileStore, names: Sequence[str]) -> None:
     middle = Middle(store)
     tensors = {"opened": middle.opened, "top": middle.reads([middle.built], "top")}
     found = TensorGroup({name: tensors[name] for name in names})[0:8]
