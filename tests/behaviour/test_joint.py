@@ -201,6 +201,15 @@ def test_outputs_of_finer_resolution_are_left_out_where_no_read_reaches(store: T
     assert info.tiles_complete + info.tiles_partial == 0
 
 
+def test_a_consumer_of_two_outputs_has_each_window_computed_once(store: TileStore) -> None:
+    f = Painter()
+    rgb, mask, _ = paint(f, store)
+    through = TensorWindow((3, 5, 5), dimension_map=(None, 0, 1))
+    both = built(lambda _ctx, a, b: a[0] * b, (5, 5), (rgb, through), mask, store=MemoryTileStore(cache_size_bytes=1))
+    assert torch.equal(both[0:25, 0:25], rgb[0, 0:25, 0:25] * mask[0:25, 0:25])
+    assert set(f.counts.values()) == {1}
+
+
 def test_an_f_with_several_outputs_may_read_other_tensors(store: TileStore) -> None:
     f, source = Painter(), Counter[tuple[int, ...]]()
     base = built(lambda ctx: source.update([ctx]) or torch.full((4, 4), 1.0 * ctx[0]), (4, 4), store=store, name="base")
