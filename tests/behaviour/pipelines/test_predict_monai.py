@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,9 @@ from torch import nn
 
 from infinite_tensor import predict
 from tests.support.monai import padded, slid
+
+# Several threads would wait for each other: the windows are small.
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 Sizes = tuple[int, ...]
 
@@ -21,15 +24,6 @@ FIT: list[Sizes] = [(40, 60), (20, 30, 20)]
 LARGER: list[Sizes] = [(41, 67), (40, 67), (21, 29, 13)]
 SMALLER: list[Sizes] = [(9, 30), (5, 7), (5, 12, 30)]
 """Than the window, along a dimension at least."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Several would wait for each other: the windows are small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def layers(dims: int) -> nn.Sequential:

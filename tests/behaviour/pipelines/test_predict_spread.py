@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,15 +86,7 @@ class Calls:
         return sum(self.processes.values(), Counter())
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As in the other processes: networks may round otherwise on several threads of torch."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
+# One thread, as in the other processes: networks may round otherwise on several threads of torch.
 @pytest.fixture(autouse=True)
 def _the_size_of_a_batch_matters(one_thread: None, tmp_path: Path) -> None:  # noqa: ARG001
     net = Net(tmp_path / "tried").eval()
