@@ -11,7 +11,7 @@ import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
@@ -237,8 +237,7 @@ def view(tensors: Sequence[object], port: object, budget: object, *, open_browse
     number = as_index(port)
     if number is None or not 0 <= number < 2**16:
         raise ValidationError(f"port must be an int from 0 to 65535, 0 for any that is free, got {quoted(port)}")
-    shown = [tensor for tensor in tensors if isinstance(tensor, InfiniteTensor)]
-    found = View(shown, number, Budget(checked_count("budget", budget)))
+    found = View(cast("Sequence[InfiniteTensor]", tensors), number, Budget(checked_count("budget", budget)))
     # A notebook shows the page itself.
     if "ipykernel" not in sys.modules if open_browser is None else open_browser:
         webbrowser.open(found.url)

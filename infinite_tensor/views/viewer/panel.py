@@ -22,7 +22,6 @@ from bokeh.models import (
     Div,
     FixedTicker,
     HoverTool,
-    LayoutDOM,
     LinearColorMapper,
     Range1d,
     Select,
@@ -222,7 +221,7 @@ class Panel:
         self._tint.on_change("active", lambda _name, _old, _new: self._mark())
         self._hold = Checkbox(label="hold the scale", active=False)
         self._hold.on_change("active", lambda _name, _old, _new: self._scale())
-        self.widgets = [*self._choices(), self._tint, self._hold, self._status]
+        self.widgets = [*map(self._choice, self._plane.others), self._tint, self._hold, self._status]
 
     def _listen(self) -> None:
         """Hear of what is seen, and of how large the figure is."""
@@ -235,11 +234,10 @@ class Panel:
         # With the other one, which comes next.
         self._document.add_next_tick_callback(self._resized)
 
-    def _choices(self) -> list[UIElement]:
-        """A widget for each dimension beside the two."""
-        return [self._choice(d, self._tensor.dims[d], self._tensor.shape[d]) for d in self._plane.others]
+    def _choice(self, d: int) -> UIElement:
+        """What chooses a place along a dimension beside the two."""
+        name, extent = self._tensor.dims[d], self._tensor.shape[d]
 
-    def _choice(self, d: int, name: str, extent: int | None) -> LayoutDOM:
         def chosen(_name: str, _old: object, new: object) -> None:
             at = list(self._plane.at)
             at[d] = None if new == "RGB" else int(str(new))
@@ -248,7 +246,8 @@ class Panel:
                 layer.clear()
             # What is on its way is of another plane.
             self._first_look = self._look_number + 1
-            self._again()
+            x, y = self.figure.x_range, self.figure.y_range
+            self.look(y.start, x.start, y.end, x.end)
 
         if d == self._plane.colours:
             options = ["RGB", *map(str, range(extent or 0))]
@@ -258,10 +257,6 @@ class Panel:
             choice = Spinner(value=0, low=low, high=high, step=1, title=name, width=80)
         choice.on_change("value", chosen)
         return choice
-
-    def _again(self) -> None:
-        x, y = self.figure.x_range, self.figure.y_range
-        self.look(y.start, x.start, y.end, x.end)
 
     def look(self, y0: float, x0: float, y1: float, x1: float) -> None:
         """Show a part of the plane: what is there at once, what is stored next, and then what has to be computed."""
@@ -335,10 +330,11 @@ class Panel:
         while self._came:
             number, pictures = self._came.popleft()
             for picture in pictures if number >= self._first_look else ():
-                held = self._layer(picture.tile.level).pictures.get(picture.tile)
-                # Somebody who moves on may have asked again while it was on its way.
-                if held is None or held[0].state == "partial":
-                    came.setdefault(picture.tile.level, {})[picture.tile] = picture
+                some, drawn = came.setdefault(picture.tile.level, {}), self._layer(picture.tile.level).pictures
+                held = some.get(picture.tile) or drawn.get(picture.tile, [None])[0]
+                # Somebody who moves on may have asked again while it was on its way, and found it stored.
+                if held is None or held.state == "partial":
+                    some[picture.tile] = picture
         for level, some in came.items():
             if self._ends is None:
                 self._ends = range_of([picture.values for picture in some.values()])
