@@ -26,6 +26,7 @@ from tornado.ioloop import IOLoop
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.support.given import as_index, checked_count, quoted
+from infinite_tensor.support.tables import shown_id
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.plane import Plane
 from infinite_tensor.views.viewer.panel import Panel
@@ -86,7 +87,7 @@ class _Page:
         box = TextInput(placeholder="y, x  or  y, x, zoom", title="go to", width=200)
         box.on_change("value", lambda _name, _old, new: self._go(new))
         document.on_session_destroyed(lambda _context: self._close())
-        document.title = ", ".join(tensor.tensor_id for tensor in tensors)
+        document.title = ", ".join(shown_id(tensor.tensor_id) for tensor in tensors)
         # In one row, so that all figures are of one height.
         widgets = [widget for panel in self._panels for widget in panel.widgets]
         figures = row(*(panel.figure for panel in self._panels), sizing_mode="stretch_both")
