@@ -35,6 +35,8 @@ from infinite_tensor.views.viewer.viewport import Budget
 
 _LARGEST = 6
 """The largest zoom."""
+_BESIDE = 75
+"""Pixels of the screen left and right of each of several pictures: an axis, a scale of colours and the tools."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,9 @@ class _Page:
         box.on_change("value", lambda _name, _old, new: self._go(new))
         document.on_session_destroyed(lambda _context: self._close())
         document.title = ", ".join(shown_id(tensor.tensor_id) for tensor in tensors)
+        for panel in self._panels[1:] and self._panels:
+            # As much room beside a picture without a scale of colours as beside one that has it.
+            panel.figure.update(min_border_left=_BESIDE, min_border_right=_BESIDE)
         # In one row, so that all figures are of one height.
         widgets = [widget for panel in self._panels for widget in panel.widgets]
         figures = row(*(panel.figure for panel in self._panels), sizing_mode="stretch_both")
