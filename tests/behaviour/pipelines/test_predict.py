@@ -118,7 +118,6 @@ def margin(values: torch.Tensor) -> torch.Tensor:
         (Reduction(margin, 5), None, margin),
         (None, "float64", lambda scores: scores.double()),
     ],
-    ids=str,
 )
 def test_scores_become_what_is_asked_for(reduce: Any, dtype: Any, expected: Callable[..., torch.Tensor]) -> None:
     net, picture = Net(), image(3, 50, 60)
