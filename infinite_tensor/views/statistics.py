@@ -45,6 +45,8 @@ _LOOKED_UP_BYTES = 2**24
 """and of tiles that are stored about so much is read at once,"""
 _MOST_LOOKED_UP = 2**10
 """and no more than so many."""
+_LARGEST = np.finfo(np.float32).max
+"""Numbers beyond it are counted as this."""
 _MOST_SHOWN = 20
 """Of labels."""
 
@@ -407,6 +409,9 @@ class _Figures:
             return numbers.astype(np.intp) - self._first
         with np.errstate(over="ignore"):
             floats = np.ascontiguousarray(numbers, np.float32)
+        if numbers.dtype == np.float64:
+            # Infinities have bins of their own.
+            np.clip(floats, -_LARGEST, _LARGEST, out=floats, where=np.isfinite(numbers))
         return (floats.view(np.uint32) >> (32 - LEADING)).astype(np.intp)
 
     def stats(self, others: _Sieve, again: _Pixels | None) -> Stats:
@@ -436,8 +441,10 @@ class _Figures:
         """What was counted at some places."""
         if self._small:
             return Bins(places + self._first, np.cumsum(self._counts[places]), exact=True)
+        # Those with a sign come first, the largest before; -0.0 has small numbers beside it, too.
+        signed = places >= 2 ** (LEADING - 1)
+        places = np.concatenate([places[signed][::-1], places[~signed]])
         values = (places.astype(np.uint32) << (32 - LEADING)).view(np.float32)
-        order = np.argsort(values, kind="stable")
         is_whole = not self._dtype.is_floating_point and max(self._max, -self._min) <= _MOST_LABEL
         exact = is_whole or self._dtype.itemsize <= 2
-        return Bins(values[order].astype(np.float64), np.cumsum(self._counts[places[order]]), exact)
+        return Bins(values.astype(np.float64), np.cumsum(self._counts[places]), exact)

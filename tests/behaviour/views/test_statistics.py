@@ -210,6 +210,15 @@ class TestQuantiles:
         )
         check(found, values) if dtype is np.float32 else None
 
+    def test_are_exact_of_the_smallest_numbers_of_both_signs(self) -> None:
+        values = np.array([5, -9, -5, 3, 2, -8, 8, -7], np.float32) * np.float32(1e-45)
+        found = from_array(values).stats(exact=True)
+        assert found.quantile(self.WANTED) == np.quantile(values.astype(float), self.WANTED).tolist()
+
+    def test_numbers_beyond_float32_are_no_infinities(self) -> None:
+        assert from_array(np.array([1e300, math.inf, 2e300, 3e300])).stats().quantile(0.25) == 1e300
+        assert from_array(np.array([-1e300, -math.inf, 1e39, math.inf])).stats().quantile(0.5) == 0
+
     @pytest.mark.parametrize("wrong", [-0.1, 1.1, math.nan, "half", [[0.5]], None])
     def test_are_for_parts_from_0_to_1(self, wrong: Any) -> None:
         with pytest.raises(ValidationError, match="q must be a number from 0 to 1"):
