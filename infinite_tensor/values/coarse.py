@@ -132,16 +132,19 @@ def _parts(extent: int, along: Blocks) -> Iterator[_Part]:
 def _mean(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
     """The sum, in the order of the entries, over the sum of their weights."""
     terms = (pixels if weight == 1 else pixels * weight for weight, pixels in entries)
-    total = next(terms) + next(terms, 0)
+    total = next(terms)
+    # Not into the pixels themselves.
+    total = total + next(terms) if len(entries) > 1 else total.clone()
     for term in terms:
         total += term
     # A sum without NaN has none among its terms.
     if nodata is None and not (total.is_floating_point() and math.isnan(total.sum().item())):
         return _over(total, sum(weight for weight, _ in entries))
-    total, count = torch.zeros_like(total), torch.zeros_like(total)
+    # 0.0 would turn a sum of -0.0 into 0.0.
+    total, count = torch.full_like(total, -0.0), torch.zeros_like(total)
     for weight, pixels in entries:
         missing = _is_missing(pixels, nodata)
-        total += pixels.masked_fill(missing, 0) * weight
+        total += pixels.masked_fill(missing, -0.0) * weight
         count += ~missing * weight
     nothing = torch.full_like(total, math.nan) if nodata is None else nodata
     return torch.where(count == 0, nothing, _over(total, count.clamp(min=1)))

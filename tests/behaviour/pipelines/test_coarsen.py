@@ -384,6 +384,16 @@ def test_nodata_of_a_raster_counts_nowhere_and_stays_nodata(method: str, tmp_pat
         assert file.transform == Affine(20, 0, 1000, 0, -20, 2000)
 
 
+@pytest.mark.parametrize("value", [-0.0, 0.0])
+def test_the_sign_of_a_zero_is_that_of_its_block(value: float) -> None:
+    pixels = torch.full((5, 7), value)
+    alone = from_array(pixels.clone()).coarsen(2)[...]
+    pixels[0, :2] = math.nan
+    beside = from_array(pixels).coarsen(2)[...]
+    assert alone.signbit().unique().tolist() == [math.copysign(1, value) < 0]
+    assert torch.equal(alone.signbit(), beside.signbit())
+
+
 def test_levels_of_a_raster_know_where_they_are(tmp_path: Path) -> None:
     pixels = np.arange(3 * 37 * 41, dtype=np.float32).reshape(3, 37, 41)
     levels = from_raster(raster(tmp_path / "r.tif", pixels, nodata=-1)).pyramid(3, store=tmp_path / "s")
