@@ -10,6 +10,7 @@ from typing import cast
 
 import torch
 
+from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import TensorWindow
@@ -33,6 +34,8 @@ _MOST_BESIDE = 16
 """So many pixels along the other dimensions are in one window."""
 _MOST_HALVED = 4
 """Windows that are to be over few pixels are halved no more often."""
+_LEAST_KEPT = 2**24
+"""Bytes of each level that is computed in memory."""
 _SMALL = 512
 """A level is small enough where no coarsened dimension is longer."""
 
@@ -57,11 +60,12 @@ def pyramid(
     nodata: Code | None,
     store: TileStore | str | os.PathLike[str] | None,
     *,
-    near: bool = False,
+    kept_bytes: int | None = None,
 ) -> list[InfiniteTensor]:
     """See `InfiniteTensor.pyramid`.
 
-    Windows of all levels lie over about as many pixels of the tensor if they are to read only what is `near`.
+    With `kept_bytes`, so much of each level is kept in memory, in a store of its own: what is computed of one takes no
+    room of another. Windows of all levels then lie over about as many pixels of the tensor, to read only what is near.
     """
     factors = _factors(tensor, 2)
     if levels is None:
@@ -74,7 +78,7 @@ def pyramid(
         number = _number_of(known, factors)
     else:
         number = checked_count("levels", levels)
-    if store is None:
+    if store is None and kept_bytes is None:
         if isinstance(tensor.f, RegionWriter) and not contents_of(tensor.tile_store).outlives_process:
             raise ValidationError(
                 f"tensor {tensor.tensor_id!r} stores nothing, so its levels have no place beside it; give store=..., "
@@ -84,8 +88,10 @@ def pyramid(
     found, weight = [tensor], (1,) * tensor.ndim
     for k in range(1, number + 1):
         name = f"{tensor.tensor_id}/level-{k}"
-        halved = min(k - 1, _MOST_HALVED) if near else 0
-        found.append(_coarser(found[-1], factors, method, weight, tensor.shape, nodata, store, name, halved))
+        halved, place = 0, store
+        if kept_bytes is not None:
+            halved, place = min(k - 1, _MOST_HALVED), MemoryTileStore(kept_bytes)
+        found.append(_coarser(found[-1], factors, method, weight, tensor.shape, nodata, place, name, halved))
         weight = tuple([a * b for a, b in zip(weight, factors, strict=True)])
     return found[1:]
 
@@ -143,8 +149,10 @@ def levels_to_show(
     boxes = [box_above(start, shape, [factor**k for factor in factors]) for k in range(1, number + 1)]
     if not compute or (fit and all(level.is_filled(box) for level, box in zip(held, boxes, strict=False))):
         return held[:number]
-    # Windows that a store would keep reach far beyond the box.
-    return pyramid(tensor, number, method, nodata, MemoryTileStore(), near=True)
+    # One tile of a level is made of 2, 4 or 8 of the one before, and these of windows that reach beyond them.
+    node = node_of(tensor)
+    kept_bytes = max(_LEAST_KEPT, 4 * math.prod(factors) * node.contents.layout(node.spec).tile_bytes)
+    return pyramid(tensor, number, method, nodata, None, kept_bytes=kept_bytes)
 
 
 def box_above(start: Sequence[int], shape: Sequence[int], factors: Sequence[int]) -> tuple[slice, ...]:

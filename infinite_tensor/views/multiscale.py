@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.points import Index, is_empty, with_entry
 from infinite_tensor.pipelines.pyramid import box_above
 from infinite_tensor.pipelines.sliding import CHANNELS, names_of
 from infinite_tensor.tensor import InfiniteTensor
@@ -23,6 +27,11 @@ _OTHER = 1
 """between time and space."""
 _SAME_PLACE = 1e-3
 """By no more, in pixels, does rounding change where one lies."""
+_PART_BYTES = 2**25
+"""So much of a tensor is written before what its levels have of it, which is computed while this is in memory."""
+
+Box: TypeAlias = tuple[Index, Index]
+"""The first of some chunks or pixels, and the one after the last, per dimension."""
 
 
 class Image(NamedTuple):
@@ -77,6 +86,53 @@ def image_of(name: str, frame: Frame, kept: Sequence[int], levels: Sequence[Infi
     multiscale = {"name": frame.tensor.tensor_id, "axes": axes, "datasets": _datasets(arrays, space)}
     said = multiscale | {"type": made[-1].method} if made else multiscale
     return Image(arrays, {"ome": {"version": "0.5", "multiscales": [said]}})
+
+
+def parts_of(arrays: Mapping[str, Shown]) -> Iterator[tuple[str, Box]]:
+    """In which order the arrays of an image are written: boxes of pixels, cut between chunks, by the path of the array.
+
+    What a chunk is made of comes right before it, so little has to be kept of each level, however large the image is.
+    """
+    levels = [*arrays.items()][::-1]
+    counts = levels[0][1].frame.chunk_counts
+    for path, box in _in_order(levels, ((0,) * len(counts), counts)):
+        yield path, _pixels(arrays[path].frame, *box)
+
+
+def _in_order(levels: Sequence[tuple[str, Shown]], box: Box) -> Iterator[tuple[str, Box]]:
+    """Some chunks of a level, and before them those that they are made of, given the levels from that one down."""
+    boxes = [box]
+    for (_, coarser), (_, finer) in itertools.pairwise(levels):
+        boxes.append(_below(coarser, finer, boxes[-1]))
+    start, stop = _pixels(levels[-1][1].frame, *boxes[-1])
+    nbytes = math.prod(map(operator.sub, stop, start)) * levels[-1][1].frame.dtype.itemsize
+    low, high = box
+    counts = list(map(operator.sub, high, low))
+    longest = max(range(len(counts)), key=counts.__getitem__)
+    if nbytes <= _PART_BYTES or (len(levels) == 1 and counts[longest] == 1):
+        yield from [(path, each) for (path, _), each in zip(levels, boxes, strict=True) if not is_empty(*each)][::-1]
+    elif counts[longest] > 1:
+        middle = (low[longest] + high[longest]) // 2
+        yield from _in_order(levels, (low, with_entry(high, longest, middle)))
+        yield from _in_order(levels, (with_entry(low, longest, middle), high))
+    else:
+        yield from _in_order(levels[1:], boxes[1])
+        yield levels[0][0], box
+
+
+def _below(coarser: Shown, finer: Shown, box: Box) -> Box:
+    """The chunks of a level that lie where those of the next one do, but for a pixel or two."""
+    factors = [of_one.pixels // of_other.pixels for of_one, of_other in zip(coarser.along, finer.along, strict=True)]
+    low, high = (tuple(map(min, map(operator.mul, side, factors), finer.frame.chunk_counts)) for side in box)
+    return low, high
+
+
+def _pixels(frame: Frame, low: Index, high: Index) -> Box:
+    start, stop = (
+        tuple([first + min(i * n, extent) for first, i, n, extent in spans])
+        for spans in (zip(frame.origin, side, frame.chunk_shape, frame.shape, strict=True) for side in (low, high))
+    )
+    return start, stop
 
 
 def axes_of(frame: Frame, kept: Sequence[int]) -> list[dict[str, str]]:

@@ -248,8 +248,17 @@ def units_in(extents: Sequence[int], unit: Sequence[int]) -> int:
 
 
 @torch.inference_mode(mode=False)
-def stream(cutout: Cutout, sink: Sink, source: Source, tally: Tally, target: str) -> None:
+def stream(
+    cutout: Cutout,
+    sink: Sink,
+    source: Source,
+    tally: Tally,
+    target: str,
+    part: tuple[Index, Index] | None = None,
+) -> None:
     """Write all pixels of a cutout that its sink does not have, and count its units.
+
+    Or those of a `part`, pixels ``[start, stop)`` of the tensor, which is cut from the others between units.
 
     Raises
     ------
@@ -258,7 +267,7 @@ def stream(cutout: Cutout, sink: Sink, source: Source, tally: Tally, target: str
     """
     node, origin = node_of(cutout.tensor), cutout.frame.origin
     end = tuple([a + n for a, n in zip(origin, cutout.frame.shape, strict=True)])
-    bands = cut_into_bands(Target(node, origin, end), _HELD_BYTES, unit=sink.unit)
+    bands = cut_into_bands(Target(node, *(part or (origin, end))), _HELD_BYTES, unit=sink.unit)
 
     def use(start: Sequence[int], pixels: torch.Tensor) -> None:
         stop = [a + n for a, n in zip(start, pixels.shape, strict=True)]

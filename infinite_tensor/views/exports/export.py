@@ -39,7 +39,7 @@ from infinite_tensor.views.exports.zarrs import Content, opened_zarr
 from infinite_tensor.views.face import Face, with_distinct_dims
 from infinite_tensor.views.frame import shown_value, state_of
 from infinite_tensor.views.metadata import Shown, array_name_of, path_of, unsaid_by_attributes
-from infinite_tensor.views.multiscale import axes_of, image_of
+from infinite_tensor.views.multiscale import axes_of, image_of, parts_of
 from infinite_tensor_stores.targets import is_local, local_path, text_of
 from infinite_tensor_stores.targets import shown as shown_target
 
@@ -188,9 +188,10 @@ def _export_zarr(
         with _explaining(opened, shown_target(place)) as sinks:
             total = sum(units_in(cutout.frame.shape, sinks[path].unit) for path, cutout in cutouts.items())
             with Tally(total, options.progress, unit="tile") as tally:
-                for path, cutout in cutouts.items():
-                    source = _source_of(cutout.tensor, options)
-                    stream(cutout, sinks[path], source, tally, shown_target(place))
+                parts = [(path, None) for path in shown] if attributes is None else parts_of(shown)
+                for path, part in parts:
+                    source = _source_of(cutouts[path].tensor, options)
+                    stream(cutouts[path], sinks[path], source, tally, shown_target(place), part)
     except KeyboardInterrupt as interrupt:
         if content.identity is not None:
             interrupt.add_note(_INTERRUPTED)

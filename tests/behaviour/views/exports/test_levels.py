@@ -212,6 +212,23 @@ def test_few_windows_beyond_the_region_are_computed_for_levels(tmp_path: Path) -
         assert len(calls) <= 1.3 * needed
 
 
+def test_levels_of_a_part_are_computed_while_its_pixels_are_in_memory(tmp_path: Path) -> None:
+    calls: list[tuple[int, ...]] = []
+
+    def f(ctx: Sequence[int]) -> torch.Tensor:
+        calls.append(tuple(ctx))
+        return torch.full((256, 256), 8.0 * ctx[0] + ctx[1])
+
+    # Of 64 MB, a bit more than half.
+    store = MemoryTileStore(cache_size_bytes="40MB")
+    t = InfiniteTensor((4096, 4096), f, TensorWindow((256, 256)), tile_store=store, tensor_id="t", dims=("y", "x"))
+    t.export(..., tmp_path / "out.zarr", pyramid=True, progress=False)
+    assert len(calls) == len({*calls}) == 256
+    with xarray.open_zarr(tmp_path / "out.zarr", group="s3") as found:
+        i = np.arange(16).repeat(32)
+        assert np.array_equal(found["t"], 8 * i[:, None] + i)
+
+
 def test_another_method_than_the_stored_one_leaves_the_store_alone(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "s", tile_size=256) as store:
         t = unbounded(tile_store=store)

@@ -7,6 +7,7 @@ import resource
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,15 +30,15 @@ def woven(ctx: Index) -> torch.Tensor:
     return ((3 * y[:, None] ^ 5 * x) % 256).to(torch.uint8)
 
 
-def growth(folder: Path, extent: int, form: str, kept: str) -> int:
+def growth(folder: Path, extent: int, form: str, kept: str, **options: Any) -> int:
     """By how much the most memory that this process has held grows while `extent` x `extent` pixels are exported."""
     # Otherwise glibc keeps the holes between what ``f`` needs for a moment: up to 200 MB, as the threads happen to run.
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**17)
     store: TileStore = ZarrTileStore(folder / "tiles") if kept == "zarr" else MemoryTileStore()
     t = InfiniteTensor((None, None), woven, TensorWindow((512, 512)), dtype="uint8", tile_store=store, tensor_id="t")
-    t.export(sl[0:600, 0:600], folder / f"small.{form}", progress=False)
+    t.export(sl[0:600, 0:600], folder / f"small.{form}", progress=False, **options)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    t.export(sl[0:extent, 0:extent], folder / f"out.{form}", progress=False)
+    t.export(sl[0:extent, 0:extent], folder / f"out.{form}", progress=False, **options)
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 
 
@@ -46,3 +47,9 @@ def growth(folder: Path, extent: int, form: str, kept: str) -> int:
 def test_an_image_of_400_mb_takes_less_than_300_mb(form: str, kept: str, tmp_path: Path) -> None:
     with ProcessPoolExecutor(1, CONTEXT) as child:
         assert child.submit(growth, tmp_path, 20_000, form, kept).result() < 300 * MB
+
+
+@pytest.mark.slow
+def test_levels_take_no_more_memory_of_a_larger_image(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(1, CONTEXT) as child:
+        assert child.submit(growth, tmp_path, 20_000, "zarr", "zarr", pyramid="nearest").result() < 300 * MB
