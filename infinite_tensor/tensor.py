@@ -690,7 +690,7 @@ class InfiniteTensor(Fillable):
 
     @property
     def _nodata(self) -> Code | None:
-        return nodata_of(self._spec.definition.meaning)
+        return nodata_of(self._spec.definition)
 
     def map(
         self,

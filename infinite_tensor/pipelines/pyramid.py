@@ -207,8 +207,8 @@ def _coarser(
 ) -> InfiniteTensor:
     check_method(method, tensor.dtype)
     size, along, value = _window(tensor, factors, halved), None, None
-    if nodata is not None and tensor.dtype is not torch.bool:
-        along, value = nodata.along, nodata.value if nodata.along is None else tuple(nodata.value)
+    if nodata is not None:
+        along, value = nodata.along, nodata.value
     if along is not None and factors[along] > 1:
         raise ValidationError(
             f"along dimension {along} ({tensor.dims[along]!r}) each entry has a nodata value of its own, so it cannot "

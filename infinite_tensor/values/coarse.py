@@ -14,7 +14,8 @@ import torch
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Shape
-from infinite_tensor.values.definition import Json, json_number, scalar_from_json
+from infinite_tensor.values.definition import Json, json_number
+from infinite_tensor.values.meaning import nodata_in
 
 _Entries: TypeAlias = list[tuple[int, torch.Tensor]]
 """The pixels of blocks that have the same number in their block, with their weight, in lexicographic order."""
@@ -201,14 +202,6 @@ _METHODS: Mapping[str, Callable[[_Entries, torch.Tensor | None], torch.Tensor]] 
 }
 
 
-def _real(stored: object) -> float | None:
-    """A number of JSON; TypeError for a complex one."""
-    value = scalar_from_json(stored)
-    if isinstance(value, complex):
-        raise TypeError(value)
-    return value
-
-
 def _is_missing(pixels: torch.Tensor, nodata: torch.Tensor | None) -> torch.Tensor:
     missing: torch.Tensor = pixels.isnan()
     return missing if nodata is None else missing | (pixels == nodata)
@@ -281,7 +274,7 @@ class Coarsening:
         given = self.nodata if isinstance(self.nodata, tuple) else (self.nodata,)
         values = torch.tensor(
             [
-                value if value is not None and (floating or float(value).is_integer()) else absent
+                absent if value is None else value
                 for value in (given if d is None else given[starts[d] : starts[d] + pixels.shape[d]])
             ],
             dtype=torch.float64 if floating else torch.int64,
@@ -315,7 +308,7 @@ class Coarsening:
                 said["method"],
                 tuple(map(operator.index, said.get("weight", (1,) * n))),
                 tuple(said.get("finest", shape)),
-                _real(nodata) if along is None else tuple(map(_real, nodata or ())),
+                nodata_in(nodata, dtype) if along is None else tuple([nodata_in(each, dtype) for each in nodata or ()]),
                 along,
             )
             check_method(found.method, dtype)

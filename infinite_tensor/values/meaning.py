@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Shape, TensorWindow, followed
@@ -513,9 +514,31 @@ class StoredMeaning:
         return self._stored  # type: ignore[no-any-return]
 
 
-def nodata_of(meaning: Meaning | StoredMeaning | None) -> Code | None:
-    """What stands for a missing pixel, if that is known."""
-    return None if meaning is None else next((each for each in meaning.of(Code) if each.called == "nodata"), None)
+def nodata_in(value: Any, dtype: torch.dtype) -> float | None:
+    """What stands for missing pixels, rounded as pixels of this dtype are; None if none of them can be it.
+
+    Metadata may say it as text, or in a list of one.
+    """
+    if dtype is torch.bool or dtype.is_complex:
+        return None
+    try:
+        (said,) = np.ravel(value).tolist()
+        number = float(said) if isinstance(said, str) else said
+        held: float = torch.tensor(number if dtype.is_floating_point else int(number), dtype=dtype, device="cpu").item()
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+    return held if dtype.is_floating_point or held == number else None
+
+
+def nodata_of(definition: Definition) -> Code | None:
+    """What stands for missing pixels of a tensor, each value as by `nodata_in`; None if nothing does."""
+    codes = [] if definition.meaning is None else definition.meaning.of(Code)
+    code = next((each for each in codes if each.called == "nodata"), None)
+    if code is None:
+        return None
+    entries = [code.value] if code.along is None else code.value
+    values = tuple([nodata_in(each, definition.dtype) for each in entries])
+    return None if {*values} == {None} else Code(code.called, values[0] if code.along is None else values, code.along)
 
 
 def _fact_of(stored: Mapping[str, Any], shape: Shape) -> Fact | None:

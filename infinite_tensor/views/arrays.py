@@ -14,7 +14,8 @@ from infinite_tensor.support.given import as_index, checked_flag, members, quote
 from infinite_tensor.support.tables import count_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.messages import warn_of_lost
-from infinite_tensor.views.frame import Frame, nodata_of
+from infinite_tensor.values.meaning import nodata_in
+from infinite_tensor.views.frame import Frame
 from infinite_tensor.views.metadata import attributes_of, coordinates_of, plain_name_of
 
 if TYPE_CHECKING:
@@ -39,10 +40,10 @@ def xarray_of(
     frame = Frame.of(source, region)
     tensor = frame.tensor
     data = lazily(frame) if checked_flag("lazy", lazy) else frame[(slice(None),) * frame.ndim]
-    nodata = nodata_of(source.nodata, source.dtype) if isinstance(source, StoredOnly) else None
+    nodata = nodata_in(source.nodata, source.dtype) if isinstance(source, StoredOnly) else None
     meaning = frame.meaning(dict(enumerate(tensor.dims)))
     warn_of_lost("what to_xarray returns", meaning.lost)
-    attrs = attributes_of(meaning, frame.dtype) | ({} if nodata is None else {"_FillValue": nodata})
+    attrs = attributes_of(meaning, tensor.dtype) | ({} if nodata is None else {"_FillValue": nodata})
     if "_FillValue" in attrs:
         attrs["_FillValue"] = frame.dtype.type(attrs["_FillValue"])
     try:

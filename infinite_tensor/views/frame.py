@@ -252,9 +252,3 @@ def shown_value(value: Number, dtype: torch.dtype) -> np.generic:
     """A pixel of a dtype as it is shown."""
     pixel: np.generic = shown(torch.full((1,), value, dtype=dtype, device="cpu"))[0]
     return pixel
-
-
-def nodata_of(value: Number | None, dtype: torch.dtype) -> int | float | None:
-    """What others are told that pixels without data are; None for pixels that are no real numbers, too."""
-    is_real = shown_dtype(dtype).kind in "iuf"
-    return None if value is None or not is_real else shown_value(value, dtype).item()

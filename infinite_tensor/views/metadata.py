@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
@@ -21,7 +22,15 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.nested import Key, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number, json_number
-from infinite_tensor.values.meaning import MOST_COORDINATES, Attribute, Code, Coordinate, Georeference, Meaning
+from infinite_tensor.values.meaning import (
+    MOST_COORDINATES,
+    Attribute,
+    Code,
+    Coordinate,
+    Georeference,
+    Meaning,
+    nodata_in,
+)
 from infinite_tensor.views.frame import Frame
 
 DOCUMENT = "zarr.json"
@@ -171,16 +180,7 @@ def path_of(key: Key) -> str:
 # What pixels mean.
 
 
-def nodata_in(value: Any, dtype: np.dtype[Any]) -> Any:
-    """A value of pixels without data as they are stored; None where no pixel of this dtype is that."""
-    if dtype.kind not in "iuf" or not isinstance(value, int | float):
-        return None
-    with np.errstate(invalid="ignore"):
-        held = np.asarray(value).astype(dtype)
-    return held.item() if dtype.kind == "f" or held == value else None
-
-
-def attributes_of(meaning: Meaning, dtype: np.dtype[Any]) -> dict[str, Any]:
+def attributes_of(meaning: Meaning, dtype: torch.dtype) -> dict[str, Any]:
     """What is said of all pixels of a dtype."""
     found = {fact.called: fact.value for fact in meaning.of(Attribute)}
     for fact in meaning.of(Code):
@@ -350,7 +350,7 @@ def _beside(
     taken = set(shown).union(*map(groups_above, shown))
     for path, each in shown.items():
         above, _, key = path.rpartition("/")
-        dims, attributes = [*each.dims.values()], attributes_of(each.meaning, each.frame.dtype)
+        dims, attributes = [*each.dims.values()], attributes_of(each.meaning, each.frame.tensor.dtype)
         others = []
         for called, coordinate in each.coordinates().items():
             # Names of dimensions stand for the same in all arrays; others are of one.

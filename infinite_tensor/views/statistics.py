@@ -30,7 +30,6 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.meaning import Code
 from infinite_tensor.views.frame import shown, shown_dtype
-from infinite_tensor.views.metadata import nodata_in
 from infinite_tensor.views.quantiles import LEADING, Bins, Numbers, exactly
 
 _Use: TypeAlias = Callable[[Numbers], None]
@@ -343,10 +342,10 @@ class _Sieve:
 
 def _broadcast(nodata: Code, tensor: InfiniteTensor) -> Numbers:
     """What stands for pixels that are missing, to be broadcast over the tensor."""
-    dtype = shown_dtype(tensor.dtype)
-    values = [nodata_in(each, dtype) for each in (nodata.value if nodata.along is not None else [nodata.value])]
+    values = nodata.value if nodata.along is not None else [nodata.value]
     # NaN equals nothing.
-    held = np.array([math.nan if each is None else each for each in values], np.float64 if None in values else dtype)
+    dtype = np.dtype(np.float64) if None in values else shown_dtype(tensor.dtype)
+    held = np.array([math.nan if each is None else each for each in values], dtype)
     return held.reshape([-1 if d == nodata.along else 1 for d in range(tensor.ndim)])
 
 

@@ -34,8 +34,8 @@ from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.definition import Number
-from infinite_tensor.values.meaning import Meaning
-from infinite_tensor.views.frame import Frame, nodata_of, shown, shown_dtype, step_of
+from infinite_tensor.values.meaning import Meaning, nodata_in
+from infinite_tensor.views.frame import Frame, shown, shown_dtype, step_of
 
 Pixels: TypeAlias = npt.NDArray[Any]
 Place: TypeAlias = tuple[slice, ...]
@@ -119,9 +119,9 @@ class Cutout:
         return self.frame.dtype
 
     @property
-    def nodata(self) -> int | float | None:
+    def nodata(self) -> float | None:
         """What the file says that pixels without data are; formats have it for real numbers."""
-        return nodata_of(self.fill_value, self.tensor.dtype)
+        return nodata_in(self.fill_value, self.tensor.dtype)
 
     @cached_property
     def meaning(self) -> Meaning:

@@ -139,7 +139,7 @@ def _export_tensor(cutout: Cutout, place: str, options: Options) -> None:
         _export_zarr({name: cutout}, {name: Shown.of(frame, cutout.names)}, place, options)
         return
     axes_of(frame, cutout.kept)
-    nodata = nodata_of(node_of(frame.tensor).spec.definition.meaning)
+    nodata = nodata_of(node_of(frame.tensor).spec.definition)
     levels = levels_to_show(frame.tensor, nodata, frame.origin, frame.shape, options.pyramid, compute=options.compute)
     image = image_of(name, frame, cutout.kept, levels)
     cutouts = {path: replace(cutout, frame=each.frame) for path, each in image.arrays.items()}

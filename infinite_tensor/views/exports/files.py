@@ -19,10 +19,9 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.pipelines.rasters import RasterReader
 from infinite_tensor.pipelines.sliding import CHANNELS
 from infinite_tensor.support.disks import allocate_file
-from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Georeference, crs_of
+from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Georeference, crs_of, nodata_in
 from infinite_tensor.views.colours import PALETTE, are_labels
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
-from infinite_tensor.views.metadata import nodata_in
 
 _MODES = ((1, "uint8"), (1, "uint16"), (3, "uint8"), (4, "uint8"))
 """Channels and dtypes that pillow writes as they are."""
@@ -402,7 +401,7 @@ def _say_code(code: Code, cutout: Cutout, bands: int, found: _Said) -> None:
     if code.along not in (None, cutout.channels):
         return
     if code.called == "nodata":
-        nodata = None if code.along is not None else nodata_in(code.value, dtype)
+        nodata = None if code.along is not None else nodata_in(code.value, cutout.tensor.dtype)
         if nodata is None:
             return
         found.profile["nodata"] = nodata

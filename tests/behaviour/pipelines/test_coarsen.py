@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import rasterio
 import torch
+import xarray
 from affine import Affine
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -382,6 +383,43 @@ def test_nodata_of_a_raster_counts_nowhere_and_stays_nodata(method: str, tmp_pat
     with rasterio.open(tmp_path / "coarse.tif") as file:
         assert file.nodata == 255
         assert file.transform == Affine(20, 0, 1000, 0, -20, 2000)
+
+
+SAID = [
+    ("float32", np.array([-9999.0]), -9999),
+    ("float32", "-9999", -9999),
+    ("float32", math.inf, math.inf),
+    ("float16", -9999.0, -10000),
+    ("int64", "-9999", -9999),
+    ("int32", -9999.0, -9999),
+    ("float32", [-9999.0, -1.0], None),
+    ("float32", "none", None),
+    ("int32", 1e20, None),
+    ("int32", 2**64, None),
+    ("int32", -9998.5, None),
+    ("int64", math.inf, None),
+    ("uint8", -1, None),
+]
+
+
+@pytest.mark.filterwarnings(
+    "ignore::rasterio.errors.NotGeoreferencedWarning", "ignore::infinite_tensor.MeaningLostWarning"
+)
+@pytest.mark.parametrize(("dtype", "said", "nodata"), SAID, ids=str)
+def test_what_is_said_of_nodata_is_the_same_for_means_statistics_and_files(
+    dtype: str, said: Any, nodata: float | None, tmp_path: Path
+) -> None:
+    pixels = np.array([[1, 2, 3 if nodata is None else nodata, 4], [5, 7, 8, 9]], dtype)
+    t = from_array(xarray.DataArray(pixels, dims=("y", "x"), attrs={"missing_value": said}))
+    store = MemoryTileStore()
+    for coarse in t.coarsen(2, tile_store=store, tensor_id="c"), store.open("c", args=[t]):
+        assert coarse[...].tolist() == [[3.75 if t.dtype.is_floating_point else 4, 6 if nodata is None else 7]]
+    known = pixels if nodata is None else pixels[pixels != nodata]
+    found = t.stats()
+    assert (found.nodata, found.mean) == (8 - known.size, known.mean(dtype=float))
+    t.export(sl[...], tmp_path / "out.tif", progress=False)
+    with rasterio.open(tmp_path / "out.tif") as file:
+        assert file.nodata == nodata
 
 
 @pytest.mark.parametrize("value", [-0.0, 0.0])
