@@ -85,7 +85,7 @@ class _Page:
     def __init__(self, document: Document, tensors: Sequence[InfiniteTensor], start: _Place, budget: Budget) -> None:
         self._ranges = Range1d(0, 1), Range1d(1, 0)
         self._panels = [Panel(document, tensor, self._ranges, budget, self._fit) for tensor in tensors]
-        self._place, self._size = start, (0, 0)
+        self._place, self._sizes = start, [(0, 0)] * len(tensors)
         box = TextInput(placeholder="y, x  or  y, x, zoom", title="go to", width=200)
         box.on_change("value", lambda _name, _old, new: self._go(new))
         document.on_session_destroyed(lambda _context: self._close())
@@ -114,22 +114,22 @@ class _Page:
     @property
     def _zoom(self) -> float:
         columns, _ = self._ranges
-        return math.log2(self._size[0] / (columns.end - columns.start))
+        return math.log2(self._sizes[0][0] / (columns.end - columns.start))
 
     def _fit(self) -> None:
-        """Keep pixels square, whatever the size of the window is."""
+        """Keep pixels square, whatever the size of the window is, and have each panel look once it has a size."""
         columns, rows = self._ranges
-        width, height = self._panels[0].size
-        if not width or not height or (width, height) == self._size:
+        sizes = [panel.size for panel in self._panels]
+        if not all(sizes[0]) or sizes == self._sizes:
             return
         place = self._place
-        if all(self._size):
+        if all(self._sizes[0]):
             place = _Place((rows.start + rows.end) / 2, (columns.start + columns.end) / 2, self._zoom)
-        self._size = width, height
+        self._sizes = sizes
         self._show(place)
 
     def _show(self, place: _Place) -> None:
-        width, height = self._size
+        width, height = self._sizes[0]
         if not width or not height:
             self._place = place
             return

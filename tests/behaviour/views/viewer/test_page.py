@@ -74,12 +74,13 @@ class Page:
     def settle(self) -> None:
         """Wait until nothing is to come of what is seen now."""
         self._page.wait_for_timeout(300)
-        self.wait_for(f"!{self.model('status')}.text.includes('to come') && {self.some_tiles}")
+        self.wait_for(f"!{self.model('status')}.text.includes('to come') && {self.with_tiles}.length")
 
     @property
-    def some_tiles(self) -> str:
+    def with_tiles(self) -> str:
+        """The levels, of whatever tensor, that have tiles."""
         sources = "[...Bokeh.documents[0]._all_models.values()].filter(each => each.name == 'tiles')"
-        return f"{sources}.some(each => each.data.x.length)"
+        return f"{sources}.filter(each => each.data.x.length)"
 
     def tiles(self) -> list[tuple[float, float, float]]:
         """Where the tiles that were sent begin, and how wide they are."""
@@ -310,6 +311,11 @@ def test_colours_and_labels_are_shown_beside_each_other(opened: Callable[..., Pa
     page.settle()
     colours = {tuple(colour) for colour in page.picture().reshape(-1, 3).tolist()}
     assert {(200, 0, 0), (31, 119, 180), (174, 199, 232)} <= colours
+
+
+def test_tensors_beside_each_other_are_all_there_before_anybody_moves(opened: Callable[..., Page]) -> None:
+    page = opened(*(from_array(torch.rand(300, 400)) for _ in range(3)))
+    page.wait_for(f"{page.with_tiles}.length == 3")
 
 
 def test_what_is_no_tensor_and_no_port_is_refused() -> None:
