@@ -16,6 +16,7 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.opening import extent_of
 from infinite_tensor.pipelines.pyramid import method_for, stored_levels
 from infinite_tensor.support.forks import cached_property
+from infinite_tensor.support.stopping import Stopped
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
 from infinite_tensor.views.face import Face, FaceStore, store_of_levels
@@ -89,6 +90,8 @@ class Served:
             return self._map_tile(tile, query, compute=compute) if tile else self._key(path, compute=compute)
         except (ValidationError, TileAccessError) as error:
             return refused(422, error)
+        except Stopped:
+            return refused(503, "nobody waits for this")
         except BaseException as error:  # noqa: BLE001  (what an f raises must not end the server)
             traceback.print_exception(error)
             return refused(500, f"{type(error).__name__}: the log of the server says more")

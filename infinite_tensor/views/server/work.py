@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from infinite_tensor.support.stopping import stopping
+
 T = TypeVar("T")
 
 
@@ -20,6 +22,10 @@ class _Job(Generic[T]):
     jobs: dict[Hashable, _Job[T]]
     result: Future[T] = field(default_factory=Future)
     waiting: int = 0
+
+    def is_unwanted(self) -> bool:
+        """Whether nobody waits for it."""
+        return not self.waiting
 
 
 class Work(Generic[T]):
@@ -44,7 +50,8 @@ class Work(Generic[T]):
     async def result(self, client: Hashable, key: Hashable, do: Callable[[], T]) -> T:
         """What ``do()`` returns or raises, or what is queued under the same key.
 
-        Where this is cancelled, and nobody else waits for the job, it leaves the queue. What has begun is finished.
+        Where this is cancelled, and nobody else waits for the job, it leaves the queue, or ends before its next call of
+        an ``f``.
         """
         with self._lock:
             # Not one that has begun: pixels may have been invalidated since.
@@ -68,7 +75,8 @@ class Work(Generic[T]):
         """Do what is queued, until there is nothing. On a thread."""
         while (job := self._next()) is not None:
             try:
-                job.result.set_result(job.do())
+                with stopping(job.is_unwanted):
+                    job.result.set_result(job.do())
             except BaseException as error:  # noqa: BLE001  (who waits for it raises it)
                 job.result.set_exception(error)
 

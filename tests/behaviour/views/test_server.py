@@ -332,6 +332,18 @@ def test_who_goes_away_is_not_computed_for(tmp_path: Path, queued: Callable[[int
     assert f.called == [0, 2]
 
 
+def test_who_goes_away_is_computed_for_no_longer_than_one_call(tmp_path: Path) -> None:
+    f, tensor = slow(tmp_path)
+    with served(tensor, settings=Settings(sl[0:64, 0:640]), workers=1) as server:
+        with server.send("/world/0/0/0.png"):
+            assert f.has_begun.acquire(timeout=PATIENCE)
+        assert server.ended.get(timeout=PATIENCE) == "/world/0/0/0.png"
+        f.may_end.release(16)
+        # By the one thread, after that.
+        assert server.get(chunk(9)).status_code == 200
+    assert len(f.called) == 2
+
+
 def test_clients_take_turns(tmp_path: Path, queued: Callable[[int], None]) -> None:
     f, tensor = slow(tmp_path)
     with served(tensor, settings=Settings(sl[0:64, 0:640]), workers=1) as server:
