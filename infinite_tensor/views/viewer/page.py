@@ -35,6 +35,8 @@ from infinite_tensor.views.viewer.viewport import Budget
 
 _LARGEST = 6
 """The largest zoom."""
+_FARTHEST = 2.0**50
+"""Nobody goes farther from pixel 0: floats, in which a browser counts, tell quarters of pixels apart up to there."""
 _BESIDE = 75
 """Pixels of the screen left and right of each of several pictures: an axis, a scale of colours and the tools."""
 
@@ -134,9 +136,10 @@ class _Page:
             self._place = place
             return
         most = 2.0 ** max(panel.coarsest for panel in self._panels) * 1.4
-        scale = min(2.0 ** -min(place.zoom_for(height, width), _LARGEST), most)
+        scale = 2.0 ** -_within(place.zoom_for(height, width), -math.log2(most), _LARGEST)
         columns, rows = self._ranges
-        for way, middle, size in ((columns, place.x, width), (rows, place.y, height)):
+        for way, at, size in ((columns, place.x, width), (rows, place.y, height)):
+            middle = _within(at, -_FARTHEST, _FARTHEST)
             low, high = middle - size * scale / 2, middle + size * scale / 2
             start, end = (low, high) if way is columns else (high, low)
             # First: a browser keeps to the limits at once.
@@ -144,6 +147,10 @@ class _Page:
             way.update(min_interval=size / 2**_LARGEST, max_interval=size * most)
         for panel in self._panels:
             panel.look(rows.end, columns.start, rows.start, columns.end)
+
+
+def _within(number: float, least: float, most: float) -> float:
+    return min(max(number, least), most)
 
 
 class View:

@@ -318,6 +318,14 @@ def test_tensors_beside_each_other_are_all_there_before_anybody_moves(opened: Ca
     page.wait_for(f"{page.with_tiles}.length == 3")
 
 
+def test_a_place_or_zoom_beyond_all_others_is_the_last_one(opened: Callable[..., Page]) -> None:
+    page = opened(tensor_of(ramp), query="?y=1e300&zoom=-1e308")
+    page.wait_for(f"{page.model('status')}.text.includes('a pixel shows 64 x 64')")
+    page.go("1e300, -1e300, 1e308")
+    page.settle()
+    assert {(y, x) for y, x, _ in page.tiles()} >= {(2.0**50 - 0.5, -(2.0**50) - 0.5)}
+
+
 def test_what_is_no_tensor_and_no_port_is_refused() -> None:
     t = tensor_of(ramp)
     with pytest.raises(ValidationError, match="InfiniteTensors, got"):
