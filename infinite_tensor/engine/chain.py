@@ -173,7 +173,8 @@ def _with_meaning(spec: TensorSpec, f: Callable[..., Any] | None, args: Sequence
         found = f.meaning
     else:
         sources = [arg.spec.definition for arg in args]
-        found, conflicts = derived(definition, sources, keeps_codes=isinstance(f, Coarsening))
+        method = f.method if isinstance(f, Coarsening) else None
+        found, conflicts = derived(definition, sources, keeps_codes=method is not None, picks_first=method == "nearest")
         if conflicts:
             warn_of_conflicts(spec, conflicts)
     nothing = found is None or found == Meaning()

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -77,11 +78,14 @@ class Lens:
     is_alike: bool
 
     @classmethod
-    def of_windows(cls, output: Definition, arg: Definition, window: TensorWindow, *, keeps_codes: bool) -> Lens:
+    def of_windows(
+        cls, output: Definition, arg: Definition, window: TensorWindow, *, keeps_codes: bool, picks_first: bool
+    ) -> Lens:
         """That through which an arg is read.
 
         The middle of a window lies over the middle of what it reads, at a scale that follows from the strides. What is
-        read whole is the dimension of the same name and extent, if there is one.
+        read whole is the dimension of the same name and extent, if there is one. Where of the pixels that one stands
+        for the first is picked, the middle of it is the middle of that.
         """
         own, follows, its = output.output_window, followed(output.output_window), followed(window)
         dims, names = names_of(output.dims, len(output.shape)), names_of(arg.dims, len(arg.shape))
@@ -90,7 +94,8 @@ class Lens:
             if k is not None and (follows.count(k), its.count(k)) == (1, 1):
                 d = follows.index(k)
                 scale, middle = Fraction(window.stride[e], own.stride[d]), own.offset[d] + Fraction(own.size[d], 2)
-                seen[e] = Seen(d, scale, window.offset[e] + Fraction(window.size[e], 2) - middle * scale)
+                shift = window.offset[e] + Fraction(window.size[e], 2) - middle * scale
+                seen[e] = Seen(d, scale, shift - (scale - 1) / 2 if picks_first else shift)
         taken = {each.d for each in seen.values()}
         for e, k in enumerate(its):
             whole = k is None and (window.offset[e], window.size[e]) == (0, arg.shape[e])
@@ -555,11 +560,12 @@ def _fact_of(stored: Mapping[str, Any], shape: Shape) -> Fact | None:
 
 
 def derived(
-    definition: Definition, args: Iterable[Definition], *, keeps_codes: bool = False
+    definition: Definition, args: Iterable[Definition], *, keeps_codes: bool = False, picks_first: bool = False
 ) -> tuple[Meaning | None, list[str]]:
     """What is known of what is computed from these args, and what they disagree about."""
+    lens = partial(Lens.of_windows, definition, keeps_codes=keeps_codes, picks_first=picks_first)
     found = [
-        arg.meaning.through(Lens.of_windows(definition, arg, read.window, keeps_codes=keeps_codes))
+        arg.meaning.through(lens(arg, read.window))
         for arg, read in zip(args, definition.args, strict=False)
         if arg.meaning is not None
     ]

@@ -146,6 +146,33 @@ def test_a_level_of_nearest_pixels_lies_where_these_do(tmp_path: Path) -> None:
             assert found["x"].to_numpy().tolist() == x.tolist()
 
 
+def test_nearest_pixels_have_the_coordinates_and_the_place_of_those_that_are_picked(tmp_path: Path) -> None:
+    y, x = 10.0 * np.arange(1030), 0.5 * np.arange(5)
+    t = from_array(xarray.DataArray(np.add.outer(y, x), {"y": y, "x": x}, ("y", "x")))
+    t.export(sl[3:1030, 1:5], tmp_path / "out.zarr", pyramid="nearest", progress=False)
+    for k in range(3):
+        with xarray.open_zarr(tmp_path / "out.zarr", group=f"s{k}") as found:
+            assert np.array_equal(found["values"], np.add.outer(found["y"].to_numpy(), found["x"].to_numpy()))
+            middles = middles_in(ome_in(tmp_path / "out.zarr"), k, found["values"].shape)
+            assert [found[dim].to_numpy().tolist() for dim in "yx"] == [each.tolist() for each in middles]
+    uneven = from_array(xarray.DataArray([[0.0, 1, 2, 3, 4]], {"x": [0.0, 1, 4, 9, 16]}, ("y", "x")))
+    assert uneven.coarsen(2, "nearest").to_xarray().x.values.tolist() == [0, 4, 16]
+    with rasterio.open(
+        tmp_path / "in.tif",
+        "w",
+        driver="GTiff",
+        count=1,
+        height=6,
+        width=6,
+        dtype="uint8",
+        transform=rasterio.Affine(10, 0, 500, 0, -10, 900),
+    ) as file:
+        file.write(np.arange(36, dtype="uint8").reshape(1, 6, 6))
+    from_raster(tmp_path / "in.tif").coarsen(2, "nearest").export(..., tmp_path / "out.tif", progress=False)
+    with rasterio.open(tmp_path / "out.tif") as coarse, rasterio.open(tmp_path / "in.tif") as fine:
+        assert coarse.xy(1, 2) == fine.xy(2, 4)
+
+
 def test_coordinates_in_even_steps_are_the_units_of_all_levels(tmp_path: Path) -> None:
     pixels = np.arange(2 * 12 * 10, dtype="float32").reshape(2, 12, 10)
     coords = {"c": ["red", "green"], "y": 100 + 0.5 * np.arange(12), "x": 0.25 * np.arange(10)}
