@@ -71,6 +71,7 @@ def app_of(
         lifespan=routes.lifespan,
     )
     app.router.redirect_slashes = False
+    app.state.end = routes.end
     return app
 
 
@@ -111,6 +112,11 @@ class _Routes:
         self._tensors = tensors
         self._stored: Work[Response | None] = Work(_LOOKING)
         self._computed: Work[Response | None] = Work(workers)
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Wait for no answer any more, as those who ask are about to be disconnected."""
+        self._ending.set()
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -136,15 +142,16 @@ class _Routes:
         if served is None:
             return _response(request, refused(404, "there is no such tensor"))
         answering = asyncio.ensure_future(self._answer(request, served, path))
-        leaving = asyncio.ensure_future(_left(request))
-        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        leaving, ending = asyncio.ensure_future(_left(request)), asyncio.ensure_future(self._ending.wait())
+        await asyncio.wait((answering, leaving, ending), return_when=asyncio.FIRST_COMPLETED)
         leaving.cancel()
+        ending.cancel()
         if answering.done():
             return _response(request, answering.result())
         answering.cancel()
         with suppress(asyncio.CancelledError):
             await answering
-        return Response(status_code=_GONE)
+        return refused(503, "the server ends") if self._ending.is_set() else Response(status_code=_GONE)
 
     async def _answer(self, request: Request, served: Served, path: str) -> Response:
         client = request.client.host if request.client else ""

@@ -85,6 +85,13 @@ def serve(
         )
         hosts = ("*",) if host in _ANY else hosts
     app = app_of(sources, settings, hosts=hosts, cors=cors, store_results=store_results, workers=workers)
+
+    class _Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            """End; what is computed ends after its present call of an ``f``."""
+            app.state.end()
+            await super().shutdown(sockets)
+
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -96,7 +103,7 @@ def serve(
         shown = f"[{host}]" if ":" in host else host
         (ready or _tell)(f"http://{shown}:{listener.getsockname()[1]}/")
         with suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run([listener])
+            _Server(config).run([listener])
 
 
 def _tell(url: str) -> None:

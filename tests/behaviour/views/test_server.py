@@ -6,6 +6,7 @@ import io
 import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -456,3 +457,38 @@ def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 0
     assert files(tmp_path / "w.zarr") == before
+
+
+ENDLESS = """
+import time
+import torch
+from infinite_tensor import InfiniteTensor, TensorWindow
+
+def f(ctx):
+    print("called", flush=True)
+    time.sleep(0.5)
+    return torch.zeros(8, 8)
+
+world = InfiniteTensor((256, 256), f, TensorWindow((8, 8)), tile_store="w.zarr", tensor_id="world")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_end_waits_for_one_call_of_f(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "world.py").write_text(ENDLESS)
+    ZarrTileStore(tmp_path / "w.zarr").close()
+    command = [*COMMAND, "serve", "w.zarr", "--module", "world.py:world", "--max-windows", "9999", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        port = int(process.stderr.readline().split(":")[2].split("/")[0])
+        asked = socket.create_connection(("127.0.0.1", port), PATIENCE)
+        asked.sendall(b"GET /world/s0/world/c/0/0 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        with asked:
+            assert process.stdout.readline() == "called\n"
+            process.send_signal(number)
+            told, errors = process.communicate(timeout=PATIENCE)
+            assert asked.recv(1000).startswith(b"HTTP/1.1 503")
+    assert told.count("called") <= 1
+    assert errors == ""
