@@ -19,6 +19,7 @@ from bokeh.models import (
     BasicTickFormatter,
     Checkbox,
     ColumnDataSource,
+    CustomJSHover,
     Div,
     FixedTicker,
     HoverTool,
@@ -51,6 +52,11 @@ _BLANK = "#d9d9d9"
 _LONGEST = 300
 """Characters of an error that are shown."""
 _COLOURS = ("red", "green", "blue")
+_NUMBER = """
+if (Number.isSafeInteger(value)) return `${value}`
+return Math.abs(value) < 1e6 ? `${Number(value.toPrecision(6))}` : value.toExponential(5)
+"""
+"""How JavaScript writes a value: a whole number has all its digits up to 2**53, where floats cease to have them."""
 _MARKS = {"pending": ("#4477aa", 0.12), "failed": ("#cc3311", 0.25), "stored": ("#ee3377", 0.22)}
 """What lies over tiles: a colour, and how much of it is seen."""
 
@@ -212,7 +218,7 @@ class Panel:
         self._marks = _marks_on(self.figure)
         self._bar = next(iter(self._layers.values())).drawn.construct_color_bar(width=12)
         self.figure.add_layout(self._bar, "right")
-        formatters = {f"@{name}": "printf" for name in ("image", *_COLOURS)}
+        formatters = dict.fromkeys([f"@{name}" for name in ("image", *_COLOURS)], CustomJSHover(code=_NUMBER))
         self._hover = HoverTool(point_policy="follow_mouse", formatters=formatters)
         self.figure.add_tools(self._hover)
         self._listen()
@@ -360,7 +366,7 @@ class Panel:
     def _told(self, columns: Sequence[str]) -> list[tuple[str, str]]:
         """What is told of the pixel under the mouse."""
         y, x = (self._tensor.dims[d] for d in (self._plane.rows, self._plane.columns))
-        return [(y, "$y{0}"), (x, "$x{0}"), ("value", " ".join(f"@{name}{{%.6g}}" for name in columns))]
+        return [(y, "$y{0}"), (x, "$x{0}"), ("value", " ".join(f"@{name}{{custom}}" for name in columns))]
 
     def _scale(self) -> None:
         """The colours of what is seen: of classes each its own, of other values from the smallest to the largest."""

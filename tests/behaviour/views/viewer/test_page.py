@@ -302,6 +302,14 @@ def test_the_command_shows_what_a_module_computes_and_stores_nothing(browser: An
         assert store.extent("world") is None
 
 
+def test_whole_numbers_under_the_mouse_have_all_their_digits(opened: Callable[..., Page]) -> None:
+    values = [7240399, -(2**53) + 1, 2**60]
+    image = torch.tensor(values).repeat_interleave(100).expand(300, 300)
+    page = opened(from_array(image, dims=("y", "x")))
+    page.settle()
+    assert [page.hover(x, 300)[-1] for x in (350, 550, 800)] == ["7240399", "-9007199254740991", "1.15292e+18"]
+
+
 def test_colours_and_labels_are_shown_beside_each_other(opened: Callable[..., Page]) -> None:
     photograph = torch.zeros(3, 300, 400, dtype=torch.uint8)
     photograph[0] = 200
