@@ -388,7 +388,8 @@ class Panel:
         found = range_of([np.array([ends for ends in ranges if ends is not None])])
         if found is not None:
             low, high = found
-            self._mapper.update(low=low, high=high if high > low else low + 1)
+            # So far above one value that floats tell both apart.
+            self._mapper.update(low=low, high=high if high > low else low + max(1.0, abs(low) / 1000))
 
     def _mark(self) -> None:
         """Mark the tiles that are still to come, that have failed, and, if somebody wants that, that were stored."""

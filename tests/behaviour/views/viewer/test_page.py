@@ -310,6 +310,14 @@ def test_whole_numbers_under_the_mouse_have_all_their_digits(opened: Callable[..
     assert [page.hover(x, 300)[-1] for x in (350, 550, 800)] == ["7240399", "-9007199254740991", "1.15292e+18"]
 
 
+@pytest.mark.parametrize("value", [0.0, -1e17, 1e300])
+def test_pixels_of_one_value_have_a_scale(opened: Callable[..., Page], value: float) -> None:
+    page = opened(from_array(torch.full((300, 300), value, dtype=torch.float64)))
+    page.settle()
+    low, high = page.scale()
+    assert low == value < high
+
+
 def test_colours_and_labels_are_shown_beside_each_other(opened: Callable[..., Page]) -> None:
     photograph = torch.zeros(3, 300, 400, dtype=torch.uint8)
     photograph[0] = 200
