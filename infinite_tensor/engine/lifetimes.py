@@ -178,8 +178,8 @@ def _new(low: IntArray, high: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray
     What is known of those before is one box, which grows along one dimension at a time. Where a box does not grow out
     of that, all of it counts as new.
     """
-    new, corners, empty = np.ones(len(low), dtype=bool), low.copy(), low[0].tolist()
-    known = empty, [*empty]
+    new, corners, nothing = np.ones(len(low), dtype=bool), low.copy(), [0] * low.shape[1]
+    known = nothing, [*nothing]
     for n, (first, last) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
         sides = list(zip(*known, first, last, strict=True))
         beyond = [d for d, (begin, end, a, b) in enumerate(sides) if not begin <= a <= b <= end]
