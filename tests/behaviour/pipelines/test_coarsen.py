@@ -105,7 +105,7 @@ def plane(store: Any = None, tensor_id: str | None = None, **options: Any) -> In
     return InfiniteTensor((None, None), f, window, tile_store=store, tensor_id=tensor_id, **options)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     st.tuples(*[st.integers(-700, 700)] * 2),
     st.tuples(*[st.integers(1, 60)] * 2),
