@@ -15,6 +15,7 @@ from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, inside, is_empty
 from infinite_tensor.geometry.regions import Selection, parse
+from infinite_tensor.pipelines.pyramid import clear_levels
 from infinite_tensor.support.allocation import as_array, as_tensor
 from infinite_tensor.support.given import checked_flag, checked_id, checked_progress, quoted
 from infinite_tensor.support.interrupts import store_call
@@ -147,6 +148,7 @@ def copy_tensor(
         raise _taken(target, *next(iter(in_the_way.items())))
     # What is computed from another comes first, as it would be warned of otherwise.
     for name in reversed(in_the_way):
+        clear_levels(other, name)
         other.clear_tensor(name)
     try:
         with Tally(0, watcher, unit="tile") as tally, store_call(source, target):
