@@ -10,7 +10,6 @@ from typing import cast
 
 import torch
 
-from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import TensorWindow
@@ -82,7 +81,8 @@ def pyramid(
         if isinstance(tensor.f, RegionWriter) and not contents_of(tensor.tile_store).outlives_process:
             raise ValidationError(
                 f"tensor {tensor.tensor_id!r} stores nothing, so its levels have no place beside it; give store=..., "
-                "a TileStore, a path or a URL"
+                "a TileStore, a path or a URL; or, for levels that a later run finds again, take those of "
+                't.coarsen(2, tile_store=..., tensor_id="half")'
             )
         store = tensor.tile_store
     found, weight = [tensor], (1,) * tensor.ndim
@@ -109,7 +109,14 @@ def method_for(dtype: torch.dtype, *, labels: bool = False) -> str:
 
 
 def levels_to_show(
-    tensor: InfiniteTensor, nodata: Code | None, start: Index, shape: Index, wanted: bool | int | str, *, compute: bool
+    tensor: InfiniteTensor,
+    nodata: Code | None,
+    start: Index,
+    shape: Index,
+    wanted: bool | int | str,
+    *,
+    compute: bool,
+    tile_bytes: int,
 ) -> list[InfiniteTensor]:
     """The levels of a view of a box of pixels: those that are stored, and else such as are computed in memory.
 
@@ -125,6 +132,8 @@ def levels_to_show(
         True for as many as the box needs, an int for so many, a str for a method.
     compute : bool
         Whether they may be computed.
+    tile_bytes : int
+        What a tile of the view takes, of the tensor or of a level.
 
     Raises
     ------
@@ -132,7 +141,10 @@ def levels_to_show(
         If an argument does not fit, or levels are not stored that cannot be computed.
     """
     factors, asked = _factors(tensor, 2), wanted is not True and not isinstance(wanted, str)
-    number = checked_count("pyramid", wanted) if asked else _number_of(shape, factors)
+    number = _number_of(shape, factors)
+    if asked:
+        # Where no more than a pixel is left, there is nothing to halve.
+        number = min(checked_count("pyramid", wanted), _number_of(shape, factors, 1))
     held = stored_levels(tensor)
     kept = cast("Coarsening", held[0].f).method if held else None
     method = wanted if isinstance(wanted, str) else kept or method_for(tensor.dtype)
@@ -150,8 +162,7 @@ def levels_to_show(
     if not compute or (fit and all(level.is_filled(box) for level, box in zip(held, boxes, strict=False))):
         return held[:number]
     # One tile of a level is made of 2, 4 or 8 of the one before, and these of windows that reach beyond them.
-    node = node_of(tensor)
-    kept_bytes = max(_LEAST_KEPT, 4 * math.prod(factors) * node.contents.layout(node.spec).tile_bytes)
+    kept_bytes = max(_LEAST_KEPT, 4 * math.prod(factors) * tile_bytes)
     return pyramid(tensor, number, method, nodata, None, kept_bytes=kept_bytes)
 
 
@@ -160,10 +171,10 @@ def box_above(start: Sequence[int], shape: Sequence[int], factors: Sequence[int]
     return tuple([slice(a // k, -(-(a + n) // k)) for a, n, k in zip(start, shape, factors, strict=True)])
 
 
-def _number_of(extents: Sequence[int], factors: Sequence[int]) -> int:
-    """How many levels there are until no coarsened dimension is long."""
+def _number_of(extents: Sequence[int], factors: Sequence[int], most: int = _SMALL) -> int:
+    """How many levels there are until no coarsened dimension has more pixels."""
     longest = max(extent for extent, factor in zip(extents, factors, strict=True) if factor > 1)
-    return next(k for k in count() if longest <= _SMALL << k)
+    return next(k for k in count() if longest <= most << k)
 
 
 def without_levels(ids: Sequence[str]) -> list[str]:
@@ -236,12 +247,13 @@ def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
     """One for each dimension."""
     entries, one, names = members(given), as_index(given), names_of(tensor)
     if entries is None and one is not None:
-        named = [d for d, name in enumerate(names) if name in _SPACE]
+        named = [d for d, name in enumerate(names) if str(name).lower() in _SPACE]
         coarsened = named if any(names) else range(tensor.ndim)[-2:]
         if not coarsened:
             raise ValidationError(
                 f"none of the dimensions {tensor.dims} is called z, y or x; give coarsen one factor for each, "
-                f"such as {(1,) * (tensor.ndim - 1) + (one,)}"
+                f"such as {(1,) * (tensor.ndim - 1) + (one,)}; a pyramid needs these names, as those of "
+                'from_array(t.to_xarray(region).rename(lat="y", lon="x"))'
             )
         entries = tuple([one if d in coarsened else 1 for d in range(tensor.ndim)])
     factors = [as_index(entry) for entry in entries or ()]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -140,7 +142,9 @@ def _export_tensor(cutout: Cutout, place: str, options: Options) -> None:
         return
     axes_of(frame, cutout.kept)
     nodata = nodata_of(node_of(frame.tensor).spec.definition)
-    levels = levels_to_show(frame.tensor, nodata, frame.origin, frame.shape, options.pyramid, compute=options.compute)
+    tile_bytes = math.prod(frame.tile) * frame.dtype.itemsize
+    box = frame.origin, frame.shape
+    levels = levels_to_show(frame.tensor, nodata, *box, options.pyramid, compute=options.compute, tile_bytes=tile_bytes)
     image = image_of(name, frame, cutout.kept, levels)
     cutouts = {path: replace(cutout, frame=each.frame) for path, each in image.arrays.items()}
     _export_zarr(cutouts, image.arrays, place, options, image.attributes)
@@ -217,9 +221,13 @@ def _explaining(opened: AbstractContextManager[Any], target: str) -> Iterator[An
     try:
         yield found
     except BaseException as error:
-        # What then fails as it is closed fails for the same reason.
-        with suppress(Exception):
+        # What then fails as it is closed fails for the same reason, which a full disk is told best by.
+        try:
             opening.__exit__(type(error), error, error.__traceback__)
+        except Exception as closing:
+            if isinstance(error, Exception) and getattr(closing, "errno", None) == errno.ENOSPC:
+                with explained(target):
+                    raise
         raise
     with explained(target):
         opening.close()

@@ -440,3 +440,10 @@ def test_levels_of_a_raster_know_where_they_are(tmp_path: Path) -> None:
         assert file.shape == (5, 6)
         assert file.transform == Affine(80, 0, 1000, 0, -80, 2000)
         assert file.read(2)[4, 5] == pixels[1, 32:, 40:].mean()
+
+
+def test_names_of_dimensions_of_space_are_read_without_case_and_others_are_refused_with_what_to_do() -> None:
+    pixels = torch.zeros(4, 6)
+    assert from_array(pixels, dims=("Y", "x")).coarsen(2).shape == (2, 3)
+    with pytest.raises(ValidationError, match=r'one factor for each.*rename\(lat="y", lon="x"\)'):
+        from_array(pixels, dims=("lat", "lon")).pyramid(2, store=MemoryTileStore())

@@ -214,6 +214,14 @@ def test_a_pixel_that_an_int_picks_has_no_axis(tmp_path: Path) -> None:
         assert np.array_equal(found["values"], t.coarsen((1, 1, 2, 2))[1, :, 0:5, :])
 
 
+def test_there_are_no_more_levels_than_down_to_one_pixel(tmp_path: Path) -> None:
+    finite(("y", "x"), (5, 3)).export(..., tmp_path / "out.zarr", pyramid=100, progress=False)
+    found = zarr.open_group(tmp_path / "out.zarr", mode="r")
+    shapes = [cast("zarr.Array[Any]", found[f"s{k}/values"]).shape for k in range(4)]
+    assert shapes == [(5, 3), (3, 2), (2, 1), (1, 1)]
+    assert len(ome_in(tmp_path / "out.zarr")["datasets"]) == 4
+
+
 @pytest.mark.parametrize("pyramid", [True, 2])
 def test_levels_that_are_stored_are_those_of_the_export(pyramid: bool | int, tmp_path: Path) -> None:
     calls: list[tuple[int, ...]] = []
