@@ -29,7 +29,7 @@ from infinite_tensor.views.face import PLACES
 from infinite_tensor.views.server.served import Served, Settings, refused
 from infinite_tensor.views.server.work import Work
 
-LOCAL = ("127.0.0.1", "localhost")
+LOCAL = ("127.0.0.1", "localhost", "[::1]")
 """What this machine calls itself."""
 Source = InfiniteTensor | TensorGroup | TileStore
 _METHODS = "GET, HEAD, OPTIONS"

@@ -42,7 +42,7 @@ def serve(
     *sources : InfiniteTensor, TensorGroup or TileStore
         What is served; of a store all that it holds now. Of two tensors of one id the first.
     host : str
-        The address on which to listen. There is no authentication: another than 127.0.0.1 is a warning.
+        The address on which to listen. There is no authentication: another than 127.0.0.1 or ::1 is a warning.
     port : int
         The port; 0 for one that is free.
     cors : sequence of str
@@ -76,10 +76,11 @@ def serve(
     except ModuleNotFoundError as error:
         raise ImportError("serve needs packages: pip install matplotlib pillow starlette uvicorn") from error
     settings = Settings(region, checked_count("max_windows", max_windows), vmin, vmax)
-    hosts: tuple[str, ...] = (*LOCAL, host, socket.gethostname())
-    if host not in LOCAL:
+    shown = f"[{host}]" if ":" in host else host
+    hosts: tuple[str, ...] = (*LOCAL, shown, socket.gethostname())
+    if shown not in LOCAL:
         warnings.warn(
-            f"there is no authentication: who reaches {host}:{port} reads all pixels, and has windows computed",
+            f"there is no authentication: who reaches {shown}:{port} reads all pixels, and has windows computed",
             UserWarning,
             stacklevel=2,
         )
@@ -100,7 +101,6 @@ def serve(
         timeout_graceful_shutdown=_PATIENCE_SECONDS,
     )
     with _listener(host, port) as listener:
-        shown = f"[{host}]" if ":" in host else host
         (ready or _tell)(f"http://{shown}:{listener.getsockname()[1]}/")
         with suppress(KeyboardInterrupt):
             _Server(config).run([listener])
