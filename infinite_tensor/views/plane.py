@@ -90,6 +90,10 @@ class Plane:
         if len(places) > len(free):
             raise ValidationError(f"a place is given along {len(free)} other dimensions, and not along {len(places)}")
         given = dict(zip(free, places, strict=False))
+        for d, place in given.items():
+            extent = self.shape[d]
+            if extent is not None and not 0 <= place < extent:
+                raise ValidationError(f"dimension {d} has the places 0 to {extent - 1}, and not {place}")
         return replace(self, at=tuple([given.get(d, place) for d, place in enumerate(self.at)]))
 
     def pyramid(

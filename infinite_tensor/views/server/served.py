@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qs
 
 from starlette.responses import Response
 
@@ -26,7 +27,7 @@ from infinite_tensor.views.plane import Plane, Tile
 from infinite_tensor.views.server.maptiles import Colours, samples, stored_image
 
 _TILE = re.compile(r"(0|-[1-9]\d?)/(0|-?[1-9]\d{0,15})/(0|-?[1-9]\d{0,15})\.png")
-_AT = re.compile(r"\d{1,16}(?:,\d{1,16}){0,30}")
+_AT = re.compile(r"-?[0-9]{1,15}(?:,-?[0-9]{1,15}){0,30}")
 _LONGEST = 2**30
 """Pixels along a side: clients count in 32 bits."""
 _LEVELS = 8
@@ -88,11 +89,12 @@ class Served:
         try:
             tile = _TILE.fullmatch(path)
             return self._map_tile(tile, query, compute=compute) if tile else self._key(path, compute=compute)
-        except (ValidationError, TileAccessError) as error:
-            return refused(422, error)
         except Stopped:
             return refused(503, "nobody waits for this")
         except BaseException as error:  # noqa: BLE001  (what an f raises must not end the server)
+            # What is asked is looked at before anything is computed: later, it is the f that is wrong.
+            if isinstance(error, TileAccessError) or (isinstance(error, ValidationError) and not compute):
+                return refused(422, error)
             traceback.print_exception(error)
             return refused(500, f"{type(error).__name__}: the log of the server says more")
 
@@ -197,5 +199,8 @@ def _is_computable(tensor: InfiniteTensor) -> bool:
 
 def _places(query: str) -> list[int]:
     """What ``at=2,5`` says of the dimensions that are not drawn."""
-    name, _, given = query.partition("=")
-    return list(map(int, given.split(","))) if name == "at" and _AT.fullmatch(given) else []
+    for given in parse_qs(query, keep_blank_values=True).get("at", ())[-1:]:
+        if not _AT.fullmatch(given):
+            raise ValidationError(f"at is an int for each dimension that is not drawn, as in at=2,5, got {given!r:.80}")
+        return list(map(int, given.split(",")))
+    return []

@@ -241,12 +241,14 @@ def test_a_volume_is_shown_plane_by_plane() -> None:
     volume[3] = 7
     tensor = from_array(volume, dims=("z", "y", "x"))
     with served(tensor) as server:
-        planes = [
-            server.get(f"/{tensor.tensor_id}/0/0/0.png{query}").content for query in ("", "?at=3", "?at=0", "?at=x")
-        ]
-        assert planes[0] != planes[1]
-        assert planes[0] == planes[2] == planes[3]
-        assert server.get(f"/{tensor.tensor_id}/0/0/0.png?at=9").status_code == 422
+        at = f"/{tensor.tensor_id}/0/0/0.png"
+        first, third = server.get(at).content, server.get(f"{at}?at=3").content
+        assert first != third
+        assert server.get(f"{at}?at=0").content == first
+        for query in ("?at=3&v=1", "?v=1&at=3", "?at=%33"):
+            assert server.get(f"{at}{query}").content == third
+        for wrong in ("9", "-1", "x", "3.0", "", "3%2C4"):
+            assert server.get(f"{at}?at={wrong}").status_code == 422
 
 
 def test_a_map_tile_that_takes_too_much_shows_what_is_stored(world: InfiniteTensor) -> None:
@@ -262,13 +264,19 @@ def test_a_map_tile_that_takes_too_much_shows_what_is_stored(world: InfiniteTens
         assert (coarse[32:, 32:, 3] < 255).all()
 
 
-def test_an_f_that_fails_leaves_the_server_alone() -> None:
-    def fails(_ctx: object) -> torch.Tensor:
-        raise SystemExit("secret")
+def exits(_ctx: object) -> torch.Tensor:
+    raise SystemExit("secret")
 
-    with served(made(f=fails), settings=Settings(sl[0:64, 0:64])) as server:
-        for _ in range(2):
-            failed = server.get("/world/s0/world/c/0/0")
+
+def doubles(ctx: tuple[int, ...]) -> torch.Tensor:
+    return ramp(ctx).double()
+
+
+@pytest.mark.parametrize("f", [exits, doubles])
+def test_an_f_that_fails_leaves_the_server_alone(f: Callable[..., torch.Tensor]) -> None:
+    with served(made(f=f), settings=Settings(sl[0:64, 0:64])) as server:
+        for path in ("s0/world/c/0/0", "s0/world/c/0/0", "0/0/0.png"):
+            failed = server.get(f"/world/{path}")
             assert failed.status_code == 500
             assert "secret" not in failed.text
         assert server.get("/world/zarr.json").status_code == 200
@@ -473,18 +481,29 @@ world = InfiniteTensor((256, 256), f, TensorWindow((8, 8)), tile_store="w.zarr",
 """
 
 
+def reachable(host: str) -> bool:
+    try:
+        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError:
+        return False
+    return True
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_end_waits_for_one_call_of_f(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "::1")])
+def test_the_end_waits_for_one_call_of_f(tmp_path: Path, number: signal.Signals, host: str) -> None:
+    if not reachable(host):
+        pytest.skip("this machine has no IPv6")
     (tmp_path / "world.py").write_text(ENDLESS)
     ZarrTileStore(tmp_path / "w.zarr").close()
     command = [*COMMAND, "serve", "w.zarr", "--module", "world.py:world", "--max-windows", "9999", "--port", "0"]
+    command += ["--host", host]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert process.stdout is not None
-        port = int(process.stderr.readline().split(":")[2].split("/")[0])
-        asked = socket.create_connection(("127.0.0.1", port), PATIENCE)
-        asked.sendall(b"GET /world/s0/world/c/0/0 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        address = process.stderr.readline().split("/")[2]
+        asked = socket.create_connection((host, int(address.rpartition(":")[2])), PATIENCE)
+        asked.sendall(f"GET /world/s0/world/c/0/0 HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
         with asked:
             assert process.stdout.readline() == "called\n"
             process.send_signal(number)
