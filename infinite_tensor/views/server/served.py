@@ -130,7 +130,7 @@ class Served:
             return store_of_levels(self.tensor, region, stored_levels(self.tensor))
         except ValidationError:
             # Of dimensions that OME-Zarr has not.
-            return FaceStore({f"s0/{array_name_of(self.tensor)}": Face(frame, self.tensor.dims)})
+            return FaceStore({f"s0/{array_name_of(self.tensor)}": Face(frame, self.tensor.dims)}, {})
 
     def _key(self, key: str, *, compute: bool) -> Response | None:
         document, chunk = self._face.document(key), self._face.chunk_of(key)

@@ -93,6 +93,13 @@ def test_zarr_and_xarray_read_all_levels(tmp_path: Path) -> None:
         assert np.array_equal(dataset["world"], levels[0][...])
 
 
+def test_xarray_reads_what_is_no_image_of_ome_zarr() -> None:
+    row = from_array(np.arange(9), dims=("i",))
+    with served(row) as server:
+        dataset = xarray.open_dataset(f"{server.url}/{row.tensor_id}/s0", engine="zarr", chunks=None)
+        assert [array.values.tolist() for array in dataset.data_vars.values()] == [[*range(9)]]
+
+
 def test_negative_coordinates_are_those_of_the_tensor(world: InfiniteTensor) -> None:
     with served(world) as server:
         dataset = xarray.open_dataset(f"{server.url}/world/s0", engine="zarr", chunks=None)
