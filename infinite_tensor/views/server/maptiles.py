@@ -89,7 +89,7 @@ class Colours:
     kind : str
         ``"rgb"`` for three channels, ``"labels"``, or ``"range"``.
     ends : pair of float
-        The ends of the range.
+        The ends of the range, of labels those that were seen.
     """
 
     kind: str
@@ -99,10 +99,16 @@ class Colours:
     def of(cls, parts: Sequence[Array], low: float | None, high: float | None, *, rgb: bool) -> Self:
         """Those that fit some pixels; an end of the range that is given is that."""
         if not rgb and low is None and high is None and all(map(are_labels, parts)):
-            return cls("labels", (0, 1))
+            return cls("labels", range_of(parts) or (0, 1))
         sizes = [np.abs(each) if np.iscomplexobj(each) else each for each in parts]
         found = full_range(parts[0].dtype, rgb=rgb) or range_of(sizes) or (0, 1)
         return cls("rgb" if rgb else "range", (found[0] if low is None else low, found[1] if high is None else high))
+
+    def fitting(self, values: Array) -> Self:
+        """These; or where they are those of labels, and some pixels are none, a range of all pixels so far."""
+        if self.kind != "labels" or are_labels(values):
+            return self
+        return self.of([values, np.array(self.ends, values.dtype)], None, None, rgb=False)
 
     def png(self, values: Array, missing: Array | None = None) -> bytes:
         """A map tile.
@@ -136,7 +142,7 @@ class Colours:
     def _places(self, values: Array) -> Array:
         """The places of pixels in the palette."""
         if self.kind == "labels":
-            return (values % MOST_LABELS).astype(np.uint8)
+            return values.astype(np.uint8)
         return np.where(np.isnan(values), _CLEAR, scaled(values, self.ends, _HATCH - 1)).astype(np.uint8)
 
     def _palette(self) -> Array:

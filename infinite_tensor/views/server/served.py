@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class Served:
     def __init__(self, opened: Callable[[], InfiniteTensor], settings: Settings) -> None:
         self._opened = opened
         self._settings = settings
+        self._lock = threading.Lock()
 
     def answer(self, path: str, query: str, *, compute: bool) -> Response | None:
         """The answer for a path; None where windows must be computed for it, which is then asked with `compute`."""
@@ -153,16 +155,22 @@ class Served:
 
     @cached_property
     def _drawing(self) -> tuple[list[InfiniteTensor], list[Index], Colours]:
-        """The tensor and its levels, those that are stored or else such as are kept in memory, and their colours."""
+        """What map tiles are drawn of, and how, until one shows that these are no labels."""
         tensor, plane = self.tensor, self._plane
         pixels = samples(tensor, plane, compute=_is_computable(tensor))
-        colours = Colours.of(pixels, self._settings.low, self._settings.high, rgb=plane.colours is not None)
+        return self._drawing_in(
+            Colours.of(pixels, self._settings.low, self._settings.high, rgb=plane.colours is not None)
+        )
+
+    def _drawing_in(self, colours: Colours) -> tuple[list[InfiniteTensor], list[Index], Colours]:
+        """The tensor and its levels, those that are stored or else such as are kept in memory, and their colours."""
+        tensor = self.tensor
         levels = stored_levels(tensor)
         if not levels:
             number = _LEVELS if None in tensor.shape else None
             method = method_for(tensor.dtype, labels=colours.kind == "labels")
             levels = tensor.pyramid(number, method, MemoryTileStore(cache_size_bytes=_LEVELS_BYTES))
-        return *plane.pyramid(tensor, levels), colours
+        return *self._plane.pyramid(tensor, levels), colours
 
     def _map_tile(self, found: re.Match[str], query: str, *, compute: bool) -> Response | None:
         zoom, column, row = map(int, found.groups())
@@ -170,7 +178,11 @@ class Served:
         if "_drawing" in vars(self):
             return self._drawn(plane, tile, compute=compute)
         # Colours may have to be chosen by pixels that are not stored.
-        return (self._drawn(plane, tile, compute=False) or self._drawn(plane, tile, compute=True)) if compute else None
+        return self._drawn_anew(plane, tile, compute=True) if compute else None
+
+    def _drawn_anew(self, plane: Plane, tile: Tile, *, compute: bool) -> Response | None:
+        """The same where nobody has found out yet whether it may be computed."""
+        return self._drawn(plane, tile, compute=False) or (self._drawn(plane, tile, compute=True) if compute else None)
 
     def _drawn(self, plane: Plane, tile: Tile, *, compute: bool) -> Response | None:
         levels, scales, colours = self._drawing
@@ -179,11 +191,20 @@ class Served:
             return refused(404, "there are no pixels")
         level, region = levels[tile.level], plane.region(box, scales[tile.level])
         cost = 0 if compute else _cost(level, region)
+        missing = None
         if not cost:
-            return answered(colours.png(plane.image(shown(level[region]))), "image/png")
-        if cost <= self._settings.max_windows and _is_computable(level):
+            values = plane.image(shown(level[region]))
+        elif cost <= self._settings.max_windows and _is_computable(level):
             return None
-        return answered(colours.png(*stored_image(levels, scales, plane, tile)), "image/png", passing=True)
+        else:
+            values, missing = stored_image(levels, scales, plane, tile)
+        fitting = colours.fitting(values)
+        if fitting is not colours:
+            with self._lock:
+                if self._drawing[-1] is colours:
+                    vars(self)["_drawing"] = self._drawing_in(fitting)
+            return self._drawn_anew(plane, tile, compute=compute)
+        return answered(colours.png(values, missing), "image/png", passing=missing is not None)
 
 
 def _cost(tensor: InfiniteTensor, region: object) -> int:

@@ -243,6 +243,22 @@ def test_map_tiles_of_labels_and_colours() -> None:
         assert server.get(f"/{photo.tensor_id}/0/3/0.png").status_code == 404
 
 
+def test_heights_are_no_labels_wherever_the_sea_is() -> None:
+    heights = np.zeros((768, 768), np.int16)
+    heights[:256, :256] = np.arange(256)[:, None] * 10
+    tensor = from_array(heights)
+    viridis = mpl.colormaps["viridis"](np.linspace(0, 1, 254), bytes=True)
+    with served(tensor) as server:
+        path = f"/{tensor.tensor_id}/0/0/0.png"
+        # Of one tile that is all sea, these are the colours of labels, until there are heights.
+        assert np.array_equal(image(server.get(path.replace("/0/0/0", "/0/1/1")).content)[0, 0], [31, 119, 180, 255])
+        assert np.array_equal(
+            image(server.get(path).content)[:, 0], viridis[np.rint(np.arange(256) / 255 * 253).astype(int)]
+        )
+        assert np.array_equal(image(server.get(path.replace("/0/0/0", "/0/1/1")).content)[0, 0], viridis[0])
+        assert np.array_equal(image(server.get(path.replace("/0/0/0", "/-1/0/0")).content)[0, 0], viridis[0])
+
+
 def test_a_volume_is_shown_plane_by_plane() -> None:
     volume = np.zeros((5, 30, 40), np.uint8)
     volume[3] = 7
