@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from infinite_tensor.views.plane import SIDE, Plane, Tile, finer
 
 _SAMPLES = 8
 """Of so many stored tiles the range of colours is taken."""
-_MOST_TILES = 64
+_MOST_TILES = 1024
 """So many stored tiles of a finer level are looked at for one map tile."""
 _HATCH, _CLEAR = 254, 255
 """Places in the palette: of the stripes over what is missing, and of what is transparent."""
@@ -42,7 +43,7 @@ def stored_image(
         step = 2 ** (tile.level - k)
         rows, columns = finer(box, step, plane.extents_in(levels[k].shape))
         region = plane.region((slice(rows.start, rows.stop, step), slice(columns.start, columns.stop, step)), scales[k])
-        if values is not None and _tiles_of(levels[k], region) > _MOST_TILES:
+        if values is not None and tiles_of(levels[k], region) > _MOST_TILES:
             break
         found, lacking = map(plane.image, shown_if_stored(levels[k], region))
         # Of any channel.
@@ -59,25 +60,29 @@ def stored_image(
     return values, missing
 
 
-def _tiles_of(level: InfiniteTensor, region: Any) -> int:
+def tiles_of(level: InfiniteTensor, region: Any) -> int:
+    """In how many stored tiles a region lies."""
     tile = node_of(level).contents.layout(node_of(level).spec).tile_shape
-    size = parse(region, level.shape).size
-    return int(np.prod([-(-extent // n) for extent, n in zip(size, tile, strict=True)]))
+    found = parse(region, level.shape)
+    return math.prod([(b - 1) // n - a // n + 1 for a, b, n in zip(found.start, found.stop, tile, strict=True)])
 
 
-def samples(tensor: InfiniteTensor, plane: Plane, *, compute: bool) -> list[Array]:
-    """Pixels by which colours are chosen: of some stored tiles, or of the middle, where that may be computed."""
+def samples(tensor: InfiniteTensor, plane: Plane, may_read: Callable[[Any], bool]) -> list[Array]:
+    """Pixels by which colours are chosen: of some stored tiles, or of the middle, as many as may be computed."""
     node = node_of(tensor)
     layout = node.contents.layout(node.spec)
     tiles = sorted(node.contents.inventory(node.spec, *layout.pixels).complete)
     some = tiles[:: max(1, len(tiles) // _SAMPLES)][:_SAMPLES]
     if some:
         return [shown(tensor.stored_only()[tuple(map(slice, layout.start(i), layout.stop(i)))]) for i in some]
-    if not compute:
-        return [np.zeros(0, shown_dtype(tensor.dtype))]
     middle = Tile(0, *((extent or 0) // 2 // SIDE for extent in plane.extents)).box(plane.extents)
     assert middle is not None
-    return [shown(tensor[plane.region(middle, (1,) * tensor.ndim)])]
+    for side in (SIDE, SIDE // 4, SIDE // 16, 1):
+        rows, columns = (slice(part.start, min(part.stop, part.start + side)) for part in middle)
+        region = plane.region((rows, columns), (1,) * tensor.ndim)
+        if may_read(region):
+            return [shown(tensor[region])]
+    return [np.zeros(0, shown_dtype(tensor.dtype))]
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
@@ -15,17 +16,19 @@ from starlette.responses import Response
 
 from infinite_tensor.errors import TileAccessError, ValidationError
 from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.regions import parse
 from infinite_tensor.opening import extent_of
 from infinite_tensor.pipelines.pyramid import method_for, stored_levels
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.stopping import Stopped
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
+from infinite_tensor.values.coarse import Coarsening
 from infinite_tensor.views.face import Face, FaceStore, store_of_levels
 from infinite_tensor.views.frame import Frame, shown
 from infinite_tensor.views.metadata import array_name_of
 from infinite_tensor.views.plane import Plane, Tile
-from infinite_tensor.views.server.maptiles import Colours, samples, stored_image
+from infinite_tensor.views.server.maptiles import Colours, samples, stored_image, tiles_of
 
 _TILE = re.compile(r"(0|-[1-9]\d?)/(0|-?[1-9]\d{0,15})/(0|-?[1-9]\d{0,15})\.png")
 _AT = re.compile(r"-?[0-9]{1,15}(?:,-?[0-9]{1,15}){0,30}")
@@ -33,6 +36,8 @@ _LONGEST = 2**30
 """Pixels along a side: clients count in 32 bits."""
 _LEVELS = 8
 """So many levels there are of an unbounded tensor of which none are stored."""
+_MOST_PLANNED = 2**14
+"""More windows are not looked at to find out which of them are stored: what is stored would wait for that."""
 _LEVELS_BYTES = 64 * 2**20
 _PASSING = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
@@ -141,10 +146,10 @@ class Served:
         if chunk is None:
             return refused(404, "there is no such key")
         face, index = chunk
-        cost = 0 if compute else _cost(face.frame.tensor, face.frame.box_of(index))
-        if cost > self._settings.max_windows:
-            most = f"{self._settings.max_windows} are computed for one chunk"
-            return refused(422, f"this chunk takes {cost} windows that are not stored, and at most {most}")
+        most = self._settings.max_windows
+        cost = 0 if compute else _cost(face.frame.tensor, face.frame.box_of(index), most)
+        if cost > most:
+            return refused(422, f"this chunk takes {cost} windows, and at most {most} are computed for one chunk")
         return None if cost else answered(face.chunk(index), "application/octet-stream")
 
     # Map tiles.
@@ -157,7 +162,8 @@ class Served:
     def _drawing(self) -> tuple[list[InfiniteTensor], list[Index], Colours]:
         """What map tiles are drawn of, and how, until one shows that these are no labels."""
         tensor, plane = self.tensor, self._plane
-        pixels = samples(tensor, plane, compute=_is_computable(tensor))
+        most, is_computable = self._settings.max_windows, _is_computable(tensor)
+        pixels = samples(tensor, plane, lambda region: is_computable and _cost(tensor, region, most) <= most)
         return self._drawing_in(
             Colours.of(pixels, self._settings.low, self._settings.high, rgb=plane.colours is not None)
         )
@@ -190,8 +196,7 @@ class Served:
         if tile.level >= len(levels) or box is None:
             return refused(404, "there are no pixels")
         level, region = levels[tile.level], plane.region(box, scales[tile.level])
-        cost = 0 if compute else _cost(level, region)
-        missing = None
+        cost, missing = 0 if compute else _cost(level, region, self._settings.max_windows), None
         if not cost:
             values = plane.image(shown(level[region]))
         elif cost <= self._settings.max_windows and _is_computable(level):
@@ -207,11 +212,28 @@ class Served:
         return answered(colours.png(values, missing), "image/png", passing=missing is not None)
 
 
-def _cost(tensor: InfiniteTensor, region: object) -> int:
-    """How many windows that are not stored a region takes."""
+def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:
+    """How many windows that are not stored a region takes; or about how many where they are too many for a plan."""
     # A fifth of the time of a plan.
-    is_stored = not tensor.coverage(region, "missing").any()
-    return 0 if is_stored else tensor.plan(region).windows
+    if not tensor.coverage(region, "missing").any():
+        return 0
+    most, selection = max(most, _MOST_PLANNED), parse(region, tensor.shape)
+    bound = _bound(tensor, [*zip(selection.start, selection.stop, strict=True)], most)
+    return bound if bound > most else tensor.plan(region).windows
+
+
+def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -> int:
+    """How many windows a box of a level has, or of a finer level as far as they are not stored, once it is too many."""
+    strides = level.output_window.stride
+    count = math.prod([-(-(b - a) // n) for (a, b), n in zip(spans, strides, strict=True)])
+    made = level.f
+    if count > most or not isinstance(made, Coarsening):
+        return count
+    scaled = [(a * n, b * n) for (a, b), n in zip(spans, made.factor, strict=True)]
+    below = [(a, b if n is None else min(b, n)) for (a, b), n in zip(scaled, made.shape, strict=True)]
+    (finer,), box = level.args, tuple([slice(*span) for span in below])
+    is_stored = tiles_of(finer, box) <= most and not finer.coverage(box, "missing").any()
+    return count if is_stored else _bound(finer, below, most)
 
 
 def _is_computable(tensor: InfiniteTensor) -> bool:

@@ -295,6 +295,23 @@ def doubles(ctx: tuple[int, ...]) -> torch.Tensor:
     return ramp(ctx).double()
 
 
+def test_a_budget_holds_for_colours_too_and_far_out_nobody_plans() -> None:
+    called: list[tuple[int, ...]] = []
+
+    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+        called.append(tuple(ctx))
+        return torch.full((8, 8), 7.0)
+
+    tensor = InfiniteTensor((None, None), f, TensorWindow((8, 8)), tensor_id="world")
+    with served(tensor, settings=Settings(max_windows=4)) as server:
+        assert server.get("/world/0/0/0.png").headers["cache-control"] == "no-store"
+        assert 0 < len(called) <= 4
+        # Of 67 million windows.
+        far = server.get("/world/-8/0/0.png")
+        assert far.headers["cache-control"] == "no-store"
+        assert far.elapsed.total_seconds() < 3
+
+
 @pytest.mark.parametrize("f", [exits, doubles])
 def test_an_f_that_fails_leaves_the_server_alone(f: Callable[..., torch.Tensor]) -> None:
     with served(made(f=f), settings=Settings(sl[0:64, 0:64])) as server:
