@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -323,6 +324,8 @@ def view(store: str, tensor_ids: tuple[str, ...], computed: Any, port: int, brow
                 print_json({"url": shown.url})
             note(f"{shown.url} shows {', '.join(each.tensor_id for each in (first, *others))}; Ctrl-C ends it")
             shown.wait()
+            # The process ends after the present call of f. A second Ctrl-C does not wait for that.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 COMMANDS = (ls, info, read, stats, coverage, plan, view)

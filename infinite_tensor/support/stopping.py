@@ -29,3 +29,10 @@ def stopping(stop: Callable[[], bool]) -> Iterator[None]:
 def current_stop() -> Callable[[], bool] | None:
     """What `stopping` has been given."""
     return _stop.get()
+
+
+def end_if_unwanted() -> None:
+    """Raise Stopped where nobody wants what this thread does: for work that is more than one read."""
+    stop = _stop.get()
+    if stop is not None and stop():
+        raise Stopped

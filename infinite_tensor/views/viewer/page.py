@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, cast
+from weakref import WeakSet
 
 from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
@@ -90,7 +91,7 @@ class _Page:
         self._place, self._sizes = start, [(0, 0)] * len(tensors)
         box = TextInput(placeholder="y, x  or  y, x, zoom", title="go to", width=200)
         box.on_change("value", lambda _name, _old, new: self._go(new))
-        document.on_session_destroyed(lambda _context: self._close())
+        document.on_session_destroyed(lambda _context: self.close())
         document.title = ", ".join(shown_id(tensor.tensor_id) for tensor in tensors)
         for panel in self._panels[1:] and self._panels:
             # As much room beside a picture without a scale of colours as beside one that has it.
@@ -109,7 +110,8 @@ class _Page:
         if all(map(math.isfinite, (y, x, zoom))):
             self._show(_Place(y, x, zoom))
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Compute nothing more: nobody looks."""
         for panel in self._panels:
             panel.close()
 
@@ -169,8 +171,9 @@ class View:
         def show(document: Document) -> None:
             context = document.session_context
             arguments = {} if context is None or context.request is None else context.request.arguments
-            _Page(document, tensors, start.asked(arguments), budget)
+            self._pages.add(_Page(document, tensors, start.asked(arguments), budget))
 
+        self._pages = WeakSet[_Page]()
         self._ready, self._ended = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._loop: Any = None
@@ -200,6 +203,13 @@ class View:
             self.url = f"http://localhost:{bound}/"
             self._ready.set()
             await self._end.wait()
+            for page in self._pages:
+                page.close()
+            # After what is being sent, unless a browser takes nothing for a second.
+            sessions = pages.get_sessions("/")
+            sent = [asyncio.ensure_future(session.with_document_locked(lambda: None)) for session in sessions]
+            if sent:
+                await asyncio.wait(sent, timeout=1)
             server.stop()
             await http.close_all_connections()
 
@@ -221,7 +231,7 @@ class View:
             self.close()
 
     def close(self) -> None:
-        """End the server."""
+        """End the server. A call of ``f`` that has begun is finished, and there is no next one."""
         if not self._ended.is_set():
             self._loop.call_soon_threadsafe(self._end.set)
             self._ended.wait()

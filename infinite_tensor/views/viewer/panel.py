@@ -8,7 +8,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,6 +35,7 @@ from bokeh.palettes import Category20_20, Viridis256
 from bokeh.plotting import figure
 
 from infinite_tensor.engine.chain import node_of
+from infinite_tensor.support.stopping import Stopped, stopping
 from infinite_tensor.support.tables import count_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.colours import MOST_LABELS, full_range, range_of, rgba
@@ -64,17 +67,21 @@ Work: TypeAlias = Callable[[], None]
 
 
 class Lane:
-    """A thread that does the newest piece of work that it was given; older ones that it has not begun are dropped."""
+    """A thread that does the newest piece of work that it was given; older ones that it has not begun are dropped.
 
-    def __init__(self) -> None:
-        self._next: Work | None = None
+    ``unwanted(number)`` tells whether work of that number is to end between two calls of ``f``.
+    """
+
+    def __init__(self, unwanted: Callable[[int], bool]) -> None:
+        self._next: tuple[int, Work] | None = None
+        self._unwanted = unwanted
         self._busy = False
         self._lock = threading.Lock()
 
-    def give(self, work: Work) -> None:
+    def give(self, number: int, work: Work) -> None:
         """Do this next."""
         with self._lock:
-            self._next = work
+            self._next = number, work
             if not self._busy:
                 self._busy = True
                 # No daemon: what computes in C++ when Python ends would end it by a crash.
@@ -83,11 +90,13 @@ class Lane:
     def _run(self) -> None:
         while True:
             with self._lock:
-                work, self._next = self._next, None
-                if work is None:
+                given, self._next = self._next, None
+                if given is None:
                     self._busy = False
                     return
-            work()
+            number, work = given
+            with suppress(Stopped), stopping(partial(self._unwanted, number)):
+                work()
 
 
 class _Layer:
@@ -200,7 +209,7 @@ class Panel:
         self._tiles, self._plane = Tiles(tensor), Plane.of(tensor.shape, tensor.dims)
         self.coarsest = coarsest(self._plane.extents, len(self._tiles.levels) - 1)
         self._ends = full_range(shown_dtype(tensor.dtype), rgb=True)
-        self._looking, self._computing = Lane(), Lane()
+        self._looking, self._computing = Lane(self._is_over), Lane(self._is_over)
         self._came: deque[tuple[int, list[Picture]]] = deque()
         self._coming, self._taken = False, -math.inf
         self._view, self._wanted = Viewport(0, 0, 0, 0, 0), list[Tile]()
@@ -278,33 +287,32 @@ class Panel:
         self._look_number += 1
         number, now, pictures = self._look_number, time.monotonic(), self._layer(level).pictures
         asked = [tile for tile in wanted if not _is_known(pictures.get(tile), now)]
-        self._looking.give(lambda: self._find(number, plane, asked))
+        self._looking.give(number, lambda: self._find(number, plane, asked))
         self._draw()
 
     def _layer(self, level: int) -> _Layer:
         return self._layers[level, self._plane.colours is not None]
 
+    def _is_over(self, number: int) -> bool:
+        """Whether nobody waits for a look any more, or the process waits for its end."""
+        return number != self._look_number or not threading.main_thread().is_alive()
+
     def _find(self, number: int, plane: Plane, asked: list[Tile]) -> None:
         """Bring what is stored of tiles; the rest is computed, if it may be. On a thread."""
-
-        def stop() -> bool:
-            # Nor for a process that waits for its end.
-            return number != self._look_number or not threading.main_thread().is_alive()
-
         try:
             lacking: dict[Tile, Picture] = {}
-            for found in self._tiles.stored(plane, asked, stop):
+            for found in self._tiles.stored(plane, asked):
                 if stored := [picture for picture in found if picture.state == "stored"]:
                     self._bring(number, stored)
                 lacking.update({picture.tile: picture for picture in found if picture.state == "partial"})
             tiles = [tile for tile in asked if tile in lacking]
             if self._tiles.computable and self._budget.allows(tiles, self._tiles.window(plane)):
-                self._computing.give(lambda: self._compute(number, plane, tiles))
+                self._computing.give(number, lambda: self._compute(number, plane, tiles))
                 return
             for tile in tiles:
-                if stop():
-                    return
-                self._bring(number, [self._tiles.filled(plane, lacking[tile], stop)])
+                self._bring(number, [self._tiles.filled(plane, lacking[tile])])
+        except Stopped:
+            raise
         except Exception as error:  # noqa: BLE001  (a store that fails is told of on the page)
             told = f"{type(error).__name__}: {error}"
             shape = (1, 1, 3) if plane.colours is not None else (1, 1)
@@ -312,10 +320,7 @@ class Panel:
 
     def _compute(self, number: int, plane: Plane, tiles: Sequence[Tile]) -> None:
         for tile in tiles:
-            if number != self._look_number or not threading.main_thread().is_alive():
-                return
-            # All of it, whoever looks elsewhere meanwhile: what f has computed is shown when they come back.
-            self._bring(number, [self._tiles.computed(plane, tile, lambda: number < self._first_look)])
+            self._bring(number, [self._tiles.computed(plane, tile)])
 
     def _bring(self, number: int, pictures: list[Picture]) -> None:
         """Have the page draw tiles, as soon as it can. On a thread."""

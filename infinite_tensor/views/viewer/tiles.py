@@ -16,6 +16,7 @@ from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import StoreError, TileAccessError, ValidationError
 from infinite_tensor.pipelines.pyramid import stored_levels
 from infinite_tensor.support.functions import RegionWriter
+from infinite_tensor.support.stopping import Stopped, end_if_unwanted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.coarse import Blocks, coarse
 from infinite_tensor.views.colours import Array, are_labels, range_of
@@ -24,7 +25,6 @@ from infinite_tensor.views.plane import COLOURS, Box, Plane, Tile, finer
 from infinite_tensor.views.viewer.viewport import runs
 
 Pair: TypeAlias = tuple[Array, Array]
-Stop: TypeAlias = Callable[[], bool]
 
 _MOST_READ = 1024
 """Pixels along a block that is read at once of what a coarse tile stands for."""
@@ -62,7 +62,7 @@ class Picture:
 
 
 class Tiles:
-    """The tiles of a tensor.
+    """The tiles of a tensor. What makes them raises Stopped where `stopping` says that nobody wants them any more.
 
     Parameters
     ----------
@@ -94,8 +94,8 @@ class Tiles:
         stride = self.levels[0].output_window.stride
         return stride[plane.rows] * stride[plane.columns]
 
-    def stored(self, plane: Plane, tiles: Sequence[Tile], stop: Stop) -> Iterator[list[Picture]]:
-        """What is stored of tiles of one level, until `stop()` says that nobody wants to know.
+    def stored(self, plane: Plane, tiles: Sequence[Tile]) -> Iterator[list[Picture]]:
+        """What is stored of tiles of one level.
 
         Of a level that is there, a box of neighbours is one read; of another one, each tile is made of finer pixels.
         """
@@ -105,9 +105,7 @@ class Tiles:
             boxes = [_box(plane, tile) for tile in group]
             (top, left), (bottom, right) = boxes[0], boxes[-1]
             box = slice(top.start, bottom.stop), slice(left.start, right.stop)
-            values, missing = self._coarse(plane, box, level, min(level, len(self.levels) - 1), self._stored, stop)
-            if stop():
-                return
+            values, missing = self._coarse(plane, box, level, min(level, len(self.levels) - 1), self._stored)
             found = []
             for tile, own in zip(group, boxes, strict=True):
                 part = tuple([slice(by.start - of.start, by.stop - of.start) for by, of in zip(own, box, strict=True)])
@@ -116,25 +114,25 @@ class Tiles:
                 found.append(Picture(tile, values[part].copy(), state))
             yield found
 
-    def filled(self, plane: Plane, picture: Picture, stop: Stop) -> Picture:
+    def filled(self, plane: Plane, picture: Picture) -> Picture:
         """A tile of which not all is stored, with coarse pixels of what is stored of finer levels in its gaps."""
         tile, values = picture.tile, picture.values
         for level in range(min(tile.level, len(self.levels) - 1) - 1, -1, -1):
             gaps = np.isnan(values)
-            if not gaps.any() or stop():
+            if not gaps.any():
                 break
-            values = np.where(
-                gaps, self._coarse(plane, _box(plane, tile), tile.level, level, self._stored, stop)[0], values
-            )
+            values = np.where(gaps, self._coarse(plane, _box(plane, tile), tile.level, level, self._stored)[0], values)
         return Picture(tile, values, picture.state)
 
-    def computed(self, plane: Plane, tile: Tile, stop: Stop) -> Picture:
+    def computed(self, plane: Plane, tile: Tile) -> Picture:
         """A tile, of which what is not stored is computed; an error of that is what it shows, from then on."""
         if (plane, tile) in self._failed:
             return self._failed[plane, tile]
         level = min(tile.level, len(self.levels) - 1)
         try:
-            values, _ = self._coarse(plane, _box(plane, tile), tile.level, level, self._read, stop)
+            values, _ = self._coarse(plane, _box(plane, tile), tile.level, level, self._read)
+        except Stopped:
+            raise
         except Exception as error:  # noqa: BLE001  (code of the user raises what it pleases)
             rows, columns = _box(plane, tile)
             shape = [part.stop - part.start for part in (rows, columns)] + [COLOURS] * (plane.colours is not None)
@@ -146,9 +144,7 @@ class Tiles:
             )
         return Picture(tile, values, "computed")
 
-    def _coarse(
-        self, plane: Plane, box: Box, level: int, base: int, read: Callable[[int, Plane, Box], Pair], stop: Stop
-    ) -> Pair:
+    def _coarse(self, plane: Plane, box: Box, level: int, base: int, read: Callable[[int, Plane, Box], Pair]) -> Pair:
         """The pixels of a box of a level, made of those of level `base`, and which may be missing."""
         factor = 2 ** (level - base)
         if factor == 1:
@@ -160,8 +156,6 @@ class Tiles:
         missing = np.ones(values.shape, bool)
         step = max(1, _MOST_READ // factor)
         for top, left in itertools.product(range(0, shape[0], step), range(0, shape[1], step)):
-            if stop():
-                break
             part = (slice(top, min(top + step, shape[0])), slice(left, min(left + step, shape[1])))
             block = tuple(slice(own.start + by.start, own.start + by.stop) for own, by in zip(box, part, strict=True))
             fine, lacks = read(base, plane, finer((block[0], block[1]), factor, extents))
@@ -184,12 +178,14 @@ class Tiles:
         return halved
 
     def _read(self, level: int, plane: Plane, box: Box) -> Pair:
+        end_if_unwanted()
         pixels = shown(self.levels[level][plane.region(box, self._scales[level])])
         return self._shown(plane, pixels, np.zeros(pixels.shape, bool))
 
     def _stored(self, level: int, plane: Plane, box: Box) -> Pair:
         if self._copied and level == 0:
             return self._read(level, plane, box)
+        end_if_unwanted()
         return self._shown(plane, *shown_if_stored(self.levels[level], plane.region(box, self._scales[level])))
 
     def _shown(self, plane: Plane, pixels: Array, missing: Array) -> Pair:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import json
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import ceil, floor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -37,6 +40,21 @@ world = InfiniteTensor(
     tensor_id="world",
 )
 """
+SLOW_MODULE = """
+from pathlib import Path
+from time import sleep
+import torch
+from infinite_tensor import InfiniteTensor, TensorWindow
+
+def f(ctx):
+    with open("calls", "a") as calls:
+        calls.write("x")
+    while not Path("may_end").exists():
+        sleep(0.01)
+    return torch.ones(64, 64)
+
+world = InfiniteTensor((None, None), f, TensorWindow((64, 64)), tile_store="w.zarr", tensor_id="world")
+"""
 TOOLTIP = """
 () => {
     const found = []
@@ -50,11 +68,19 @@ TOOLTIP = """
 """
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something on this side."""
+    end = time.monotonic() + PATIENCE / 1000
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 class Page:
     """The page of a view, in a browser."""
 
     def __init__(self, page: Any, url: str) -> None:
-        self._page, self.requests, self.errors = page, list[str](), list[str]()
+        self._page, self._url, self.requests, self.errors = page, url, list[str](), list[str]()
         page.on("request", lambda request: self.requests.append(request.url))
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", lambda said: self.errors.append(said.text) if said.type == "error" else None)
@@ -112,10 +138,18 @@ class Page:
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something on this side, and then until nothing is to come."""
-        end = time.monotonic() + PATIENCE / 1000
-        while not condition() and time.monotonic() < end:
-            self._page.wait_for_timeout(50)
+        until(condition)
         self.settle()
+
+    def is_served(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", urlsplit(self._url).port or 0)).close()
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._page.close()
 
     def hover(self, x: float, y: float) -> list[str]:
         """What is told of a place of the screen: the coordinates, and the value."""
@@ -286,20 +320,67 @@ def test_the_scale_is_from_the_smallest_to_the_largest_value_that_is_seen(opened
     assert page.scale() == page.seen() != before
 
 
-def test_the_command_shows_what_a_module_computes_and_stores_nothing(browser: Any, tmp_path: Path) -> None:
-    (tmp_path / "world.py").write_text(MODULE)
-    ZarrTileStore(tmp_path / "w.zarr").close()
-    command = [*COMMAND, "view", "w.zarr", "--module", "world.py:world", "--no-browser", "--json"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+@contextmanager
+def command(browser: Any, folder: Path, module: str) -> Iterator[tuple[subprocess.Popen[str], Page]]:
+    """The command, which shows `world` of a module, and its page."""
+    (folder / "world.py").write_text(module)
+    ZarrTileStore(folder / "w.zarr").close()
+    line = [*COMMAND, "view", "w.zarr", "--module", "world.py:world", "--no-browser", "--json"]
+    with subprocess.Popen(line, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")["url"]
-        page = Page(browser.new_page(viewport={"width": 1200, "height": 800}), url)
+        yield process, Page(browser.new_page(viewport={"width": 1200, "height": 800}), url)
+
+
+def test_the_command_shows_what_a_module_computes_and_stores_nothing(browser: Any, tmp_path: Path) -> None:
+    with command(browser, tmp_path, MODULE) as (process, page):
         page.settle()
         assert page.hover(500, 300)[-1] == "7"
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE / 1000) == 0
     with ZarrTileStore(tmp_path / "w.zarr", mode="r") as store:
         assert store.extent("world") is None
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_the_command_ends_after_the_present_call_of_f_or_at_a_second_ctrl_c(
+    browser: Any, tmp_path: Path, presses: int
+) -> None:
+    with command(browser, tmp_path, SLOW_MODULE) as (process, page):
+        until((tmp_path / "calls").exists)
+        process.send_signal(signal.SIGINT)
+        until(lambda: not page.is_served())
+        if presses == 1:
+            (tmp_path / "may_end").touch()
+        while presses == 2 and process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+        # The second may come while the first is still taken.
+        assert process.wait(PATIENCE / 1000) in ([0] if presses == 1 else [-signal.SIGINT, 130])
+    assert (tmp_path / "calls").read_text() == "x"
+
+
+@pytest.mark.parametrize("leave", ["page", "view", "place"])
+def test_who_leaves_is_computed_for_no_longer_than_one_call(browser: Any, leave: str) -> None:
+    calls = list[Index]()
+
+    def slow(ctx: Index) -> torch.Tensor:
+        calls.append(ctx)
+        time.sleep(0.05)
+        return torch.ones(16, 16)
+
+    with InfiniteTensor((None, None), slow, TensorWindow((16, 16))).view(open_browser=False) as view:
+        page = Page(browser.new_page(viewport={"width": 1200, "height": 800}), view.url + "?zoom=1")
+        until(lambda: bool(calls))
+        if leave == "place":
+            page.go("1000000, 0")
+            until(lambda: calls[-1][0] > 1000)
+        else:
+            (page if leave == "page" else view).close()
+            until(lambda: "infinite_tensor-look" not in {thread.name for thread in threading.enumerate()})
+        # Not all of a tile.
+        assert sum(row < 1000 for row, _ in calls) < 200
+        page.close()
 
 
 def test_whole_numbers_under_the_mouse_have_all_their_digits(opened: Callable[..., Page]) -> None:

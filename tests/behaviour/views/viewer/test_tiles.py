@@ -31,12 +31,8 @@ def plane_of(tensor: InfiniteTensor) -> Plane:
     return Plane.of(tensor.shape, tensor.dims)
 
 
-def never() -> bool:
-    return False
-
-
 def stored(tensor: InfiniteTensor, tiles: Iterable[Tile], plane: Plane | None = None) -> dict[Tile, Picture]:
-    found = Tiles(tensor).stored(plane or plane_of(tensor), list(tiles), never)
+    found = Tiles(tensor).stored(plane or plane_of(tensor), list(tiles))
     return {picture.tile: picture for group in found for picture in group}
 
 
@@ -70,8 +66,8 @@ def test_stored_levels_are_shown_and_their_gaps_filled_from_finer_ones(tmp_path:
         opened = store.open("t")
         tiles, plane = Tiles(opened), plane_of(opened)
         assert [level.tensor_id for level in tiles.levels] == ["t", one.tensor_id, two.tensor_id]
-        (((picture,),)) = tiles.stored(plane, [Tile(2, 0, 0)], never)
-        found = tiles.filled(plane, picture, never).values
+        (((picture,),)) = tiles.stored(plane, [Tile(2, 0, 0)])
+        found = tiles.filled(plane, picture).values
     assert np.array_equal(found[:128], two[0:128, 0:256].numpy())
     assert np.isnan(found[128:]).all()
 
@@ -98,12 +94,12 @@ def test_an_error_is_that_of_its_tile(tmp_path: Path) -> None:
     f = Counted(picky)
     t = tensor_of(f, tmp_path)
     tiles = Tiles(t)
-    west, east = (tiles.computed(plane_of(t), Tile(0, 0, column), never) for column in (0, 1))
+    west, east = (tiles.computed(plane_of(t), Tile(0, 0, column)) for column in (0, 1))
     assert (west.state, west.range) == ("computed", (0.0, 255255.0))
     assert (east.state, east.range) == ("failed", None)
     assert "too far <east>" in east.error
     # Somebody may look again before they have been told.
-    assert tiles.computed(plane_of(t), Tile(0, 0, 1), never) is east
+    assert tiles.computed(plane_of(t), Tile(0, 0, 1)) is east
     assert f.calls.count((0, 1)) == 1
 
 
@@ -113,11 +109,11 @@ def test_labels_keep_their_numbers_and_others_become_means() -> None:
     labels[1::2] = 7
     found = Tiles(from_array(labels))
     plane = Plane.of((512, 512), ("y", "x"))
-    (picture,) = next(found.stored(plane, [Tile(1, 0, 0)], never))
+    (picture,) = next(found.stored(plane, [Tile(1, 0, 0)]))
     assert found.labels
     assert set(picture.values.ravel()) == {7.0}
     found = Tiles(from_array(labels * 20))
-    (picture,) = next(found.stored(plane, [Tile(1, 0, 0)], never))
+    (picture,) = next(found.stored(plane, [Tile(1, 0, 0)]))
     assert not found.labels
     assert set(picture.values.ravel()) == {95.0}
 
@@ -127,7 +123,7 @@ def test_labels_keep_their_numbers_and_others_become_means() -> None:
 )
 def test_values_are_those_of_the_tensor_whatever_its_dtype(dtype: torch.dtype) -> None:
     t = from_array(torch.arange(-6, 6).view(3, 4).to(dtype))
-    (picture,) = next(Tiles(t).stored(plane_of(t), [Tile(0, 0, 0)], never))
+    (picture,) = next(Tiles(t).stored(plane_of(t), [Tile(0, 0, 0)]))
     expected = t[...].abs() if dtype.is_complex else t[...]
     assert picture.values.tolist() == expected.tolist()
     assert picture.state == "stored"
@@ -136,10 +132,10 @@ def test_values_are_those_of_the_tensor_whatever_its_dtype(dtype: torch.dtype) -
 def test_colours_come_last_and_a_channel_alone_has_no_third_axis() -> None:
     t = from_array(torch.arange(3 * 4 * 5, dtype=torch.uint8).view(3, 4, 5), dims=("c", "y", "x"))
     plane = plane_of(t)
-    (picture,) = next(Tiles(t).stored(plane, [Tile(0, 0, 0)], never))
+    (picture,) = next(Tiles(t).stored(plane, [Tile(0, 0, 0)]))
     assert np.array_equal(picture.values, t[...].permute(1, 2, 0).numpy())
     alone = Plane(plane.shape, plane.rows, plane.columns, (2, None, None))
-    (picture,) = next(Tiles(t).stored(alone, [Tile(0, 0, 0)], never))
+    (picture,) = next(Tiles(t).stored(alone, [Tile(0, 0, 0)]))
     assert np.array_equal(picture.values, t[2].numpy())
 
 
