@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
 import torch
 
 from infinite_tensor.engine.chain import Node, node_of
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.reads import Views
-from infinite_tensor.geometry.regions import Blocks, Region, Selection, parse
-from infinite_tensor.geometry.window import Shape
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.regions import Block, Blocks, Region, Selection, parse
+from infinite_tensor.geometry.window import Shape, WindowGrid
 from infinite_tensor.support.allocation import IN_PARTS, new_block, new_result
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tilestore.contents import Access
@@ -146,9 +149,13 @@ def stored_pixels(
 ) -> torch.Tensor:
     """What is stored of a region of a tensor, and `fill_value` where a tile is missing.
 
-    `missing` is a bool tensor of the size of the selection, which tells where that is.
+    With `missing`, a bool tensor of the size of the selection, tiles do not count as a whole: it tells which pixels are
+    those of windows that are missing.
     """
     contents = node.contents
+    in_part: Container[Index] = ()
+    if missing is not None and missing.numel():
+        in_part = contents.inventory(node.spec, selection.start, selection.stop).partial
     with store_call(contents, CLAIMS):
         contents.flush_if_requested()
         while True:
@@ -159,7 +166,7 @@ def stored_pixels(
                 try:
                     if out.numel():
                         out.fill_(pixel_value("fill_value", fill_value, spec.dtype))
-                        _copy(node, access, selection, out, missing)
+                        _copy(node, access, selection, out, missing, in_part)
                 except Exception:
                     if not views.moved:
                         raise
@@ -187,8 +194,18 @@ def whole_pixels(node: Node, selections: Sequence[Selection]) -> list[torch.Tens
             return found
 
 
-def _copy(node: Node, access: Access, selection: Selection, out: torch.Tensor, missing: torch.Tensor | None) -> None:
-    """Write the pixels of a selection that lie in whole tiles into `out`; the others are `missing`."""
+def _copy(
+    node: Node,
+    access: Access,
+    selection: Selection,
+    out: torch.Tensor,
+    missing: torch.Tensor | None,
+    in_part: Container[Index],
+) -> None:
+    """Write the pixels of a selection that lie in whole tiles, and what is stored of partial ones, into `out`.
+
+    The others are `missing`.
+    """
     layout = node.contents.layout(node.spec)
     if missing is not None:
         missing.fill_(True)
@@ -204,4 +221,34 @@ def _copy(node: Node, access: Access, selection: Selection, out: torch.Tensor, m
                 blocks.fill(block, out, access.read)
                 if missing is not None:
                     missing[block.place] = False
+            elif missing is not None and tile in in_part:
+                lacks = _lacking(node.spec.grid, access, block)
+                blocks.fill(block, missing, partial(_write, lacks))
+                blocks.fill(block, out, partial(_read_around, access, lacks))
         access.keep(None)
+
+
+def _lacking(grid: WindowGrid, access: Access, block: Block) -> torch.Tensor:
+    """Which pixels of a block are those of windows that are not stored."""
+    starts = np.array([block.start], dtype=np.int64)
+    lows, highs = grid.bounds(access.add(starts, starts + block.shape))
+    lacks = torch.zeros(block.shape, dtype=torch.bool)
+    for low, high in zip(np.maximum(lows - starts, 0).tolist(), (highs - starts).tolist(), strict=True):
+        lacks[tuple(map(slice, low, high))] = True
+    return lacks
+
+
+def _write(pixels: torch.Tensor, _start: Index, box: torch.Tensor) -> None:
+    box.copy_(pixels)
+
+
+def _read_around(access: Access, lacks: torch.Tensor, start: Index, box: torch.Tensor) -> None:
+    """Read the pixels of a block that it does not lack, in boxes between borders of those that it does."""
+    sides = []
+    for d, extent in enumerate(lacks.shape):
+        changes = lacks.diff(dim=d).movedim(d, 0).reshape(extent - 1, lacks.numel() // extent).any(1)
+        borders = [0, *(changes.nonzero().flatten() + 1).tolist(), extent]
+        sides.append([slice(a, b) for a, b in itertools.pairwise(borders)])
+    for part in itertools.product(*sides):
+        if not lacks[tuple(along.start for along in part)]:
+            access.read([first + along.start for first, along in zip(start, part, strict=True)], box[part])

@@ -240,7 +240,7 @@ def shown(pixels: torch.Tensor) -> npt.NDArray[np.generic]:
 
 
 def shown_if_stored(tensor: InfiniteTensor, region: object) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_]]:
-    """The pixels of a region as `shown`, 0 where they lie in tiles that are not stored whole, and which these are."""
+    """The pixels of a region as `shown`, and which of them are missing, as a window is that they are in."""
     node = node_of(tensor)
     selection = parse(region, tensor.shape, node.spec.labels)
     missing = torch.ones(selection.size, dtype=torch.bool)

@@ -71,10 +71,12 @@ def samples(tensor: InfiniteTensor, plane: Plane, may_read: Callable[[Any], bool
     """Pixels by which colours are chosen: of some stored tiles, or of the middle, as many as may be computed."""
     node = node_of(tensor)
     layout = node.contents.layout(node.spec)
-    tiles = sorted(node.contents.inventory(node.spec, *layout.pixels).complete)
+    found = node.contents.inventory(node.spec, *layout.pixels)
+    tiles = sorted(found.complete or found.partial)
     some = tiles[:: max(1, len(tiles) // _SAMPLES)][:_SAMPLES]
     if some:
-        return [shown(tensor.stored_only()[tuple(map(slice, layout.start(i), layout.stop(i)))]) for i in some]
+        parts = [shown_if_stored(tensor, tuple(map(slice, layout.start(i), layout.stop(i)))) for i in some]
+        return [values[~missing] for values, missing in parts]
     middle = Tile(0, *((extent or 0) // 2 // SIDE for extent in plane.extents)).box(plane.extents)
     assert middle is not None
     for side in (SIDE, SIDE // 4, SIDE // 16, 1):

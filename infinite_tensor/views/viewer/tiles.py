@@ -217,5 +217,8 @@ def stored_near(tensor: InfiniteTensor, plane: Plane) -> tuple[float, float]:
     except (StoreError, ValidationError):
         return 0.0, 0.0
     size = layout.tile_shape[plane.rows], layout.tile_shape[plane.columns]
-    middles = [((tile[plane.rows] + 0.5) * size[0], (tile[plane.columns] + 0.5) * size[1]) for tile in found.complete]
+    middles = [
+        ((tile[plane.rows] + 0.5) * size[0], (tile[plane.columns] + 0.5) * size[1])
+        for tile in (*found.complete, *found.partial)
+    ]
     return min(middles, key=lambda at: (math.hypot(*at), at), default=(0.0, 0.0))

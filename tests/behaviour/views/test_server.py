@@ -36,6 +36,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.views.colours import PALETTE
+from infinite_tensor.views.frame import shown_if_stored
 from infinite_tensor.views.server.served import Settings
 from infinite_tensor.views.server.work import Work
 from tests.support.command_line import COMMAND
@@ -293,6 +294,34 @@ def exits(_ctx: object) -> torch.Tensor:
 
 def doubles(ctx: tuple[int, ...]) -> torch.Tensor:
     return ramp(ctx).double()
+
+
+def test_what_is_stored_of_tiles_that_are_not_whole_is_shown(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "w.zarr", tile_size=512) as store:
+        world = InfiniteTensor(
+            (None, None), lapped, TensorWindow((48, 48), (32, 32)), tile_store=store, tensor_id="world"
+        )
+        world[-40:100, 10:60]
+    with ZarrTileStore(tmp_path / "w.zarr", mode="r") as store:
+        stored = store.open("world")
+        values, missing = shown_if_stored(stored, sl[-100:200, -100:200])
+        there = np.s_[60:200, 110:160]
+        assert not missing[there].any()
+        assert np.array_equal(values[there], stored[-40:100, 10:60])
+        # Nowhere else but in the windows of these pixels.
+        assert missing.sum() > 300 * 300 - 176 * 96
+        thin, lacks = shown_if_stored(stored, sl[-100:200:3, -100:200:3])
+        assert np.array_equal(lacks, missing[::3, ::3])
+        assert np.array_equal(shown_if_stored(stored, sl[0, -100:200])[1], missing[100])
+        assert np.array_equal(thin[~lacks], values[::3, ::3][~lacks])
+        with served(store, settings=Settings(low=0, high=5)) as server:
+            opaque = image(server.get("/world/0/0/0.png").content)[..., 3] == 255
+            assert opaque[1:100, 10:60].all()
+            assert opaque.sum() < 136 * 96
+
+
+def lapped(ctx: tuple[int, ...]) -> torch.Tensor:
+    return torch.full((48, 48), float(ctx[0] + 2 * ctx[1]))
 
 
 def test_a_budget_holds_for_colours_too_and_far_out_nobody_plans() -> None:
