@@ -35,6 +35,7 @@ from infinite_tensor import (
     open_store,
     sl,
 )
+from infinite_tensor.support.stopping import Stopped, stopping
 from infinite_tensor.views.colours import PALETTE
 from infinite_tensor.views.frame import shown_if_stored
 from infinite_tensor.views.server.served import Settings
@@ -420,6 +421,22 @@ def test_who_goes_away_is_computed_for_no_longer_than_one_call(tmp_path: Path) -
         # By the one thread, after that.
         assert server.get(chunk(9)).status_code == 200
     assert len(f.called) == 2
+
+
+def test_a_call_of_f_that_has_begun_is_finished_with_all_that_it_reads() -> None:
+    called: list[tuple[int, ...]] = []
+
+    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+        called.append(tuple(ctx))
+        return ramp(ctx)
+
+    inner = made(f=f, tensor_id="inner")
+    outer = made(f=lambda ctx: inner[0:64, 128 * ctx[1] : 128 * ctx[1] + 128][:, ::2].contiguous())
+    with stopping(lambda: bool(called)), pytest.raises(Stopped):
+        outer[0:64, 0:192]
+    assert called == [(0, 0), (0, 1)]
+    assert outer[0:64, 0:64].shape == (64, 64)
+    assert len(called) == 2
 
 
 def test_clients_take_turns(tmp_path: Path, queued: Callable[[int], None]) -> None:
