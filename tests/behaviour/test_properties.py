@@ -346,7 +346,8 @@ class History:
         box = box_of(selection)
         if box is None:
             return
-        values, copied = self.reference.region(number, box)
+        # What is reduced may be one number that stands for all pixels.
+        values, copied = (each.clone() for each in self.reference.region(number, box))
         for part, value in (instead or {}).items():
             inside = tuple(slice(a - low, b - low) for a, b, low in zip(*part, box[0], strict=True))
             values[inside], copied[inside] = value, True
