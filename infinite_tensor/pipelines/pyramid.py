@@ -85,6 +85,13 @@ def pyramid(
                 't.coarsen(2, tile_store=..., tensor_id="half")'
             )
         store = tensor.tile_store
+        kept = next((cast("Coarsening", level.f).method for level in stored_levels(tensor)), method)
+        if kept != method:
+            raise ValidationError(
+                f"the levels of tensor {tensor.tensor_id!r} are stored with method={kept!r}, got {method!r}; give "
+                f"method={kept!r}, or another store=..., or delete them by "
+                f"store.clear_tensor('{tensor.tensor_id}/level-1', dependants=True)"
+            )
     found, weight = [tensor], (1,) * tensor.ndim
     for k in range(1, number + 1):
         name = f"{tensor.tensor_id}/level-{k}"

@@ -274,6 +274,16 @@ def test_a_fill_computes_of_levels_what_lies_over_what_it_fills(
             below = level
 
 
+def test_a_method_other_than_that_of_stored_levels_is_told(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path) as store:
+        t = made(store, [], (100, 100))
+        (level,) = t.pyramid(1, "max")
+        with pytest.raises(ValidationError, match=r"stored with method='max', got 'mean'; give method='max'"):
+            t.pyramid(1)
+        store.clear_tensor(level.tensor_id)
+        assert t.pyramid(1)[0].shape == (50, 50)
+
+
 def test_a_fill_of_levels_stores_what_reads_would(tmp_path: Path) -> None:
     calls: list[tuple[int, ...]] = []
     with ZarrTileStore(tmp_path / "s", tile_size=TILE) as store:
