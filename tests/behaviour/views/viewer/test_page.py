@@ -29,6 +29,7 @@ from tests.support.reference import Index
 pytest.importorskip("bokeh")
 
 PATIENCE = 20_000.0
+MODELS = "[...Bokeh.documents[0]._all_models.values()]"
 GREY = (217, 217, 217)
 """Of what is not stored."""
 MODULE = """
@@ -88,7 +89,7 @@ class Page:
         page.wait_for_function("window.Bokeh && Bokeh.documents.length")
 
     def model(self, name: str) -> str:
-        return f"[...Bokeh.documents[0]._all_models.values()].findLast(each => each.name == '{name}')"
+        return f"{MODELS}.findLast(each => each.name == '{name}')"
 
     @property
     def status(self) -> str:
@@ -100,17 +101,19 @@ class Page:
     def settle(self) -> None:
         """Wait until nothing is to come of what is seen now."""
         self._page.wait_for_timeout(300)
-        self.wait_for(f"!{self.model('status')}.text.includes('to come') && {self.with_tiles}.length")
+        self.wait_for(f"{MODELS}.every(each => each.name != 'status' || !each.text.includes('to come'))")
+        drawn = "each.renderers.some(({data_source: of}) => of.name == 'tiles' && of.data.x.length)"
+        self.wait_for(f"{MODELS}.every(each => each.type != 'Figure' || {drawn})")
 
     @property
     def with_tiles(self) -> str:
         """The levels, of whatever tensor, that have tiles."""
-        sources = "[...Bokeh.documents[0]._all_models.values()].filter(each => each.name == 'tiles')"
+        sources = f"{MODELS}.filter(each => each.name == 'tiles')"
         return f"{sources}.filter(each => each.data.x.length)"
 
     def tiles(self) -> list[tuple[float, float, float]]:
         """Where the tiles that were sent begin, and how wide they are."""
-        sources = "[...Bokeh.documents[0]._all_models.values()].filter(each => each.name == 'tiles')"
+        sources = f"{MODELS}.filter(each => each.name == 'tiles')"
         found = self._page.evaluate(f"{sources}.map(each => [[...each.data.y], [...each.data.x], [...each.data.dw]])")
         return [tile for columns in found for tile in zip(*columns, strict=True)]
 
@@ -129,7 +132,7 @@ class Page:
         self._page.mouse.wheel(0, wheel)
 
     def go(self, text: str) -> None:
-        ranges = "[...Bokeh.documents[0]._all_models.values()].filter(each => each.type == 'Range1d')"
+        ranges = f"{MODELS}.filter(each => each.type == 'Range1d')"
         starts = f"{ranges}.map(each => each.start).join()"
         before = self._page.evaluate(starts)
         self._page.get_by_placeholder("y, x").fill(text)
@@ -170,7 +173,7 @@ class Page:
 
     def seen(self) -> tuple[float, float]:
         """The smallest and the largest value of `ramp` that is seen."""
-        ranges = "[...Bokeh.documents[0]._all_models.values()].filter(each => each.type == 'Range1d')"
+        ranges = f"{MODELS}.filter(each => each.type == 'Range1d')"
         (left, right), (bottom, top) = self._page.evaluate(f"{ranges}.slice(0, 2).map(each => [each.start, each.end])")
         (y0, y1), (x0, x1) = ((floor(a + 0.5), ceil(b + 0.5) - 1) for a, b in ((top, bottom), (left, right)))
         return 1000.0 * y0 + x0, 1000.0 * y1 + x1
