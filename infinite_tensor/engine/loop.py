@@ -26,7 +26,7 @@ from infinite_tensor.engine.plan import build
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.geometry.points import IntArray, joined
 from infinite_tensor.support.interrupts import at_rest, entered, known, store_call, wait_for
-from infinite_tensor.support.stopping import Stopped, current_stop
+from infinite_tensor.support.stopping import end_if_unwanted
 from infinite_tensor.support.threads import begin
 
 Regions: TypeAlias = tuple[IntArray, IntArray]
@@ -190,13 +190,13 @@ def _work(work: Work, may_continue: Callable[[], bool] | None = None) -> None:
     # Without args, nothing that others see is changed between calls, until what has been gathered is stored.
     between_calls = nullcontext() if work.workload.computation.inputs else at_rest()
     # What an f reads is a part of its call, which is finished.
-    stop = None if is_nested() else current_stop()
+    may_end = not is_nested()
     deposits = Deposits(work)
     with deposits as worker, between_calls:
         calls = Calls(work)
         while (may_continue is None or may_continue()) and (positions := CLAIMS.begin(worker)):
-            if stop is not None and stop():
-                raise Stopped
+            if may_end:
+                end_if_unwanted()
             calls.run(positions, deposits.put)
             deposits.tend()
 

@@ -26,13 +26,8 @@ def stopping(stop: Callable[[], bool]) -> Iterator[None]:
         _stop.reset(token)
 
 
-def current_stop() -> Callable[[], bool] | None:
-    """What `stopping` has been given."""
-    return _stop.get()
-
-
 def end_if_unwanted() -> None:
-    """Raise Stopped where nobody wants what this thread does: for work that is more than one read."""
+    """Raise Stopped where nobody wants what this thread does any more."""
     stop = _stop.get()
     if stop is not None and stop():
         raise Stopped
