@@ -85,22 +85,31 @@ def pyramid(
                 't.coarsen(2, tile_store=..., tensor_id="half")'
             )
         store = tensor.tile_store
-        kept = next((cast("Coarsening", level.f).method for level in stored_levels(tensor)), method)
-        if kept != method:
-            raise ValidationError(
-                f"the levels of tensor {tensor.tensor_id!r} are stored with method={kept!r}, got {method!r}; give "
-                f"method={kept!r}, or another store=..., or delete them by "
-                f"store.clear_tensor('{tensor.tensor_id}/level-1', dependants=True)"
-            )
     found, weight = [tensor], (1,) * tensor.ndim
     for k in range(1, number + 1):
         name = f"{tensor.tensor_id}/level-{k}"
         halved, place = 0, store
         if kept_bytes is not None:
             halved, place = min(k - 1, _MOST_HALVED), MemoryTileStore(kept_bytes)
-        found.append(_coarser(found[-1], factors, method, weight, tensor.shape, nodata, place, name, halved))
+        try:
+            found.append(_coarser(found[-1], factors, method, weight, tensor.shape, nodata, place, name, halved))
+        except ValidationError:
+            if place is tensor.tile_store:
+                _check_stored_method(tensor, method)
+            raise
         weight = tuple([a * b for a, b in zip(weight, factors, strict=True)])
     return found[1:]
+
+
+def _check_stored_method(tensor: InfiniteTensor, method: str) -> None:
+    """ValidationError where the store of a tensor holds levels of another method."""
+    kept = next((cast("Coarsening", level.f).method for level in stored_levels(tensor)), method)
+    if kept != method:
+        raise ValidationError(
+            f"the levels of tensor {tensor.tensor_id!r} are stored with method={kept!r}, got {method!r}; give "
+            f"method={kept!r}, or another store=..., or delete them by "
+            f"store.clear_tensor('{tensor.tensor_id}/level-1', dependants=True)"
+        )
 
 
 def levels_over(tensor: InfiniteTensor, extents: Sequence[int], method: bool | str) -> list[InfiniteTensor]:
