@@ -15,7 +15,7 @@ from infinite_tensor.engine.chain import Node
 from infinite_tensor.filling.mask import Target, WantedTiles
 from infinite_tensor.geometry.points import Index, is_empty
 from infinite_tensor.tilestore.layout import TileLayout
-from infinite_tensor.values.coarse import Coarsening
+from infinite_tensor.values.coarse import Coarsening, scales
 
 
 def with_levels(base: Target, levels: Sequence[Node]) -> list[Target]:
@@ -41,11 +41,11 @@ def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Ta
     """
     base = targets[0]
     # How many pixels of the tensor lie in a pixel of each level, and in a tile or window of it.
-    scales, blocks = [(1,) * len(base.start)], [_layout(base).tile_shape]
-    for target in targets[1:]:
+    sizes = [(1,) * len(base.start), *scales([_coarsening(target.node) for target in targets[1:]])]
+    blocks = [_layout(base).tile_shape]
+    for target, size in zip(targets[1:], sizes[1:], strict=True):
         unit = map(max, _layout(target).tile_shape, target.node.spec.grid.window.size)
-        scales.append(tuple(map(operator.mul, scales[-1], _factors(target.node))))
-        blocks.append(tuple(map(operator.mul, scales[-1], unit)))
+        blocks.append(tuple(map(operator.mul, size, unit)))
     extents, itemsize = list(map(operator.sub, base.stop, base.start)), base.node.spec.dtype.itemsize
 
     def fits(block: Index) -> bool:
@@ -62,8 +62,8 @@ def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Ta
     places = [range(a // n, -(-b // n)) for a, b, n in zip(base.start, base.stop, block, strict=True)]
     for place in itertools.product(*places):
         parts = []
-        for target, scale in zip(targets[: top + 1], scales, strict=False):
-            steps = [n // k for n, k in zip(block, scale, strict=True)]
+        for target, size in zip(targets[: top + 1], sizes, strict=False):
+            steps = [n // k for n, k in zip(block, size, strict=True)]
             parts.append(
                 _part(target, [[(i + more) * n for i, n in zip(place, steps, strict=True)] for more in (0, 1)])
             )
@@ -95,13 +95,13 @@ def _layout(target: Target) -> TileLayout:
     return target.node.contents.layout(target.node.spec)
 
 
-def _factors(level: Node) -> Index:
-    return cast("Coarsening", level.computation.f).factor
+def _coarsening(level: Node) -> Coarsening:
+    return cast("Coarsening", level.computation.f)
 
 
 def _above(below: Target, level: Node) -> Target | None:
     """The tiles of a level whose windows read no other pixels of the one below than those that are filled."""
-    coarser, finer, factors = level.contents.layout(level.spec), _layout(below), _factors(level)
+    coarser, finer, factors = level.contents.layout(level.spec), _layout(below), _coarsening(level).factor
     ends = below.node.spec.shape
     start = tuple([-(-a // k) for a, k in zip(below.start, factors, strict=True)])
     stop = tuple([-(-b // k) if b == end else b // k for b, k, end in zip(below.stop, factors, ends, strict=True)])
