@@ -10,9 +10,12 @@ from __future__ import annotations
 import _thread
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+
+from infinite_tensor.support.exit import end_after_flush
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -20,6 +23,9 @@ R = TypeVar("R")
 
 _IDLE_SECONDS = 5.0
 """After which a thread without work ends."""
+
+_MOST_SECONDS = 5.0
+"""For which the end of a process waits for threads that work, such as those of a read on a daemon thread."""
 
 
 class _Worker:
@@ -34,6 +40,7 @@ class _Worker:
     def ask(self, work: Callable[[], object], done: threading.Lock) -> None:
         """Do this next, and release the lock then."""
         self._work, self._done = [work], done
+        _busy.add(self)
         self._asked.release()
 
     def run(self) -> None:
@@ -43,6 +50,7 @@ class _Worker:
             try:
                 self._work.pop()()
             finally:
+                _busy.discard(self)
                 self._done.release()
             _idle.append(self)
             while not self._asked.acquire(timeout=_IDLE_SECONDS):
@@ -55,10 +63,26 @@ class _Worker:
 
 
 _idle: deque[_Worker] = deque()
+_busy: set[_Worker] = set()
 
 # Windows has no fork.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_idle.clear)
+    os.register_at_fork(after_in_child=_busy.clear)
+
+
+def _settle() -> None:
+    """Have every thread let go of what it has done, for a while.
+
+    A thread may be the last to hold a store, and Python aborts the process if it frees a tensor while the interpreter
+    ends.
+    """
+    end = time.monotonic() + _MOST_SECONDS
+    while _busy and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+end_after_flush(_settle)
 
 
 def begin(work: Callable[[], object]) -> threading.Lock | None:

@@ -6,6 +6,7 @@ the interpreter exits. zarr's own loop, and the thread pool that any loop has by
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
@@ -120,10 +121,12 @@ class _Own:
             with self._lock:
                 if self.loop is None:
                     loop = _Loop()
-                    if begin(loop.run_forever) is None:
+                    try:
+                        _thread.start_new_thread(loop.run_forever, ())
+                    except RuntimeError as error:
                         raise RuntimeError(
                             "Python starts no thread any more: the interpreter exits. Open the store before that"
-                        )
+                        ) from error
                     self.loop = loop
         return self.loop
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections import deque
 
@@ -57,3 +59,23 @@ def test_where_no_thread_can_be_started_the_caller_does_all(monkeypatch: pytest.
     monkeypatch.setattr("_thread.start_new_thread", start)
     assert begin(lambda: None) is None
     assert set(on_threads(lambda _: threading.get_ident(), range(9), threads=4)) == {threading.get_ident()}
+
+
+def test_a_process_ends_after_its_threads_have_let_go_of_what_they_hold() -> None:
+    free_tensors_at_the_end = """
+import threading, numpy, torch
+from infinite_tensor.support.threads import begin
+
+class Work:
+    def __init__(self):
+        self.tensors = [torch.from_numpy(numpy.ones(1)) for _ in range(100_000)]
+    def __call__(self):
+        called.set()
+
+called = threading.Event()
+begin(Work())
+called.wait()
+"""
+    command = [sys.executable, "-c", free_tensors_at_the_end]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
