@@ -17,6 +17,9 @@ from infinite_tensor.geometry.window import Shape
 from infinite_tensor.values.definition import Json, json_number
 from infinite_tensor.values.meaning import nodata_in
 
+_ON_ONE_THREAD = 2**15
+"""torch spreads work on more numbers over threads, which takes longer where others write and compute meanwhile."""
+
 _Entries: TypeAlias = list[tuple[int, torch.Tensor]]
 """The pixels of blocks that have the same number in their block, with their weight, in lexicographic order."""
 
@@ -67,21 +70,21 @@ def coarse(pixels: torch.Tensor, along: Sequence[Blocks], method: str, nodata: t
         Of the dtype of `pixels`.
     """
     computed = _computed(method, pixels.dtype, nodata)
-    missing = None if nodata is None else nodata.to(computed)
+    shape = [-(-n // each.factor) for n, each in zip(pixels.shape, along, strict=True)]
+    missing = None if nodata is None else nodata.to(computed).expand(shape)
+    pieces = [*itertools.product(*map(_parts, pixels.shape, along, _most_blocks(shape, pixels.device)))]
     out: torch.Tensor | None = None
-    for parts in itertools.product(*map(_parts, pixels.shape, along)):
-        blocks, ranges, weights = zip(*parts, strict=True)
+    for piece in pieces:
+        blocks, ranges, weights = zip(*piece, strict=True)
         inside, steps = pixels[ranges], [len(each) for each in weights]
         entries = [
             (math.prod(map(operator.getitem, weights, at)), inside[tuple(map(_every, at, steps))].to(computed))
             for at in itertools.product(*map(range, steps))
         ]
-        found = _METHODS[method](entries, missing).to(pixels.dtype)
-        if out is None and inside.shape == pixels.shape:
+        found = _METHODS[method](entries, None if missing is None else missing[blocks]).to(pixels.dtype)
+        if len(pieces) == 1:
             return found
-        if out is None:
-            shape = [-(-n // each.factor) for n, each in zip(pixels.shape, along, strict=True)]
-            out = found.new_empty(shape)
+        out = found.new_empty(shape) if out is None else out
         out[blocks] = found
     assert out is not None
     return out
@@ -118,14 +121,26 @@ def _every(first: int, step: int) -> slice:
     return slice(first, None, step)
 
 
-def _parts(extent: int, along: Blocks) -> Iterator[_Part]:
-    """The whole blocks, and the last one if it has fewer pixels than others, or a lighter one."""
+def _most_blocks(shape: Sequence[int], device: torch.device) -> list[int]:
+    """How many blocks are worked on at once, along each dimension."""
+    if device.type != "cpu" or torch.get_num_threads() == 1:
+        return [*shape]
+    found, most = [], _ON_ONE_THREAD
+    for extent in reversed(shape):
+        found.append(max(1, min(extent, most)))
+        most //= found[-1]
+    return found[::-1]
+
+
+def _parts(extent: int, along: Blocks, most: int) -> Iterator[_Part]:
+    """The whole blocks, `most` at a time, and the last one if it has fewer pixels than others, or a lighter one."""
     whole = extent // along.factor
     if extent % along.factor or along.last != along.weight:
         whole = (extent - 1) // along.factor
     begin = whole * along.factor
-    if whole:
-        yield _Part(slice(whole), slice(begin), (1,) * along.factor)
+    for first in range(0, whole, most):
+        last = min(first + most, whole)
+        yield _Part(slice(first, last), slice(first * along.factor, last * along.factor), (1,) * along.factor)
     if begin < extent:
         yield _Part(slice(whole, None), slice(begin, extent), (*(along.weight,) * (extent - begin - 1), along.last))
 
