@@ -177,6 +177,10 @@ def cp(store: str, tensor_id: str, other: str, as_json: bool, **options: Any) ->
     help="Compute pixels that are not stored, where the store alone says how, or fill them with a number.",
 )
 @click.option("--fill-value", type=float, metavar="N", help="What --no-compute writes, as nodata.  [default: 0]")
+@click.option("--pyramid", is_flag=True, help="Of Zarr: write an OME-Zarr image with levels, for viewers.")
+@click.option("--every", type=click.IntRange(min=1), metavar="N", help="Of PNG: every N-th row and column.")
+@click.option("--max-pixels", type=click.IntRange(min=1), metavar="N", help="Of PNG: --every, for N at most.")
+@click.option("--palette", is_flag=True, help="Of PNG: a colour for each label.")
 @arguments.overwrite
 @arguments.as_json
 def export(store: str, tensor_id: str, target: str, region: Any, as_json: bool, **options: Any) -> None:

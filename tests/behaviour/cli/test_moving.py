@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
 from tests.support.command_line import CommandLine
@@ -74,6 +76,26 @@ def test_export_writes_a_region_which_an_unbounded_tensor_needs(cli: CommandLine
     found = cli("export", store, "rows", target, "--region", "-4:4,0:8", "--json")
     assert found.code == 0, found.err
     assert np.array_equal(np.load(target), torch.arange(-4, 4)[:, None].repeat(1, 8))
+
+
+def test_export_writes_levels_for_viewers_and_pictures_that_fit_a_screen(cli: CommandLine, tmp_path: Path) -> None:
+    labels = torch.arange(64 * 96).reshape(64, 96).remainder(5).to(torch.uint8)
+    with ZarrTileStore(tmp_path / "s.zarr") as opened:
+        window = TensorWindow((64, 96))
+        t = InfiniteTensor((64, 96), lambda _: labels, window, dtype="uint8", tile_store=opened, tensor_id="labels")
+        t.fill((slice(None), slice(None)), progress=False)
+
+    def exported(name: str, *options: str) -> Path:
+        found = cli("export", tmp_path / "s.zarr", "labels", tmp_path / name, *options)
+        assert found.code == 0, found.err
+        return tmp_path / name
+
+    assert "multiscales" in json.loads((exported("a.zarr", "--pyramid") / "zarr.json").read_text())["attributes"]["ome"]
+    with Image.open(exported("a.png", "--every", "3")) as image:
+        assert np.array_equal(image, labels[::3, ::3])
+    with Image.open(exported("b.png", "--max-pixels", "2000", "--palette")) as image:
+        assert (image.mode, image.size) == ("P", (48, 32))
+        assert np.array_equal(image, labels[::2, ::2])
 
 
 def test_export_replaces_only_what_it_is_told_to(cli: CommandLine, store: Path, tmp_path: Path) -> None:
