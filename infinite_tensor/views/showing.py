@@ -227,9 +227,8 @@ def draw(
         ax.plot(np.array(places[0]), values, **options)
         ax.set_xlabel(names[0])
     else:
-        if values.ndim == 2 and are_labels(values) and not options.keys() & {"cmap", "norm"}:
-            options = _OF_LABELS | options
-        _draw_image(ax, values, places, options)
+        labelled = values.ndim == 2 and are_labels(values) and not options.keys() & {"cmap", "norm"}
+        _draw_image(ax, values, places, _OF_LABELS | options if labelled else options, labelled=labelled)
         ax.set(ylabel=names[0], xlabel=names[1])
     at = [f"{tensor.dims[d]}={selection.start[d]}" for d in selection.squeezed]
     ax.set_title(", ".join([*([tensor.tensor_id] if node_of(tensor).tensor.named else []), *at]))
@@ -281,7 +280,12 @@ def _pixels(tensor: InfiniteTensor, selection: Selection, channels: int | None, 
 
 
 def _draw_image(
-    ax: matplotlib.axes.Axes, values: npt.NDArray[Any], places: Sequence[range], options: dict[str, Any]
+    ax: matplotlib.axes.Axes,
+    values: npt.NDArray[Any],
+    places: Sequence[range],
+    options: dict[str, Any],
+    *,
+    labelled: bool,
 ) -> None:
     # Each pixel is in the middle of what stands for it.
     (top, bottom), (left, right) = ((at[0] - at.step / 2, at[-1] + at.step / 2) for at in places)
@@ -289,4 +293,8 @@ def _draw_image(
     ax.set_facecolor(_BLANK)
     if values.ndim == 2 and ax.figure is not None:
         # As high as the picture, whatever its shape.
-        ax.figure.colorbar(image, cax=ax.inset_axes((1.03, 0, 0.05, 1)))
+        bar = ax.figure.colorbar(image, cax=ax.inset_axes((1.03, 0, 0.05, 1)))
+        if labelled and np.ma.count(values):
+            labels = range(int(values.max()) + 1)
+            bar.set_ticks(labels)
+            bar.ax.set_ylim(-0.5, len(labels) - 0.5)

@@ -81,7 +81,9 @@ def test_into_axes_that_are_given_with_options_of_matplotlib() -> None:
 
 def test_labels_have_colours_of_their_own() -> None:
     labels = from_array(torch.arange(16, dtype=torch.uint8).reshape(4, 4))
-    image = show(labels).images[0]
+    ax = show(labels)
+    (image,), (bar,) = ax.images, ax.child_axes
+    assert (bar.get_ylim(), [*bar.get_yticks()]) == ((-0.5, 15.5), [*range(16)])
     assert image.get_cmap().name == "tab20"
     colours = image.to_rgba(image.get_array()).reshape(-1, 4)
     assert len(np.unique(colours, axis=0)) == 16
