@@ -224,11 +224,13 @@ def labels_dtype(channels: int) -> torch.dtype:
 def _check_channels(channels: int, shape: Shape, window: TensorWindow) -> None:
     follows, *others = followed(window)
     alone = follows is None or follows not in others
-    if not (alone and shape[0] == window.size[0] == channels and window.offset[0] == 0):
+    # A window that begins between the channels of others would be one of the same pixels.
+    alone = alone and window.offset[0] == 0 and window.stride[0] >= channels
+    if not (alone and shape[0] == window.size[0] == channels):
         raise ValidationError(
             f"the reduction gives {channels} values per pixel, along the first dimension of the tensor: shape and "
-            f"output_window must begin with {channels}, the window without an offset there, got shape {shape} and "
-            f"{window!r}"
+            f"output_window must begin with {channels}, the window without an offset or a smaller stride there, got "
+            f"shape {shape} and {window!r}"
         )
 
 

@@ -366,6 +366,12 @@ def test_a_reduction_that_does_not_fit_its_tensor_is_refused(dtype: str, reduce:
         tensor(CASES["apart"], dtype, reduce)
 
 
+def test_windows_that_begin_between_the_channels_are_refused() -> None:
+    window = TensorWindow((CHANNELS, 4, 4), stride=(1, 4, 4))
+    with pytest.raises(ValidationError, match="must begin with 5, the window without an offset or a smaller stride"):
+        built(str, window, shape=(CHANNELS, 8, 8), reduce=Reduction("softmax", CHANNELS))
+
+
 def test_an_f_that_returns_no_channels_is_told() -> None:
     with pytest.raises(ValidationError, match=r"f returned shape \(4, 4\), but the output window has size \(5, 4, 4\)"):
         tensor(CASES["apart"], "uint8", ARGMAX, lambda _ctx: torch.zeros(4, 4))[0, 0]

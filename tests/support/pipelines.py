@@ -382,7 +382,8 @@ def _reductions(draw: st.DrawFn, dtype: torch.dtype, shape: tuple[int | None, ..
     """What pixels of a stage may be reduced by, to several values where its first dimension can hold these."""
     channels = draw(st.integers(1, 3))
     alone = window.dimension_map is None or window.dimension_map[0] not in window.dimension_map[1:]
-    if alone and len(shape) > 1 and shape[0] == window.size[0] == 2 and not window.offset[0]:
+    alone = alone and not window.offset[0] and window.stride[0] >= 2
+    if alone and len(shape) > 1 and shape[0] == window.size[0] == 2:
         return Reduction(ends, channels, 2, dtype)
     if dtype.is_complex or draw(st.booleans()):
         return Reduction(one, channels, dtype=dtype)
