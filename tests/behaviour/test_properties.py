@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import tempfile
 import threading
 import warnings
@@ -41,7 +42,7 @@ from infinite_tensor.values import weights
 from tests.support import reference
 from tests.support.dict_store import DictTileStore
 from tests.support.pipelines import Action, Fill, Forget, Pipeline, Read, Selection, Together, box_of, pipelines
-from tests.support.reference import Box, Index, Reference, Stage, TooManyWindows, Where, windows_over
+from tests.support.reference import Box, Index, Reference, Stage, TooManyWindows, Where, box_at, windows_over
 from tests.support.together import fill_together, plan_together, read_together
 
 pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
@@ -107,6 +108,8 @@ class History:
         self.bounded = bounded
         self.reference = Reference(pipeline.stages)
         self.known: list[set[Index]] = [set() for _ in pipeline.stages]
+        # Tiles that a mask has left out, each with a window that touches it and is stored in others.
+        self.kept_out: list[set[tuple[Index, Index]]] = [set() for _ in pipeline.stages]
         self.functions = [
             Recorded([pipeline.stages[n] for n in self.together(number)], size)
             for number, size in enumerate(pipeline.batch_sizes)
@@ -190,6 +193,7 @@ class History:
                 tensor.tile_store.clear_tensor(tensor.tensor_id)
         if action.what == "clear_tensor" or isinstance(tensor.tile_store, MemoryTileStore):
             self.known[action.stage].clear()
+            self.kept_out[action.stage].clear()
 
     def read(self, action: Read) -> None:
         groups = [[s] for s in action.selections] if action.how == "one" else [list(action.selections)]
@@ -215,7 +219,7 @@ class History:
         self, parts: Sequence[tuple[int, Selection]], read: Callable[[], list[torch.Tensor]], *, once: bool
     ) -> None:
         try:
-            expected = self.reference.missing(runs_of(parts), self.known, MOST_WINDOWS)
+            expected = self.reference.missing(runs_of(parts), self.known, MOST_WINDOWS, self._kept_out)
         except TooManyWindows:
             return
         before = [Counter(function.calls) for function in self.functions]
@@ -247,7 +251,7 @@ class History:
         box, tensor, region = box_of(action.selection), self.tensors[action.stage], action.selection.expression
         if box is None:
             return
-        where, layout = given_as(action), self.store_of(action.stage)._contents.layout(tensor._spec)
+        where, layout = given_as(action), self._layout(action.stage)
         parts = dict(parts_of(layout, box))
         states = {tile: self._state(action, tile, part) for tile, part in parts.items()}
         names = ["stored", "missing", "uncovered", *(["skipped"] if action.where is not None else [])]
@@ -263,9 +267,10 @@ class History:
     def _state(self, action: Fill, tile: Index, part: Box) -> str:
         """The state of a tile, of which a region has a part."""
         stage = self.pipeline.stages[action.stage]
-        layout = self.store_of(action.stage)._contents.layout(self.tensors[action.stage]._spec)
-        windows = windows_over(stage.shape, stage.window, (layout.start(tile), layout.stop(tile)), stage.edge)
-        missing = set(windows) - self.known[action.stage]
+        layout = self._layout(action.stage)
+        whole = layout.start(tile), layout.stop(tile)
+        windows = windows_over(stage.shape, stage.window, whole, stage.edge)
+        missing = set(windows) - self.known[action.stage] | self._kept_out(action.stage, whole)
         if not missing:
             return "stored" if windows else "uncovered"
         return "missing" if action.where is None or action.where.takes(part) else "skipped"
@@ -289,13 +294,13 @@ class History:
         """The windows that a fill computes of each stage; None for too many."""
         boxes = boxes_of(parts)
         for stage in boxes:
-            layout = self.store_of(stage)._contents.layout(self.tensors[stage]._spec)
+            layout = self._layout(stage)
             if where is not None:
                 boxes[stage] = [part for box in boxes[stage] for _, part in parts_of(layout, box) if where.takes(part)]
             if self.store_of(stage)._contents.outlives_process:
                 boxes[stage] = [layout.whole(*box) for box in boxes[stage]]
         try:
-            return self.reference.missing(boxes, self.known, MOST_WINDOWS)
+            return self.reference.missing(boxes, self.known, MOST_WINDOWS, self._kept_out)
         except TooManyWindows:
             return None
 
@@ -313,7 +318,11 @@ class History:
         before = [Counter(function.calls) for function in self.functions]
         report = fill()
         calls = [function.calls - earlier for function, earlier in zip(self.functions, before, strict=True)]
+        ((number, selection), *_), known, kept_out = parts, list(map(set, self.known)), [*self.kept_out]
         self._check_calls(calls, expected, once=False)
+        if where is not None and self.store_of(number)._contents.outlives_process:
+            made = self.reference.made(number, expected)
+            self._keep_out(number, selection, where, made, known[number], kept_out[number])
         stages = range(len(self.tensors))
         runs = [list(made.elements()) for made in calls]
         assert report.windows == sum(len(self.reference.made(n, runs)) for n in stages)
@@ -324,12 +333,53 @@ class History:
             }
             assert plan().windows == fill().windows == 0
 
+    def _keep_out(
+        self,
+        number: int,
+        selection: Selection,
+        where: Where,
+        made: Iterable[Index],
+        known: set[Index],
+        kept_out: set[tuple[Index, Index]],
+    ) -> None:
+        """Windows have been made by a fill, and are not stored in tiles that its mask leaves out, but were before."""
+        stage, layout, box = self.pipeline.stages[number], self._layout(number), box_of(selection)
+        assert box is not None
+        taken = {tile for tile, part in parts_of(layout, box) if where.takes(part)}
+        for window in made:
+            low, high = box_at(stage.window, window)
+            ends = [math.inf if extent is None else extent for extent in stage.shape]
+            inside = (
+                tuple([a if extent is None else max(a, 0) for a, extent in zip(low, stage.shape, strict=True)]),
+                tuple([int(min(b, end)) for b, end in zip(high, ends, strict=True)]),
+            )
+            self.kept_out[number] |= {
+                (tile, window)
+                for tile, _ in parts_of(layout, inside)
+                if tile not in taken and (window not in known or (tile, window) in kept_out)
+            }
+
+    def _kept_out(self, number: int, box: Box) -> set[Index]:
+        """The windows that a box lacks, though they are known."""
+        stage = self.pipeline.stages[number]
+        return {
+            window
+            for tile, part in (parts_of(self._layout(number), box) if self.kept_out[number] else ())
+            for window in windows_over(stage.shape, stage.window, part, stage.edge)
+            if (tile, window) in self.kept_out[number]
+        }
+
+    def _layout(self, number: int) -> TileLayout:
+        return self.store_of(number)._contents.layout(self.tensors[number]._spec)
+
     def _check_calls(self, calls: list[Counter[Index]], expected: list[set[Index]], *, once: bool) -> None:
         for number, (made, wanted) in enumerate(zip(calls, expected, strict=True)):
             if not self.bounded:
                 assert made == Counter(wanted), f"stage {number}"
                 for n in self.together(number):
-                    self.known[n].update(self.reference.made(n, expected))
+                    anew = {*self.reference.made(n, expected)}
+                    self.known[n] |= anew
+                    self.kept_out[n] = {(tile, window) for tile, window in self.kept_out[n] if window not in anew}
             else:
                 assert set(made) <= wanted, f"stage {number}"
                 assert not once or made <= Counter(wanted), f"stage {number}"

@@ -347,11 +347,16 @@ class Reference:
         return pixels, alike
 
     def missing(
-        self, reads: Mapping[int, Iterable[Box]], known: Sequence[set[Index]], limit: int = 2**63
+        self,
+        reads: Mapping[int, Iterable[Box]],
+        known: Sequence[set[Index]],
+        limit: int = 2**63,
+        kept_out: Callable[[int, Box], set[Index]] = lambda _stage, _box: set(),
     ) -> list[set[Index]]:
         """Per stage, what its ``f`` must run for reads, boxes per stage, where the windows in `known` are stored.
 
-        Of stages that one ``f`` computes, all stands with the first. TooManyWindows for more than `limit`.
+        Of stages that one ``f`` computes, all stands with the first. TooManyWindows for more than `limit`. Those that
+        ``kept_out(stage, box)`` tells are not stored in a box, though they may be elsewhere.
         """
         needed: list[set[Index]] = [set() for _ in self.stages]
         wanted: list[set[Box]] = [set(reads.get(n, ())) for n in range(len(self.stages))]
@@ -359,7 +364,7 @@ class Reference:
             stage = self.stages[n]
             first = n if stage.beside is None else stage.beside
             for box in wanted[n]:
-                missing = set(windows_over(stage.shape, stage.window, box, stage.edge)) - known[n]
+                missing = set(windows_over(stage.shape, stage.window, box, stage.edge)) - known[n] | kept_out(n, box)
                 needed[first].update(index[: stage.coordinates] for index in missing)
                 if sum(map(len, needed)) > limit:
                     raise TooManyWindows

@@ -75,7 +75,7 @@ class FaultyHistory(History):
     ) -> None:
         before = [Counter(function.calls) for function in self.functions]
         if not self._attempt("read", lambda: super(FaultyHistory, self)._check_reads(parts, read, once=once)):
-            planned = self.reference.missing(boxes_of(parts), self.known)
+            planned = self.reference.missing(boxes_of(parts), self.known, kept_out=self._kept_out)
             calls = [function.calls - earlier for function, earlier in zip(self.functions, before, strict=True)]
             self._check_calls(calls, planned, once=False)
 
