@@ -215,14 +215,15 @@ def for_reading(tensor: InfiniteTensor, readers: dict[TileStore, TileStore]) -> 
     moved = [
         replace(
             part,
-            tensors=tuple([TensorInStore(own.spec, _reader(own.store, readers), own.named) for own in part.tensors]),
+            tensors=tuple([TensorInStore(own.spec, reader_of(own.store, readers), own.named) for own in part.tensors]),
         )
         for part in parts
     ]
     return _rebuilt(moved, number)
 
 
-def _reader(store: TileStore, readers: dict[TileStore, TileStore]) -> TileStore:
+def reader_of(store: TileStore, readers: dict[TileStore, TileStore]) -> TileStore:
+    """The same store, opened for reading; see `for_reading`."""
     if store.read_only or not contents_of(store).outlives_process:
         return store
     if store not in readers:

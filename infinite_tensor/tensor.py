@@ -530,8 +530,8 @@ class InfiniteTensor(Fillable):
             answer is for all pixels of it, unless it is an array with an entry for each pixel of the mask.
         compute : bool
             Whether what is missing is computed, and stored, as by a read. Otherwise only tiles that are stored are
-            looked at: a tile counts as a whole, as in `coverage`, and what is missing is not counted. An array in
-            memory is looked at as it is.
+            looked at: a tile counts as a whole, as in `coverage`, and `Stats.missing` says how much is left out. An
+            array in memory is looked at as it is; of a file that is read through, what reads have kept.
         exact : bool
             Whether quantiles are exact, for which pixels are read again when somebody asks for them. Otherwise each is
             less than a part in ``2**11`` nearer to 0 than it should be; see `Stats.quantile`.
@@ -654,7 +654,7 @@ class InfiniteTensor(Fillable):
     def pyramid(
         self,
         levels: int | None = None,
-        method: str = "mean",
+        method: str | None = None,
         store: TileStore | str | os.PathLike[str] | None = None,
     ) -> list[InfiniteTensor]:
         """Overviews: tensors each half as large as the one before, beginning with this one, made as by ``coarsen(2)``.
@@ -666,9 +666,10 @@ class InfiniteTensor(Fillable):
         ----------
         levels : int, optional
             How many. Default: until no coarsened dimension is longer than 512.
-        method : str
-            As for `coarsen`. A mean is that of the pixels of this tensor also where extents are odd; of integers it is
-            rounded at each level. The mode is the mode of modes.
+        method : str, optional
+            As for `coarsen`. Default: that of stored levels, if there are; else "mode" for labels of ``argmax`` and for
+            bool, "nearest" for others without a mean, and "mean". A mean is that of the pixels of this tensor also
+            where extents are odd; of integers it is rounded at each level. The mode is the mode of modes.
         store : TileStore, str or path, optional
             Where they are stored. Default: where this tensor is.
 

@@ -205,7 +205,7 @@ def verify(store: str, tensor_id: str | None, repair: bool, yes: bool, as_json: 
 
     Exits with 3 where something is. With --repair, that is what could not be repaired: a damaged definition stays.
     """
-    with _opened(store) if repair else infinite_tensor.open_store(store, mode="r") as opened:
+    with opened_to_change(store) if repair else infinite_tensor.open_store(store, mode="r") as opened:
         ids = opened.tensor_ids() if tensor_id is None else [tensor_id]
         damages = [{"tensor_id": name, **jsonable(each)} for name in ids for each in opened.verify(name)]
         dropped = [each["tensor_id"] for each in damages if repair and each["kind"] != "definition"]
@@ -242,7 +242,7 @@ def verify(store: str, tensor_id: str | None, repair: bool, yes: bool, as_json: 
 def gc(store: str, partial: bool, older_than: float, yes: bool, as_json: bool) -> None:
     """Delete what no tensor of STORE refers to: leavings of killed processes and of cleared tensors."""
     too = ", and what is stored of half-computed tiles" if partial else ""
-    with _opened(store) as opened:
+    with opened_to_change(store) as opened:
         ask(
             f"This deletes what no tensor of {store} refers to{too}. No process should be creating tensors there "
             "meanwhile.",
@@ -268,7 +268,7 @@ def gc(store: str, partial: bool, older_than: float, yes: bool, as_json: bool) -
 def rm(store: str, tensor_id: str, dependants: bool, group: bool, yes: bool, as_json: bool) -> None:
     """Delete a tensor, with its definition and all its tiles; or a group, whose tensors stay."""
     tensors, groups = [], []
-    with _opened(store) as opened:
+    with opened_to_change(store) as opened:
         if group or (tensor_id not in opened and tensor_id in opened.group_ids()):
             if dependants:
                 raise click.UsageError(f"{tensor_id!r} is a group, and --dependants is for tensors")
@@ -291,7 +291,7 @@ def rm(store: str, tensor_id: str, dependants: bool, group: bool, yes: bool, as_
         note(f"deleted group {tensor_id!r}; its tensors stay" if groups else f"deleted {named(tensors)}")
 
 
-def _opened(store: str) -> infinite_tensor.TileStore:
+def opened_to_change(store: str) -> infinite_tensor.TileStore:
     """A store that is there, to change something in it."""
     # Mode r+ makes a store of a Zarr group or HDF5 file of somebody else.
     infinite_tensor.open_store(store, mode="r").close()

@@ -140,7 +140,8 @@ def read(
 ) -> None:
     """Read what is stored of a region.
 
-    Computes nothing. Without --fill-value, pixels that are not stored are an error.
+    Computes nothing but coarser tensors, which a store can compute from what it holds. Without --fill-value, other
+    pixels that are not stored are an error.
     """
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
@@ -203,7 +204,7 @@ def stats(store: str, tensor_id: str, region: Any, as_json: bool) -> None:
         print_report(found, as_json=False)
         return
     quantiles = dict(zip(_QUANTILES, found.quantile(_QUANTILES), strict=True)) if found.count else {}
-    names = ("count", "nan", "nodata", "min", "max", "mean", "std", "labels")
+    names = ("count", "nan", "nodata", "missing", "min", "max", "mean", "std", "labels")
     print_json({**{name: getattr(found, name) for name in names}, "quantiles": quantiles})
 
 

@@ -8,6 +8,7 @@ import click
 
 import infinite_tensor
 from infinite_tensor.cli import arguments
+from infinite_tensor.cli.changing import opened_to_change
 from infinite_tensor.cli.output import print_json
 
 
@@ -31,7 +32,7 @@ def serve(store: str, computed: Any, store_results: bool, workers: int | None, a
 
     There is no authentication.
     """
-    with infinite_tensor.open_store(store, mode="r+" if store_results else "r") as opened:
+    with opened_to_change(store) if store_results else infinite_tensor.open_store(store, mode="r") as opened:
         sources = [opened] if computed is None else [computed, opened]
         given = options if workers is None else options | {"workers": workers}
         ready = _print_url if as_json else None

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from infinite_tensor.engine.chain import Node, NodeHolder, node_of
-from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Request, fill, is_filled, prepare, writable
 from infinite_tensor.filling.invalidate import Invalidation, invalidate
 from infinite_tensor.filling.plan import FillPlan
@@ -125,7 +124,7 @@ class Fillable(ABC):
         pyramid : bool or str
             Whether the levels of `InfiniteTensor.pyramid` are filled too, over the same region: those windows of them
             whose pixels all lie over what is filled. Of an unbounded tensor there are as many levels as the region
-            needs. A str is the method. Default for True: "mean", of bool "mode", of others that have no mean "nearest".
+            needs. A str is the method; True is for that which `InfiniteTensor.pyramid` takes.
 
         Returns
         -------
@@ -144,12 +143,7 @@ class Fillable(ABC):
         KeyboardInterrupt
             After a Ctrl-C, with a note that says how to continue.
         """
-        check_fill(workers, client, progress, shard)
-        if shard is not None and pyramid:
-            raise ValidationError(
-                "a shard cannot fill levels, which lie over several of them: fill with pyramid=True and without shard "
-                "when all shards are done; nothing is computed twice"
-            )
+        check_fill(workers, client, progress, shard, pyramid)
         workers = None if workers is None else int(workers)
         requests = self._requests(region, where)
         levels: list[list[InfiniteTensor]] = []

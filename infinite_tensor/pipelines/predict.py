@@ -205,7 +205,7 @@ def predict(
     if preprocess is not None and not callable(preprocess):
         raise ValidationError(f"preprocess must be a function of a batch, or None, got {quoted(preprocess)}")
     tensor_id = checked_id(tensor_id)
-    check_fill(workers, client, progress, shard)
+    check_fill(workers, client, progress, shard, pyramid)
     sliding = Sliding.over(_tensor_of(source, dims), dims, window, overlap, padding, edge)
     place = device_of(net) if device is None else checked_device(device)
     f = BatchedNetwork(net, preprocess, count, place, _dtype_of_autocast(autocast, place), sliding.channel_dim)

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from itertools import count
 from typing import cast
 
-import torch
-
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import TensorWindow
@@ -55,7 +53,7 @@ def coarsen(
 def pyramid(
     tensor: InfiniteTensor,
     levels: int | None,
-    method: str,
+    method: str | None,
     nodata: Code | None,
     store: TileStore | str | os.PathLike[str] | None,
     *,
@@ -67,6 +65,7 @@ def pyramid(
     room of another. Windows of all levels then lie over about as many pixels of the tensor, to read only what is near.
     """
     factors = _factors(tensor, 2)
+    method = method or method_for(tensor)
     if levels is None:
         extents = [1 if factor == 1 else extent for extent, factor in zip(tensor.shape, factors, strict=True)]
         known = [extent for extent in extents if extent is not None]
@@ -103,8 +102,8 @@ def pyramid(
 
 def _check_stored_method(tensor: InfiniteTensor, method: str) -> None:
     """ValidationError where the store of a tensor holds levels of another method."""
-    kept = next((cast("Coarsening", level.f).method for level in stored_levels(tensor)), method)
-    if kept != method:
+    kept = _stored_method(tensor)
+    if kept not in (None, method):
         raise ValidationError(
             f"the levels of tensor {tensor.tensor_id!r} are stored with method={kept!r}, got {method!r}; give "
             f"method={kept!r}, or another store=..., or delete them by "
@@ -116,12 +115,21 @@ def levels_over(tensor: InfiniteTensor, extents: Sequence[int], method: bool | s
     """The levels that a fill of a region of these extents computes too; none where it is small."""
     ends = [own if given is None else given for given, own in zip(tensor.shape, extents, strict=True)]
     number = _number_of(ends, _factors(tensor, 2))
-    return tensor.pyramid(number, method_for(tensor.dtype) if method is True else str(method)) if number else []
+    return tensor.pyramid(number, None if method is True else str(method)) if number else []
 
 
-def method_for(dtype: torch.dtype, *, labels: bool = False) -> str:
-    """The method for pixels of a dtype that nobody has named one for; `labels` have no mean."""
-    return next(name for name in ("mean", "mode", "nearest")[labels:] if fits(name, dtype))
+def method_for(tensor: InfiniteTensor, *, labels: bool = False) -> str:
+    """The method where nobody has named one: that of stored levels, or a mean where there can be one.
+
+    What ``argmax`` made are labels, which have no mean.
+    """
+    labels = labels or (tensor.reduce is not None and tensor.reduce.function == "argmax")
+    return _stored_method(tensor) or next(n for n in ("mean", "mode", "nearest")[labels:] if fits(n, tensor.dtype))
+
+
+def _stored_method(tensor: InfiniteTensor) -> str | None:
+    level = _stored_level([tensor])
+    return None if level is None else cast("Coarsening", level.f).method
 
 
 def levels_to_show(
@@ -163,7 +171,7 @@ def levels_to_show(
         number = min(checked_count("pyramid", wanted), _number_of(shape, factors, 1))
     held = stored_levels(tensor)
     kept = cast("Coarsening", held[0].f).method if held else None
-    method = wanted if isinstance(wanted, str) else kept or method_for(tensor.dtype)
+    method = wanted if isinstance(wanted, str) else kept or method_for(tensor)
     check_method(method, tensor.dtype)
     if number == 0:
         return []
@@ -210,15 +218,19 @@ def clear_levels(store: TileStore, tensor_id: str) -> None:
 def stored_levels(tensor: InfiniteTensor) -> list[InfiniteTensor]:
     """The levels of a tensor that its store holds, from the finest on: each is computed from the one before."""
     found = [tensor]
-    while True:
-        name = f"{tensor.tensor_id}/level-{len(found)}"
-        try:
-            level = tensor.tile_store.open(name, args=[found[-1]])
-        except (StoreError, ValidationError):
-            return found[1:]
-        if not isinstance(level.f, Coarsening):
-            return found[1:]
+    while (level := _stored_level(found)) is not None:
         found.append(level)
+    return found[1:]
+
+
+def _stored_level(below: Sequence[InfiniteTensor]) -> InfiniteTensor | None:
+    """The level after a tensor and some of its levels, if the store holds it."""
+    tensor = below[0]
+    try:
+        level = tensor.tile_store.open(f"{tensor.tensor_id}/level-{len(below)}", args=[below[-1]])
+    except (StoreError, ValidationError):
+        return None
+    return level if isinstance(level.f, Coarsening) else None
 
 
 def _coarser(

@@ -145,7 +145,7 @@ def checked_age(given: object) -> float:
     return float(seconds)
 
 
-def check_fill(workers: object, client: object, progress: object, shard: object) -> None:
+def check_fill(workers: object, client: object, progress: object, shard: object, pyramid: object) -> None:
     """ValidationError for what no fill takes, before it is known what is to be filled."""
     if workers is not None:
         checked_workers(workers)
@@ -153,6 +153,16 @@ def check_fill(workers: object, client: object, progress: object, shard: object)
         check_client(client)
     checked_progress(progress)
     checked_shard(shard)
+    if not isinstance(pyramid, bool | str):
+        raise ValidationError(
+            f"pyramid must be True, False or the method of levels, such as 'mode', got {quoted(pyramid)}; "
+            "t.pyramid(levels=3) makes so many"
+        )
+    if shard is not None and pyramid:
+        raise ValidationError(
+            "a shard cannot fill levels, which lie over several of them: call it with pyramid=True and without shard "
+            "when all shards are done; nothing is computed twice"
+        )
 
 
 def checked_workers(value: object) -> int:

@@ -22,7 +22,7 @@ from infinite_tensor.engine.chain import chain_of, node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.mask import BoolArray, PlacedMask, placed
 from infinite_tensor.filling.stored_only import whole_pixels
-from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
 from infinite_tensor.geometry.regions import Blocks, Selection, parse
 from infinite_tensor.support.exact import MOST, Moments
 from infinite_tensor.support.given import checked_flag, checked_workers, quoted
@@ -60,6 +60,8 @@ class Stats:
         How many pixels have a number: all that were looked at, but for NaN and nodata. Infinities count.
     nan, nodata : int
         How many are NaN, and how many the raster that they are from calls nodata. Nothing else counts these.
+    missing : int
+        How many pixels of the region were left out because they are not stored, whatever a mask says of them.
     min, max : int or float
         The smallest and the largest number. They, `mean` and `std` are NaN where `count` is 0.
     mean, std : float
@@ -73,6 +75,7 @@ class Stats:
     count: int
     nan: int
     nodata: int
+    missing: int
     min: float
     max: float
     mean: float
@@ -132,7 +135,8 @@ class Stats:
         return between if wanted.ndim else between[0]
 
     def __str__(self) -> str:
-        others = [f"{n:,} {name}" for name, n in (("NaN", self.nan), ("nodata", self.nodata)) if n]
+        counts = (("NaN", self.nan), ("nodata", self.nodata), ("not stored", self.missing))
+        others = [f"{n:,} {name}" for name, n in counts if n]
         lines = [("pixels", ", ".join([f"{self.count:,}", *others]))]
         if self.count:
             lines += [(name, f"{getattr(self, name):.7g}") for name in ("min", "max", "mean", "std")]
@@ -228,6 +232,13 @@ class _Pixels:
         self._read_computed(sieve.add) if self.computed else self._read_stored(sieve.add)
         sieve.finish()
         return sieve
+
+    @property
+    def missing(self) -> int:
+        """How many pixels of the selection are not stored; where nothing bounds it, only what is stored counts."""
+        if self.tiles is None or COORDINATE_LIMIT in self.selection.stop:
+            return 0
+        return math.prod(self.selection.size) - sum(math.prod(part.size) for part in self._parts())
 
     def _wanted(self) -> Iterator[tuple[Selection, BoolArray | None]]:
         """The boxes that hold pixels that are wanted, and which these are."""
@@ -372,7 +383,7 @@ def stats_of(
     pixels = _Pixels.of(tensor, nodata, region, where, computed, workers)
     figures = _Figures(tensor.dtype)
     others = pixels.read(figures.add)
-    return figures.stats(others, pixels if exact else None)
+    return figures.stats(others, pixels.missing, pixels if exact else None)
 
 
 class _Figures:
@@ -413,13 +424,13 @@ class _Figures:
             np.clip(floats, -_LARGEST, _LARGEST, out=floats, where=np.isfinite(numbers))
         return (floats.view(np.uint32) >> (32 - LEADING)).astype(np.intp)
 
-    def stats(self, others: _Sieve, again: _Pixels | None) -> Stats:
+    def stats(self, others: _Sieve, missing: int, again: _Pixels | None) -> Stats:
         """All that is told, with how many pixels are no numbers."""
         is_float = self._dtype.is_floating_point
         (places,) = np.nonzero(self._counts)
         if not len(places):
             none = math.nan
-            return Stats(0, others.nan, others.nodata, none, none, none, none, None if is_float else {})
+            return Stats(0, others.nan, others.nodata, missing, none, none, none, none, None if is_float else {})
         bins = self._bins(places)
         mean, std = (self._infinite, math.nan) if self._infinite else (self._moments.mean, self._moments.std)
         counted = zip(bins.values.tolist(), bins.counts.tolist(), strict=True)
@@ -427,6 +438,7 @@ class _Figures:
             bins.count,
             others.nan,
             others.nodata,
+            missing,
             self._min,
             self._max,
             mean,

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.groups import TensorGroup
-from infinite_tensor.opening import for_reading
+from infinite_tensor.opening import for_reading, reader_of
 from infinite_tensor.pipelines.pyramid import without_levels
 from infinite_tensor.support.given import checked_count, quoted
 from infinite_tensor.tensor import InfiniteTensor
@@ -82,14 +82,16 @@ def _tensors_of(
     readers: dict[TileStore, TileStore] = {}
     for source in sources:
         if isinstance(source, TileStore):
-            yield from ((each, partial(source.open, each)) for each in without_levels(source.tensor_ids()))
+            store = source if store_results else reader_of(source, readers)
+            yield from ((each, partial(store.open, each)) for each in without_levels(store.tensor_ids()))
         elif isinstance(source, InfiniteTensor | TensorGroup):
             members: Iterable[Any] = [source] if isinstance(source, InfiniteTensor) else source.values(True, True)
             for tensor in members:
                 yield tensor.tensor_id, partial(_same, tensor if store_results else for_reading(tensor, readers))
         else:
             raise ValidationError(
-                f"an InfiniteTensor, a TensorGroup or a TileStore can be served, got {quoted(source)}"
+                f"an InfiniteTensor, a TensorGroup or a TileStore can be served, got {quoted(source)}; open a path "
+                "by open_store(path, mode='r')"
             )
 
 

@@ -17,7 +17,7 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.colours import MOST_LABELS, PALETTE, Array, are_labels, full_range, range_of, rgba, scaled
-from infinite_tensor.views.frame import shown, shown_dtype, shown_if_stored
+from infinite_tensor.views.frame import shown_dtype, shown_if_stored
 from infinite_tensor.views.plane import SIDE, Plane, Tile, finer
 
 _SAMPLES = 8
@@ -67,8 +67,8 @@ def tiles_of(level: InfiniteTensor, region: Any) -> int:
     return math.prod([(b - 1) // n - a // n + 1 for a, b, n in zip(found.start, found.stop, tile, strict=True)])
 
 
-def samples(tensor: InfiniteTensor, plane: Plane, may_read: Callable[[Any], bool]) -> list[Array]:
-    """Pixels by which colours are chosen: of some stored tiles, or of the middle, as many as may be computed."""
+def samples(tensor: InfiniteTensor, plane: Plane, read: Callable[[Any], Array | None]) -> list[Array]:
+    """Pixels by which colours are chosen: of some stored tiles, or as many of the middle as ``read(region)`` gives."""
     node = node_of(tensor)
     layout = node.contents.layout(node.spec)
     found = node.contents.inventory(node.spec, *layout.pixels)
@@ -82,8 +82,8 @@ def samples(tensor: InfiniteTensor, plane: Plane, may_read: Callable[[Any], bool
     for side in (SIDE, SIDE // 4, SIDE // 16, 1):
         rows, columns = (slice(part.start, min(part.stop, part.start + side)) for part in middle)
         region = plane.region((rows, columns), (1,) * tensor.ndim)
-        if may_read(region):
-            return [shown(tensor[region])]
+        if (pixels := read(region)) is not None:
+            return [pixels]
     return [np.zeros(0, shown_dtype(tensor.dtype))]
 
 

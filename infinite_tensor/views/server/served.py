@@ -8,6 +8,7 @@ import re
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
@@ -24,6 +25,7 @@ from infinite_tensor.support.stopping import Stopped
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
 from infinite_tensor.values.coarse import Coarsening
+from infinite_tensor.views.colours import Array
 from infinite_tensor.views.face import Face, FaceStore, store_of_levels
 from infinite_tensor.views.frame import Frame, shown
 from infinite_tensor.views.metadata import array_name_of
@@ -161,12 +163,19 @@ class Served:
     @cached_property
     def _drawing(self) -> tuple[list[InfiniteTensor], list[Index], Colours]:
         """What map tiles are drawn of, and how, until one shows that these are no labels."""
-        tensor, plane = self.tensor, self._plane
-        most, is_computable = self._settings.max_windows, _is_computable(tensor)
-        pixels = samples(tensor, plane, lambda region: is_computable and _cost(tensor, region, most) <= most)
+        plane = self._plane
+        pixels = samples(self.tensor, plane, self._sample)
         return self._drawing_in(
             Colours.of(pixels, self._settings.low, self._settings.high, rgb=plane.colours is not None)
         )
+
+    def _sample(self, region: Any) -> Array | None:
+        """Pixels of a region; None where they take too many windows, or cannot be computed."""
+        most = self._settings.max_windows
+        try:
+            return shown(self.tensor[region]) if _cost(self.tensor, region, most) <= most else None
+        except TileAccessError:
+            return None
 
     def _drawing_in(self, colours: Colours) -> tuple[list[InfiniteTensor], list[Index], Colours]:
         """The tensor and its levels, those that are stored or else such as are kept in memory, and their colours."""
@@ -174,8 +183,10 @@ class Served:
         levels = stored_levels(tensor)
         if not levels:
             number = _LEVELS if None in tensor.shape else None
-            method = method_for(tensor.dtype, labels=colours.kind == "labels")
-            levels = tensor.pyramid(number, method, MemoryTileStore(cache_size_bytes=_LEVELS_BYTES))
+            method = method_for(tensor, labels=colours.kind == "labels")
+            # Rows and columns may have names that say nothing of what is beside each other.
+            with suppress(ValidationError):
+                levels = tensor.pyramid(number, method, MemoryTileStore(cache_size_bytes=_LEVELS_BYTES))
         return *self._plane.pyramid(tensor, levels), colours
 
     def _map_tile(self, found: re.Match[str], query: str, *, compute: bool) -> Response | None:
@@ -197,11 +208,14 @@ class Served:
             return refused(404, "there are no pixels")
         level, region = levels[tile.level], plane.region(box, scales[tile.level])
         cost, missing = 0 if compute else _cost(level, region, self._settings.max_windows), None
-        if not cost:
-            values = plane.image(shown(level[region]))
-        elif cost <= self._settings.max_windows and _is_computable(level):
+        if cost and cost <= self._settings.max_windows and level.f is not None:
             return None
-        else:
+        try:
+            values = None if cost else plane.image(shown(level[region]))
+        except TileAccessError:
+            # Something that it is computed from is neither stored nor computable.
+            values = None
+        if values is None:
             values, missing = stored_image(levels, scales, plane, tile)
         fitting = colours.fitting(values)
         if fitting is not colours:
@@ -234,10 +248,6 @@ def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -
     (finer,), box = level.args, tuple([slice(*span) for span in below])
     is_stored = tiles_of(finer, box) <= most and not finer.coverage(box, "missing").any()
     return count if is_stored else _bound(finer, below, most)
-
-
-def _is_computable(tensor: InfiniteTensor) -> bool:
-    return tensor.f is not None and all(map(_is_computable, tensor.args))
 
 
 def _places(query: str) -> list[int]:

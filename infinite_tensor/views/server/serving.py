@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 import warnings
@@ -67,6 +68,8 @@ def serve(
         If starlette, uvicorn, pillow or matplotlib is not installed.
     ValidationError
         If an argument does not fit.
+    RuntimeError
+        If an event loop runs on this thread, as in a notebook.
     """
     try:
         import uvicorn  # noqa: PLC0415  (an extra)
@@ -75,6 +78,9 @@ def serve(
         from infinite_tensor.views.server.served import Settings  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ImportError("serve needs packages: pip install matplotlib pillow starlette uvicorn") from error
+    if not sources:
+        raise ValidationError("there is nothing to serve: give an InfiniteTensor, a TensorGroup or a TileStore")
+    _check_no_loop()
     settings = Settings(region, checked_count("max_windows", max_windows), vmin, vmax)
     shown = f"[{host}]" if ":" in host else host
     hosts: tuple[str, ...] = (*LOCAL, shown, socket.gethostname())
@@ -85,7 +91,8 @@ def serve(
             stacklevel=2,
         )
         hosts = ("*",) if host in _ANY else hosts
-    app = app_of(sources, settings, hosts=hosts, cors=cors, store_results=store_results, workers=workers)
+    origins = [cors] if isinstance(cors, str) else cors
+    app = app_of(sources, settings, hosts=hosts, cors=origins, store_results=store_results, workers=workers)
 
     class _Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -100,7 +107,7 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=_PATIENCE_SECONDS,
     )
-    with _listener(host, port) as listener:
+    with listening(host, port) as listener:
         (ready or _tell)(f"http://{shown}:{listener.getsockname()[1]}/")
         with suppress(KeyboardInterrupt):
             _Server(config).run([listener])
@@ -111,7 +118,19 @@ def _tell(url: str) -> None:
     sys.stderr.flush()
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def _check_no_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(
+        "serve runs until Ctrl-C, and an event loop is running on this thread, as in a notebook; call it on another "
+        "one, as by threading.Thread(target=serve, args=[t]).start(), or run infinite-tensor serve in a terminal"
+    )
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address; ValidationError if that cannot be."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family)

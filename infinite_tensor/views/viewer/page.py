@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import socket
 import sys
 import threading
 import webbrowser
@@ -30,6 +29,7 @@ from infinite_tensor.support.given import as_index, checked_count, quoted
 from infinite_tensor.support.tables import shown_id
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.plane import Plane
+from infinite_tensor.views.server.serving import listening
 from infinite_tensor.views.viewer.panel import Panel
 from infinite_tensor.views.viewer.tiles import stored_near
 from infinite_tensor.views.viewer.viewport import Budget
@@ -186,9 +186,9 @@ class View:
         async def serve() -> None:
             """Serve the page until somebody closes the view."""
             self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-            listening = socket.create_server(("127.0.0.1", port))
-            listening.setblocking(False)
-            bound = listening.getsockname()[1]
+            listener = listening("127.0.0.1", port)
+            listener.setblocking(False)
+            bound = listener.getsockname()[1]
             pages = BokehTornado(
                 Application(FunctionHandler(show)),
                 extra_websocket_origins=[f"localhost:{bound}", f"127.0.0.1:{bound}"],
@@ -197,7 +197,7 @@ class View:
                 unused_session_lifetime_milliseconds=2000,
             )
             http = HTTPServer(pages)
-            http.add_sockets([listening])
+            http.add_sockets([listener])
             server = BaseServer(IOLoop.current(), pages, http)
             server.start()
             self.url = f"http://localhost:{bound}/"

@@ -100,6 +100,15 @@ def test_gc_deletes_half_computed_tiles_that_are_old_and_says_how_much(cli: Comm
     assert cli("info", store, "halves", "--json").json["tiles_partial"] == 0
 
 
+def test_what_is_no_store_stays_what_it_is(cli: CommandLine, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs.zarr"
+    zarr.create_group(theirs)
+    before = (theirs / "zarr.json").read_bytes()
+    for command in (["gc"], ["verify", "--repair"], ["serve", "--store-results", "--port", "0"]):
+        assert cli(command[0], theirs, *command[1:]).code == 1
+    assert (theirs / "zarr.json").read_bytes() == before
+
+
 def test_rm_says_what_it_deletes_and_asks(cli: CommandLine, store: Path) -> None:
     refused = cli("rm", store, "twice")
     assert refused.code == 2

@@ -244,7 +244,7 @@ def test_stats_are_those_of_what_is_stored(cli: CommandLine, store: Path) -> Non
 
 
 def test_stats_of_what_is_not_stored_count_nothing(cli: CommandLine, store: Path) -> None:
-    assert cli("stats", store, "rows", "--region", "100:200,0:2").out.splitlines() == ["pixels  0"]
+    assert cli("stats", store, "rows", "--region", "100:200,0:2").out.splitlines() == ["pixels  0, 200 not stored"]
     assert cli("stats", store, "rows", "--region", "100:200,0:2", "--json").json["mean"] == "NaN"
 
 

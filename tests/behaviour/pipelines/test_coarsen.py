@@ -279,7 +279,8 @@ def test_a_method_other_than_that_of_stored_levels_is_told(tmp_path: Path) -> No
         t = made(store, [], (100, 100))
         (level,) = t.pyramid(1, "max")
         with pytest.raises(ValidationError, match=r"stored with method='max', got 'mean'; give method='max'"):
-            t.pyramid(1)
+            t.pyramid(1, "mean")
+        assert t.pyramid(1)[0].version == level.version
         store.clear_tensor(level.tensor_id)
         assert t.pyramid(1)[0].shape == (50, 50)
 
@@ -343,6 +344,20 @@ def test_a_mask_bounds_what_is_stored_beside_levels_as_without_them(tmp_path: Pa
 def test_a_shard_has_no_levels(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="a shard cannot fill levels"):
         made(ZarrTileStore(tmp_path / "s"), []).fill(sl[0:9, 0:9], shard=(0, 2), pyramid=True)
+    with pytest.raises(ValidationError, match="pyramid must be True, False or the method"):
+        made(ZarrTileStore(tmp_path / "s"), []).fill(sl[0:9, 0:9], pyramid=3)  # type: ignore[arg-type]
+
+
+def test_levels_of_labels_have_the_mode_after_shards_too(tmp_path: Path) -> None:
+    net, image = torch.nn.Conv2d(3, 4, 3, padding=1), torch.rand(3, 700, 600)
+    options: dict[str, Any] = {"window": 128, "dims": ("c", "y", "x"), "reduce": "argmax", "progress": False}
+    for rank in range(2):
+        predict(net, image, tmp_path / "s.zarr", shard=(rank, 2), **options)
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        labels = store.open("prediction")
+        labels.fill(..., pyramid=True, progress=False)
+        (level,) = labels.pyramid()
+        assert torch.equal(level[...], reference(labels[...], (2, 2), "mode"))
 
 
 def test_what_is_invalidated_is_dropped_of_levels_too(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import queue
 import re
@@ -289,6 +290,27 @@ def test_a_map_tile_that_takes_too_much_shows_what_is_stored(world: InfiniteTens
         assert (coarse[32:, 32:, 3] < 255).all()
 
 
+def test_dimensions_of_any_names_are_drawn_as_they_are() -> None:
+    tensor = from_array(np.arange(1200, dtype=np.float32).reshape(30, 40), dims=("lat", "lon"))
+    with served(tensor) as server:
+        pixels = image(server.get(f"/{tensor.tensor_id}/0/0/0.png").content)
+        assert len(np.unique(pixels[:30, :40], axis=0)) > 1
+        assert server.get(f"/{tensor.tensor_id}/-1/0/0.png").status_code == 404
+
+
+def test_map_tiles_from_afar_are_computed_of_what_is_stored_without_an_f(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "w.zarr", tile_size=SIDE) as store:
+        halves = made(store, lambda _: (torch.arange(SIDE)[:, None] + torch.arange(SIDE)) % 2 * 8.0)
+        halves[-512:512, -512:512]
+    with open_store(tmp_path / "w.zarr", mode="r") as store, served(store) as server:
+        found = server.get("/world/-1/0/0.png")
+        assert found.headers["cache-control"] == "no-cache"
+        near = image(server.get("/world/0/0/0.png").content).reshape(-1, 4)
+        # A mean of both.
+        assert len({tuple(pixel) for pixel in [*near[:2], image(found.content)[0, 0]]}) == 3
+        assert server.get("/world/-1/1/1.png").headers["cache-control"] == "no-store"
+
+
 def exits(_ctx: object) -> torch.Tensor:
     raise SystemExit("secret")
 
@@ -482,10 +504,13 @@ def test_a_store_is_not_changed_by_default(tmp_path: Path, suffix: str) -> None:
 def test_results_are_stored_where_that_is_wanted(tmp_path: Path) -> None:
     path = tmp_path / "w.zarr"
     with ZarrTileStore(path, tile_size=SIDE) as store:
-        made(store)[-64:64, -64:64]
+        made(store)[-512:512, -512:512]
+        made(store).pyramid(1)
     before = files(tmp_path)
     with served(made(path)) as server:
         browse(server)
+    with ZarrTileStore(path) as store, served(store) as server:
+        assert server.get("/world/s1/world/c/0/0").status_code == 200
     assert files(tmp_path) == before
     with served(made(path), store_results=True) as server:
         browse(server)
@@ -522,6 +547,16 @@ def test_serve_warns_of_other_hosts_and_names_a_port_that_is_taken(world: Infini
             infinite_tensor.serve(world, host="0.0.0.0", port=server.port)  # noqa: S104
     with pytest.raises(ValidationError, match="can be served"):
         infinite_tensor.serve(3, port=0)  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match="there is nothing to serve"):
+        infinite_tensor.serve(port=0)
+
+
+def test_serve_says_where_it_cannot_run() -> None:
+    async def in_a_notebook() -> None:
+        infinite_tensor.serve(from_array(np.zeros((4, 4))), port=0)
+
+    with pytest.raises(RuntimeError, match="an event loop is running on this thread"):
+        asyncio.run(in_a_notebook())
 
 
 MODULE = """

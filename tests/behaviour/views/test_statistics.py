@@ -402,3 +402,17 @@ def _over(wanted: npt.NDArray[np.bool_], pixels: Sequence[range], scale: float, 
         for along, begin in zip(pixels, begins, strict=True)
     ]
     return np.array([[wanted[rows, columns].any() for columns in spans[1]] for rows in spans[0]])
+
+
+def test_what_is_not_stored_of_a_region_is_told(tmp_path: Path) -> None:
+    with store_of("zarr", tmp_path) as store:
+        window = TensorWindow((16, 16))
+        t = InfiniteTensor((None, None), drawn(torch.float32, (16, 16)), window, tile_store=store, tensor_id="t")
+        t[0:32, 0:64]
+        assert t.stats(sl[0:32, 0:64]).missing == 0
+        found = t.stats(sl[8:40, 32:96])
+        assert (found.count + found.nan, found.missing) == (24 * 32, 32 * 64 - 24 * 32)
+        assert f"{32 * 64 - 24 * 32:,} not stored" in str(found)
+        assert t.stats(sl[8:40:2, 32:96]).missing == 16 * 64 - 12 * 32
+        assert t.stats().missing == 0
+        assert t.stats(sl[0:32, 60:96], compute=True).missing == 0

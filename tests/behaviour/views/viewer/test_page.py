@@ -441,5 +441,5 @@ def test_a_port_that_is_taken_is_an_error_and_a_view_shows_itself_in_notebooks()
     with t.view(open_browser=False) as view:
         port = int(view.url.rsplit(":", 1)[1].strip("/"))
         assert f'src="{view.url}"' in view._repr_html_()
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(ValidationError, match="give another port, or 0 for a free one"):
             t.view(port=port, open_browser=False)
