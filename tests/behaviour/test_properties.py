@@ -220,11 +220,15 @@ class History:
     ) -> None:
         try:
             expected = self.reference.missing(runs_of(parts), self.known, MOST_WINDOWS, self._kept_out)
+            spanned = boxes_of(parts) if any(self.kept_out) else {}
+            allowed = self.reference.missing(spanned, self.known, MOST_WINDOWS, self._kept_out)
         except TooManyWindows:
             return
         before = [Counter(function.calls) for function in self.functions]
         results = read()
         calls = [function.calls - earlier for function, earlier in zip(self.functions, before, strict=True)]
+        # A window of a pixel that is read may be made again for a tile that lacks it, of which it holds none.
+        expected = [wanted | (made.keys() & more) for wanted, made, more in zip(expected, calls, allowed, strict=True)]
         self._check_calls(calls, expected, once=once)
         assert len(results) == len(parts)
         for (stage, selection), result in zip(parts, results, strict=True):
