@@ -929,8 +929,9 @@ class InfiniteTensor(Fillable):
         """Open a page of Bokeh on which one walks about: drag to move, turn the wheel to zoom.
 
         Tiles nearest to the middle come first: those that are stored at once, and others as `f` computes them, which
-        are stored as by a read. What is not there yet, or is not to be computed, is grey; what `f` raises stands on its
-        tile. From afar, stored levels of a `pyramid` are shown, or coarse pixels of what is stored.
+        are stored as by a read. What is to come is blue, what is missing and not to be computed is grey; what `f`
+        raises stands on its tile. From afar, stored levels of a `pyramid` are shown, or coarse pixels of what is
+        stored.
 
         Parameters
         ----------
@@ -939,8 +940,8 @@ class InfiniteTensor(Fillable):
         port : int
             Where the page is served, to this machine alone. Default: any port that is free.
         budget : int
-            So many windows may be computed for what is seen at a time. Where there are more, only what is stored is
-            shown.
+            So many windows of a tensor may be computed for what is seen of it at a time, not counting those upstream.
+            Where there are more, only what is stored is shown.
         open_browser : bool, optional
             Whether a browser opens. Default: outside of notebooks, which show the page below the cell.
 
