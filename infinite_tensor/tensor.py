@@ -1045,7 +1045,8 @@ class InfiniteTensor(Fillable):
             Of a PNG, in place of `every`: how many pixels it has at most; every is the least int for that.
         palette : bool
             Of a PNG with one channel of uint8: give each number a colour, those of matplotlib's ``tab20`` again and
-            again, as `show` draws labels. The numbers stay what they are, and a `fill_value` is transparent.
+            again; `show` draws labels in them too, but numbers beyond 19 along a map of colours. The numbers stay what
+            they are, and a `fill_value` is transparent.
         pyramid : bool, int or str
             Of Zarr, whether the group is an OME-Zarr 0.5 image with levels, as viewers want it: arrays ``s0/<name>``,
             ``s1/<name>`` and so on, each in a group for ``xarray.open_zarr(target, group="s1")``. True writes as many
