@@ -26,6 +26,7 @@ class _Written(click.ParamType[Any, str]):
         self.name, self._read, self._example = name, read, example
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """What is meant by a text; the error of click, with an example, for one that is not written like that."""
         try:
             return self._read(value)
         except (TypeError, ValueError):
@@ -82,6 +83,7 @@ class _Reference(click.ParamType[Any, str]):
     name = "reference"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The object that a reference names; its module is imported, or its file is run."""
         found = _REFERENCE.fullmatch(value)
         if found is None:
             self.fail(f'{value!r} names nothing: write a file and a name in it, as in "world.py:tensor"', param, ctx)

@@ -356,6 +356,7 @@ async def _together(call: Callable[[T], Awaitable[R]], arguments: Sequence[T], c
     waiting = iter(enumerate(arguments))
 
     async def work() -> None:
+        """Make one call after the other, until all have been taken or too many have failed."""
         for number, argument in waiting:
             try:
                 results[number] = await call(argument)

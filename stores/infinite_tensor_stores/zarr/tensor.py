@@ -138,6 +138,7 @@ class Logs:
         """Add a part to each log, or delete it where that is None."""
 
         async def write(item: tuple[str, bytes | None]) -> None:
+            """Add a part to one log, by the next number that no other writer has taken, or delete it."""
             log, data = item
             if data is None:
                 # It is not read any more, so one that must stay harms nobody.
