@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,17 @@ from torch import nn
 from infinite_tensor import InfiniteTensor, ValidationError, sl
 from infinite_tensor.errors import RegionError
 from tests.behaviour.test_workers import meeting
+from tests.support import compiling
 from tests.support.building import built
+from tests.support.compiling import compiled
 from tests.support.interpreters import run
 
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    """Nothing that another test has compiled."""
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
+fresh = compiling.fresh
 
 LOADING = """
 import sys, torch, infinite_tensor
 torch.export.load(sys.argv[1]).module()(torch.ones(2, 2))
 """
-
-
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    # What is tested is the tracing; generating code takes seconds, and a compiler.
-    return torch.compile(function, fullgraph=True, backend="aot_eager")
 
 
 def ramp(ctx: tuple[int, ...]) -> torch.Tensor:

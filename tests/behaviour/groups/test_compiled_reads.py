@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -13,20 +12,11 @@ from torch import nn
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorGroup, TensorWindow, ValidationError, sl
 from tests.behaviour.groups.world import World, plain
 from tests.behaviour.test_workers import meeting
+from tests.support import compiling
+from tests.support.compiling import compiled
 from tests.support.stores import sample
 
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    """Nothing that another test has compiled."""
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    # What is tested is the tracing; generating code takes seconds, and a compiler.
-    return torch.compile(function, fullgraph=True, backend="aot_eager")
+fresh = compiling.fresh
 
 
 def assert_same(got: Any, expected: Any) -> None:

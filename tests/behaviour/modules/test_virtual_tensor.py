@@ -7,7 +7,6 @@ import gc
 import io
 import pickle
 import weakref
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,10 @@ from torch.utils.checkpoint import checkpoint
 
 from infinite_tensor import ValidationError, VirtualTensor
 from tests.behaviour.modules.nets import Doubling, doubled
+from tests.support import compiling
+from tests.support.compiling import compiled
+
+fresh = compiling.fresh
 
 BASE = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
 """What `Doubling.base` begins with."""
@@ -423,19 +426,6 @@ def test_a_replica_that_shares_the_attribute_computes_from_the_original() -> Non
 
 
 # Compiled.
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    """Nothing that another test has compiled."""
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    # What is tested is the tracing; generating code takes seconds, and a compiler.
-    return torch.compile(function, fullgraph=True, backend="aot_eager")
 
 
 @pytest.mark.parametrize("materializer", ["compute", doubled, lambda owner, *_: 2 * owner.base])
