@@ -330,14 +330,7 @@ class Uses:
         return not _NAMING.isdisjoint(self.globals | self.attributes)
 
     def __or__(self, other: Uses) -> Uses:
-        return Uses(
-            self.globals | other.globals,
-            self.attributes | other.attributes,
-            self.imported | other.imported,
-            self.assigned | other.assigned,
-            self.rebound | other.rebound,
-            self.filled | other.filled,
-        )
+        return Uses(*map(operator.or_, vars(self).values(), vars(other).values()))
 
 
 @lru_cache(maxsize=4096)
