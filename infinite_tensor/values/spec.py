@@ -71,12 +71,8 @@ class TensorSpec:
 
     def is_beside(self, other: TensorSpec) -> bool:
         """Whether both are outputs of one ``f``."""
-        mine, its = self.definition, other.definition
-        return self.joint_id is not None and (self.joint_id, mine.args, mine.version) == (
-            other.joint_id,
-            its.args,
-            its.version,
-        )
+        mine, its = ((each.joint_id, each.definition.args, each.definition.version) for each in (self, other))
+        return mine[0] is not None and mine == its
 
     @property
     def dtype(self) -> torch.dtype:
