@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -380,8 +380,7 @@ class Sweep:
         self._objects = objects
         self._root = root
         self._definition = definition_of
-        self._deleted = 0
-        self._bytes = 0
+        self._collected = Garbage()
 
     def run(self) -> Garbage:
         """Go over the whole store."""
@@ -403,7 +402,7 @@ class Sweep:
                 with left_alone():
                     for keys in self._objects.pages(name):
                         self._sweep_temporary_files([key for key in keys if is_temporary(key)])
-        return Garbage(self._deleted, self._bytes)
+        return self._collected
 
     def drop_partials(self, older_than: float) -> Garbage:
         """Delete the logs to which nothing has been added for so many seconds."""
@@ -416,7 +415,7 @@ class Sweep:
             if DOCUMENT in inside:
                 with left_alone():
                     self._delete_logs(name, old)
-        return Garbage(self._deleted, self._bytes, len(self.logs), self._bytes)
+        return replace(self._collected, partial_tiles=len(self.logs), partial_bytes=self._collected.bytes)
 
     def _delete_logs(self, name: str, chosen: Callable[[Place, Mapping[Index, Log]], list[Index]]) -> None:
         """Delete those logs of a tensor that ``chosen(place, logs)`` names; none where its definition is damaged."""
@@ -437,7 +436,7 @@ class Sweep:
         tiles = chosen(place, logs)
         self._objects.each(drop, tiles)
         for log in map(logs.__getitem__, tiles):
-            self._count(len(log), sum(part.size for part in log.values()))
+            self._collected += Garbage(len(log), sum(part.size for part in log.values()))
         self.logs += map(place.log, tiles)
 
     def _complete(self, place: Place, tiles: Iterable[Index]) -> list[Index]:
@@ -456,7 +455,7 @@ class Sweep:
     def _sweep_temporary_files(self, keys: list[str]) -> None:
         sizes = self._objects.sizes(keys)
         self._objects.delete(keys)
-        self._count(len(keys), sum(sizes))
+        self._collected += Garbage(len(keys), sum(sizes))
 
     def _sweep_incarnations(self, name: str, inside: Sequence[str]) -> None:
         for folder in inside:
@@ -466,12 +465,11 @@ class Sweep:
             if self._objects.run(self._objects.delete_link, prefix):
                 continue
             pages = self._objects.stored_pages(prefix)
-            found = [(len(page), sum(stored.size for stored in page.values())) for page in pages]
+            found = [Garbage(len(page), sum(stored.size for stored in page.values())) for page in pages]
             # Counting may have taken long.
             if not self._in_use(name, incarnation):
                 self._objects.run(self._objects.delete_folder, prefix)
-                for number, size in found:
-                    self._count(number, size)
+                self._collected = sum(found, self._collected)
 
     def _in_use(self, name: str, incarnation: str) -> bool:
         """Whether the definition of a group names this incarnation, or cannot be read to the end."""
@@ -480,10 +478,6 @@ class Sweep:
         except (ValueError, StoreError):
             return True
         return definition is not None and definition["incarnation"] == incarnation
-
-    def _count(self, objects: int, size: int) -> None:
-        self._deleted += objects
-        self._bytes += size
 
 
 def _is_old(stored: Stored, latest: float) -> bool:
