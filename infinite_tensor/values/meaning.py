@@ -297,6 +297,16 @@ class Coordinate(Fact):
         own = [lens.names[d] for d in self.dims] == [self.called] and bool(dims)
         return Coordinate(lens.dims[dims[0]] if own else self.called, dims, values, self.attrs)
 
+    @property
+    def even_step(self) -> float:
+        """From one number along a dimension to the next; 0 where values are none, or lie in no even steps."""
+        if self.values.dtype.kind not in "iuf" or len(self.values) < 2:
+            return 0.0
+        numbers = self.values.astype(np.float64)
+        step = float(numbers[-1] - numbers[0]) / (len(numbers) - 1)
+        apart = np.abs(numbers - (numbers[0] + step * np.arange(len(numbers)))).max()
+        return step if apart <= _SAME_PLACE * abs(step) else 0.0
+
     def agrees_with(self, other: Any) -> bool:
         """Whether values are the same, or numbers differ by a small part of their steps."""
         a, b = self.values, other.values

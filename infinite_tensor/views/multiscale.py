@@ -9,15 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias, cast
 
-import numpy as np
-
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index, is_empty, with_entry
 from infinite_tensor.pipelines.pyramid import box_above
 from infinite_tensor.pipelines.sliding import CHANNELS, names_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.coarse import Coarsening, scales
-from infinite_tensor.values.meaning import Coordinate
 from infinite_tensor.views.frame import Frame
 from infinite_tensor.views.metadata import Along, Shown, coordinates_of
 
@@ -25,8 +22,6 @@ _RANKS = {"t": 0, "time": 0, "z": 2, "y": 3, "x": 4}
 """In which order dimensions are, by their names; those of others are"""
 _OTHER = 1
 """between time and space."""
-_SAME_PLACE = 1e-3
-"""By no more, in pixels, does rounding change where one lies."""
 _PART_BYTES = 2**25
 """So much of a tensor is written before what its levels have of it, which is computed while this is in memory."""
 
@@ -187,17 +182,9 @@ def _units(shown: Shown, space: Sequence[int]) -> dict[int, tuple[float, float]]
     pixels.
     """
     known = coordinates_of(shown.meaning, [*shown.dims.values()], [shown.frame.shape[d] for d in shown.dims])
-    found = {d: _steps(known.get(shown.dims[d]), shown.frame.origin[d]) for d in space}
-    even = {d: steps for d, steps in found.items() if steps is not None}
+    even = {}
+    for d in space:
+        coordinate = known.get(shown.dims[d])
+        if coordinate is not None and (step := coordinate.even_step) > 0:
+            even[d] = step, float(coordinate.values[0]) - step * shown.frame.origin[d]
     return dict.fromkeys(shown.dims, (1.0, 0.0)) | (even if len(even) == len(space) else {})
-
-
-def _steps(coordinate: Coordinate | None, first: int) -> tuple[float, float] | None:
-    """The step and the value at pixel 0 of a coordinate that begins at pixel `first`; None if it is not even."""
-    if coordinate is None or coordinate.values.dtype.kind not in "iuf" or len(coordinate.values) < 2:
-        return None
-    values = coordinate.values.astype(np.float64)
-    step = (values[-1] - values[0]) / (len(values) - 1)
-    even = values[0] + step * np.arange(len(values))
-    is_even = step > 0 and np.allclose(values, even, rtol=0, atol=_SAME_PLACE * step)
-    return (float(step), float(values[0] - step * first)) if is_even else None

@@ -44,8 +44,6 @@ _CACHE_BYTES = 2**25
 _SETTINGS = {"GDAL_CACHEMAX": _CACHE_BYTES, "GDAL_TIFF_INTERNAL_MASK": True}
 _ACROSS = frozenset({"x", "lon", "longitude", "easting"})
 """What coordinates along columns are called."""
-_EVEN = 1e-3
-"""Rounding moves no pixel by more than this, in pixels."""
 
 
 @contextmanager
@@ -427,9 +425,10 @@ def _say_coordinates(cutout: Cutout, rows: int, columns: int, found: _Said) -> N
     own = {fact.dims[0]: fact for fact in known if len(fact.dims) == 1 and fact.called == cutout.dims[fact.dims[0]]}
     if rows not in own or columns not in own or own[columns].called.lower() not in _ACROSS:
         return
-    (a, c), (e, f) = (_even_steps(own[d].values) for d in (columns, rows))
+    a, e = own[columns].even_step, own[rows].even_step
     if not a or not e:
         return
+    c, f = (float(own[d].values[0]) - step / 2 for d, step in ((columns, a), (rows, e)))
     found.profile["transform"] = Affine(a, 0, c, 0, e, f)
     found.said.update(own[rows].labels + own[columns].labels)
     for fact in known:
@@ -437,13 +436,3 @@ def _say_coordinates(cutout: Cutout, rows: int, columns: int, found: _Said) -> N
         if crs is not None:
             found.profile["crs"] = crs
             found.said.update(fact.labels)
-
-
-def _even_steps(values: Pixels) -> tuple[float, float]:
-    """From one number to the next, and where the first pixel begins; no step where there is none that is even."""
-    if values.dtype.kind not in "iuf" or len(values) < 2:
-        return 0.0, 0.0
-    numbers = values.astype(np.float64)
-    step = float(numbers[-1] - numbers[0]) / (len(numbers) - 1)
-    even = np.abs(numbers - (numbers[0] + step * np.arange(len(numbers)))).max() <= _EVEN * abs(step)
-    return (step if even else 0.0), float(numbers[0]) - step / 2
