@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -348,3 +350,13 @@ def _upstream_first(roots: Iterable[Node], chosen: Mapping[Node, Node]) -> dict[
 def chain_of(roots: Iterable[Node]) -> list[Node]:
     """All tensors that reads of `roots` may compute, each after those that it reads."""
     return [node for nodes in reversed(consumers_first(roots).values()) for node in nodes]
+
+
+@contextmanager
+def keeping_little(root: Node, room: int) -> Iterator[None]:
+    """Within it, each store that reads of `root` may use keeps no more in memory than now and so many bytes."""
+    lent = threading.Lock()
+    with lent:
+        for contents in {node.contents for node in chain_of([root])}:
+            contents.lend(lent, room)
+        yield

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infinite_tensor.engine.chain import chain_of, node_of
+from infinite_tensor.engine.chain import keeping_little, node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.mask import BoolArray, PlacedMask, placed
 from infinite_tensor.filling.stored_only import whole_pixels
@@ -27,7 +26,6 @@ from infinite_tensor.geometry.regions import Blocks, Selection, parse
 from infinite_tensor.support.exact import MOST, Moments
 from infinite_tensor.support.given import checked_flag, checked_workers, quoted
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.meaning import Code
 from infinite_tensor.views.frame import shown, shown_dtype
 from infinite_tensor.views.quantiles import LEADING, Bins, Numbers, exactly
@@ -269,10 +267,7 @@ class _Pixels:
                 waiting.append(each)
                 yield each[0]
 
-        lent = threading.Lock()
-        with lent:
-            for store in {id(each.store): each.store for each in chain_of([node_of(self.tensor)])}.values():
-                contents_of(store).lend(lent, _HELD_BYTES)
+        with keeping_little(node_of(self.tensor), _HELD_BYTES):
             for ready in self.tensor.iter_regions(parts(), workers=self.workers):
                 for pixels in ready:
                     add(*waiting.popleft(), pixels)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infinite_tensor.engine.chain import chain_of, node_of, resolved
+from infinite_tensor.engine.chain import keeping_little, node_of, resolved
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.loop import run_steps
@@ -32,7 +31,6 @@ from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.definition import Number
 from infinite_tensor.values.meaning import Meaning, nodata_in
 from infinite_tensor.views.frame import Frame, shown, shown_dtype, step_of
@@ -275,10 +273,7 @@ def stream(
             sink.put(cutout.place(start, stop), cutout.pixels(pixels))
         tally.count(node, units_in(pixels.shape, sink.unit))
 
-    lent = threading.Lock()
-    with lent:
-        for store in {id(each.store): each.store for each in chain_of([node])}.values():
-            contents_of(store).lend(lent, _HELD_BYTES)
+    with keeping_little(node, _HELD_BYTES):
         for band in bands:
             boxes = zip(band.starts.tolist(), band.stops.tolist(), strict=True)
             left = np.array([not sink.has(cutout.place(start, stop)) for start, stop in boxes])
