@@ -311,6 +311,28 @@ def followed(window: TensorWindow) -> tuple[int | None, ...]:
     return tuple(range(len(window.size))) if mapped is None else mapped
 
 
+def whole_strides(grid: WindowGrid, tile: Sequence[int], pixels: float, most: float) -> list[int]:
+    """The extents of about so many pixels, as square as may be: `tile`, several times where there are several windows.
+
+    Where `tile` itself has more than `most`, it is halved.
+    """
+    sizes, room = list(tile), pixels / math.prod(tile)
+    for number, d in enumerate(sorted(grid.moving, key=lambda d: -sizes[d])):
+        strides = max(1, round(room ** (1 / (len(grid.moving) - number))))
+        sizes[d] *= strides
+        room /= strides
+    return halved(sizes, most)
+
+
+def halved(extents: Sequence[int], most: float) -> list[int]:
+    """Extents, halved along the longest one until they have no more than so many pixels."""
+    parts = list(extents)
+    while math.prod(parts) > most:
+        longest = parts.index(max(parts))
+        parts[longest] = -(-parts[longest] // 2)
+    return parts
+
+
 def starts_of(window: TensorWindow, indices: IntArray) -> IntArray:
     """The first pixels of many windows: (N, coordinates) in, (N, ndim) out."""
     columns = [
@@ -525,6 +547,11 @@ class WindowGrid:
         k, size, stride, offset, extent = self.dimensions[d]
         window = TensorWindow((size,), stride, offset, (None if k is None else 0,))
         return WindowGrid(window, (extent,), self._edge[d : d + 1])
+
+    @cached_property
+    def moving(self) -> list[int]:
+        """The dimensions along which there are several windows."""
+        return [d for d, k in enumerate(self._followed) if k is not None and self.first[k] < self.last[k]]
 
     @property
     def empty(self) -> bool:

@@ -19,6 +19,7 @@ import google_crc32c
 import numpy as np
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.window import halved
 
 Array: TypeAlias = "np.ndarray[Any, Any] | np.generic"
 Box: TypeAlias = tuple[slice, ...]
@@ -170,11 +171,7 @@ def check_unmasked(values: Any, has: str) -> None:
 
 def cut(chunks: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """Chunks, halved along their longest dimension until they take up to 128 MiB."""
-    parts = list(chunks)
-    while math.prod(parts) * itemsize > CHUNK_BYTES:
-        d = parts.index(max(parts))
-        parts[d] = -(-parts[d] // 2)
-    return tuple(parts)
+    return tuple(halved(chunks, CHUNK_BYTES / itemsize))
 
 
 def contiguous_box(shape: Sequence[int], itemsize: int, nbytes: int) -> list[int]:

@@ -22,7 +22,7 @@ import torch
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index, is_empty
-from infinite_tensor.geometry.window import TensorWindow, WindowGrid, followed
+from infinite_tensor.geometry.window import TensorWindow, WindowGrid, followed, whole_strides
 from infinite_tensor.support.allocation import Array, as_array, as_tensor
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import members, number, quoted
@@ -435,18 +435,9 @@ class Averaging:
     def _tile(self) -> Index:
         """Extents of the blocks that sums of weights are worked out for: whole strides, as square as may be."""
         grid, window = self._grid, self._grid.window
-        moving = [d for d, k in enumerate(followed(window)) if k is not None and grid.first[k] < grid.last[k]]
-        tile = [window.stride[d] if d in moving else window.size[d] for d in range(window.ndim)]
+        tile = [window.stride[d] if d in grid.moving else window.size[d] for d in range(window.ndim)]
         tile = [1 if uniform else n for uniform, n in zip(self._uniform, tile, strict=True)]
-        room = _IN_TILE / math.prod(tile)
-        for at, d in enumerate(sorted(moving, key=lambda d: -tile[d])):
-            strides = max(1, round(room ** (1 / (len(moving) - at))))
-            tile[d] *= strides
-            room /= strides
-        while math.prod(tile) > _MOST_IN_TILE:
-            largest = tile.index(max(tile))
-            tile[largest] = -(-tile[largest] // 2)
-        return tuple(tile)
+        return tuple(whole_strides(grid, tile, _IN_TILE, _MOST_IN_TILE))
 
     def _tiles(
         self, start: Sequence[int], shape: Sequence[int]

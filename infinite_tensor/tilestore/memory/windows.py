@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from weakref import WeakSet
 
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.geometry.window import followed
+from infinite_tensor.geometry.window import whole_strides
 from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.support.allocation import Array, as_array, as_tensor, copied, new_block
 from infinite_tensor.tilestore.layout import TileLayout
@@ -264,17 +264,10 @@ def _alone(row: Row, index: Index) -> Row:
 
 def blended_layout(spec: TensorSpec) -> TileLayout:
     """The tiles in which pixels of a tensor are blended: whole strides, as square as may be, of about 256 KiB."""
-    grid, window, shape = spec.grid, spec.grid.window, spec.shape
+    window, shape = spec.grid.window, spec.shape
     tile = [min(size, stride) for size, stride in zip(window.size, window.stride, strict=True)]
-    moving = [d for d, k in enumerate(followed(window)) if k is not None and grid.first[k] < grid.last[k]]
-    room = _BLENDED_TILE_BYTES / (math.prod(tile) * spec.dtype.itemsize)
-    for number, d in enumerate(sorted(moving, key=lambda d: -tile[d])):
-        strides = max(1, round(room ** (1 / (len(moving) - number))))
-        tile[d] *= strides
-        room /= strides
-    while math.prod(tile) * spec.dtype.itemsize > _MOST_BLENDED_BYTES:
-        largest = tile.index(max(tile))
-        tile[largest] = -(-tile[largest] // 2)
+    size = spec.dtype.itemsize
+    tile = whole_strides(spec.grid, tile, _BLENDED_TILE_BYTES / size, _MOST_BLENDED_BYTES / size)
     extents = [n if extent is None else min(n, extent) for n, extent in zip(tile, shape, strict=True)]
     return TileLayout(shape, tuple(extents), spec.dtype)
 
