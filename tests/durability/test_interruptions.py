@@ -25,10 +25,10 @@ from infinite_tensor import (
 )
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.persistent.writer import Writer
+from tests.support.building import line, ones
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
 from tests.support.interpreters import run
-from tests.support.tensors import line, ones
 
 OVERLAP = TensorWindow((4,), stride=2)
 

@@ -20,9 +20,9 @@ from infinite_tensor import (
     ValidationError,
     ZarrTileStore,
 )
+from tests.support.building import line
 from tests.support.dict_store import DictTileStore
 from tests.support.stores import sample
-from tests.support.tensors import line
 from tests.support.watched import Watched
 
 KINDS = ("memory", "zarr", "hdf5", "dict")

@@ -16,7 +16,7 @@ import torch
 from zarr.storage import MemoryStore
 
 from infinite_tensor import ValidationError, ZarrTileStore, predict
-from tests.support.tensors import halves, line
+from tests.support.building import halves, line
 from tests.support.watched import Watched
 
 LATENCY = 0.05

@@ -32,13 +32,13 @@ from infinite_tensor import (
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor_stores.handles import TensorHandle
 from infinite_tensor_stores.hdf5.slots import TileSlots
+from tests.support.building import line, numbers, overlapping
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
 from tests.support.reference import Index
 from tests.support.sqlite_store import SQLiteTileStore
 from tests.support.stored import sealed
 from tests.support.stores import sample
-from tests.support.tensors import line, numbers, overlapping
 
 Make = Callable[..., PersistentTileStore]
 

@@ -14,7 +14,7 @@ from zarr.storage import FsspecStore, LocalStore
 
 from infinite_tensor import HDF5TileStore, TensorBlob, ValidationError, ZarrTileStore, open_store
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from tests.support.tensors import line
+from tests.support.building import line
 
 OPENERS: dict[str, tuple[str, Callable[..., Any]]] = {
     "Zarr": ("s.zarr", ZarrTileStore),

@@ -19,7 +19,7 @@ from zarr.storage import LocalStore
 from infinite_tensor import StoreError, TensorGroup, ZarrTileStore
 from infinite_tensor.errors import LinkNotFollowedWarning
 from infinite_tensor.tilestore import Garbage
-from tests.support.tensors import overlapping
+from tests.support.building import overlapping
 
 MARK = {"format": 1}
 MODES = ["a", "r+", "r", "w"]

@@ -10,7 +10,7 @@ import pytest
 
 from infinite_tensor import InfiniteTensor, StoreError
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from tests.support.tensors import halves
+from tests.support.building import halves
 
 GONE = "tensor 't' is gone: it has been cleared, or the whole store has vanished"
 REMADE = "tensor 't' has been cleared and created again by somebody else"

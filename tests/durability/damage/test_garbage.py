@@ -21,7 +21,7 @@ from infinite_tensor.tilestore import Garbage
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.zarr.objects import Objects
-from tests.support.tensors import overlapping
+from tests.support.building import overlapping
 
 EMPTY = Garbage(0, 0)
 

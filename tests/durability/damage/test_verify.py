@@ -18,9 +18,9 @@ import zarr
 
 from infinite_tensor import DamagedDataWarning, HDF5TileStore, StoreError, ValidationError, ZarrTileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
+from tests.support.building import overlapping
 from tests.support.counting import Counted
 from tests.support.stores import sample
-from tests.support.tensors import overlapping
 
 Make: TypeAlias = Callable[..., PersistentTileStore]
 

@@ -31,10 +31,10 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.support import interrupts
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.durability.faults.conftest import pair
+from tests.support.building import line, ones
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
 from tests.support.interrupts import finishes, handled, interrupted_by_a_timer, lines_seen, press_ctrl_c
-from tests.support.tensors import line, ones
 
 SMALL = 3000
 """Bytes of a cache that holds a few windows, or a tile or two."""

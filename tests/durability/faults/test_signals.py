@@ -26,10 +26,10 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.durability.faults.conftest import check_stored, pair
+from tests.support.building import line
 from tests.support.chain import Chain
 from tests.support.dict_store import DictTileStore
 from tests.support.interrupts import alarms_handled_by, press_ctrl_c
-from tests.support.tensors import line
 
 STORES: dict[str, Callable[[Path], PersistentTileStore]] = {
     "zarr": lambda path: ZarrTileStore(path / "t.zarr", tile_size=16, cache_size_bytes=3000),

@@ -20,11 +20,11 @@ import torch
 from infinite_tensor import HDF5TileStore, StoreError, TensorGroup, ZarrTileStore
 from infinite_tensor_stores.files import Unreadable, opened, read_opened
 from tests.support.bounds import limit_memory
+from tests.support.building import overlapping
 from tests.support.counting import Counted
 from tests.support.interpreters import Member, Team
 from tests.support.irregular import IRREGULAR, REASON
 from tests.support.stores import sample
-from tests.support.tensors import overlapping
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
 

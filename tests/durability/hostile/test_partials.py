@@ -24,10 +24,10 @@ from infinite_tensor import (
 from infinite_tensor.tilestore.partial import DamagedPartialError, PartialTile
 from tests.durability.hostile.honest import Storage, opened
 from tests.support.bounds import bounded
+from tests.support.building import overlapping
 from tests.support.counting import Counted
 from tests.support.dict_store import Index
 from tests.support.reference import same_bits
-from tests.support.tensors import overlapping
 
 KEY = ("t", "partial", (0, 0))
 PLACE = str(KEY)

@@ -17,9 +17,9 @@ from zarr.storage import FsspecStore
 from infinite_tensor import InfiniteTensor, StoreError, ValidationError, ZarrTileStore
 from infinite_tensor_stores.targets import zarr_store
 from infinite_tensor_stores.zarr.objects import Objects
+from tests.support.building import halves
 from tests.support.s3_proxy import Proxy, Request
 from tests.support.s3_server import S3Server
-from tests.support.tensors import halves
 
 LOGIN = {"key": "SOMEKEY", "secret": "somesecret"}
 

@@ -13,8 +13,8 @@ import pytest
 from s3fs import S3FileSystem
 
 from infinite_tensor import StoreError, ZarrTileStore
+from tests.support.building import halves, line
 from tests.support.s3_server import ADMIN, S3Server
-from tests.support.tensors import halves, line
 
 WRONG = ("WRONGKEY987654", "wrong/secret+654321")
 
