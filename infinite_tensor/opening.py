@@ -21,13 +21,7 @@ from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import check_args
 from infinite_tensor.values.coarse import Coarsening
-from infinite_tensor.values.definition import (
-    Blend,
-    Definition,
-    blend_name,
-    functions_of,
-    resolved_blend,
-)
+from infinite_tensor.values.definition import Blend, Definition, blend_name, functions_of, resolved_blend
 from infinite_tensor.values.reduction import (
     Reduction,
     check_gathered_mean,

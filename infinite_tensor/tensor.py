@@ -39,15 +39,7 @@ from infinite_tensor.values.checks import (
     move_target,
     stand_in,
 )
-from infinite_tensor.values.definition import (
-    ArgDefinition,
-    Blend,
-    Json,
-    Number,
-    Padding,
-    contradict,
-    names_of,
-)
+from infinite_tensor.values.definition import ArgDefinition, Blend, Json, Number, Padding, contradict, names_of
 from infinite_tensor.values.fingerprint import Item
 from infinite_tensor.values.meaning import Code, nodata_of
 from infinite_tensor.values.reduction import Reduction, check_reduction

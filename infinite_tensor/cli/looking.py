@@ -12,16 +12,7 @@ import click
 
 import infinite_tensor
 from infinite_tensor.cli import arguments
-from infinite_tensor.cli.output import (
-    counted,
-    note,
-    plain,
-    print_facts,
-    print_json,
-    print_report,
-    print_table,
-    tell,
-)
+from infinite_tensor.cli.output import counted, note, plain, print_facts, print_json, print_report, print_table, tell
 from infinite_tensor.errors import StoreError, TileAccessError
 
 
@@ -121,10 +112,7 @@ def _members(group: Any) -> list[dict[str, Any]]:
 @arguments.tensor_id
 @arguments.region
 @click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    help="Write a .npy file, or a .png to look at, with axes and a scale of colours.",
+    "-o", "--output", metavar="FILE", help="Write a .npy file, or a .png to look at, with axes and a scale of colours."
 )
 @click.option("--fill-value", type=float, metavar="N", help="What stands for pixels that are not stored.")
 @arguments.overwrite

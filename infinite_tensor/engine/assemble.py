@@ -114,9 +114,7 @@ _Request: TypeAlias = tuple[Node, TensorSpec, _Selected]
 """What is to be read of a tensor, and what it was when memory was allocated for that."""
 
 
-def _looked_up(
-    requests: Sequence[tuple[Node, Sequence[Selection]]],
-) -> tuple[list[_Selected], list[_Request]]:
+def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[list[_Selected], list[_Request]]:
     """The results, with what stores have in memory; and those parts that are still to be read."""
     read: list[_Selected] = []
     absent: list[_Request] = []

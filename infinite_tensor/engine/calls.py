@@ -15,12 +15,7 @@ import torch
 
 from infinite_tensor.engine.chain import Input
 from infinite_tensor.engine.claims import CLAIMS, Work, Worker
-from infinite_tensor.errors import (
-    DeviceMismatchError,
-    DtypeMismatchError,
-    ShapeMismatchError,
-    ValidationError,
-)
+from infinite_tensor.errors import DeviceMismatchError, DtypeMismatchError, ShapeMismatchError, ValidationError
 from infinite_tensor.geometry.padding import positions
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.support.allocation import Array, as_array, as_tensor, keep_at_hand, new_block, new_tensor

@@ -417,11 +417,7 @@ def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any] | 
 
 
 def opened_tensor(
-    group_id: str,
-    stored: StoredMember,
-    stores: Sequence[TileStore],
-    f: Callable[..., Any] | None,
-    device: torch.device,
+    group_id: str, stored: StoredMember, stores: Sequence[TileStore], f: Callable[..., Any] | None, device: torch.device
 ) -> InfiniteTensor:
     """A tensor of a group, from the first of some stores that holds it; StoreError if none does."""
     problems = []

@@ -70,10 +70,7 @@ def batch_size(members: Sequence[GroupMember], results: Sequence[torch.Tensor], 
 
 
 def assembled(
-    members: Members,
-    results: Mapping[Key, torch.Tensor],
-    region: Selection,
-    device: torch.device | None,
+    members: Members, results: Mapping[Key, torch.Tensor], region: Selection, device: torch.device | None
 ) -> TensorDict:
     """The tensors that were read, each below its names, with the largest batch size at every level."""
     kind = import_tensordict().TensorDict
@@ -147,10 +144,7 @@ def save_tensordict(members: Members, region: Selection, path: Path, workers: in
     """`TensorGroup.save_tensordict`; see there."""
     with _explained(path):
         check_free(
-            path,
-            lambda path: (path / "meta.json").is_file(),
-            "is no memory-mapped TensorDict",
-            overwrite=overwrite,
+            path, lambda path: (path / "meta.json").is_file(), "is no memory-mapped TensorDict", overwrite=overwrite
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")

@@ -370,10 +370,7 @@ class _Placement:
         persistent = checked_flag("persist", persist)
         owner.register_buffer(attribute, torch.empty(0, dtype=dtype, device=device), persistent=persistent)
         before, after = partial(_prepare_load, attribute), partial(_follow_load, attribute)
-        handles = (
-            owner.register_load_state_dict_pre_hook(before),
-            owner.register_load_state_dict_post_hook(after),
-        )
+        handles = (owner.register_load_state_dict_pre_hook(before), owner.register_load_state_dict_post_hook(after))
         self._bind(owner, attribute, handles, set_to_meta=False)
 
     def _bind(

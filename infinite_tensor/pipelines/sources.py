@@ -400,10 +400,7 @@ _DICT_CACHE_BYTES = 2**26
 
 
 def tensors_of(
-    td: TensorDictBase,
-    version: object,
-    tile_store: TileStore | str | os.PathLike[str] | None,
-    tensor_id: str | None,
+    td: TensorDictBase, version: object, tile_store: TileStore | str | os.PathLike[str] | None, tensor_id: str | None
 ) -> dict[Key, InfiniteTensor]:
     """The tensors of a TensorDict by their keys; `TensorGroup.from_tensordict` says what the arguments are."""
     package = import_tensordict()

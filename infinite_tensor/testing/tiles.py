@@ -14,16 +14,7 @@ from zarr.storage import MemoryStore
 from infinite_tensor.errors import DamagedDataWarning, ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import sl
-from infinite_tensor.testing.fixtures import (
-    TILE,
-    BackendTests,
-    Ramp,
-    declare,
-    each_dtype,
-    pixels,
-    same_bits,
-    tensor_on,
-)
+from infinite_tensor.testing.fixtures import TILE, BackendTests, Ramp, declare, each_dtype, pixels, same_bits, tensor_on
 from infinite_tensor.tilestore import MemoryTileStore
 from infinite_tensor.tilestore.persistent import PartialTile
 from infinite_tensor.tilestore.persistent.backend import offers

@@ -237,11 +237,7 @@ def windows_over_tiles(grid: WindowGrid, layout: TileLayout, tiles: IntArray) ->
 
 
 def missing_windows(
-    grid: WindowGrid,
-    layout: TileLayout,
-    starts: IntArray,
-    stops: IntArray,
-    known: Callable[[Index], Known | None],
+    grid: WindowGrid, layout: TileLayout, starts: IntArray, stops: IntArray, known: Callable[[Index], Known | None]
 ) -> IntArray:
     """The windows that regions need of tiles which do not hold them.
 

@@ -11,15 +11,7 @@ from torch.masked import is_masked_tensor
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.geometry.padding import PADDINGS
 from infinite_tensor.geometry.points import UNBOUNDED
-from infinite_tensor.geometry.window import (
-    LARGEST,
-    MOST_OVERLAP,
-    Edge,
-    Shape,
-    TensorWindow,
-    WindowGrid,
-    followed,
-)
+from infinite_tensor.geometry.window import LARGEST, MOST_OVERLAP, Edge, Shape, TensorWindow, WindowGrid, followed
 from infinite_tensor.support.given import as_index, members, number, quoted, word
 from infinite_tensor.values.definition import ArgDefinition, Padding, label_of, pixel_value
 from infinite_tensor.values.dtypes import checked_dtype

@@ -24,13 +24,7 @@ from torch.nn.parameter import is_lazy
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.values.arrays import digest_of_array, is_large, memory_map_of, stamps_of_array
-from infinite_tensor.values.digest import (
-    OF_MODULES,
-    digest_of_module,
-    digest_of_script,
-    digest_of_tensor,
-    state_of,
-)
+from infinite_tensor.values.digest import OF_MODULES, digest_of_module, digest_of_script, digest_of_tensor, state_of
 from infinite_tensor.values.objects import (
     MAKING,
     MOST_MEMBERS,

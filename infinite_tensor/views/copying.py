@@ -355,12 +355,7 @@ class Tiles:
     """Moves the tiles of one tensor between two storages, some at a time, and looks at each again once it is there."""
 
     def __init__(
-        self,
-        record: Record,
-        source: PersistentContents,
-        there: Record,
-        target: PersistentContents,
-        tally: Tally,
+        self, record: Record, source: PersistentContents, there: Record, target: PersistentContents, tally: Tally
     ) -> None:
         self._record = record
         self._source = source

@@ -50,13 +50,7 @@ class TileCache:
     """
 
     def __init__(
-        self,
-        storage: Storage,
-        registry: Registry,
-        entries: LRU[Key, Entry],
-        flush_interval: float,
-        *,
-        read_only: bool,
+        self, storage: Storage, registry: Registry, entries: LRU[Key, Entry], flush_interval: float, *, read_only: bool
     ) -> None:
         self._storage = storage
         self._registry = registry
@@ -134,11 +128,7 @@ class TileCache:
         return len(waiting | begun)
 
     def fetch(
-        self,
-        record: Record,
-        tiles: Iterable[Index],
-        reader: weakref.ref[object],
-        entries: dict[Index, Entry],
+        self, record: Record, tiles: Iterable[Index], reader: weakref.ref[object], entries: dict[Index, Entry]
     ) -> None:
         """Put tiles from memory or storage into `entries`; those in progress are pinned by `reader` until `unpin`.
 
@@ -149,11 +139,7 @@ class TileCache:
             wanted = self._fetch_some(record, wanted, reader, entries)
 
     def _fetch_some(
-        self,
-        record: Record,
-        wanted: Sequence[Index],
-        reader: weakref.ref[object],
-        entries: dict[Index, Entry],
+        self, record: Record, wanted: Sequence[Index], reader: weakref.ref[object], entries: dict[Index, Entry]
     ) -> list[Index]:
         """Put those of the tiles into `entries` that no other thread is loading; returns the others, loaded now."""
         loading = threading.Lock()

@@ -247,12 +247,7 @@ def units_in(extents: Sequence[int], unit: Sequence[int]) -> int:
 
 @torch.inference_mode(mode=False)
 def stream(
-    cutout: Cutout,
-    sink: Sink,
-    source: Source,
-    tally: Tally,
-    target: str,
-    part: tuple[Index, Index] | None = None,
+    cutout: Cutout, sink: Sink, source: Source, tally: Tally, target: str, part: tuple[Index, Index] | None = None
 ) -> None:
     """Write all pixels of a cutout that its sink does not have, and count its units.
 

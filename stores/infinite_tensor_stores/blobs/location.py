@@ -13,13 +13,7 @@ from infinite_tensor.errors import BlobNotFoundError, RegionError, StoreError, V
 from infinite_tensor.support.disks import OpenFile, sync_opened, tell_weaker
 from infinite_tensor_stores.blobs.header import Header, explained
 from infinite_tensor_stores.blobs.writers import FOLDER, LOCK, SECONDS, FileLock, Lease, NoLocksError
-from infinite_tensor_stores.files import (
-    LARGEST_DOCUMENT,
-    FileStore,
-    content,
-    opened,
-    read_opened,
-)
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, content, opened, read_opened
 from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, absolute, is_in_memory, shown, zarr_store
 from infinite_tensor_stores.zarr.layout import DOCUMENT
 from infinite_tensor_stores.zarr.objects import Objects
