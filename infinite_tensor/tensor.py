@@ -409,7 +409,7 @@ class InfiniteTensor(Fillable):
         -------
         torch.Tensor or list of torch.Tensor
         """
-        workers = None if workers is None else checked_workers(workers)
+        workers = checked_workers(workers)
         regions = indices if isinstance(indices, list) else [indices]
         self._node.computation.warn_of_other_code()
         spec = self._spec
@@ -434,7 +434,7 @@ class InfiniteTensor(Fillable):
             The next regions that are ready; concatenated they equal ``tensor[list(regions)]``. Only what
             the regions in progress need is held; of tensors upstream, what their stores keep.
         """
-        workers = None if workers is None else checked_workers(workers)
+        workers = checked_workers(workers)
         return assemble.stream(
             self._node, (parse(region, self.shape, self._spec.labels) for region in regions), workers
         )

@@ -293,7 +293,7 @@ class TensorGroup(Fillable):
             batch size is the extent of the region along the shared dimensions, up to the first one in which tensors
             have different scales; that of a nested TensorDict counts only the tensors in it.
         """
-        workers = None if workers is None else checked_workers(workers)
+        workers = checked_workers(workers)
         regions = [parse(region, self.shape) for region in (indices if isinstance(indices, list) else [indices])]
         import_tensordict()
         results = zip(regions, read_members(self._members, regions, workers), strict=True)
@@ -336,7 +336,7 @@ class TensorGroup(Fillable):
         """
         if not isinstance(path, str | os.PathLike):
             raise ValidationError(f"path must be a local path, got {quoted(path)}")
-        workers = None if workers is None else checked_workers(workers)
+        workers = checked_workers(workers)
         overwrite = checked_flag("overwrite", overwrite)
         save_tensordict(self._members, self._plain(region), Path(path), workers, overwrite=overwrite)
 

@@ -147,8 +147,7 @@ def checked_age(given: object) -> float:
 
 def check_fill(workers: object, client: object, progress: object, shard: object, pyramid: object) -> None:
     """ValidationError for what no fill takes, before it is known what is to be filled."""
-    if workers is not None:
-        checked_workers(workers)
+    checked_workers(workers)
     if client is not None:
         check_client(client)
     checked_progress(progress)
@@ -165,9 +164,9 @@ def check_fill(workers: object, client: object, progress: object, shard: object,
         )
 
 
-def checked_workers(value: object) -> int:
-    """`value` as a number of threads; ValidationError if it is no positive int."""
-    return checked_count("workers", value)
+def checked_workers(value: object) -> int | None:
+    """`value` as a number of threads, None where none is said; ValidationError if it is no positive int."""
+    return None if value is None else checked_count("workers", value)
 
 
 def checked_count(name: str, value: object) -> int:

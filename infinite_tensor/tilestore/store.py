@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.support.given import checked_age, checked_flag, checked_id, checked_workers
+from infinite_tensor.support.given import checked_age, checked_count, checked_flag, checked_id
 from infinite_tensor.support.interrupts import store_method, store_query
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.inventory import (
@@ -46,7 +46,7 @@ class TileStore:
 
     def __init__(self, contents: Contents, *, workers: int = 1) -> None:
         self._contents = contents
-        contents.workers = checked_workers(workers)
+        contents.workers = checked_count("workers", workers)
 
     @property
     def address(self) -> str | None:

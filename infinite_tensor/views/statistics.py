@@ -374,7 +374,7 @@ def stats_of(
             f"tensor {tensor.tensor_id!r} holds {tensor.dtype}, and complex numbers have no order; take the statistics "
             "of their absolute values, as in t.map(torch.abs, dtype='float32')"
         )
-    workers = None if workers is None else checked_workers(workers)
+    workers = checked_workers(workers)
     pixels = _Pixels.of(tensor, nodata, region, where, computed, workers)
     figures = _Figures(tensor.dtype)
     others = pixels.read(figures.add)

@@ -254,8 +254,7 @@ def _checked(target: object, options: Options) -> tuple[str, str]:
     if (checked_flag("palette", options.palette) or thinned) and form != "png":
         raise ValidationError(f"every, max_pixels and palette go with PNG, got format {form!r}; leave them out")
     checked_progress(options.progress)
-    if options.workers is not None:
-        checked_workers(options.workers)
+    checked_workers(options.workers)
     return place, form
 
 
