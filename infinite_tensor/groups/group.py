@@ -478,12 +478,7 @@ class TensorGroup(Fillable):
         from infinite_tensor.views.face import zarr_of_members  # noqa: PLC0415
 
         selection = None if region is None else parse(region, self.shape)
-        return zarr_of_members(
-            {
-                key: (member.tensor, None if selection is None else member.selection(selection), member.scale_of_all)
-                for key, member in self._members.items()
-            }
-        )
+        return zarr_of_members(self._cut(selection))
 
     def export(
         self,
@@ -523,13 +518,16 @@ class TensorGroup(Fillable):
         # What is written of a group stands on groups.
         from infinite_tensor.views.exports.export import Options, export_members  # noqa: PLC0415
 
-        selection = self._plain(region)
-        members = {
-            key: (member.tensor, member.selection(selection), member.scale_of_all)
-            for key, member in self._members.items()
-        }
+        members = self._cut(self._plain(region))
         options = Options(compute, fill_value, None, overwrite, storage_options, workers, progress)
         export_members(members, target, options)
+
+    def _cut(self, region: Selection | None) -> dict[Key, tuple[InfiniteTensor, Selection | None, Sequence[Fraction]]]:
+        """Its tensors, each with what it has of a region and its scale per dimension."""
+        return {
+            key: (member.tensor, None if region is None else member.selection(region), member.scale_of_all)
+            for key, member in self._members.items()
+        }
 
     def _requests(self, region: object, where: object = None) -> list[Request]:
         selection = parse(region, self.shape)._replace(steps=(1,) * self.ndim)
