@@ -132,13 +132,10 @@ def chosen(name: str, given: object, keys: Iterable[Key], default: Any) -> dict[
     said = dict(leaves(given, parts=as_key))
     for key in said:
         if not any(leaf[: len(key)] == key for leaf in keys):
-            raise ValidationError(f"{name} is given for {show(key)}, which is not in the group: {_names(keys)}")
+            known = ", ".join(map(show, keys))
+            raise ValidationError(f"{name} is given for {show(key)}, which is not in the group: {known}")
     found = {}
     for leaf in keys:
         depth = next((n for n in range(len(leaf), 0, -1) if leaf[:n] in said), 0)
         found[leaf] = said[leaf[:depth]] if depth else default
     return found
-
-
-def _names(keys: Iterable[Key]) -> str:
-    return ", ".join(map(show, keys))
