@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from infinite_tensor.engine import compiled
-from infinite_tensor.engine.assemble import read_together
+from infinite_tensor.engine import assemble, compiled
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import RegionError, StoreError, ValidationError
 from infinite_tensor.geometry.regions import Selection, parse
@@ -158,11 +157,8 @@ def read_members(
     requests = [
         (node_of(member.tensor), [member.selection(region) for region in regions]) for member in members.values()
     ]
-    if torch.compiler.is_compiling():
-        results = compiled.read_together(requests, workers)
-    else:
-        results = read_together(requests, workers)
-    for region, *of_each in zip(regions, *results, strict=True):
+    read_together = compiled.read_together if torch.compiler.is_compiling() else assemble.read_together
+    for region, *of_each in zip(regions, *read_together(requests, workers), strict=True):
         each = zip(members.items(), of_each, strict=True)
         yield {key: member.arranged(result, region.squeezed) for (key, member), result in each}
 
