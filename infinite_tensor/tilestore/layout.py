@@ -39,13 +39,7 @@ def tile_shape_of(shape: Shape, tile_size: object) -> Index:
         If it is none of these.
     """
     sizes = sizes_of("tile_size", tile_size, shape)
-    tile = []
-    for d, extent in enumerate(shape):
-        if extent is None:
-            tile.append(sizes[d])
-        else:
-            tile.append(min(sizes.get(d, extent), extent))
-    return tuple(tile)
+    return tuple([sizes[d] if n is None else min(sizes.get(d, n), n) for d, n in enumerate(shape)])
 
 
 def sizes_of(name: str, given: object, shape: Shape) -> dict[int, int]:
@@ -215,10 +209,10 @@ class TileLayout:
 
     def is_stored(self, tile: Index) -> bool:
         """Whether a tile has a place in storage: it holds pixels between the limits of the coordinates."""
-        for i, n, extent in zip(tile, self.tile_shape, self.shape, strict=True):
-            if extent is None and not -COORDINATE_LIMIT - n < i * n < COORDINATE_LIMIT:
-                return False
-        return True
+        return all(
+            extent is not None or -COORDINATE_LIMIT - n < i * n < COORDINATE_LIMIT
+            for i, n, extent in zip(tile, self.tile_shape, self.shape, strict=True)
+        )
 
     def box(self, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], list[int]]:
         """The box of tiles that hold the pixels ``[start, stop)``, of which there is at least one."""
