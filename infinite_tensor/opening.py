@@ -15,6 +15,7 @@ from infinite_tensor.support.given import array_advice, checked_device, checked_
 from infinite_tensor.support.nested import show
 from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, arg_definitions, as_tensors, tensors_of
 from infinite_tensor.tilestore import TileStore
+from infinite_tensor.tilestore.inventory import sources_first
 from infinite_tensor.tilestore.messages import check_same
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.tilestore.stored_definition import StoredTensor
@@ -181,7 +182,8 @@ def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tupl
     """What ``__reduce__`` returns: the chain as a list, args first, so that no chain is too deep to pickle."""
     numbers: dict[int, int] = {}
     parts = []
-    for each in _args_first(tensor):
+    # Each after its args.
+    for each in reversed(sources_first([tensor], lambda each: each.args)):
         computation = node_of(each).computation
         if _tensor_key(each) not in numbers:
             for own in computation.tensors:
@@ -235,19 +237,6 @@ def reader_of(store: TileStore, readers: dict[TileStore, TileStore]) -> TileStor
 def _tensor_key(tensor: InfiniteTensor) -> int:
     """What tells a tensor from all others; another object of an equal one may have another ``f``."""
     return id(node_of(tensor).tensor)
-
-
-def _args_first(tensor: InfiniteTensor) -> list[InfiniteTensor]:
-    finished: dict[int, InfiniteTensor] = {}
-    stack = [tensor]
-    while stack:
-        waiting = [arg for arg in stack[-1].args if id(arg) not in finished]
-        if waiting:
-            stack.append(waiting[0])
-        else:
-            finished.setdefault(id(stack[-1]), stack[-1])
-            stack.pop()
-    return list(finished.values())
 
 
 def _rebuilt(parts: list[_PickledComputation], number: int) -> InfiniteTensor:

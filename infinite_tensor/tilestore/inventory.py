@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from operator import sub
+from operator import add, sub
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -149,7 +148,7 @@ class Garbage:
     partial_bytes: int = 0
 
     def __add__(self, other: Garbage) -> Garbage:
-        return Garbage(*map(operator.add, astuple(self), astuple(other)))
+        return Garbage(*map(add, astuple(self), astuple(other)))
 
 
 class Known(Protocol):
@@ -233,7 +232,8 @@ class Inventory:
 def windows_over_tiles(grid: WindowGrid, layout: TileLayout, tiles: IntArray) -> tuple[IntArray, IntArray]:
     """The box of windows that cover each of some tiles: (N, ndim) in, (N, ndim) low and high out."""
     size = np.array(layout.tile_shape, dtype=np.int64)
-    return grid.boxes(tiles * size, np.minimum(tiles * size + size, _ends(layout)))
+    ends = np.array([np.iinfo(np.int64).max if n is None else n for n in layout.shape], dtype=np.int64)
+    return grid.boxes(tiles * size, np.minimum(tiles * size + size, ends))
 
 
 def missing_windows(
@@ -273,10 +273,6 @@ def missing_windows(
     for number in np.flatnonzero(begun[pair]).tolist():
         unknown[number] = tuple(windows[number].tolist()) not in held[pair[number]]
     return unique_points(windows[unknown])
-
-
-def _ends(layout: TileLayout) -> IntArray:
-    return np.array([np.iinfo(np.int64).max if n is None else n for n in layout.shape], dtype=np.int64)
 
 
 MOST_LISTED = 12
@@ -348,24 +344,18 @@ def dependants_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | Non
 
 def sources_first(roots: Iterable[K], readers: Callable[[K], Iterable[K]]) -> list[K]:
     """`roots` and everything downstream of them, each before what reads it. Without recursion."""
-    finished: dict[K, None] = {}
+    finished: list[K] = []
     entered: set[K] = set()
-    for root in roots:
-        if root not in entered:
-            entered.add(root)
-            _finish(root, readers, entered, finished)
-    return list(reversed(finished))
-
-
-def _finish(root: K, readers: Callable[[K], Iterable[K]], entered: set[K], finished: dict[K, None]) -> None:
-    stack: list[tuple[K, Iterator[K]]] = [(root, iter(readers(root)))]
+    # What is in progress, which is nothing of the roots, with what is still to be looked at.
+    stack: list[tuple[list[K], Iterator[K]]] = [([], iter(roots))]
     while stack:
-        key, rest = stack[-1]
-        for reader in rest:
-            if reader not in entered:
-                entered.add(reader)
-                stack.append((reader, iter(readers(reader))))
+        keys, rest = stack[-1]
+        for key in rest:
+            if key not in entered:
+                entered.add(key)
+                stack.append(([key], iter(readers(key))))
                 break
         else:
-            finished[key] = None
+            finished += keys
             stack.pop()
+    return finished[::-1]

@@ -20,6 +20,7 @@ from infinite_tensor.support.allocation import as_array, as_tensor
 from infinite_tensor.support.given import checked_flag, checked_id, checked_progress, quoted
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of
+from infinite_tensor.tilestore.inventory import sources_first
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.memory.contents import MemoryContents
 from infinite_tensor.tilestore.memory.windows import Row
@@ -243,30 +244,21 @@ def _check_other(jobs: Sequence[_Job], source: _Contents, target: PersistentCont
 
 def _jobs(source: _Contents, tensor_id: str, *, upstream: bool) -> tuple[list[_Job], tuple[str, ...]]:
     """A tensor, and before it those that it reads, as far as they are there; and the ids of those that are not."""
-    found: dict[str, _Job] = {}
+    found = {tensor_id: _job(source, tensor_id)}
     absent: dict[str, None] = {}
-    entered = {tensor_id: _job(source, tensor_id)}
-    waiting = [(tensor_id, _named_args(entered[tensor_id]) if upstream else iter(()))]
-    # A loop instead of recursion, for deep chains.
-    while waiting:
-        name, args = waiting[-1]
-        for arg, digest in args:
-            if arg in entered:
-                continue
-            if source.digest_of(arg) != digest:
-                absent[arg] = None
-                continue
-            entered[arg] = _job(source, arg)
-            waiting.append((arg, _named_args(entered[arg])))
-            break
-        else:
-            found[name] = entered[name]
-            waiting.pop()
-    return list(found.values()), tuple(absent)
 
+    def args(name: str) -> Iterator[str]:
+        for arg in found[name].spec.definition.args if upstream else ():
+            key = arg.tensor_id
+            if key is None or key in found:
+                continue
+            if source.digest_of(key) == arg.digest:
+                found[key] = _job(source, key)
+                yield key
+            else:
+                absent[key] = None
 
-def _named_args(job: _Job) -> Iterator[tuple[str, str]]:
-    return ((arg.tensor_id, arg.digest) for arg in job.spec.definition.args if arg.tensor_id is not None)
+    return [found[name] for name in reversed(sources_first([tensor_id], args))], tuple(absent)
 
 
 def _job(source: _Contents, tensor_id: str) -> _Job:
