@@ -361,15 +361,9 @@ def uses_of(code: types.CodeType) -> Uses:
 
 
 _KINDS = {
-    "LOAD_GLOBAL": "globals",
-    "LOAD_NAME": "globals",
-    "LOAD_FROM_DICT_OR_GLOBALS": "globals",
-    "LOAD_ATTR": "attributes",
-    "LOAD_METHOD": "attributes",
-    "LOAD_SUPER_ATTR": "attributes",
-    "IMPORT_FROM": "attributes",
-    "STORE_GLOBAL": "rebound",
-    "STORE_DEREF": "rebound",
+    **dict.fromkeys(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"), "globals"),
+    **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"), "attributes"),
+    **dict.fromkeys(("STORE_GLOBAL", "STORE_DEREF"), "rebound"),
     "STORE_ATTR": "assigned",
 }
 
