@@ -24,6 +24,7 @@ from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import checked_count, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number
+from infinite_tensor.values.dtypes import dtype_name
 from infinite_tensor.values.meaning import Lens, Meaning
 
 _HALF = 2**30
@@ -230,7 +231,7 @@ def _fits(extents: Sequence[int], most: int, step: int) -> bool:
 
 def shown_dtype(dtype: torch.dtype) -> np.dtype[np.generic]:
     """The dtype of numpy in which pixels are shown; that of bfloat16, which numpy lacks, is float32."""
-    return np.dtype(str(torch.float32 if dtype is torch.bfloat16 else dtype).removeprefix("torch."))
+    return np.dtype(dtype_name(torch.float32 if dtype is torch.bfloat16 else dtype))
 
 
 def shown(pixels: torch.Tensor) -> npt.NDArray[np.generic]:

@@ -29,6 +29,7 @@ from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import names_of
+from infinite_tensor.values.dtypes import dtype_name
 from infinite_tensor.views.colours import MOST_LABELS, are_labels
 from infinite_tensor.views.frame import shown, shown_if_stored, step_of
 from infinite_tensor.views.plane import channels_of
@@ -80,7 +81,7 @@ def html_of_tensor(tensor: InfiniteTensor) -> str:
 
 def _facts_of(tensor: InfiniteTensor) -> Iterator[tuple[str, str]]:
     yield "shape", code(_shape_told(tensor.shape, tensor.dims))
-    yield "dtype", code(_dtype_told(tensor.dtype))
+    yield "dtype", code(dtype_name(tensor.dtype))
     window = tensor.output_window
     stride = "" if window.stride == window.size else f", stride {window.stride}"
     yield "window", code(f"{window.size}{stride}")
@@ -112,10 +113,6 @@ def _shape_told(shape: Shape, dims: Sequence[str]) -> str:
     else:
         told = ", ".join(f"{name}: {extent}" for name, extent in zip(dims, extents, strict=True))
     return told.replace(" ", "\u00a0")
-
-
-def _dtype_told(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _stored(tensor: InfiniteTensor) -> str:
@@ -151,7 +148,7 @@ def html_of_group(group: TensorGroup) -> str:
         cells = [
             show((key,) if isinstance(key, str) else key),
             _shape_told(tensor.shape, tensor.dims),
-            _dtype_told(tensor.dtype),
+            dtype_name(tensor.dtype),
             f"{group.dims(key)}{shown_scale(group.scale(key))}",
             shown_id(tensor.tensor_id),
             tensor.tile_store,
@@ -184,7 +181,7 @@ def _list(store: TileStore, rows: list[list[str]]) -> str:
             definition = contents_of(store).definition_of(tensor_id)
             stored = StoredTensor.of(store, tensor_id, definition).definition
             shape = _shape_told(stored.shape, names_of(stored.dims, len(stored.shape)))
-            row = [code(shape), code(_dtype_told(stored.dtype)), _size_told(store, tensor_id, definition)]
+            row = [code(shape), code(dtype_name(stored.dtype)), _size_told(store, tensor_id, definition)]
         except Exception as error:  # noqa: BLE001  (one that is damaged leaves the others)
             row = ["", "", escaped(_told(error))]
         rows.append([code(shown_id(tensor_id)), *row])

@@ -14,7 +14,7 @@ from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.support.given import as_index
 from infinite_tensor.values.arrays import check_unmasked
 from infinite_tensor.values.checks import dense
-from infinite_tensor.values.dtypes import to_stored
+from infinite_tensor.values.dtypes import dtype_name, to_stored
 
 _SUPPORTED = "an index is an int, a slice, a list or tuple of ints, or a tensor or array of ints or bools"
 
@@ -178,7 +178,6 @@ def _of_array(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
     try:
         return torch.from_numpy(array.copy() if min(array.strides, default=0) < 0 else array)
     except (TypeError, ValueError) as error:
-        name = str(dtype).removeprefix("torch.")
         raise TypeError(
-            f"rows are of {dtype}, got an array of {array.dtype}; convert it with .astype({name!r})"
+            f"rows are of {dtype}, got an array of {array.dtype}; convert it with .astype({dtype_name(dtype)!r})"
         ) from error
