@@ -226,7 +226,7 @@ def predict(
         found, reduce, dtype, {name: sliding.scale_of(each.shape, scales) for name, each in found.items()}
     )
     sliding.check(results, edge)
-    blended = _blend_of(blend, sigma_scale)
+    blended = WeightedMean("gaussian", sigma_scale) if word(blend) == "gaussian" else resolved_blend(blend)
     outputs = {name: result.output(sliding, blended, edge) for name, result in results.items()}
     options: dict[str, Any] = {
         "args": [sliding.source],
@@ -485,10 +485,8 @@ def _keeping_little(target: TileStore, sliding: Sliding, max_memory: int | None)
     with under_way:
         if contents_of(target).outlives_process:
             contents_of(target).lend(under_way, _LITTLE_BYTES)
-        upstream = (
-            {contents_of(tensor.tile_store) for tensor in _chain_of([sliding.source])} if max_memory is None else set()
-        )
-        for contents in upstream - {contents_of(target)}:
+        chain = _chain_of([sliding.source]) if max_memory is None else ()
+        for contents in {contents_of(tensor.tile_store) for tensor in chain} - {contents_of(target)}:
             contents.lend(under_way, 0)
         yield
 
@@ -540,10 +538,6 @@ def _tensor_of(source: Any, dims: Any) -> InfiniteTensor:
     least = least_cache_of(made.output_window.size, made.dtype)
     made.tile_store.cache_size_bytes = max(_CACHE_BYTES, least)
     return made
-
-
-def _blend_of(blend: object, sigma_scale: Any) -> object:
-    return WeightedMean("gaussian", sigma_scale) if word(blend) == "gaussian" else resolved_blend(blend)
 
 
 def _dtype_of_autocast(autocast: object, device: torch.device) -> torch.dtype | None:
