@@ -343,7 +343,10 @@ def dependants_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | Non
 
 
 def sources_first(roots: Iterable[K], readers: Callable[[K], Iterable[K]]) -> list[K]:
-    """`roots` and everything downstream of them, each before what reads it. Without recursion."""
+    """`roots` and all that `readers` lead to, each before what reads it, or what it reads, where these are args.
+
+    Without recursion: chains may be long.
+    """
     finished: list[K] = []
     entered: set[K] = set()
     # What is in progress, which is nothing of the roots, with what is still to be looked at.
