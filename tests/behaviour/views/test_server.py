@@ -302,7 +302,7 @@ def test_map_tiles_from_afar_are_computed_of_what_is_stored_without_an_f(tmp_pat
     with ZarrTileStore(tmp_path / "w.zarr", tile_size=SIDE) as store:
         halves = made(store, lambda _: (torch.arange(SIDE)[:, None] + torch.arange(SIDE)) % 2 * 8.0)
         halves[-512:512, -512:512]
-    with open_store(tmp_path / "w.zarr", mode="r") as store, served(store) as server:
+    with open_store(tmp_path / "w.zarr", mode="r") as reader, served(reader) as server:
         found = server.get("/world/-1/0/0.png")
         assert found.headers["cache-control"] == "no-cache"
         near = image(server.get("/world/0/0/0.png").content).reshape(-1, 4)
