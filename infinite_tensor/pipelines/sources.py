@@ -20,6 +20,7 @@ from infinite_tensor.groups.tensordicts import import_tensordict
 from infinite_tensor.pipelines.images import ImageReader
 from infinite_tensor.pipelines.rasters import RasterReader
 from infinite_tensor.pipelines.readers import ArrayReader, Reader, meaning_of_array
+from infinite_tensor.support.allocation import as_array
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.given import as_index, members, quoted, word
@@ -268,7 +269,8 @@ class Blocks(RegionWriter):
 
     def write(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Copy the pixels from `start` on; see `RegionWriter.write`."""
-        out.copy_(self.reader.read(tuple([slice(a, a + n) for a, n in zip(start, out.shape, strict=True)])))
+        pixels = self.reader.read(tuple([slice(a, a + n) for a, n in zip(start, out.shape, strict=True)]))
+        as_array(out)[...] = as_array(pixels)
 
     def block(self, ctx: tuple[int, ...]) -> torch.Tensor:
         """One block, of which what lies beyond the end of the array has no values."""
