@@ -57,10 +57,10 @@ if TYPE_CHECKING:
 
 
 class SupportsAsTensor(Protocol):
-    """What can stand for an InfiniteTensor among the args of another one: a `TensorBlob`, say."""
+    """An object that can be an arg of an InfiniteTensor without being one itself, such as a `TensorBlob`."""
 
     def as_tensor(self) -> InfiniteTensor:
-        """The tensor that it stands for."""
+        """Return the tensor that is read in its place."""
 
 
 class InfiniteTensor(Fillable):
@@ -72,63 +72,64 @@ class InfiniteTensor(Fillable):
     Parameters
     ----------
     shape : tuple of (int or None)
-        Extent per dimension in pixels; None for an unbounded one, which has negative coordinates too.
+        Extent per dimension in pixels; None for an unbounded dimension, which also has negative coordinates.
     f : callable
         ``f(ctx, *regions) -> tensor`` computes one window. `ctx` is the window index, a tuple of ints with
         one entry per dimension; `regions` are the parts of `args` that `args_windows` select. It must
-        return a tensor of shape ``output_window.size``, of `dtype`, on `device`, and always the same one
-        for the same `ctx`. It runs under `torch.no_grad`. With a `batch_size` it is given lists and returns
-        a list or one stacked tensor.
+        return a tensor of shape ``output_window.size``, of `dtype`, on `device`, with the same values each
+        time it is called with the same `ctx`. It runs under `torch.no_grad`. With a `batch_size` it gets
+        lists and returns a list or one stacked tensor.
     output_window : TensorWindow
         Which pixels a window covers.
     args : sequence of InfiniteTensor or TensorBlob, optional
-        Upstream tensors; a `TensorBlob` stands for its `as_tensor()`. They may live in other stores, dtypes and
-        devices; nothing is converted.
+        Upstream tensors; a `TensorBlob` is read through its `as_tensor()`. Their stores, dtypes and devices may
+        differ from this tensor's; nothing is converted.
     args_windows : sequence of TensorWindow, optional
-        One per arg: the region that `f` is given of it, in coordinates of this tensor's `ctx`.
+        One per arg: the region of the arg that `f` gets, in coordinates of this tensor's `ctx`.
     dtype : torch.dtype or str
-        Element type, or its name; any of bool, the integers, the floats and the complex types.
+        Element type, or its name: bool, or any integer, floating or complex type.
     device : torch.device or str
         Where `f` returns its windows and reads return their results.
     tile_store : TileStore, str or path, optional
-        Where windows are kept. A path or an fsspec URL is a store as `open_store` opens it, which all tensors of this
-        process share that name it. Default: a fresh `MemoryTileStore` without limits.
+        Where windows are stored. A path or an fsspec URL is opened as by `open_store`; all tensors of this process
+        that name it share one store object. Default: a new `MemoryTileStore` without limits.
     tensor_id : str, optional
         The name under which the store finds the tensor again. Default: a random one.
     batch_size : int or tuple of int, optional
-        Most windows in one call of `f`; a tuple lists the sizes that are allowed, and contains 1.
+        The largest number of windows in one call of `f`, or a tuple of the allowed numbers, which must contain 1.
     blend : callable, WeightedMean or str, optional
-        What a pixel is that several windows cover. Elementwise ``blend(existing, incoming) -> combined``, applied in
-        lexicographic order of window index; on the CPU it is given flat blocks, of shape ``(N,)``. ``"max"`` is
+        How overlapping windows are combined. A function is elementwise, ``blend(existing, incoming) -> combined``, and
+        applied in lexicographic order of window index; on the CPU it gets flat blocks, of shape ``(N,)``. ``"max"`` is
         `torch.maximum`, ``"min"`` is `torch.minimum`; like any function they start from `blend_init`, so give
         ``-math.inf`` for a maximum of values below 0. ``"first"`` and ``"last"`` keep the first or the last window
-        over a pixel. Or a `WeightedMean`, for which ``"mean"``, ``"linear"``, ``"hann"`` and ``"gaussian"`` stand.
-        Default: the sum.
+        over a pixel. ``"mean"``, ``"linear"``, ``"hann"`` and ``"gaussian"`` name a `WeightedMean`, which can also be
+        given itself. Default: the sum.
     blend_init : number, optional
-        What a pixel holds before its first window, and where there is none. Default: 0.
+        The value of a pixel before its first window, and of a pixel that no window covers. Default: 0.
     edge : "drop", "clip" or "all", or a sequence of them, optional
-        What happens to windows that would reach past a finite dimension: they are dropped; or ``f`` computes them, and
-        what lies outside of the tensor is dropped. With "clip" there are just enough windows to cover the dimension,
-        with "all" all that meet it. One for all dimensions, or one per dimension. Default: "drop".
+        What happens to windows that would reach past a finite dimension. "drop": there are no such windows. "clip" and
+        "all": ``f`` computes them, and the part outside of the tensor is discarded; "clip" has just enough windows to
+        cover the dimension, "all" has every window that overlaps it. One for all dimensions, or one per dimension.
+        Default: "drop".
     args_padding : str or ("constant", number), or a sequence of them, optional
-        What `f` is given beyond the ends of the finite dimensions of an arg, in the words of `numpy.pad`: "edge",
+        The values that `f` gets beyond the ends of an arg's finite dimensions, named as in `numpy.pad`: "edge",
         "reflect", "symmetric", "wrap", or "constant", with 0 or another value. One for all args, or one per arg, which
-        may be a sequence with one per dimension, None for an unbounded one. Default: "error", a window that leaves an
-        arg is an error.
+        may be a sequence with one per dimension, None for an unbounded one. Default: "error", a window that reaches
+        past the end of an arg is an error.
     version : JSON value, optional
         Anything that identifies what `f` computes: a number, a seed, the `digest` of a network, or a dict of settings.
         It is stored, and compared when the tensor is built again.
     dims : tuple of str, optional
-        Names of the dimensions, such as ``("c", "y", "x")``, for messages and for other programs that open what is
-        stored. They are stored when the tensor is created; later they may be left out, and other ones are an error.
+        Names of the dimensions, such as ``("c", "y", "x")``, for messages and for other programs that open the store.
+        They are stored when the tensor is created; later they may be omitted, but different names are an error.
     reduce : Reduction, optional
-        What is stored of each pixel, where that is less than its windows hold: the label of the highest of a hundred
-        scores, say. `f` then returns the windows that a `Reduction` describes.
+        Stores less per pixel than the windows contain, for example only the label of the highest of a hundred scores.
+        `f` then returns windows of the shape that `Reduction` describes.
 
     Raises
     ------
     ValidationError
-        If an argument does not fit, or the store holds another tensor under `tensor_id`.
+        If an argument is not valid, or the store contains another tensor under `tensor_id`.
 
     Examples
     --------
@@ -184,35 +185,37 @@ class InfiniteTensor(Fillable):
         version: object = None,
         args_padding: object = None,
     ) -> TensorGroup:
-        """Tensors that one function computes together: each call returns a window of each.
+        """Create several tensors that one function computes together: each call returns a window of every output.
 
-        A window runs once for all of them: what a read of one makes `f` compute of the others is stored too.
+        Each window is computed once for all outputs: when a read of one output calls `f`, the windows of the others
+        are stored too.
 
         Parameters
         ----------
         f : callable
             ``f(ctx, *regions) -> dict`` computes a window of each output: a dict, or a `tensordict.TensorDict`, with
             the keys of `outputs` and no others. `ctx` has one entry for each window coordinate that the outputs follow.
-            With a `batch_size` it is given lists, and returns a list of dicts, or one dict of lists or stacked tensors.
+            With a `batch_size` it gets lists, and returns a list of dicts, or one dict of lists or stacked tensors.
         outputs : dict of str to Output
-            What it computes; dicts in it may nest. Every output follows all coordinates of `ctx`; its window's
-            `dimension_map` says with which dimensions.
+            The outputs of `f`; dicts may nest. Every output follows all coordinates of `ctx`; the `dimension_map` of
+            its window says which dimension follows which coordinate.
         args, args_windows, args_padding, device, tile_store, batch_size, version
             As for `InfiniteTensor`; all outputs are in one store.
         tensor_id : str, optional
-            The tensors get the ids ``tensor_id/key``. Default: a random one.
+            The tensors get the ids ``tensor_id/key``. Default: a random id.
 
         Returns
         -------
         TensorGroup
-            The tensors, nested as `outputs`. They share the dimensions that follow `ctx`, in pixels of the first one;
-            others may be finer or coarser, by their strides. Each is an ordinary tensor: it is stored in an array of
-            its own, and may be read, filled, moved and reopened on its own, and be an arg of others.
+            The tensors, nested as `outputs` is. They share the dimensions that follow `ctx`. Pixels of the group are
+            pixels of the first output; the strides of the others say how much finer or coarser they are. Each is an
+            ordinary tensor with a separate array in the store: it can be read, filled, moved and reopened by itself,
+            and be an arg of other tensors.
 
         Raises
         ------
         ValidationError
-            If an argument does not fit, or the store holds another tensor under one of the ids.
+            If an argument is not valid, or the store contains another tensor under one of the ids.
 
         Examples
         --------
@@ -233,13 +236,13 @@ class InfiniteTensor(Fillable):
         tensors = tensors_of(stored, f, batching, args, cls)
         for spec, tensor in zip(specs.values(), tensors, strict=True):
             _check_dims(spec, node_of(tensor))
-        # Groups are made of tensors.
+        # Imported here, because groups build on tensors.
         from infinite_tensor.groups.group import group_of_outputs  # noqa: PLC0415
 
         return group_of_outputs(dict(zip(specs, tensors, strict=True)))
 
     def _reaches(self) -> Mapping[str, object]:
-        """What another tensor's ``f`` that reads this one is looked at for: the definition, and what it computes."""
+        """What counts in the fingerprint of an ``f`` that reads this tensor: its definition, its ``f`` and its args."""
         name = f"tensor {self.tensor_id!r}" if self._node.tensor.named else "a tensor"
         args = {f"{name}.args[{at}]": arg for at, arg in enumerate(self.args)}
         return {name: Item(name, f"#{self._spec.definition.digest}", "state"), f"{name}.f": self.f, **args}
@@ -255,7 +258,7 @@ class InfiniteTensor(Fillable):
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """Names of the dimensions; one without a name is ``dim_0``, ``dim_1``, ... by its number."""
+        """Names of the dimensions; dimensions without a name are called ``dim_0``, ``dim_1``, ... by their number."""
         return names_of(self._spec.definition.dims, self.ndim)
 
     @property
@@ -275,7 +278,7 @@ class InfiniteTensor(Fillable):
 
     @property
     def f(self) -> Callable[..., Any] | None:
-        """The function that computes windows; None where the tensor was opened without one."""
+        """The function that computes windows; None if the tensor was opened without one."""
         return self._node.computation.f
 
     @property
@@ -290,7 +293,7 @@ class InfiniteTensor(Fillable):
 
     @property
     def args_padding(self) -> tuple[tuple[str | tuple[str, Number], ...], ...]:
-        """What stands beyond the ends of each arg, per dimension; a constant comes with its value."""
+        """The padding beyond the ends of each arg, per dimension; a constant comes with its value."""
         return tuple(
             ("error",) * arg.window.ndim
             if arg.padding is None
@@ -310,49 +313,49 @@ class InfiniteTensor(Fillable):
 
     @property
     def batch_size(self) -> int | tuple[int, ...] | None:
-        """Most windows in one call of ``f``, or the allowed numbers."""
+        """The largest number of windows in one call of ``f``, or the allowed numbers."""
         return self._node.computation.batching.given
 
     @property
     def blend(self) -> Blend | None:
-        """How overlapping windows are combined: by a function, a `WeightedMean`, ``"first"``, ``"last"``; None sums.
+        """How overlapping windows are combined: a function, a `WeightedMean`, ``"first"`` or ``"last"``; None sums.
 
-        Other names are what they stand for: ``"max"`` is `torch.maximum`, ``"hann"`` is ``WeightedMean("hann")``.
+        Other names are resolved: ``"max"`` becomes `torch.maximum`, ``"hann"`` becomes ``WeightedMean("hann")``.
         """
         return self._spec.blend
 
     @property
     def blend_init(self) -> Number | None:
-        """What a pixel holds before its first window; None is 0."""
+        """The value of a pixel before its first window; None is 0."""
         return self._spec.blend_init
 
     @property
     def reduce(self) -> Reduction | None:
-        """What is stored of blended pixels; None where that is all of them."""
+        """How blended pixels are reduced before they are stored; None if they are stored as they are."""
         return self._spec.reduction
 
     @property
     def version(self) -> Json:
-        """The version that was given, as JSON holds it."""
+        """The version that was given, as a JSON value."""
         version: Json = self._spec.definition.values()["version"]
         return version
 
     @property
     def tensor_id(self) -> str:
-        """The name under which the store keeps this tensor."""
+        """The name of this tensor in the store."""
         return self._spec.tensor_id
 
     uuid = tensor_id
 
     @property
     def tile_store(self) -> TileStore:
-        """Where windows are kept."""
+        """Where windows are stored."""
         return self._node.store
 
     def to_json(self) -> dict[str, Json]:
-        """The definition, as JSON: what decides the values, and the fingerprints of the functions.
+        """Return the definition as JSON: everything that determines the values, and the fingerprints of the functions.
 
-        The device, which is no part of what a store compares, is told as well.
+        The result also names the device, which stores do not compare.
         """
         return self._spec.definition.to_json() | {"device": str(self.device)}
 
@@ -371,17 +374,17 @@ class InfiniteTensor(Fillable):
         indices : int, slice, Ellipsis or tuple of them, or a list of such regions
             A negative number is a coordinate in an unbounded dimension and counts from the end in a finite
             one. A slice over an unbounded dimension needs both ends; steps may be negative. With steps, only
-            windows that hold a pixel of the result are computed.
+            windows that contain a pixel of the result are computed.
 
         Returns
         -------
         torch.Tensor or list of torch.Tensor
-            Pixels of `dtype` on `device` that share no memory with anything else.
+            Pixels of `dtype` on `device`, in new memory.
 
         Raises
         ------
         RegionError
-            (an IndexError) If `indices` is no region of this tensor.
+            (an IndexError) If `indices` is not a valid region of this tensor.
         TileAccessError
             If pixels are missing and the tensor was opened without ``f``.
         """
@@ -395,15 +398,15 @@ class InfiniteTensor(Fillable):
     def read(self, indices: object, *, workers: int | None = None) -> Any: ...
 
     def read(self, indices: object, *, workers: int | None = None) -> Any:
-        """``tensor[indices]``, with a say in how it is carried out.
+        """Read a region, or a list of regions in one plan: ``tensor[indices]`` with options.
 
         Parameters
         ----------
         indices
             A region or a list of regions, as ``tensor[...]`` takes them; `sl` writes them.
         workers : int, optional
-            On how many threads the windows of this read are computed, by an ``f`` that may run on several at a time.
-            The pixels are the same. Default: what the store of each tensor says.
+            The number of threads that compute windows; more than one needs an ``f`` that several threads may call at
+            the same time. The pixels do not depend on it. Default: the `workers` of each tensor's store.
 
         Returns
         -------
@@ -424,15 +427,15 @@ class InfiniteTensor(Fillable):
         Parameters
         ----------
         regions : iterable
-            Regions as `tensor[...]` takes them; `sl` writes them. Drawn only as needed, so it may be endless.
+            Regions as ``tensor[...]`` takes them; `sl` writes them. It is consumed only as needed, and may be endless.
         workers : int, optional
             As for `read`.
 
         Yields
         ------
         list of torch.Tensor
-            The next regions that are ready; concatenated they equal ``tensor[list(regions)]``. Only what
-            the regions in progress need is held; of tensors upstream, what their stores keep.
+            The next regions that are ready; concatenated, the lists equal ``tensor[list(regions)]``. Memory use is
+            limited to what the regions in progress need, and what the stores of upstream tensors cache.
         """
         workers = checked_workers(workers)
         return assemble.stream(
@@ -440,54 +443,55 @@ class InfiniteTensor(Fillable):
         )
 
     def coverage(self, region: object, state: str | None = None, where: object = None) -> torch.Tensor:
-        """Which tiles of a region need no computation, as a bool for each tile that it touches.
+        """Return whether each tile that a region touches is ready, so that reading it computes nothing.
 
-        In memory a tile is a block of about 256 KiB.
+        In a memory store, a tile is a block of about 256 KiB.
 
         Parameters
         ----------
         region
-            As a read takes it.
+            As for a read.
         state : {"stored", "missing", "uncovered", "skipped"}, optional
-            Show the tiles in one state instead. "stored": all windows over the tile are there. "missing": some are not;
-            a fill computes them. "uncovered": no window covers the tile, so that nothing is ever stored of it.
-            "skipped": the mask leaves the tile out, and it is not stored. Default: all but the missing ones.
+            Return whether each tile is in this state instead. "stored": all windows over the tile are stored.
+            "missing": some are not, and a fill computes them. "uncovered": no window covers the tile, so nothing is
+            ever stored for it. "skipped": the mask leaves the tile out, and it is not stored. Default: all states but
+            "missing".
         where : optional
-            The mask of a `fill`, which computes what is missing and not skipped.
+            The mask of a `fill`; a fill with it computes the tiles that are "missing", and none that are "skipped".
 
         Returns
         -------
         torch.Tensor
-            Its shape has the number of tiles along each dimension.
+            A bool for each tile; the shape is the number of tiles along each dimension.
 
         Raises
         ------
         RegionError
-            (an IndexError) If `region` is no region of this tensor.
+            (an IndexError) If `region` is not a valid region of this tensor.
         ValidationError
-            If `state` is none of these, or "skipped" without a mask, or the mask does not cover the region.
+            If `state` is none of the above, or "skipped" without a mask, or the mask does not cover the region.
         """
         (request,) = self._requests(region, where)
         return coverage(request, state)
 
     def stored_only(self, fill_value: Number | None = None) -> StoredOnly:
-        """A view of what is stored, which never computes.
+        """Return a view of what is stored, which never computes.
 
         Parameters
         ----------
         fill_value : number, optional
-            What stands where a tile is missing, and what files and arrays that are made of the view call nodata: choose
-            one that no pixel has. Default: 0, which they do not call so.
+            The value of pixels whose tile is missing. Files and arrays made from the view declare it as nodata, so
+            choose a value that no pixel has. Default: 0, which is not declared as nodata.
 
         Returns
         -------
         StoredOnly
-            It is read as the tensor is, and has `to_xarray`, `to_dask`, `export` and `show`.
+            It is read like the tensor, and has `to_xarray`, `to_dask`, `export` and `show`.
 
         Raises
         ------
         ValidationError
-            If the dtype of the tensor has no such value.
+            If the tensor's dtype cannot represent `fill_value`.
         """
         return StoredOnly(self, fill_value)
 
@@ -507,40 +511,39 @@ class InfiniteTensor(Fillable):
         exact: bool = False,
         workers: int | None = None,
     ) -> Stats:
-        """Count, range, mean, deviation and quantiles of pixels, and how many there are of each label.
+        """Compute count, range, mean, standard deviation and quantiles of pixels, and the number of pixels per label.
 
-        Pixels are read once, part by part, in bounded memory; tensors in memory keep little of what is computed. The
-        result is the same whatever they are stored in, and whatever the order in which they come.
+        Pixels are read once, part by part, in bounded memory; memory stores keep few of the computed windows. The
+        result depends neither on the store nor on the order in which pixels are read.
 
         Parameters
         ----------
         region : optional
-            As a read takes it. Default: all of a bounded tensor; of an unbounded one all that is stored, wherever it
-            is.
+            As for a read. Default: all of a bounded tensor; everything that is stored of an unbounded one.
         where : Mask, array, tensor, InfiniteTensor or callable, optional
-            Which pixels count: a mask as that of `fill`, taken pixel by pixel. A callable is asked for each tile; its
-            answer is for all pixels of it, unless it is an array with an entry for each pixel of the mask.
+            A mask of the pixels to count, as for `fill`, but applied pixel by pixel. A callable is called for each
+            tile; its answer applies to all pixels of the tile, unless it is an array with an entry for each pixel of
+            the mask.
         compute : bool
-            Whether what is missing is computed, and stored, as by a read. Otherwise only tiles that are stored are
-            looked at: a tile counts as a whole, as in `coverage`, and `Stats.missing` says how much is left out. An
-            array in memory is looked at as it is; of a file that is read through, what reads have kept.
+            Whether missing windows are computed and stored, as by a read. Otherwise only complete tiles are used, as
+            in `coverage`, and `Stats.missing` says how many pixels are left out. An array in memory counts as stored;
+            of a source file, only blocks that reads have cached do.
         exact : bool
-            Whether quantiles are exact, for which pixels are read again when somebody asks for them. Otherwise each is
-            less than a part in ``2**11`` nearer to 0 than it should be; see `Stats.quantile`.
+            Whether quantiles are exact; `Stats.quantile` then reads the pixels again. Otherwise a quantile may be
+            too close to 0, by less than one part in ``2**11``; see `Stats.quantile`.
         workers : int, optional
             As for `read`.
 
         Returns
         -------
         Stats
-            Of no pixels, where nothing is stored. NaN, and what the raster that the tensor is calls nodata, are counted
-            apart.
+            Its `count` is 0 if nothing is stored. NaN pixels and nodata pixels of a raster are counted separately.
 
         Raises
         ------
         RegionError
-            (an IndexError) If `region` is no region of this tensor; if there is none, the tensor is unbounded, and what
-            is missing is to be computed.
+            (an IndexError) If `region` is not a valid region of this tensor, or if there is none although the tensor
+            is unbounded and ``compute=True``.
         ValidationError
             If the dtype is complex, or a mask does not cover the region.
 
@@ -553,23 +556,23 @@ class InfiniteTensor(Fillable):
         >>> found.quantile([0.02, 0.98])
         [0.0, 2.0]
         """
-        # What is seen of a tensor stands on tensors.
+        # Imported here, because views build on tensors.
         from infinite_tensor.views.statistics import stats_of  # noqa: PLC0415
 
         return stats_of(self, self._nodata, region, where, compute, exact, workers)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move to another device or dtype, in place; takes what `torch.Tensor.to` takes.
+        """Move to another device or dtype, in place; takes the arguments of `torch.Tensor.to`.
 
-        What the store keeps is converted with it. From now on ``f`` must return the new dtype and device.
+        The stored windows are converted too. From then on ``f`` must return the new dtype and device.
 
         Raises
         ------
         TypeError
             If an argument is unknown or given twice, and for ``copy=True``.
         ValidationError
-            If the store cannot convert what it keeps, or `f` is one of this library that comes in one dtype and on one
-            device, as that of `noise`; nothing has changed then.
+            If the store cannot convert what it keeps, or `f` is a function of this library with a fixed dtype and
+            device, such as that of `noise`. Nothing has changed then.
         """
         args = tuple(_as_target(arg) for arg in args)
         kwargs = {name: _as_target(arg) for name, arg in kwargs.items()}
@@ -585,7 +588,7 @@ class InfiniteTensor(Fillable):
             else:
                 check_reduction(self.reduce, self.shape, self.output_window, dtype, device)
             contents = contents_of(self.tile_store)
-            # No read begins in between, which would ask the store for what the tensor was.
+            # The lock keeps a read from starting in between and asking the store for the former dtype or device.
             with contents.lock:
                 moved = self._spec.moved(device, dtype)
                 contents.migrate(self._spec, moved)
@@ -600,35 +603,36 @@ class InfiniteTensor(Fillable):
         tile_store: TileStore | str | os.PathLike[str] | None = None,
         tensor_id: str | None = None,
     ) -> InfiniteTensor:
-        """A tensor of coarser pixels: pixel ``i`` stands for the pixels ``[i * factor, (i + 1) * factor)`` of this one.
+        """Return a coarser tensor: its pixel ``i`` summarizes pixels ``[i * factor, (i + 1) * factor)`` of this one.
 
         Parameters
         ----------
         factor : int or tuple of int
-            How many pixels make one. An int is for the dimensions called z, y and x, without names for the last two; a
-            tuple has one entry per dimension. Of 65,536 pixels at most one is made.
+            How many pixels become one. An int applies to the dimensions named z, y and x, or, if no dimension has a
+            name, to the last two; a tuple has one entry per dimension. At most 65,536 pixels become one.
         method : str
-            - "mean": of the pixels that are there, added in lexicographic order: in float32 for floats of 16 bits, in
-              int64 for integers, which are rounded, a half to the even one. NaN and nodata are left out; where there is
-              nothing else, that is the result.
-            - "max", "min": the same of the largest and the smallest.
-            - "mode": what there is most often, as labels need it; of several, the smallest.
+            - "mean": the mean, added in lexicographic order: in float32 for 16-bit floats, in int64 for integers, whose
+              means are rounded, half to even. NaN and nodata are left out; a block with nothing else becomes NaN or
+              nodata.
+            - "max", "min": the largest or smallest pixel; NaN and nodata are left out likewise.
+            - "mode": the most frequent value, for labels; the smallest one if several are equally frequent.
             - "nearest": the first pixel.
 
-            bool has no mean, floats have no mode, complex and uint64 have the nearest alone.
+            bool has no mean, floats have no mode, complex dtypes and uint64 have only "nearest".
         tile_store, tensor_id : optional
             As for `InfiniteTensor`. Default: in memory, under a random name.
 
         Returns
         -------
         InfiniteTensor
-            Of the same dtype; extents are rounded up, and pixels beyond an end count nowhere. Place, coordinates and
-            nodata follow. A store that holds both opens it by its id and computes it, as it says how.
+            Has the same dtype. Extents are rounded up; pixels beyond an end of this tensor do not count. Position,
+            coordinates and nodata are derived from those of this tensor. A store that contains both tensors reopens
+            the result by its id and computes it without being given an ``f``.
 
         Raises
         ------
         ValidationError
-            If an argument does not fit.
+            If an argument is not valid.
 
         Examples
         --------
@@ -638,7 +642,7 @@ class InfiniteTensor(Fillable):
                 [10.5000, 12.5000],
                 [16.5000, 18.5000]])
         """
-        # What is made of a tensor stands on tensors.
+        # Imported here, because pipelines build on tensors.
         from infinite_tensor.pipelines.pyramid import coarsen  # noqa: PLC0415
 
         return coarsen(self, factor, method, self._nodata, tile_store, tensor_id)
@@ -649,34 +653,36 @@ class InfiniteTensor(Fillable):
         method: str | None = None,
         store: TileStore | str | os.PathLike[str] | None = None,
     ) -> list[InfiniteTensor]:
-        """Overviews: tensors each half as large as the one before, beginning with this one, made as by ``coarsen(2)``.
+        """Return overviews: tensors that each have half the resolution of the one before, as by ``coarsen(2)``.
 
-        They are stored as ``<tensor_id>/level-1``, ``<tensor_id>/level-2`` and so on, and computed where they are read,
-        or by ``fill(region, pyramid=True)``.
+        They are stored as ``<tensor_id>/level-1``, ``<tensor_id>/level-2`` and so on. A read computes them where it
+        needs them, and ``fill(region, pyramid=True)`` computes them ahead.
 
         Parameters
         ----------
         levels : int, optional
-            How many. Default: until no coarsened dimension is longer than 512.
+            The number of levels. Default: as many as it takes until no coarsened dimension is longer than 512.
         method : str, optional
-            As for `coarsen`. Default: that of stored levels, if there are; else "mode" for labels of ``argmax`` and for
-            bool, "nearest" for others without a mean, and "mean". A mean is that of the pixels of this tensor also
-            where extents are odd; of integers it is rounded at each level. The mode is the mode of modes.
+            As for `coarsen`. Default: the method of stored levels, if there are any; otherwise "mode" for bool and for
+            labels of ``argmax``, "nearest" for other dtypes without a mean, and "mean" for the rest. A mean is the mean
+            of this tensor's pixels even where extents are odd; means of integers are rounded at each level. A mode is
+            the mode of the modes of the level before.
         store : TileStore, str or path, optional
-            Where they are stored. Default: where this tensor is.
+            Where the levels are stored. Default: the store of this tensor.
 
         Returns
         -------
         list of InfiniteTensor
-            Level 1 first. Each is an ordinary tensor; ``store.open("<tensor_id>/level-2")`` finds and computes it.
+            Level 1 first. Each is an ordinary tensor; ``store.open("<tensor_id>/level-2")`` reopens it and can compute
+            it.
 
         Raises
         ------
         ValidationError
-            If an argument does not fit: `levels` are missing and a dimension is unbounded, this tensor stores nothing
-            and there is no `store`, or that holds levels of another method.
+            If an argument is not valid, in particular if `levels` is omitted and a dimension is unbounded, if this
+            tensor stores nothing and `store` is omitted, or if the store contains levels of another method.
         """
-        # What is made of a tensor stands on tensors.
+        # Imported here, because pipelines build on tensors.
         from infinite_tensor.pipelines.pyramid import pyramid  # noqa: PLC0415
 
         return pyramid(self, levels, method, self._nodata, store)
@@ -702,7 +708,7 @@ class InfiniteTensor(Fillable):
         tensor_id: str | None = None,
         version: object = None,
     ) -> InfiniteTensor:
-        """A tensor whose windows are `fn` of regions of this one: `infinite_tensor.map` of one input.
+        """Return a tensor whose windows are `fn` applied to regions of this one: `infinite_tensor.map` with one input.
 
         Parameters
         ----------
@@ -718,9 +724,9 @@ class InfiniteTensor(Fillable):
         Raises
         ------
         ValidationError
-            If an argument does not fit, or the store holds another tensor under `tensor_id`.
+            If an argument is not valid, or the store contains another tensor under `tensor_id`.
         """
-        # It makes tensors.
+        # Imported here, because pipelines build on tensors.
         from infinite_tensor.pipelines.map import map  # noqa: A004, PLC0415
 
         return map(
@@ -741,38 +747,38 @@ class InfiniteTensor(Fillable):
         )
 
     def as_zarr(self, region: object = None) -> zarr.Array[Any]:
-        """A read-only Zarr array of pixels, whose chunks are computed when they are read.
+        """Return a read-only Zarr array of pixels, whose chunks are computed when they are read.
 
-        Dask and whatever else reads arrays of zarr take it; xarray opens the group that it is in, ``array.store``. A
-        chunk is a tile, and a read of it is a read of the tensor: what is computed is stored, and no window is computed
-        twice by those who read at the same time. It may be read on any thread, in coroutines, and by ``f`` itself.
-        What ``f`` raises arrives as it is, but for exceptions that would end an event loop, which arrive as the
-        ``__cause__`` of a RuntimeError.
+        Dask and other libraries that read Zarr arrays accept it; xarray opens the group that contains it,
+        ``array.store``. A chunk is a tile, and reading a chunk reads the tensor: computed windows are stored, and
+        simultaneous reads do not compute a window twice. The array may be read on any thread, in coroutines, and by
+        ``f`` itself. Exceptions of ``f`` are raised unchanged, except those that would end an event loop: they become
+        the ``__cause__`` of a RuntimeError.
 
         Parameters
         ----------
         region : optional
-            Which pixels: a slice for each dimension, as in ``sl[:, -512:512, 0:4096]``. Chunks begin at its first
-            pixel. Default: all of a finite dimension, and of an unbounded one those from about ``-2**30`` to
-            ``2**30``. ``...`` is all of a finite tensor.
+            The pixels of the array: a slice for each dimension, as in ``sl[:, -512:512, 0:4096]``. Chunks begin at its
+            first pixel. Default: all of a finite dimension, and about ``-2**30`` to ``2**30`` of an unbounded one.
+            ``...`` is all of a finite tensor.
 
         Returns
         -------
         zarr.Array
-            It is called by the last part of `tensor_id`, or "values", or "values_" where a dimension is "values".
+            Its name is the last part of `tensor_id`, or "values", or "values_" if a dimension is called "values".
             Element ``[i, j]`` is pixel ``[i - origin[0], j - origin[1]]``, where `origin` is in
-            ``array.attrs["infinite_tensor"]``. Beside it in the group lies a one-dimensional array of the coordinates
-            along each dimension of up to ``2**22`` pixels, called by its name. bfloat16, which zarr lacks, becomes
+            ``array.attrs["infinite_tensor"]``. For each dimension of up to ``2**22`` pixels, the group also contains a
+            one-dimensional array of coordinates, named after the dimension. bfloat16, which zarr lacks, becomes
             float32.
 
         Raises
         ------
         RegionError
-            (an IndexError) If `region` is no region of this tensor.
+            (an IndexError) If `region` is not a valid region of this tensor.
         ValidationError
-            If it is empty, or has a step, or an int in place of a slice.
+            If the region is empty, or has a step, or an int in place of a slice.
         """
-        # What is seen of a tensor stands on tensors.
+        # Imported here, because views build on tensors.
         from infinite_tensor.views.face import zarr_of  # noqa: PLC0415
 
         return zarr_of(self, region)
@@ -780,76 +786,75 @@ class InfiniteTensor(Fillable):
     def to_xarray(
         self, region: object = None, coords: Mapping[str, Any] | None = None, *, lazy: bool = True
     ) -> xarray.DataArray:
-        """An `xarray.DataArray` of a region, which computes what is used of it.
+        """Return an `xarray.DataArray` of a region, which computes values when they are used.
 
         Parameters
         ----------
         region : optional
-            As of `as_zarr`, with the same default.
+            As for `as_zarr`, with the same default.
         coords : mapping of str to array, optional
-            Coordinates along some dimensions, by their names. Default: those of the raster or DataArray that the tensor
-            is or is computed from, else the numbers of the pixels.
+            Coordinates by name of dimension, for some or all dimensions. Default: those of the raster or DataArray
+            that the tensor reads or is computed from, otherwise pixel numbers.
         lazy : bool
-            Whether values are read when they are used, each time again; ``array.load()`` keeps them. Otherwise they
-            are read now.
+            Whether values are read each time they are used; ``array.load()`` keeps them. Otherwise they are read now.
 
         Returns
         -------
         xarray.DataArray
-            It is called by the last part of `tensor_id`, if that was given, and has the dimensions `dims`. bfloat16,
-            which numpy lacks, becomes float32. Coordinates take no memory. Along a dimension of more than ``2**24``
-            pixels xarray aligns it only with other arrays of this kind; select a part first.
+            Its name is the last part of `tensor_id`, if that was given, and its dimensions are `dims`. bfloat16, which
+            numpy lacks, becomes float32. Coordinates take no memory. Along a dimension of more than ``2**24`` pixels
+            xarray aligns it only with other arrays of this kind; select a part first.
 
         Raises
         ------
         ImportError
             If xarray is missing.
         RegionError
-            (an IndexError) If `region` is no region of this tensor.
+            (an IndexError) If `region` is not a valid region of this tensor.
         ValidationError
-            If it is empty, or has a step, or an int in place of a slice; or if `coords` do not fit.
+            If the region is empty, or has a step, or an int in place of a slice; or if `coords` do not match it.
         """
-        # What is seen of a tensor stands on tensors.
+        # Imported here, because views build on tensors.
         from infinite_tensor.views.arrays import xarray_of  # noqa: PLC0415
 
         return xarray_of(self, region, coords, lazy=lazy)
 
     def to_dask(self, region: object = None, chunks: Any = "tiles") -> dask.array.Array:
-        """A `dask.array` of a region, each chunk of which is a read.
+        """Return a `dask.array` of a region; computing a chunk reads it from the tensor.
 
-        `dask.array.asarray` takes a finite tensor as it is. `dask.array.from_array` does not, since its dtype is
-        torch's, but it takes ``t.as_zarr()``.
+        `dask.array.asarray` accepts a finite tensor directly. `dask.array.from_array` does not, because the dtype is
+        a torch dtype, but it accepts ``t.as_zarr()``.
 
         Parameters
         ----------
         region : optional
-            As of `as_zarr`, with the same default, which of an unbounded tensor has more chunks than Dask takes.
+            As for `as_zarr`, with the same default; for an unbounded tensor, that has more chunks than Dask accepts.
         chunks : optional
-            "tiles" for a chunk per tile, cut where the region ends; or what Dask takes: "auto", an int, a tuple.
+            "tiles" for a chunk per tile, cut where the region ends; or what Dask accepts: "auto", an int, a tuple.
 
         Returns
         -------
         dask.array.Array
-            bfloat16, which numpy lacks, becomes float32. After each `invalidate` of the tensor, or of what it is
-            computed from, a new one has another name, so that Dask serves no block from before. Until then, a stored
-            tensor has the same name in all processes.
+            bfloat16, which numpy lacks, becomes float32. Arrays created after an `invalidate` of the tensor, or of a
+            tensor upstream, get a new name, so that Dask does not reuse outdated chunks. Until then, arrays of a
+            stored tensor have the same name in all processes.
 
         Raises
         ------
         ImportError
             If Dask is missing.
         RegionError
-            (an IndexError) If `region` is no region of this tensor.
+            (an IndexError) If `region` is not a valid region of this tensor.
         ValidationError
-            If it is empty, or has a step, or an int in place of a slice; or if `chunks` do not fit.
+            If the region is empty, or has a step, or an int in place of a slice; or if `chunks` do not match it.
         """
-        # What is seen of a tensor stands on tensors.
+        # Imported here, because views build on tensors.
         from infinite_tensor.views.arrays import dask_of  # noqa: PLC0415
 
         return dask_of(self, region, chunks)
 
     def to_dask_array(self) -> dask.array.Array:
-        """As `to_dask` of all of a finite tensor. `dask.array.asarray`, `stack` and `concatenate` call it.
+        """Return `to_dask` of a whole finite tensor; `dask.array.asarray`, `stack` and `concatenate` call this.
 
         Returns
         -------
@@ -872,45 +877,45 @@ class InfiniteTensor(Fillable):
         max_pixels: int | None = None,
         **options: Any,
     ) -> Axes:
-        """Draw a region by ``imshow`` of matplotlib, at its coordinates: row 0 lies above row 1, row -1 above that.
+        """Draw a region with matplotlib's ``imshow``, at its coordinates; rows run downwards, row -1 is above row 0.
 
         Parameters
         ----------
         region : optional
-            As a read takes it, with positive steps: two dimensions, and a first or last one of 1 channel or of 3, which
-            are colours. Ints say where the picture stands along the others. Default: all of a finite dimension, and the
-            pixels from -256 to 256 of an unbounded one.
+            As for a read, with positive steps: two dimensions, or one for a line, and possibly a first or last
+            dimension of 1 channel, or of 3, which are colours. Use ints to choose a position along the others.
+            Default: all of a finite dimension, and the pixels from -256 to 256 of an unbounded one.
         ax : matplotlib.axes.Axes, optional
             Where to draw. Default: new axes.
         compute : bool
-            Whether what is not stored is computed and stored, as by a read; otherwise it is left blank.
+            Whether missing pixels are computed and stored, as by a read; otherwise they are left blank.
         every : int, optional
-            Draw every so many-th pixel along each dimension of the picture, in a region with steps of those that the
-            steps leave. 1 draws all. The axes are in the coordinates of the tensor in any case.
+            Draw every n-th pixel along each dimension of the picture, of those that the steps of the region select. 1
+            draws all. The axes always show the coordinates of the tensor.
         max_pixels : int, optional
-            In place of `every`, how many pixels are drawn at most: every is the smallest int that leaves no more.
+            Instead of `every`: the largest number of pixels to draw; `every` is then the smallest int that suffices.
             Default: ``2**20``, about a screen.
         **options
-            For ``ax.imshow``, or for ``ax.plot`` where one dimension is left: ``cmap``, ``vmin``, ``interpolation``.
-            Default: whole numbers from 0 to 19 are labels, each in a colour of its own.
+            Passed to ``ax.imshow``, or to ``ax.plot`` for one dimension: ``cmap``, ``vmin``, ``interpolation``. By
+            default, whole numbers from 0 to 19 are drawn as labels, each in a different colour.
 
         Returns
         -------
         matplotlib.axes.Axes
-            With the names of the dimensions, and a colour bar where there are no colours. Of complex numbers their
-            absolute values are drawn.
+            Labelled with the names of the dimensions, with a colour bar unless the pixels are colours. Complex numbers
+            are drawn as their absolute values.
 
         Raises
         ------
         ImportError
             If matplotlib is missing.
         RegionError
-            (an IndexError) If `region` is no region of this tensor.
+            (an IndexError) If `region` is not a valid region of this tensor.
         ValidationError
-            If it is empty, has other dimensions, or `every` or `max_pixels` leave more than ``2**24`` pixels, are no
-            positive ints, or both are given. Nothing has been computed then.
+            If the region is empty or has other dimensions; or if `every` or `max_pixels` leave more than ``2**24``
+            pixels, are not positive ints, or are both given. Nothing has been computed then.
         """
-        # What is seen of a tensor stands on tensors.
+        # Imported here, because views build on tensors.
         from infinite_tensor.views.showing import draw  # noqa: PLC0415
 
         return draw(self, region, ax=ax, compute=compute, every=every, max_pixels=max_pixels, **options)
@@ -918,45 +923,45 @@ class InfiniteTensor(Fillable):
     def view(
         self, *others: InfiniteTensor, port: int = 0, budget: int = 4096, open_browser: bool | None = None
     ) -> View:
-        """Open a page of Bokeh on which one walks about: drag to move, turn the wheel to zoom.
+        """Open an interactive Bokeh page of the tensor: drag to move, turn the wheel to zoom.
 
-        Tiles nearest to the middle come first: those that are stored at once, and others as `f` computes them, which
-        are stored as by a read. What is to come is blue, what is missing and not to be computed is grey; what `f`
-        raises stands on its tile. From afar, stored levels of a `pyramid` are shown, or coarse pixels of what is
-        stored.
+        Tiles nearest to the middle appear first: stored ones at once, others when `f` has computed them, and these are
+        stored as by a read. Tiles still to come are blue, missing ones that will not be computed are grey, and an
+        exception of `f` is shown on its tile. Zoomed out, the page shows stored levels of a `pyramid`, or a coarser
+        version of what is stored.
 
         Parameters
         ----------
         *others : InfiniteTensor
-            More of them, shown beside this one, at the same place.
+            Other tensors, shown next to this one, at the same place.
         port : int
-            Where the page is served, to this machine alone. Default: any port that is free.
+            The port of the page, which only this machine can reach. Default: any free port.
         budget : int
-            So many windows of a tensor may be computed for what is seen of it at a time, not counting those upstream.
-            Where there are more, only what is stored is shown.
+            The most windows of a tensor that may be computed for what is visible, not counting those upstream. If
+            more are missing, only stored pixels are shown.
         open_browser : bool, optional
-            Whether a browser opens. Default: outside of notebooks, which show the page below the cell.
+            Whether to open a browser. Default: True, except in notebooks, which show the page below the cell.
 
         Returns
         -------
         View
-            Its `url` opens the page elsewhere too, as in ``?y=0&x=1000&zoom=-2``; `wait()` is for the end of a script,
-            which would end the page, and `close()` ends it.
+            Its `url` also opens the page in another browser, and at a place with ``?y=0&x=1000&zoom=-2`` appended. Call
+            `wait()` at the end of a script, which would otherwise end the page; `close()` ends it.
 
         Raises
         ------
         ImportError
             If Bokeh is missing.
         ValidationError
-            If an argument does not fit, or the tensor has fewer than two dimensions.
+            If an argument is not valid, or the tensor has fewer than two dimensions.
         """
-        # What is seen of a tensor stands on tensors.
+        # Imported here, because views build on tensors.
         from infinite_tensor.views.viewer import open_view  # noqa: PLC0415
 
         return open_view([self, *others], port, budget, open_browser)
 
     def _repr_html_(self) -> str:
-        # What is seen of a tensor stands on tensors.
+        # Imported here, because views build on tensors.
         from infinite_tensor.views.showing import html_of_tensor  # noqa: PLC0415
 
         return html_of_tensor(self)
@@ -978,87 +983,88 @@ class InfiniteTensor(Fillable):
         palette: bool = False,
         pyramid: bool | int | str = False,
     ) -> None:
-        """Write a region to a file, or to a Zarr group, that other programs open.
+        """Write a region to a file, or to a Zarr group, that other programs can open.
 
-        The format follows from the end of `target`:
+        The suffix of `target` decides the format:
 
         - ``.zarr``: a group with one array, named after `tensor_id`, and the coordinates of its pixels along each
-          dimension, for ``xarray.open_zarr(target)``. A chunk is a tile, and begins at the first pixel of the region.
+          dimension, for ``xarray.open_zarr(target)``. A chunk is as large as a tile; chunks begin at the first pixel of
+          the region.
         - ``.npy``: an array for `numpy.load`.
         - ``.png``: an image of uint8 in grey, RGB or RGBA, or of uint16 in grey. All of it is in memory until the end.
-        - ``.tif``, ``.tiff``: a Cloud-Optimized TIFF of any number of bands, in tiles, compressed; a BigTIFF where it
-          may have 4 GiB. Its overviews are made by GDAL: means, of labels the most frequent pixels, of complex numbers
-          the nearest; none with very many bands. Until the end it takes twice its disk space.
-          If the tensor is a raster of `from_raster`, or computed from one, it is a GeoTIFF: pixels lie where the middle
-          of their window lies in the raster, at the scale that strides have to each other.
+        - ``.tif``, ``.tiff``: a compressed Cloud-Optimized TIFF of any number of bands, in tiles; a BigTIFF if it could
+          reach 4 GiB. GDAL makes its overviews: means, or the most frequent pixels for labels, or the nearest pixels
+          for complex numbers; none with very many bands. Writing takes twice its final disk space.
+          If the tensor is a raster of `from_raster`, or computed from one, the file is a GeoTIFF: the centre of a
+          window is placed at the centre of the region it reads, and the strides give the scale.
 
-        Files say what is known of pixels, such as coordinates and units, as far as it holds and the format has a place
-        for it; what is left out is told in one `MeaningLostWarning`.
+        Files record what is known about the pixels, such as coordinates and units, where it still applies and the
+        format has a place for it; one `MeaningLostWarning` lists what is left out.
 
-        The region is worked through in steps, whatever its size; tensors in memory keep little of it. The target is
-        there when all is written, and not before. A process that is killed leaves a hidden ``.<name>.partial`` beside
-        it, or several files that begin so, in which the next export writes; a store at a URL is no Zarr group until the
-        end, and what is unfinished there is replaced by the next export.
+        A region of any size is written in steps; memory stores keep little of it. The target appears only when all of
+        it is written. A process that is killed leaves a hidden ``.<name>.partial`` next to it, or several files whose
+        names begin so, and the next export reuses them. A store at a URL is not a Zarr group until the end, and
+        the next export replaces what is unfinished there.
 
-        An export to Zarr of a tensor that is stored, with a `tensor_id`, continues where an equal one was stopped: what
-        has been written is not written again, unless pixels were invalidated since. ``overwrite=True`` begins anew.
+        An export to Zarr of a stored tensor with a `tensor_id` resumes an equal export that was stopped: it does not
+        write again what is already written, unless pixels were invalidated since. ``overwrite=True`` starts over.
 
         Parameters
         ----------
         region
-            As a read takes it, without a step. There is no default, since all of it is written. Images have 2
-            dimensions, or 3 with channels: that of the name c, channel, channels, band or bands, else the first. Ints
-            drop the dimensions that there are beside these.
+            As for a read, without a step. There is no default, because all of the region is written. Images have 2
+            dimensions, or 3 with channels: the dimension named c, channel, channels, band or bands, otherwise the
+            first. Use ints to drop other dimensions.
         target : str or path
             A local path; for Zarr, any fsspec URL too.
         compute : bool
-            Whether windows that are missing are computed, and stored, as a read does; otherwise `fill_value` is written
-            where a tile is not stored, as `stored_only` shows it.
+            Whether missing windows are computed and stored, as by a read; otherwise `fill_value` is written where a
+            tile is not stored, as in `stored_only`.
         fill_value : number, optional
-            With ``compute=False``. If it is a real number, a TIFF says that it is nodata, and Zarr, in ``_FillValue``,
-            as xarray reads it. Default: 0, which none says.
+            Used with ``compute=False``. If it is a real number, a TIFF declares it as nodata, and Zarr declares it in
+            ``_FillValue``, which xarray reads. Default: 0, which is not declared.
         format : {"zarr", "npy", "png", "tiff"}, optional
-            The format, whatever the target is called.
+            The format, whatever the suffix of `target` is.
         overwrite : bool
-            Replace a file, or a Zarr group that an export has written. A local target is there until the end; a local
-            group is missing for a moment then, and one at a URL all the time: let one process at a time export to a
-            URL. What GDAL has written beside an image (``.aux.xml``, ``.ovr``, ``.msk``) is deleted with it; without
-            `overwrite`, it counts as something that is there.
+            Replace a file, or a Zarr group that an export has written. A local target stays until the end; a local
+            group is then missing for a moment. A group at a URL is missing all the time: let only one process at a
+            time export to a URL. Files that GDAL has written next to an image (``.aux.xml``, ``.ovr``, ``.msk``) are
+            deleted with it; without `overwrite`, they too keep an export from starting.
         storage_options : dict, optional
             Passed to fsspec.
         workers : int, optional
             As for `read`.
         progress : bool, "always" or callable
-            As for `fill`; what a `Progress` counts is tiles that have been written, not windows.
+            As for `fill`, but a `Progress` counts tiles that have been written, not windows.
         every : int, optional
-            Of a PNG: write every so many-th row and column, from the first one on, by one read: windows are computed
-            only where their pixels are written. Default: all.
+            For a PNG: write every n-th row and column, beginning with the first, in one read that computes only the
+            windows of pixels that are written. Default: all.
         max_pixels : int, optional
-            Of a PNG, in place of `every`: how many pixels it has at most; every is the least int for that.
+            For a PNG, instead of `every`: its largest number of pixels; `every` is then the smallest int that suffices.
         palette : bool
-            Of a PNG with one channel of uint8: give each number a colour, those of matplotlib's ``tab20`` again and
-            again; `show` draws labels in them too, but numbers beyond 19 along a map of colours. The numbers stay what
-            they are, and a `fill_value` is transparent.
+            For a PNG with one channel of uint8: give each number a colour, cycling through matplotlib's ``tab20``.
+            `show` draws labels in the same colours, but pixels with numbers beyond 19 on a continuous scale. The
+            numbers do not change, and a `fill_value` is transparent.
         pyramid : bool, int or str
-            Of Zarr, whether the group is an OME-Zarr 0.5 image with levels, as viewers want it: arrays ``s0/<name>``,
+            For Zarr: write an OME-Zarr 0.5 image with levels, as viewers expect it. Its arrays are ``s0/<name>``,
             ``s1/<name>`` and so on, each in a group for ``xarray.open_zarr(target, group="s1")``. True writes as many
-            levels as the region needs, an int so many, a str those of a method of `coarsen`. Level k has each pixel
-            that stands for one of the region, wherever that begins, as those of `pyramid` have; some pixels beyond the
-            border of the region are read for them. Their method is that of stored levels, if there are, or as for
-            `fill`. What is stored is taken; otherwise levels are computed in memory, each from this tensor: one that is
-            not stored is computed again for each. With ``compute=False``, there are the levels that the store has.
-            Dimensions are those of OME-Zarr: t, then c or another one, then z, y and x, or two of these.
+            levels as the region needs, an int that many, a str those of a method of `coarsen`; the default method is
+            that of stored levels, if there are any, or as for `fill`. Level k has the pixels of that level of `pyramid`
+            that overlap the region, so some pixels beyond its border are read. Stored levels are used; otherwise levels
+            are computed in memory, each from this tensor, which is computed again for each level if it is not stored.
+            With ``compute=False``, the levels in the store are written. Dimensions are those of OME-Zarr: t, then c or
+            another one, then z, y and x, or two of these.
 
         Raises
         ------
         RegionError
-            (an IndexError) If `region` is no region of this tensor.
+            (an IndexError) If `region` is not a valid region of this tensor.
         ValidationError
-            If an argument does not fit, there is something at the target, or the format cannot hold the region.
+            If an argument is not valid, the target exists, or the format cannot represent the region.
         StoreError
             If something cannot be written or read.
         ImportError
-            If rasterio, which TIFF takes, or pillow, which PNG takes, is missing.
+            If rasterio (for TIFF) or pillow (for PNG) is missing.
 
         Notes
         -----
@@ -1072,7 +1078,7 @@ class InfiniteTensor(Fillable):
         >>> numpy.load("ones.npy").shape
         (16, 16)
         """
-        # What is written of a tensor stands on tensors.
+        # Imported here, because exports build on tensors.
         from infinite_tensor.views.exports.export import Options, export  # noqa: PLC0415
 
         options = Options(
@@ -1091,15 +1097,15 @@ class InfiniteTensor(Fillable):
         export(self, region, target, options)
 
     def clear_cache(self) -> None:
-        """Drop from memory what can be had again, after storing what is pending."""
+        """Store pending results, then drop this tensor's pixels from memory; they are read or computed again later."""
         self.tile_store.clear_cache(self.tensor_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by reference: the store's target, the id and definition, and `f`, which must be picklable itself.
 
-        A memory store comes without its windows.
+        A memory store is pickled without its windows.
         """
-        # It takes apart and puts together what stands on this module.
+        # Imported here, because that module builds on this one.
         from infinite_tensor.opening import reduced  # noqa: PLC0415
 
         return reduced(self)
@@ -1135,7 +1141,7 @@ class InfiniteTensor(Fillable):
         return extent
 
     def __bool__(self) -> bool:
-        """True, as of any object: ``t or default`` reads nothing."""
+        """Return True, as for any object: ``t or default`` reads nothing."""
         return True
 
     def _check_finite(self, action: str) -> None:
@@ -1160,16 +1166,16 @@ class InfiniteTensor(Fillable):
         if copy is False:
             raise ValueError("an InfiniteTensor cannot be an array without a copy")
         pixels = self[...]
-        # numpy lacks it.
+        # numpy has no bfloat16.
         array: npt.NDArray[Any] = (pixels.float() if self.dtype is torch.bfloat16 else pixels).numpy(force=True)
         return array if dtype is None else array.astype(np.dtype(dtype), copy=False)
 
     def __dlpack__(self, *, copy: bool | None = None, **options: Any) -> Any:
-        """All pixels, for `torch.as_tensor` and `numpy.from_dlpack`."""
+        """Export all pixels, for `torch.as_tensor` and `numpy.from_dlpack`."""
         self._check_finite("make an array of")
         if copy is False:
             raise BufferError("an InfiniteTensor cannot be an array without a copy")
-        # What is read is a copy.
+        # A read returns a copy.
         return self[...].__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
@@ -1183,7 +1189,7 @@ def tensors_of(
     args: tuple[InfiniteTensor, ...],
     kind: type[InfiniteTensor] = InfiniteTensor,
 ) -> list[InfiniteTensor]:
-    """The tensors that one ``f`` computes of these args, made known to their stores."""
+    """Create the tensors that one ``f`` computes from these args, registered with their stores."""
     tensors = []
     for node in Computation.registered(stored, f, batching, map(node_of, args)).nodes:
         tensor = kind.__new__(kind)
@@ -1193,13 +1199,13 @@ def tensors_of(
 
 
 def _as_target(arg: Any) -> Any:
-    """What stands for an InfiniteTensor as an argument of `torch.Tensor.to`."""
+    """Replace an InfiniteTensor by an empty tensor of its dtype and device, as an argument of `torch.Tensor.to`."""
     return torch.empty(0, dtype=arg.dtype, device=arg.device) if isinstance(arg, InfiniteTensor) else arg
 
 
 def _checked_store(store: object) -> TileStore:
     if isinstance(store, str | os.PathLike):
-        # Stores that are not memory stand on tensors.
+        # Imported here, because persistent stores build on tensors.
         from infinite_tensor_stores import shared_store  # noqa: PLC0415
 
         return shared_store(store)
@@ -1217,7 +1223,7 @@ def _shared(
     tensor_id: object,
     version: object,
 ) -> tuple[Shared, tuple[InfiniteTensor, ...]]:
-    """What a user declares of an ``f``, checked, and the args."""
+    """Check what a user declares about an ``f``, and return it with the args."""
     check_callable(f)
     for name, value in (("args", args), ("args_windows", windows)):
         if value is not None and members(value) is None:
@@ -1232,7 +1238,7 @@ def _shared(
         tensors, checked_windows(tensors, members(windows) or ()), checked_paddings(tensors, padding)
     )
     upstream = tuple(node_of(arg).spec.definition.functions for arg in tensors)
-    # By default a name that no other tensor has.
+    # The default name is unique.
     name = checked_id(uuid.uuid4() if tensor_id is None else tensor_id)
     return Shared(name, f, definitions, upstream, checked_device(device), version), tensors
 
@@ -1240,25 +1246,25 @@ def _shared(
 def _in_store(
     specs: Collection[TensorSpec], given: object, shared: Shared, args: Sequence[InfiniteTensor], *, named: bool
 ) -> list[TensorInStore]:
-    """Tensors for the store that is given, whose args have the pixels that they read, as far as that is known now."""
+    """Place tensors in the given store, after checking, as far as possible now, that args have the pixels they read."""
     for spec in specs:
         check_windows(spec.tensor_id, spec.grid, spec.labels)
         check_args(spec.tensor_id, spec.grid, args, shared.args)
         warn_of_uncovered(spec)
-    # Last: a path becomes a folder.
+    # Last, because this creates a folder at a path.
     store = _checked_store(given)
     return [TensorInStore(spec, store, named) for spec in specs]
 
 
 def _check_dims(given: TensorSpec, node: Node) -> None:
-    """ValidationError if the names of dimensions that are stored are not those that a user gives."""
+    """Raise a ValidationError if the given names of dimensions contradict the stored ones."""
     wanted = given.definition.dims
     if wanted is not None and contradict(names := names_of(node.spec.definition.dims, len(given.shape)), wanted):
         raise mismatch(given.tensor_id, [f"dims: stored {list(names)}, given {list(wanted)}"], node.store)
 
 
 def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
-    """`args`, where what is no InfiniteTensor but can be one stands as that; the same object as the same tensor."""
+    """Convert each arg that stands for an InfiniteTensor to one; the same object becomes the same tensor."""
     made: dict[int, Any] = {}
     for arg in args:
         if id(arg) not in made:
@@ -1269,7 +1275,7 @@ def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
 def arg_definitions(
     args: Sequence[InfiniteTensor], windows: Sequence[TensorWindow], paddings: Sequence[tuple[Padding, ...] | None]
 ) -> tuple[ArgDefinition, ...]:
-    """What a definition says of its args."""
+    """Return what a definition records about its args."""
     return tuple(
         ArgDefinition(window, node.spec.definition, node.spec.tensor_id if node.tensor.named else None, padding)
         for node, window, padding in zip(map(node_of, args), windows, paddings, strict=True)

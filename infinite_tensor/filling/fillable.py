@@ -1,4 +1,4 @@
-"""Planning, filling and invalidating regions of a tensor, or of the tensors of a group: one interface for both."""
+"""`Fillable`: the common interface of tensors and groups to plan, fill and invalidate regions."""
 
 from __future__ import annotations
 
@@ -27,47 +27,48 @@ _INTERRUPTED = (
 
 
 class Fillable(ABC):
-    """What a region costs, computing it ahead of reads, how far that has come, and dropping it.
+    """Plan, fill, check and invalidate regions.
 
-    A region is what stands between the brackets of a read; of a slice with a step, the box that it spans counts. In a
-    group it is in pixels of the group, and means all pixels of all tensors that lie over it.
+    A region is given as in the brackets of a read; a slice with a step counts as the whole box that it spans. For a
+    group, it is in pixels of the group, and includes all pixels of every tensor that lie over it.
     """
 
     @abstractmethod
     def _requests(self, region: object, where: object = None) -> Sequence[Request]:
-        """What a region is of each tensor, with a mask; RegionError if it is none."""
+        """Return the region of each tensor, with the mask; RegionError if the region is not valid."""
 
     @abstractmethod
     def _tensors(self) -> Sequence[NodeHolder]:
-        """The tensor, or those of the group."""
+        """Return the tensor, or the tensors of the group."""
 
     def plan(
         self, region: object, *, max_memory: int | str | None = None, where: object = None, shards: int | None = None
     ) -> FillPlan:
-        """What `fill` would cost; computes nothing, but for a mask that is an `InfiniteTensor`.
+        """Return what `fill` would cost. It computes nothing, except a mask that is an `InfiniteTensor`.
 
-        Where nothing is stored yet, that is arithmetic, however large the region.
+        If nothing is stored yet, this is only arithmetic, however large the region is.
 
         Parameters
         ----------
         region
-            As a read takes it.
+            As for a read.
         max_memory, where : optional
             As for `fill`.
         shards : int, optional
-            Count windows as for a `client` with so many shards, four to each thread of its workers: those across the
-            border of two shards of a tensor in both. Of tensors in memory upstream each shard computes what it needs,
-            which is counted once.
+            Count windows as for a fill with a `client` and this number of shards; a client uses four per thread of its
+            workers. Windows across the border of two shards of a tensor count for both. Windows of upstream tensors in
+            memory, which each shard computes for itself, count once.
 
         Returns
         -------
         FillPlan
-            Counts per tensor of the chain, one that is upstream of several once; it prints as a table.
+            Counts per tensor of the chain, in which a tensor upstream of several counts once; it prints as a table.
 
         Raises
         ------
         RegionError
-            (an IndexError) If `region` is no region of the tensor or the group, or a window of it leaves an arg.
+            (an IndexError) If `region` is not a valid region of the tensor or the group, or a window reaches past the
+            end of an arg.
         ValidationError
             If the region cannot be filled within `max_memory`, or a mask does not cover it.
         """
@@ -86,45 +87,46 @@ class Fillable(ABC):
         where: object = None,
         pyramid: bool | str = False,
     ) -> FillReport:
-        """Compute and store every tile that a region touches, or those of them that a mask takes.
+        """Compute and store every tile that a region touches, or only the tiles that a mask selects.
 
-        Works in steps, and holds what the next steps need of the tensors upstream, so that little is computed twice,
-        whatever their stores keep. Tensors of a group that share some upstream are filled side by side where memory
-        allows it, otherwise one after the other. Ctrl-C ends it after what is done has been stored; a second fill
-        continues from there.
+        A fill works in steps and keeps the upstream windows that the next steps need, so that little is computed
+        twice, whatever the stores cache. Tensors of a group with a common tensor upstream are filled side by side if
+        memory allows it, otherwise one after the other. Ctrl-C ends a fill after its finished results are stored;
+        another fill resumes from there.
 
         Parameters
         ----------
         region
-            As a read takes it.
+            As for a read.
         workers : int, optional
-            On how many threads windows are computed, by an ``f`` that may run on several at a time. Default: what the
-            store of each tensor says.
+            The number of threads that compute windows; more than one needs an ``f`` that several threads may call at
+            the same time. Default: the `workers` of each tensor's store.
         max_memory : int or str, optional
-            The most memory to hold, in bytes or as ``"400MB"``, beside what ``f`` itself takes: caches of the stores
-            included. Default: 512 MiB beside the caches.
+            The most memory to use, in bytes or as ``"400MB"``. It includes the caches of the stores, but not what ``f``
+            itself takes. Default: 512 MiB in addition to the caches.
         client : distributed.Client, optional
-            A Dask cluster to spread the work over: tensors that are stored are filled one after the other, each in four
-            shards to a thread of the workers that are there, and `max_memory` is that of a shard. Every tensor with a
-            `tensor_id` must be in a store that workers can open: Zarr, at a path or URL that all of them reach.
+            A Dask cluster to spread the work over. Stored tensors are filled one after the other, each in four shards
+            per thread of the current workers; `max_memory` then applies to each shard. Every tensor with a
+            `tensor_id` must be in a store that workers can open: Zarr, at a path or URL that all of them can reach.
         progress : bool, "always" or callable
-            True shows a bar where standard error is a terminal, or in a notebook, and elsewhere writes a line there
-            each minute, with what is left; "always" shows the bar anywhere. It ends with how many tiles were stored,
-            and how many a mask has left out. A callable is given a `Progress`, about ten times a second at most; the
-            last one has the report.
+            True shows a bar if standard error is a terminal, or in a notebook; otherwise it writes a line to standard
+            error each minute, with what is left. "always" shows the bar anywhere. The bar ends with the number of tiles
+            that were stored, and the number that a mask left out. A callable is called with a `Progress`, at most about
+            ten times a second; the last one has the report.
         shard : tuple of int, optional
-            ``(rank, world_size)``: fill one of `world_size` shards of the region; other processes fill the others.
-            Nothing is stored outside of it. Windows across the border of two shards are computed by both.
+            ``(rank, world_size)``: fill only shard `rank` of the `world_size` shards of the region, and store nothing
+            outside of it; other processes fill the others. Windows across the border of two shards are computed by
+            both.
         where : Mask, array, tensor, InfiniteTensor or callable, optional
-            Which pixels are wanted. Anything but a `Mask` stands for ``Mask(where)``: its pixels are those of the
-            tensor or the group, and begin at 0. A tile that holds a wanted pixel of the region is computed whole. The
-            others are skipped, nothing is stored of them, and nothing remembers that: a later fill without a mask
-            computes them, and so does a read, with the windows on the border once more. Of the tensors upstream, what
-            the wanted tiles need is computed.
+            The wanted pixels. Anything but a `Mask` means ``Mask(where)``, whose pixels are those of the tensor or the
+            group, beginning at 0. A tile that contains a wanted pixel of the region is computed whole. Other tiles are
+            skipped: nothing is stored of them, not even that they were skipped, so a later read, or a fill without a
+            mask, computes them, and the windows on the border again. Upstream tensors are computed where the wanted
+            tiles need them.
         pyramid : bool or str
-            Whether the levels of `InfiniteTensor.pyramid` are filled too, over the same region: those windows of them
-            whose pixels all lie over what is filled. Of an unbounded tensor there are as many levels as the region
-            needs. A str is the method; True is for that which `InfiniteTensor.pyramid` takes.
+            Whether to also fill the levels of `InfiniteTensor.pyramid` over the same region: the windows of each level
+            whose pixels all lie over filled pixels. An unbounded tensor gets as many levels as the region needs. A str
+            is the method; True uses the default method of `InfiniteTensor.pyramid`.
 
         Returns
         -------
@@ -134,21 +136,22 @@ class Fillable(ABC):
         Raises
         ------
         RegionError
-            (an IndexError) If `region` is no region of the tensor or the group, or a window of it leaves an arg.
+            (an IndexError) If `region` is not a valid region of the tensor or the group, or a window reaches past the
+            end of an arg.
         ValidationError
-            If an argument does not fit, the store is read-only, `max_memory` is too little, or a mask does not cover
+            If an argument is not valid, the store is read-only, `max_memory` is too small, or a mask does not cover
             the region.
         StoreError
-            If something cannot be stored. It stays in memory; a flush tries again.
+            If something cannot be stored. It stays in memory, and a flush tries again.
         KeyboardInterrupt
-            After a Ctrl-C, with a note that says how to continue.
+            After a Ctrl-C, with a note that says how to resume.
         """
         check_fill(workers, client, progress, shard, pyramid)
         workers = None if workers is None else int(workers)
         requests = self._requests(region, where)
         levels: list[list[InfiniteTensor]] = []
         if pyramid:
-            # What is made of tensors stands on them.
+            # Imported here, because pipelines build on tensors.
             from infinite_tensor.pipelines.pyramid import levels_over  # noqa: PLC0415
 
             levels = [
@@ -159,7 +162,7 @@ class Fillable(ABC):
         job = writable(prepare(requests, most, part, levels, in_blocks=client is None))
         try:
             if client is not None:
-                # What only a cluster needs.
+                # Imported here, because only a cluster needs it.
                 from infinite_tensor.filling.cluster import fill_on_cluster  # noqa: PLC0415
 
                 filled = [*(request.tensor for request in requests), *itertools.chain(*levels)]
@@ -170,62 +173,61 @@ class Fillable(ABC):
             raise
 
     def is_filled(self, region: object, where: object = None) -> bool:
-        """Whether a `fill` of a region would compute nothing.
+        """Return True if a `fill` of a region would compute nothing.
 
         Parameters
         ----------
         region
-            As a read takes it.
+            As for a read.
         where : optional
-            As for `fill`: only what the mask takes counts.
+            As for `fill`: only tiles that the mask selects count.
 
         Raises
         ------
         RegionError
-            (an IndexError) If `region` is no region of the tensor or the group.
+            (an IndexError) If `region` is not a valid region of the tensor or the group.
         ValidationError
             If a mask does not cover the region.
         """
         return all(map(is_filled, self._requests(region, where)))
 
     def invalidate(self, region: object = None, dependants: bool = True) -> Invalidation:
-        """Drop stored windows that are wrong, because what ``f`` reads from elsewhere has changed, say.
+        """Drop stored windows that are wrong, for example because data that ``f`` reads from elsewhere has changed.
 
-        All windows that touch the region are dropped, and of every tensor downstream the windows that were computed
-        from these. They are computed again when they are next needed.
+        All windows that touch the region are dropped, and so are the windows of every tensor downstream that were
+        computed from them. They are computed again when they are next needed.
 
-        In memory windows are dropped one by one. A persistent store keeps blended pixels, so there every tile that
-        such a window touches is dropped as a whole: other windows over it are not wrong, but run again for it.
+        A memory store drops single windows. A persistent store keeps blended pixels, so it drops every tile that such a
+        window touches as a whole: the other windows over the tile are not wrong, but are computed again for it.
 
-        Downstream are the tensors alive in this process that are computed from these, in whatever stores they
-        are, and those that the stores of all these hold with the `tensor_id` of an arg; through a tensor that has no
-        id, or is in another store, only as long as it is alive. Reads that are in progress in this process may still
-        return old pixels, but store none. Other processes, and other store objects on the same path, keep what they
-        have in memory, and may store what they compute from it: close them first.
+        Downstream tensors are those alive in this process that are computed from these, in any store; and those in
+        the stores of all these tensors whose stored definition names an arg by its `tensor_id`. A dependency through a
+        tensor that has no id, or is in another store, is found only while that tensor is alive. Reads in progress in
+        this process may still return old pixels, but store none. Other processes, and other store objects on the same
+        path, keep what they have in memory, and may store what they compute from it: close them first.
 
-        What is downstream is dropped first. If that ends early, because the process is killed or the storage
-        fails, what is left is what was there before, and nothing stands on pixels that have been computed again;
-        a second call does the rest.
+        Downstream tensors are dropped first. If the call ends early, because the process is killed or the storage
+        fails, nothing remains that was computed from dropped windows; a second call drops the rest.
 
         Parameters
         ----------
         region : optional
-            As a read takes it. Default: everything.
+            As for a read. Default: everything.
         dependants : bool
-            Drop what was computed from the windows as well. Without it, only their own tensors are touched.
+            Whether to also drop what was computed from the windows. Otherwise tensors downstream are not touched.
 
         Returns
         -------
         Invalidation
-            What was dropped of which tensor; it prints as a table.
+            What was dropped from each tensor; it prints as a table.
 
         Raises
         ------
         RegionError
-            (an IndexError) If `region` is no region of the tensor or the group.
+            (an IndexError) If `region` is not a valid region of the tensor or the group.
         ValidationError
-            If a store, or that of a dependant, is read-only. Nothing is dropped then; `exclude` leaves a
-            tensor of a group out.
+            If the store of a tensor, or of a tensor downstream, is read-only. Nothing is dropped then; leave a tensor
+            of a group out with `TensorGroup.exclude`.
         StoreError
             If a store is closed, or something could not be stored or deleted; call it again.
         """
