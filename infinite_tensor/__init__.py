@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# Not `map`, as numpy has it with its `max`: a star import would take Python's own from the file of a user.
+# `map` is left out, as numpy leaves out `max`: a star import must not replace Python's own `map`.
 __all__ = [
     "DamagedDataWarning",
     "DeviceMismatchError",
@@ -111,7 +111,7 @@ _find, _names = offered_by(
     },
 )
 
-# So that mypy takes no name that there is not.
+# Hidden from mypy, which would otherwise accept any name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
@@ -123,7 +123,7 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
-    # To look takes as long as to import this package.
+    # Only on demand: the lookup takes as long as importing this package.
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
 
     try:

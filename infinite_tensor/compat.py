@@ -1,4 +1,4 @@
-"""The spelling of version 0.2, deprecated: what `get_or_create` and friends of a store do."""
+"""Deprecated API of version 0.2: `get_or_create` and `clear_direct_caches` of a store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from infinite_tensor.tilestore.store import contents_of
 _DIRECT_LIMIT = 10 * 2**20
 
 _made: WeakKeyDictionary[TileStore, WeakValueDictionary[str, InfiniteTensor]] = WeakKeyDictionary()
-"""What `get_or_create` has made, by store and id."""
+"""Tensors that `get_or_create` has created, by store and id."""
 
 
 def get_or_create(
@@ -40,31 +40,31 @@ def get_or_create(
     cache_method: str = "indirect",
     cache_limit: int | EllipsisType | None = ...,
 ) -> InfiniteTensor:
-    """Deprecated: make an `InfiniteTensor` with ``tile_store=`` and ``tensor_id=``.
+    """Deprecated: create an `InfiniteTensor` with ``tile_store=`` and ``tensor_id=`` instead.
 
     Parameters
     ----------
     tensor_id : object
-        Its `str` is the id; None makes a random one.
+        The id is its `str`; None gives a random id.
     shape, f, output_window, args, args_windows, dtype, batch_size
         As for `InfiniteTensor`.
     tile_size : int or tuple of int, optional
-        Tiles of this tensor in pixels; without meaning in memory and for ``cache_method="direct"``.
+        Size of this tensor's tiles in pixels; ignored by memory stores and with ``cache_method="direct"``.
     cache_method : str
         ``indirect`` or ``direct``.
     cache_limit : int or None
         Bytes that a memory store may keep from now on, None for no limit. Default: 10 MiB for
-        ``direct``, as before for ``indirect``.
+        ``direct``, unchanged for ``indirect``.
 
     Returns
     -------
     InfiniteTensor
-        For an id that was asked for before, the same object.
+        The same object as before if the id was requested before.
 
     Raises
     ------
     ValidationError
-        If the id is taken by a tensor of another configuration.
+        If the id is taken by a tensor with another configuration.
     """
     _deprecated("TileStore.get_or_create", "InfiniteTensor(..., tile_store=store, tensor_id=...)")
     if cache_method not in ("indirect", "direct"):
@@ -102,14 +102,14 @@ def clear_direct_caches(store: TileStore) -> None:
     """Deprecated: call ``tensor.clear_cache()`` or ``store.clear_cache(tensor_id)``."""
     _deprecated("TileStore.clear_direct_caches", "store.clear_cache(tensor_id)")
     contents = contents_of(store)
-    # Of a persistent store, what this object has met.
+    # A persistent store clears only the tensors that this store object has used.
     known = contents.registry.records if isinstance(contents, PersistentContents) else store.tensor_ids()
     for tensor_id in list(known):
         store.clear_cache(tensor_id)
 
 
 def _limit_cache(store: TileStore, limit: object) -> None:
-    """Take over ``cache_limit``, where it has a meaning."""
+    """Apply ``cache_limit`` to a memory store; other stores ignore it."""
     number = as_index(limit)
     if limit is not None and (number is None or number < 0):
         raise ValidationError(f"cache_limit must be a number of bytes or None for no limit, got {quoted(limit)}")
@@ -120,7 +120,7 @@ def _limit_cache(store: TileStore, limit: object) -> None:
 def _set_tile_size(
     store: TileStore, tensor_id: str, tile_size: int | Sequence[int] | None
 ) -> int | Sequence[int] | None:
-    """Take over ``tile_size``, where it has a meaning; returns the one before."""
+    """Apply ``tile_size`` to a persistent store, and return the former one; other stores ignore it."""
     contents = contents_of(store)
     if not isinstance(contents, PersistentContents):
         return None
@@ -132,5 +132,5 @@ def _set_tile_size(
 
 
 def _deprecated(old: str, new: str) -> None:
-    # To whoever has called the method of the store that calls this.
+    # The warning points at the caller of the store's method.
     warnings.warn(f"{old} is deprecated; use {new}", DeprecationWarning, stacklevel=4)

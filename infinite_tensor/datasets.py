@@ -30,12 +30,12 @@ Transform: TypeAlias = Callable[[Any], Any]
 _T = TypeVar("_T")
 
 _EXAMPLE = "0:1000"
-"""What a message shows of a region, along a dimension without ends."""
+"""The slice that messages suggest for an unbounded dimension."""
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """A dimension along which patches of `size` pixels lie `stride` apart, from pixel `low` to before `high`."""
+    """A dimension with patches of `size` pixels, one every `stride` pixels, within ``[low, high)``."""
 
     low: int
     high: int
@@ -57,13 +57,13 @@ class _PatchGrid:
     Attributes
     ----------
     source : InfiniteTensor or TensorGroup
-        What is read.
+        The tensor or group that is read.
     box : Selection
         The region that bounds the patches.
     axes : tuple of _Axis
         The dimensions along which there may be several patches.
     dims : tuple of int
-        Which dimensions of the source these are.
+        The numbers of these dimensions in the source.
     """
 
     source: Source
@@ -90,7 +90,7 @@ class _PatchGrid:
 
 
 class _Patches(Dataset[Any]):
-    """Patches that are told apart by a number: their position in the lexicographic order of their corners."""
+    """Patches, each with a number: its position in the lexicographic order of the corners."""
 
     def __init__(
         self, sources: Sources, patch_size: object, stride: object, region: object, transform: Transform | None
@@ -126,7 +126,7 @@ class _Patches(Dataset[Any]):
         return f"{type(self).__name__}({', '.join(self._told())}, each of\n{lines})"
 
     def _told(self) -> list[str]:
-        """What the repr tells before what is read."""
+        """Return the parts of the repr that come before the sources."""
         told = [f"{len(self)} patches"]
         if self._transform is not None:
             told.append(f"transform={getattr(self._transform, '__qualname__', None) or quoted(self._transform)}")
@@ -136,21 +136,21 @@ class _Patches(Dataset[Any]):
         return self._length
 
     def _number(self, index: int) -> int:
-        """The number of the patch that an index from 0 to before the length stands for."""
+        """Return the number of the patch at an index from 0 up to the length."""
         return index
 
     def region(self, index: int) -> Any:
-        """What an item reads.
+        """Return the region that an item reads.
 
         Parameters
         ----------
         index : int
-            As for an item; negative ones count from the end.
+            The index of the item; negative ones count from the end.
 
         Returns
         -------
         tuple of (int or slice)
-            The region in pixels, as ``t[...]`` takes it; where `t` holds several, a list, tuple or dict of these.
+            The region in pixels, as ``t[...]`` takes it; a list, tuple or dict of regions if `t` is one.
 
         Raises
         ------
@@ -161,16 +161,16 @@ class _Patches(Dataset[Any]):
         return self._arranged([cut.region(corner) for cut in self._cuts])
 
     def __iter__(self) -> Iterator[Any]:
-        """All patches in order."""
-        # Python's own way takes an IndexError of `f` or `transform` for the end.
+        """Iterate over all patches in order."""
+        # Python's default iteration would take an IndexError of `f` or `transform` for the end.
         for index in range(len(self)):
             yield self[index]
 
     def __getitem__(self, index: Any) -> Any:
-        """The patch at `index`: a tensor or TensorDict, or a list, tuple or dict of them; transformed.
+        """Return the transformed patch at `index`: a tensor or TensorDict, or a list, tuple or dict of them.
 
-        Of several indices, such as a `BatchSampler` in the place of a sampler gives, the patches as one batch, as a
-        `DataLoader` stacks them.
+        Several indices, which a `BatchSampler` passes if it is given as `sampler`, return their patches as one batch,
+        stacked as a `DataLoader` does it.
         """
         several = list(index) if getattr(index, "ndim", 0) == 1 else members(index)
         if several is None:
@@ -180,7 +180,7 @@ class _Patches(Dataset[Any]):
         return default_collate(self.__getitems__(several))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The patches at `indices`, read in one plan; a `DataLoader` asks for a batch this way."""
+        """Return the patches at `indices`, read in one plan; a `DataLoader` calls this for a batch."""
         if get_worker_info() is not None:
             flush_at_termination()
         corners = [self._corner(index) for index in indices]
@@ -212,7 +212,7 @@ class _Patches(Dataset[Any]):
         return tuple(reversed(corner))
 
     def _arranged(self, values: Sequence[_T]) -> _T | list[_T] | tuple[_T, ...] | dict[Any, _T]:
-        """One value per source, in the structure in which the sources were given."""
+        """Arrange one value per source in the structure of the given sources."""
         if isinstance(self._sources, dict):
             return dict(zip(self._sources, values, strict=True))
         if isinstance(self._sources, Source):
@@ -221,32 +221,33 @@ class _Patches(Dataset[Any]):
 
 
 class GridDataset(_Patches):
-    """Patches on a grid, in lexicographic order: those that lie whole in a region.
+    """All patches on a grid that lie entirely within a region, in lexicographic order.
 
     Parameters
     ----------
     t : InfiniteTensor or TensorGroup, or a list, tuple or dict of them
-        What is read. Of a group, an item is a TensorDict, and patches lie on whole pixels of all its tensors; of a
-        list, tuple or dict, an item is one too, of patches at the same coordinates.
+        The source or sources of the patches. For a group, an item is a TensorDict, and patches begin and end with whole
+        pixels of all its tensors. For a list, tuple or dict, an item is a list, tuple or dict of patches at the same
+        coordinates.
     patch_size : int or tuple of int
         Extent of a patch in pixels: an int for every unbounded dimension (every dimension, where none is unbounded),
         one int per unbounded dimension, or one int per dimension. Finite dimensions that are not named stay whole.
     stride : int or tuple of int, optional
-        How far apart patches lie: an int for every dimension that `patch_size` names, or several in its manner.
-        Default: `patch_size`, so that patches lie side by side.
+        Distance from one patch to the next: an int for every dimension that `patch_size` names, or several ints as in
+        `patch_size`. Default: `patch_size`, so that patches lie side by side.
     region : optional
-        What bounds the patches, as ``t[...]`` takes it, without steps; `sl` writes it. The first patch lies in its
-        first corner; a dimension with an int vanishes. Default: the whole tensor, if it is finite. For tensors with
-        different numbers of dimensions, begin with ``...``.
+        The region that bounds the patches, as ``t[...]`` takes it, without steps; `sl` writes it. The first patch
+        begins at its first pixel; dimensions with an int are dropped. Default: the whole tensor, if it is finite. For
+        tensors with different numbers of dimensions, begin with ``...``.
     transform : callable, optional
-        ``transform(patch)`` is the item in place of the patch, which is a tensor, of a group a TensorDict, and of a
-        list, tuple or dict one of these with a patch of each. It is called for one item at a time, where that is read:
-        of a `DataLoader` with workers in a worker.
+        The item becomes ``transform(patch)``. The patch is a tensor, for a group a TensorDict, and for a list, tuple or
+        dict of sources a list, tuple or dict of patches. It is called for one item at a time, in the process that reads
+        the item: a worker, if the `DataLoader` has workers.
 
     Raises
     ------
     ValidationError
-        If an argument does not fit, no patch fits into the region, or what is read is not cut alike.
+        If an argument is not valid, no patch fits into the region, or the sources give different grids of patches.
 
     Examples
     --------
@@ -274,11 +275,11 @@ class GridDataset(_Patches):
 
 
 class PatchDataset(_Patches):
-    """Patches at random places in a region, the same ones for a seed and epoch in every process, on every machine.
+    """Patches at random places in a region; seed and epoch determine the places in every process, on every machine.
 
-    Of the ``n`` places for a patch in the region, in lexicographic order, item ``i`` has number ``n * h // 2**512``,
-    where ``h`` is the BLAKE2b digest of the text ``f"{seed} {i}"`` as a big-endian number of 512 bits; after
-    ``set_epoch(e)`` that of ``f"{seed} {i} {e}"``, unless ``e`` is 0.
+    If the region has ``n`` places for a patch, in lexicographic order, item ``i`` is at place ``n * h // 2**512``,
+    where ``h`` is the BLAKE2b digest of the text ``f"{seed} {i}"`` as a big-endian number of 512 bits. After
+    ``set_epoch(e)``, unless ``e`` is 0, the text is ``f"{seed} {i} {e}"``.
 
     Parameters
     ----------
@@ -289,16 +290,16 @@ class PatchDataset(_Patches):
     region : optional
         As for `GridDataset`.
     seed : int
-        Which places of all.
+        Seed of the random places.
     length : int, optional
-        How many patches there are. Default: as many as fit side by side into the region. It does not change the places.
+        The number of patches. Default: as many as fit side by side into the region. It does not change the places.
     transform : callable, optional
         As for `GridDataset`.
 
     Raises
     ------
     ValidationError
-        If an argument does not fit, no patch fits into the region, or what is read is not cut alike.
+        If an argument is not valid, no patch fits into the region, or the sources give different grids of patches.
 
     Examples
     --------
@@ -327,25 +328,25 @@ class PatchDataset(_Patches):
         self._length = as_index(count) or 0
         if self._length < 1:
             raise ValidationError(f"length must be a positive int or None, got {quoted(length)}")
-        # Workers that live on see what it is set to.
+        # In shared memory, so that persistent workers see a new epoch.
         self._epoch = torch.zeros((), dtype=torch.int64, device="cpu")
         self._epoch.share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Take patches at other random places from now on, those of an epoch; 0 is the epoch of a new dataset.
+        """Move all patches to the random places of another epoch; a new dataset has epoch 0.
 
-        Workers of a `DataLoader` follow, `persistent_workers` too: call it in the process that made them, before each
-        loop over the loader. Which worker or rank reads an item does not change its place.
+        Call it in the process that created the `DataLoader`, before each loop over the loader: its workers follow, even
+        with `persistent_workers`. The place of an item does not depend on the worker or rank that reads it.
 
         Parameters
         ----------
         epoch : int
-            Its number, from 0 on.
+            The number of the epoch, from 0 on.
 
         Raises
         ------
         ValidationError
-            If it is none.
+            If `epoch` is not such a number.
         """
         number = as_index(epoch)
         if number is None or not 0 <= number < 2**63:
@@ -378,7 +379,7 @@ def _leaves(sources: object) -> list[Source]:
 
 
 def _cut(source: Source, patch_size: object, stride: object, region: object) -> _PatchGrid:
-    """How a source is cut, where a stride of None means wherever a patch may lie."""
+    """Return how a source is cut into patches; a stride of None allows every possible place."""
     box = _box(region, source.shape)
     dims = [d for d in range(source.ndim) if d not in box.squeezed]
     extents = tuple(None if source.shape[d] is None else box.stop[d] - box.start[d] for d in dims)
@@ -398,7 +399,7 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
 
 
 def _unit(source: Source, d: int) -> int:
-    """Every so many pixels along a dimension, whole pixels of all that is read end."""
+    """Return the smallest number of pixels along a dimension that is whole pixels of every tensor in the source."""
     scales = [source.scale(key) for key in source.keys(True, True)] if isinstance(source, TensorGroup) else []
     return math.lcm(*(scale[d].denominator for scale in scales))
 
@@ -422,7 +423,7 @@ def _box(region: object, shape: Shape) -> Selection:
 
 
 def _brackets(box: Selection) -> str:
-    """A box of pixels as ``t[...]`` takes it."""
+    """Write a box of pixels as ``t[...]`` takes it."""
     ends = enumerate(zip(box.start, box.stop, strict=True))
     return f"[{', '.join(str(a) if d in box.squeezed else f'{a}:{b}' for d, (a, b) in ends)}]"
 

@@ -1,7 +1,7 @@
 """Every exception and warning of the library.
 
-All exceptions derive from `InfiniteTensorError`; each one is also the builtin that callers
-would catch anyway, so ``except ValueError`` and ``except OSError`` work.
+All exceptions derive from `InfiniteTensorError` and from the matching builtin exception, so ``except ValueError`` and
+``except OSError`` catch them too.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ class InfiniteTensorError(Exception):
 
 
 class ValidationError(InfiniteTensorError, ValueError):
-    """What was given does not fit what is expected: an argument, a definition, a result of ``f``."""
+    """An argument, a definition or a result of ``f`` is not valid."""
 
 
 class RegionError(ValidationError, IndexError):
-    """What stands between the brackets selects no region of the tensor."""
+    """The index in the brackets is not a valid region of the tensor."""
 
 
 class ShapeMismatchError(ValidationError):
@@ -26,36 +26,36 @@ class ShapeMismatchError(ValidationError):
 
 
 class DtypeMismatchError(ValidationError):
-    """``f`` returned a tensor of another dtype than the InfiniteTensor was declared with."""
+    """``f`` returned a tensor whose dtype is not that of the InfiniteTensor."""
 
 
 class DeviceMismatchError(ValidationError):
-    """``f`` returned a tensor on another device than it was declared with, or a materializer one on meta."""
+    """``f`` returned a tensor on another device than the InfiniteTensor's, or a materializer returned one on meta."""
 
 
-# MemoryError, whose `__new__` is its own, comes first: that of another base could not make one, as pickles of tblib do.
+# MemoryError comes first, because tblib unpickles exceptions by `__new__`, and only that of MemoryError can create one.
 class OutOfMemoryError(MemoryError, InfiniteTensorError):
-    """What a read returns, or what it needs at one time, does not fit into memory."""
+    """The result of a read, or the memory that the read needs at one time, does not fit into memory."""
 
 
 class TileAccessError(InfiniteTensorError, LookupError):
-    """A region is not stored, and there is no ``f`` at hand to compute it."""
+    """A region is not stored, and the tensor has no ``f`` to compute it."""
 
 
 class StoreError(InfiniteTensorError, OSError):
-    """A store could not be opened, read or written. What it holds already is unharmed; retry works."""
+    """A store could not be opened, read or written. What is already stored is unharmed, and the call can be retried."""
 
 
 class BlobModeError(StoreError, io.UnsupportedOperation):
-    """The mode in which a `TensorBlob` was opened does not allow this."""
+    """The mode in which a `TensorBlob` was opened does not allow the operation."""
 
 
 class BlobNotFoundError(StoreError, FileNotFoundError):
-    """There is no `TensorBlob` where one was to be opened, or is read."""
+    """There is no `TensorBlob` at the place that was to be opened or read."""
 
 
 class FunctionChangedWarning(UserWarning):
-    """``f``, its data or a file differs from what a store was filled with, or cannot be checked; pixels stay."""
+    """``f``, its data or a file may differ from what the stored pixels were computed with; the pixels are kept."""
 
 
 class UncoveredPixelsWarning(UserWarning):
@@ -63,20 +63,20 @@ class UncoveredPixelsWarning(UserWarning):
 
 
 class MeaningLostWarning(UserWarning):
-    """Something that is known of pixels beside their values is not kept: inputs disagree, or a format has no place."""
+    """Metadata of pixels is lost, because inputs disagree or because a format has no place for it."""
 
 
 class DependantsRemainWarning(UserWarning):
-    """A tensor was cleared, and tensors that were computed from it stay as they are."""
+    """A tensor was cleared, but tensors that were computed from it remain."""
 
 
 class WeakerStorageWarning(UserWarning):
-    """Storage has no hard links, no locks, or the like: what is weaker there is told once in a process and place."""
+    """Storage lacks hard links, locks or the like. Says which guarantees are weaker, once per process and place."""
 
 
 class LinkNotFollowedWarning(UserWarning):
-    """A symbolic link leads out of a store: what lies behind it is read, and is neither deleted nor repaired."""
+    """A symbolic link leads out of a store: its target is read, but neither deleted nor repaired."""
 
 
 class DamagedDataWarning(UserWarning):
-    """A stored object failed its checksum or did not decode; it is recomputed where ``f`` is at hand."""
+    """A stored object failed its checksum or could not be decoded; it is recomputed if the tensor has its ``f``."""

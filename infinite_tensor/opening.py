@@ -1,4 +1,4 @@
-"""How a tensor is found again: from its id alone, or from its pickle."""
+"""Reopening a tensor from its id alone, and pickling it by reference."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def open_tensor(
     device: torch.device | str,
     reduce: Reduction | None,
 ) -> InfiniteTensor:
-    """`TileStore.open`; see there."""
+    """See `TileStore.open`."""
     if f is not None and not callable(f):
         raise ValidationError(f"f must be callable or None, got {quoted(f)}")
     if reduce is not None and not isinstance(reduce, Reduction):
@@ -72,7 +72,7 @@ def _stored(store: TileStore, tensor_id: str) -> StoredTensor:
 
 
 def _check_given(store: TileStore, tensor_id: str, definition: Definition, args: tuple[InfiniteTensor, ...]) -> None:
-    """The args that a user gives to a reopened tensor are what it was computed from."""
+    """Raise a ValidationError unless the args given to a reopened tensor are those that it was computed from."""
     others = [arg for arg in args if not isinstance(arg, InfiniteTensor)]
     if others or len(args) != len(definition.args):
         advice = "".join(map(array_advice, others[:1]))
@@ -84,7 +84,7 @@ def _check_given(store: TileStore, tensor_id: str, definition: Definition, args:
 
 
 def _open_args(store: TileStore, tensor_id: str, stored: StoredTensor) -> tuple[InfiniteTensor, ...]:
-    """Open the args that the store holds, theirs first; a loop instead of recursion, for deep chains."""
+    """Open the args that are in the store, each after its own args; a loop instead of recursion, for deep chains."""
     opened: dict[str, InfiniteTensor] = {}
     found = {tensor_id: stored}
     held = {tensor_id: _held_args(store, found, tensor_id)}
@@ -108,7 +108,7 @@ def _open_args(store: TileStore, tensor_id: str, stored: StoredTensor) -> tuple[
 
 
 def _held_args(store: TileStore, found: dict[str, StoredTensor], name: str) -> list[str]:
-    """Ids of those args of a stored tensor that the store still holds as they were."""
+    """Return the ids of those args of a stored tensor that are in the store with an unchanged definition."""
     held = []
     for arg in found[name].definition.args:
         key = arg.tensor_id
@@ -166,9 +166,9 @@ def _bind(
 
 @dataclass(frozen=True)
 class _PickledComputation:
-    """One computation of a pickled chain, and its tensors that are in the chain.
+    """One computation of a pickled chain, with its tensors.
 
-    `args` are the numbers of its args among all tensors of the parts before it.
+    `args` are the positions of its args among all tensors of the earlier parts.
     """
 
     tensors: tuple[TensorInStore, ...]
@@ -179,10 +179,10 @@ class _PickledComputation:
 
 
 def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tuple[list[_PickledComputation], int]]:
-    """What ``__reduce__`` returns: the chain as a list, args first, so that no chain is too deep to pickle."""
+    """Return what ``__reduce__`` returns: the chain as a list, args first, so that no chain is too deep to pickle."""
     numbers: dict[int, int] = {}
     parts = []
-    # Each after its args.
+    # Args come before the tensors that read them.
     for each in reversed(sources_first([tensor], lambda each: each.args)):
         computation = node_of(each).computation
         if _tensor_key(each) not in numbers:
@@ -198,14 +198,14 @@ def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tupl
 
 
 def for_reading(tensor: InfiniteTensor, readers: dict[TileStore, TileStore]) -> InfiniteTensor:
-    """The same tensor, over stores that are opened again for reading: what is computed is kept in memory.
+    """Return the same tensor on read-only copies of its stores, so that computed windows are kept only in memory.
 
-    `readers` are those that have been opened, by the stores of tensors; more are added.
+    `readers` maps stores to the read-only stores that are already open; new ones are added to it.
 
     Raises
     ------
     ValidationError
-        If a store of the tensor or of its chain is of a kind that has no mode ``r``.
+        If a store of the tensor or of a tensor upstream cannot be opened with mode ``r``.
     """
     _, (parts, number) = reduced(tensor)
     moved = [
@@ -219,7 +219,7 @@ def for_reading(tensor: InfiniteTensor, readers: dict[TileStore, TileStore]) -> 
 
 
 def reader_of(store: TileStore, readers: dict[TileStore, TileStore]) -> TileStore:
-    """The same store, opened for reading; see `for_reading`."""
+    """Return the same store, opened for reading; see `for_reading`."""
     if store.read_only or not contents_of(store).outlives_process:
         return store
     if store not in readers:
@@ -235,7 +235,7 @@ def reader_of(store: TileStore, readers: dict[TileStore, TileStore]) -> TileStor
 
 
 def _tensor_key(tensor: InfiniteTensor) -> int:
-    """What tells a tensor from all others; another object of an equal one may have another ``f``."""
+    """Return a key that identifies a tensor object; another object with the same definition may have another ``f``."""
     return id(node_of(tensor).tensor)
 
 
@@ -248,7 +248,7 @@ def _rebuilt(parts: list[_PickledComputation], number: int) -> InfiniteTensor:
 
 
 def extent_of(tensor: InfiniteTensor) -> tuple[slice, ...] | None:
-    """The region of a tensor that holds all tiles of which its store has something; None where it has nothing."""
+    """Return the smallest region that contains all stored tiles, partial ones included; None if nothing is stored."""
     node = node_of(tensor)
     layout = node.contents.layout(node.spec)
     found = node.contents.inventory(node.spec, *layout.pixels)

@@ -1,4 +1,4 @@
-"""What users declare of the outputs of an ``f``, of which there may be several, and the tensors that they are."""
+"""The outputs of an ``f``, as users declare them, and the specs of their tensors."""
 
 from __future__ import annotations
 
@@ -74,17 +74,17 @@ class Shared:
     Attributes
     ----------
     tensor_id : str
-        The id of the only tensor, or what those of several begin with.
+        The id of the only tensor, or the prefix of the ids of several.
     f : callable
-        Computes a window of each.
+        Computes a window of each output.
     args : tuple of ArgDefinition
-        What `f` reads.
+        The args that `f` reads.
     upstream : tuple of Functions
-        The functions of these.
+        The functions of the args.
     device : torch.device
         Where `f` returns windows.
     version : object
-        The user's word for what `f` is.
+        What the user gave to identify what `f` computes.
     """
 
     tensor_id: str
@@ -95,12 +95,12 @@ class Shared:
     version: object
 
     def spec(self, output: Output, key: Key = ()) -> TensorSpec:
-        """The tensor of an output; the only one has no key.
+        """Return the spec of an output's tensor; a single output has no key.
 
         Raises
         ------
         ValidationError
-            If something in it does not fit.
+            If the output is not valid.
         """
         shape, dtype = checked_shape(output.shape), checked_dtype(output.dtype)
         edge = checked_edge(output.edge, shape)
@@ -129,12 +129,12 @@ class Shared:
         return TensorSpec(tensor_id, definition, self.device, blend, output.blend_init, reduction=reduction)
 
     def specs(self, outputs: object) -> dict[Key, TensorSpec]:
-        """The tensor of each of several outputs.
+        """Return the specs of the tensors of several outputs.
 
         Raises
         ------
         ValidationError
-            If an output is not what it must be, or the outputs do not share their windows.
+            If an output is not valid, or the outputs do not follow the same window coordinates.
         """
         declared = _declared(outputs)
         coordinates = max(1, _coordinates(declared))
@@ -169,7 +169,7 @@ def _declared(outputs: object) -> dict[Key, Output]:
 
 
 def _coordinates(declared: Mapping[Key, Output]) -> int:
-    """How many coordinates ctx has; ValidationError unless a window of one output is a window of each."""
+    """Return the number of coordinates in ctx; ValidationError unless every output follows all of them."""
     count = max(coordinates_of(output.window) for output in declared.values())
     for key, output in declared.items():
         unfollowed = sorted(set(range(count)) - set(followed(output.window)))
