@@ -1,4 +1,4 @@
-"""Tensors under names, read together: `TensorGroup`."""
+"""`TensorGroup`: named tensors that are read together."""
 
 from infinite_tensor.groups.group import TensorGroup
 

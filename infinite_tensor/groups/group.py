@@ -1,4 +1,4 @@
-"""`TensorGroup`: tensors under names, which are read together."""
+"""`TensorGroup`: named tensors that are read together."""
 
 from __future__ import annotations
 
@@ -49,28 +49,28 @@ if TYPE_CHECKING:
 
 
 class TensorGroup(Fillable):
-    """Tensors under names, which are read together and come as a `tensordict.TensorDict`.
+    """Named tensors that are read together; slicing the group returns a `tensordict.TensorDict`.
 
-    A group is read-only, and keeps nothing itself: its tensors stay where they are. It is like a mapping from names;
-    unlike a TensorDict, its length is the number of its outermost names.
+    A group is read-only and stores nothing itself: its tensors stay in their stores. It behaves like a mapping from
+    names; unlike a TensorDict, its length is the number of its outermost names.
 
     Parameters
     ----------
     tensors : mapping or TensorGroup
-        From names to InfiniteTensors, other groups, or mappings of such.
+        Maps names to InfiniteTensors, other groups, or mappings of these.
     dims : tuple of int, or mapping from keys to them, optional
-        Which dimensions of a tensor are shared with the others, in the order in which the group has them. Default:
-        the unbounded ones.
+        The dimensions that a tensor shares with the others, in the order in which the group has them. Default: the
+        unbounded ones.
     scale : number or tuple of them, or mapping from keys to them, optional
-        For tensors of other resolutions: how many pixels they have along one pixel of the group, for all shared
+        For tensors of other resolutions: how many pixels of the tensor lie along one pixel of the group, for all shared
         dimensions or for each of them. ``Fraction(1, 8)`` or ``1 / 8`` is a coarse map, 2 is one twice as fine.
         Default: 1.
 
     Raises
     ------
     ValidationError
-        If an argument does not fit, or the tensors do not have the same extent along the shared dimensions: that of a
-        tensor with a scale may be rounded up.
+        If an argument is not valid, or the tensors do not have the same extent along the shared dimensions; the extent
+        of a tensor with a scale may be rounded up.
 
     Examples
     --------
@@ -107,24 +107,24 @@ class TensorGroup(Fillable):
         tile_store: TileStore | str | os.PathLike[str] | None = None,
         tensor_id: str | None = None,
     ) -> Self:
-        """A group that reads from a TensorDict, in memory or in one of its stored forms, block by block.
+        """Create a group that reads block by block from a TensorDict, in memory or in one of its stored forms.
 
         Parameters
         ----------
         td : TensorDictBase
-            A TensorDict, memory-mapped or not, or a PersistentTensorDict on HDF5 or Zarr. Its batch dimensions are
-            what the tensors share. It stays open, and what changes in it is seen after an `invalidate`.
+            A TensorDict, memory-mapped or not, or a PersistentTensorDict on HDF5 or Zarr. Its batch dimensions become
+            the shared dimensions. It stays open; changes in it are seen after an `invalidate`.
         version : JSON value, optional
-            Identifies its content, which is not looked at then. Default: digests of the content, as for `from_array`.
+            Identifies the content, which is then not digested. Default: digests of the content, as for `from_array`.
         tile_store : TileStore, str or path, optional
-            Where blocks that were read are kept; as for `InfiniteTensor`. Default: up to 64 MiB of them, in memory.
+            Where blocks that were read are stored; as for `InfiniteTensor`. Default: up to 64 MiB in memory.
         tensor_id : str, optional
-            The tensors get the ids ``tensor_id/key``. Default: they have none.
+            The tensors get the ids ``tensor_id/key``. Default: they have no ids.
 
         Raises
         ------
         ValidationError
-            If something in it is no tensor, or has no pixels.
+            If an entry of `td` is not a tensor, or has no pixels.
         """
         from infinite_tensor.pipelines.sources import tensors_of  # noqa: PLC0415
 
@@ -134,7 +134,7 @@ class TensorGroup(Fillable):
 
     @classmethod
     def _of_members(cls, members: Members) -> Self:
-        """A group of members that fit together."""
+        """Create a group from members that are known to fit together."""
         group = cls.__new__(cls)
         group._bind(members)  # noqa: SLF001  (its own)
         return group
@@ -145,9 +145,9 @@ class TensorGroup(Fillable):
 
     @property
     def shape(self) -> Shape:
-        """Extent of the shared dimensions in pixels of the group, None for an unbounded one.
+        """Extent of each shared dimension in pixels of the group, None for an unbounded one.
 
-        These are the pixels of which all tensors have some. A coarser tensor may reach past the last of them.
+        The group ends with the last pixel in which every tensor has pixels. A coarser tensor may reach past it.
         """
         return self._shape
 
@@ -157,11 +157,11 @@ class TensorGroup(Fillable):
         return len(self._shape)
 
     def scale(self, key: str | tuple[str, ...]) -> tuple[Fraction, ...]:
-        """Pixels of a tensor along one pixel of the group, per shared dimension."""
+        """Return how many pixels of a tensor lie along one pixel of the group, per shared dimension."""
         return self._leaf(key).scale
 
     def dims(self, key: str | tuple[str, ...]) -> tuple[int, ...]:
-        """Dimensions of a tensor that are shared, in the order of the group."""
+        """Return the dimensions that a tensor shares with the others, in the order of the group."""
         return self._leaf(key).dims
 
     def _entry(self, key: Key) -> InfiniteTensor | Self:
@@ -182,33 +182,33 @@ class TensorGroup(Fillable):
         return KeyError(f"key {show(key)} is not in the group, which has {', '.join(map(show, self._members))}")
 
     def get(self, key: str | tuple[str, ...], default: Any = None) -> Any:
-        """What has a key, or `default`."""
+        """Return the tensor or nested group with a key, or `default` if there is none."""
         try:
             return self._entry(as_key(key))
         except KeyError:
             return default
 
     def keys(self, include_nested: bool = False, leaves_only: bool = False) -> list[str | tuple[str, ...]]:
-        """Names of the tensors and nested groups, in the order of a TensorDict.
+        """Return the names of the tensors and nested groups, in the order of a TensorDict.
 
         Parameters
         ----------
         include_nested : bool
-            Name what is nested too, by tuples.
+            Include tensors and groups in nested groups, with tuples as names.
         leaves_only : bool
-            Name only tensors.
+            Include only tensors.
         """
         found = listed(self._members, nested=include_nested, leaves_only=leaves_only)
         return [key[0] if len(key) == 1 else key for key in found]
 
     def values(self, include_nested: bool = False, leaves_only: bool = False) -> list[InfiniteTensor | Self]:
-        """What `keys` names."""
+        """Return the tensors and nested groups that `keys` names."""
         return [self._entry(as_key(key)) for key in self.keys(include_nested, leaves_only)]
 
     def items(
         self, include_nested: bool = False, leaves_only: bool = False
     ) -> list[tuple[str | tuple[str, ...], InfiniteTensor | Self]]:
-        """`keys`, each with what has it."""
+        """Return pairs of a key and its tensor or nested group, as named by `keys`."""
         return [(key, self._entry(as_key(key))) for key in self.keys(include_nested, leaves_only)]
 
     def __contains__(self, key: object) -> bool:
@@ -221,14 +221,14 @@ class TensorGroup(Fillable):
         return len(list(iter(self)))
 
     def select(self, *keys: str | tuple[str, ...], strict: bool = True) -> Self:
-        """A group of some of the tensors, in the same pixels.
+        """Return a group of some of the tensors, with the same pixels.
 
         Parameters
         ----------
         *keys : str or tuple of str
-            What to keep; of a nested group, all that is in it.
+            Tensors and nested groups to keep.
         strict : bool
-            Whether a key that is not there is a KeyError.
+            Whether to raise a KeyError for a key that is not in the group.
         """
         wanted = [as_key(key) for key in keys]
         for key in wanted:
@@ -237,7 +237,7 @@ class TensorGroup(Fillable):
         return self._kept([leaf for leaf in self._members if _is_in(leaf, wanted)])
 
     def exclude(self, *keys: str | tuple[str, ...]) -> Self:
-        """A group without some of the tensors, in the same pixels. A key that is not there is no error."""
+        """Return a group without some of the tensors, with the same pixels. Unknown keys are ignored."""
         unwanted = [as_key(key) for key in keys]
         return self._kept([leaf for leaf in self._members if not _is_in(leaf, unwanted)])
 
@@ -248,41 +248,43 @@ class TensorGroup(Fillable):
 
     @property
     def device(self) -> torch.device | None:
-        """Where all tensors return their results; None where they differ."""
+        """The device on which all tensors return their results; None if they differ."""
         devices = {member.tensor.device for member in self._members.values()}
         return devices.pop() if len(devices) == 1 else None
 
     def __getitem__(self, indices: object) -> Any:
-        """A tensor or a nested group by its key, or a region of all tensors.
+        """Return a tensor or a nested group by its key, or read a region of all tensors.
 
         Parameters
         ----------
         indices
             A str or a tuple of str is a key. Everything else is a region of the shared dimensions, or a list of
-            regions, as an InfiniteTensor takes them, in pixels of the group.
+            regions, as for an InfiniteTensor, in pixels of the group.
 
         Returns
         -------
         InfiniteTensor, TensorGroup, TensorDict or list of TensorDict
-            What has the key; or what was read, see `read`.
+            The tensor or group with the key, or the pixels that were read; see `read`.
 
         Raises
         ------
         KeyError
             If the group has no such key.
         RegionError
-            (an IndexError) If `indices` is no region, or has a step along a dimension in which a tensor has a scale.
+            (an IndexError) If `indices` is not a valid region, or has a step along a dimension in which a tensor has a
+            scale.
         """
         return self._entry(as_key(indices)) if is_key(indices) else self.read(indices)
 
     def read(self, indices: object, *, workers: int | None = None) -> Any:
-        """Read a region of all tensors, or a list of regions, in one plan: what several need is computed once.
+        """Read a region of all tensors, or a list of regions, in one plan: windows that several need are computed once.
 
         Parameters
         ----------
         indices
-            A region of the shared dimensions, or a list of regions. Of a coarser tensor, all pixels that lie over it
-            are read: an int picks the one that holds it. The other dimensions of a tensor are read whole.
+            A region of the shared dimensions, or a list of regions. For a coarser tensor, all its pixels that overlap
+            the region are read; an int selects the pixel that contains it. Dimensions that are not shared are read
+            whole.
         workers : int, optional
             As for `InfiniteTensor.read`.
 
@@ -312,8 +314,8 @@ class TensorGroup(Fillable):
 
         ``TensorDict.load_memmap(path)`` opens it, without this library.
 
-        The path is there when all of it is written, and not before. A process that is killed leaves a hidden
-        folder beside it, ``.<name>.<random>.partial``, and ``.former`` of what it was about to replace.
+        The path appears only when all of it is written. A process that is killed leaves a hidden folder next to it,
+        ``.<name>.<random>.partial``, and may leave the TensorDict that it was replacing as ``.<name>.<random>.former``.
 
         Parameters
         ----------
@@ -322,17 +324,17 @@ class TensorGroup(Fillable):
         path : str or path
             A folder on a local disk.
         overwrite : bool
-            Replace a memory-mapped TensorDict that is there. The path is missing for a moment, and holds either the
-            old one or the new one whole.
+            Replace an existing memory-mapped TensorDict. The path is missing for a moment, and otherwise has either all
+            of the old one or all of the new one.
         workers : int, optional
             As for `InfiniteTensor.read`.
 
         Raises
         ------
         ValidationError
-            If there is something at `path`, or a name cannot be that of a file. Nothing is left there.
+            If `path` exists, or a name of a tensor cannot be a file name. No partial files are left.
         StoreError
-            If it cannot be written, because the disk is full, say. Nothing is left there.
+            If it cannot be written, for example because the disk is full. No partial files are left.
         """
         if not isinstance(path, str | os.PathLike):
             raise ValidationError(f"path must be a local path, got {quoted(path)}")
@@ -341,31 +343,32 @@ class TensorGroup(Fillable):
         save_tensordict(self._members, self._plain(region), Path(path), workers, overwrite=overwrite)
 
     def save(self, store: TileStore, group_id: str) -> None:
-        """Keep in a store which tensors the group is made of, for `TileStore.open_group`.
+        """Save to a store which tensors the group consists of, for `TileStore.open_group`.
 
-        What is stored names the tensors by their ids; their pixels stay where they are. Saving an equal group again
-        changes nothing.
+        Only the ids of the tensors are saved; their pixels stay where they are. Saving an equal group again changes
+        nothing.
 
         Parameters
         ----------
         store : TileStore
-            Where. Tensors may be in other stores, which `open_group` is then told of.
+            The store of the group. Its tensors may be in other stores, which `open_group` then gets as `stores`.
         group_id : str
-            The name under which it is found again. It has nothing to do with the ids of tensors.
+            The name of the group in the store. It is independent of the ids of tensors.
 
         Raises
         ------
         ValidationError
-            If a tensor was made without a `tensor_id`, the store is read-only, or it holds another group of that id.
+            If a tensor was created without a `tensor_id`, the store is read-only, or it contains another group of that
+            id.
         StoreError
-            If it cannot be stored.
+            If the group cannot be stored.
         """
         save_group(self._members, store, group_id)
 
     def align(self, region: object) -> tuple[slice | int, ...]:
-        """The smallest region around one that begins and ends with whole pixels of every tensor, or with the group.
+        """Extend a region until it begins and ends with whole pixels of every tensor, or at the end of the group.
 
-        What is read of one of them lies there.
+        It is the smallest such region, and contains every pixel that a read of `region` returns.
 
         Parameters
         ----------
@@ -375,7 +378,7 @@ class TensorGroup(Fillable):
         Returns
         -------
         tuple of (slice or int)
-            Ints stay as they are.
+            The extended region; ints stay as they are.
         """
         selection = self._plain(region)
         found: list[slice | int] = []
@@ -400,7 +403,7 @@ class TensorGroup(Fillable):
         Raises
         ------
         ValidationError
-            If one of them cannot be moved; none has moved then.
+            If a tensor cannot be moved. None has been moved then.
         """
         if isinstance(device, torch.dtype):
             raise ValidationError(f"a group moves to another device only, got {device}; move its tensors one by one")
@@ -417,64 +420,64 @@ class TensorGroup(Fillable):
         return self
 
     def coverage(self, region: object, state: str | None = None, where: object = None) -> dict[str, Any]:
-        """What `InfiniteTensor.coverage` returns of each tensor, nested as the group is.
+        """Return `InfiniteTensor.coverage` of each tensor, nested as the group is.
 
-        Tensors may have tiles of different sizes, so it is no TensorDict.
+        The result is not a TensorDict, because tensors may have tiles of different sizes.
         """
         requests = zip(self._members, self._requests(region, where), strict=True)
         return nested((key, coverage(request, state)) for key, request in requests)
 
     def stored_only(self, fill_value: Number | Mapping[Any, Any] = 0) -> StoredOnlyGroup:
-        """A view of what is stored of all tensors, which never computes.
+        """Return a view of what is stored of all tensors, which never computes.
 
         Parameters
         ----------
         fill_value : number, or mapping from keys to them
-            What stands where a tile of a tensor is missing. Default, also for tensors that a mapping does not name: 0.
+            The value of pixels whose tile is missing. Default, also for tensors that a mapping does not name: 0.
 
         Returns
         -------
         StoredOnlyGroup
-            It is read as the group is, by regions.
+            It is read by regions, like the group.
 
         Raises
         ------
         ValidationError
-            If the dtype of a tensor has no such value, or a key is not in the group.
+            If a tensor's dtype cannot represent its fill value, or a key is not in the group.
         """
         return StoredOnlyGroup(self._members, fill_value, self.device)
 
     def clear_cache(self) -> None:
-        """Drop from memory what can be had again, of all tensors, after storing what is pending."""
+        """Call `InfiniteTensor.clear_cache` of all tensors."""
         for member in self._members.values():
             member.tensor.clear_cache()
 
     def as_zarr(self, region: object = None) -> zarr.Group:
-        """A read-only Zarr group of the tensors, nested as this group is, whose chunks are computed when they are read.
+        """Return a read-only Zarr group of the tensors, nested as this group is; reading a chunk computes it.
 
         Parameters
         ----------
         region : optional
-            Which pixels: a slice for each shared dimension, in pixels of the group; of the other dimensions of a
-            tensor, all. Default: all of each tensor, as of `InfiniteTensor.as_zarr`.
+            The pixels of the arrays: a slice for each shared dimension, in pixels of the group. Dimensions that are not
+            shared are whole. Default: as for `InfiniteTensor.as_zarr` of each tensor.
 
         Returns
         -------
         zarr.Group
-            An array per tensor, as of `InfiniteTensor.as_zarr`. xarray opens it as
+            An array per tensor, as from `InfiniteTensor.as_zarr`. xarray opens it as
             ``xarray.open_zarr(group.as_zarr().store)``, or, if groups nest, as
-            ``xarray.open_datatree(group.as_zarr().store, engine="zarr")``. Arrays share a dimension that has the same
-            name, pixels and scale in both; otherwise its name in the later array begins with the key of that tensor,
-            as in ``coarse_y``.
+            ``xarray.open_datatree(group.as_zarr().store, engine="zarr")``. Two arrays share a dimension if it has the
+            same name, pixels and scale in both; otherwise its name in the later array begins with the key of that
+            tensor, as in ``coarse_y``.
 
         Raises
         ------
         RegionError
-            (an IndexError) If `region` is no region of the group.
+            (an IndexError) If `region` is not a valid region of the group.
         ValidationError
-            If it is empty, or has a step, or an int in place of a slice; or if a key cannot be a path in Zarr.
+            If the region is empty, or has a step, or an int in place of a slice; or if a key cannot be a path in Zarr.
         """
-        # What is seen of a group stands on groups.
+        # Imported here, because views build on groups.
         from infinite_tensor.views.face import zarr_of_members  # noqa: PLC0415
 
         selection = None if region is None else parse(region, self.shape)
@@ -492,15 +495,15 @@ class TensorGroup(Fillable):
         workers: int | None = None,
         progress: bool | str | Watcher = True,
     ) -> None:
-        """Write a region of all tensors to a Zarr group, an array of each, nested as this group is.
+        """Write a region of all tensors to a Zarr group with an array for each tensor, nested as this group is.
 
-        They are written one after the other: `fill` a region first if they share what takes long to compute and is not
-        stored.
+        Tensors are written one after the other: `fill` the region first if they share an expensive tensor upstream that
+        is not stored.
 
         Parameters
         ----------
         region
-            A slice for each shared dimension, in pixels of the group; of the other dimensions of a tensor, all.
+            A slice for each shared dimension, in pixels of the group. Dimensions that are not shared are written whole.
         target : str or path
             A path or an fsspec URL that ends in ``.zarr``.
         compute, fill_value, overwrite, storage_options, workers, progress
@@ -509,13 +512,13 @@ class TensorGroup(Fillable):
         Raises
         ------
         RegionError
-            (an IndexError) If `region` is no region of the group.
+            (an IndexError) If `region` is not a valid region of the group.
         ValidationError
-            If an argument does not fit, or there is something at the target.
+            If an argument is not valid, or the target exists.
         StoreError
             If something cannot be written or read.
         """
-        # What is written of a group stands on groups.
+        # Imported here, because exports build on groups.
         from infinite_tensor.views.exports.export import Options, export_members  # noqa: PLC0415
 
         members = self._cut(self._plain(region))
@@ -523,7 +526,7 @@ class TensorGroup(Fillable):
         export_members(members, target, options)
 
     def _cut(self, region: Selection | None) -> dict[Key, tuple[InfiniteTensor, Selection | None, Sequence[Fraction]]]:
-        """Its tensors, each with what it has of a region and its scale per dimension."""
+        """Return each tensor with its part of a region and its scale per dimension."""
         return {
             key: (member.tensor, None if region is None else member.selection(region), member.scale_of_all)
             for key, member in self._members.items()
@@ -545,15 +548,15 @@ class TensorGroup(Fillable):
         return [member.tensor for member in self._members.values()]
 
     if TYPE_CHECKING:
-        # `predict` returns a tensor or a group, and who asks for what a tensor has knows which it is.
+        # `predict` returns a tensor or a group: type checkers are to accept the attributes of a tensor on the result.
         def __getattr__(self, name: str) -> Any: ...
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by reference, as tensors are."""
+        """Pickle by reference, like a tensor."""
         return self._of_members, (self._members,)
 
     def _repr_html_(self) -> str:
-        # What is seen of a group stands on groups.
+        # Imported here, because views build on groups.
         from infinite_tensor.views.showing import html_of_group  # noqa: PLC0415
 
         return html_of_group(self)
@@ -564,7 +567,7 @@ class TensorGroup(Fillable):
 
 
 def group_of_outputs(tensors: Mapping[Key, InfiniteTensor]) -> TensorGroup:
-    """The outputs of one ``f``, by their keys; see `InfiniteTensor.from_multi`."""
+    """Create the group of the outputs of one ``f``; see `InfiniteTensor.from_multi`."""
     return TensorGroup._of_members(outputs_of(tensors))  # noqa: SLF001  (its own)
 
 
@@ -576,7 +579,7 @@ def open_group(
     stores: Sequence[TileStore],
     device: torch.device | str,
 ) -> TensorGroup:
-    """`TileStore.open_group`; see there."""
+    """See `TileStore.open_group`."""
     group_id, device = checked_id(group_id, "group_id"), checked_device(device)
     if not isinstance(stores, list | tuple) or not all(isinstance(other, TileStore) for other in stores):
         raise ValidationError(f"stores must be a list of TileStores, got {quoted(stores)}")

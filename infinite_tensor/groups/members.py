@@ -1,6 +1,6 @@
-"""How the tensors of a group lie beside each other: which dimensions they share, at which resolution.
+"""The members of a group: which dimensions its tensors share, at which resolution.
 
-And what a store keeps of that: which tensors a group is made of, and finding these.
+Also how a store saves the members of a group, and opens them again.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class GroupMember:
     tensor : InfiniteTensor
         The tensor.
     dims : tuple of int
-        Which of its dimensions are shared: entry d follows dimension d of the group.
+        The shared dimensions of the tensor: entry d is the one for dimension d of the group.
     scale : tuple of Fraction
-        Per shared dimension, its pixels along one pixel of the group.
+        Per shared dimension, how many pixels of the tensor lie along one pixel of the group.
     """
 
     key: Key
@@ -51,22 +51,22 @@ class GroupMember:
 
     @property
     def rest(self) -> tuple[int, ...]:
-        """The dimensions that it does not share."""
+        """The dimensions of the tensor that are not shared."""
         return tuple(d for d in range(self.tensor.ndim) if d not in self.dims)
 
     @property
     def scale_of_all(self) -> tuple[Fraction, ...]:
-        """The scale of each dimension of the tensor; 1 for those that it does not share."""
+        """The scale of each dimension of the tensor; 1 for those that are not shared."""
         shared = dict(zip(self.dims, self.scale, strict=True))
         return tuple(shared.get(d, Fraction(1)) for d in range(self.tensor.ndim))
 
     def selection(self, region: Selection) -> Selection:
-        """What a region of the group is of this tensor: the pixels that lie over it, as far as the tensor reaches.
+        """Convert a region of the group to this tensor's pixels that overlap it, clipped to the tensor.
 
         Raises
         ------
         RegionError
-            If an int is no single pixel of it, or a step would have to be scaled.
+            If an int does not select a single pixel of the tensor, or a step would have to be scaled.
         """
         entries: list[slice] = [slice(None)] * self.tensor.ndim
         steps, squeezed = [1] * self.tensor.ndim, []
@@ -93,7 +93,7 @@ class GroupMember:
         return RegionError(f"dimension {d}: {show(self.key)} has scale {self.scale[d]}, and {problem}")
 
     def arranged(self, result: torch.Tensor, squeezed: Sequence[int]) -> torch.Tensor:
-        """What was read, its shared dimensions first, in the order of the group."""
+        """Permute the result of a read: shared dimensions first, in the order of the group."""
         gone = {self.dims[d] for d in squeezed}
         kept = [d for d in range(self.tensor.ndim) if d not in gone]
         return result.permute([kept.index(d) for d in (*self.dims, *self.rest) if d not in gone])
@@ -105,19 +105,19 @@ Members: TypeAlias = Mapping[Key, GroupMember]
 def members_of(
     given: Mapping[Key, InfiniteTensor | GroupMember], dims: object, scale: object
 ) -> dict[Key, GroupMember]:
-    """The members of a group.
+    """Create the members of a group.
 
     Parameters
     ----------
     given : mapping from Key to InfiniteTensor or GroupMember
-        What is in it. A member of another group keeps its dimensions, and its scale is multiplied.
+        The tensors. A member of another group keeps its dimensions, and its scale is multiplied by the new one.
     dims, scale : object
-        As `TensorGroup` is given them.
+        As for `TensorGroup`.
 
     Raises
     ------
     ValidationError
-        If an argument does not fit.
+        If an argument is not valid.
     """
     tensors: dict[Key, InfiniteTensor] = {}
     wanted, scales = chosen("dims", dims, given, None), chosen("scale", scale, given, 1)
@@ -146,14 +146,14 @@ def members_of(
 
 
 def unit_of(members: Members, d: int) -> int:
-    """Every so many pixels of the group along a dimension, whole pixels of all tensors end."""
+    """Return the smallest number of group pixels along a dimension that is whole pixels of every tensor."""
     return math.lcm(*(member.scale[d].denominator for member in members.values()))
 
 
 def read_members(
     members: Members, regions: Sequence[Selection], workers: int | None
 ) -> Iterator[dict[Key, torch.Tensor]]:
-    """What is read of each tensor, arranged, for each region."""
+    """Read the regions in one plan, and yield the arranged result of each tensor, region by region."""
     requests = [
         (node_of(member.tensor), [member.selection(region) for region in regions]) for member in members.values()
     ]
@@ -164,7 +164,7 @@ def read_members(
 
 
 def check_extents(members: Members) -> None:
-    """ValidationError unless members end in the same pixel of the group along each shared dimension."""
+    """Raise a ValidationError unless members end in the same pixel of the group along each shared dimension."""
     shape = shape_of(members)
     if all(_ends_in(member, shape) for member in members.values()):
         return
@@ -176,7 +176,7 @@ def check_extents(members: Members) -> None:
 
 
 def _ends_in(member: GroupMember, shape: Shape) -> bool:
-    """Whether a member reaches into the last pixels of a group, and not beyond by a whole pixel of its own."""
+    """Return whether a member ends at the end of the group, or less than one of its pixels past it."""
     ends = zip(_extents(member), member.scale, shape, strict=True)
     return all(
         (n is None and end is None) or (n is not None and end is not None and n - 1 / scale < end)
@@ -185,14 +185,14 @@ def _ends_in(member: GroupMember, shape: Shape) -> bool:
 
 
 def shape_of(members: Members) -> Shape:
-    """Extents of the dimensions that members share, in pixels of the group of which all of them have some."""
+    """Return the extent of each shared dimension, in pixels of the group: up to the last in which all have pixels."""
     extents = zip(*map(_extents, members.values()), strict=True)
     known = [[math.ceil(n) for n in of_members if n is not None] for of_members in extents]
     return tuple([min(numbers) if numbers else None for numbers in known])
 
 
 def names_of_shared(members: Members) -> tuple[str, ...]:
-    """For each shared dimension, the name that all members agree on which name it; else a default one."""
+    """Return the name of each shared dimension: the one name that members give it, otherwise a default name."""
     found = []
     for d, owns in enumerate(zip(*(member.dims for member in members.values()), strict=True)):
         each = zip(members.values(), owns, strict=True)
@@ -202,11 +202,11 @@ def names_of_shared(members: Members) -> tuple[str, ...]:
 
 
 def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
-    """The outputs of one ``f``, which share the dimensions that follow its window index.
+    """Create group members of the outputs of one ``f``, which share the dimensions that follow its window index.
 
-    How many pixels they have between one window and the next tells their scales. The first one has scale 1. What each
-    has whole in its only window, such as the channels of images, is not shared, unless one has another such dimension
-    that follows no index.
+    The ratio of their strides to those of the first output gives their scales. A dimension that every output has whole
+    in its only window, such as the channels of images, is not shared, unless an output has another dimension that
+    follows no index.
     """
     grids = [node_of(tensor).spec.grid for tensor in tensors.values()]
     told = any(None in followed(grid.window) for grid in grids)
@@ -224,7 +224,7 @@ def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
 
 
 def _is_whole(grid: WindowGrid, k: int) -> bool:
-    """Whether one window is all of a tensor along the dimension that follows a coordinate."""
+    """Return whether a single window covers the whole dimension that follows a coordinate."""
     d = followed(grid.window).index(k)
     return grid.first[k] == grid.last[k] and grid.window.size[d] == grid.shape[d]
 
@@ -239,7 +239,7 @@ def _text(extents: Sequence[Fraction | None]) -> str:
 
 
 def shown_scale(scale: Sequence[Fraction]) -> str:
-    """What there is to say of a scale, which is nothing where that is 1."""
+    """Describe a scale for messages; empty if it is 1 everywhere."""
     return f", scale {' x '.join(map(str, scale))}" if set(scale) - {1} else ""
 
 
@@ -290,27 +290,27 @@ def _checked_scale(key: Key, given: Any, count: int) -> tuple[Fraction, ...]:
 
 
 FORMAT = 1
-"""Version of what is stored of a group; what a later version has stored is refused."""
+"""Version of the stored form of a group; later versions are refused."""
 
 _RATIO = re.compile(r"[1-9][0-9]{0,9}(/[1-9][0-9]{0,9})?")
 
 
 @dataclass(frozen=True)
 class StoredMember:
-    """One tensor of a group as a store names it.
+    """One tensor of a group, as it is saved in a store.
 
     Attributes
     ----------
     key : Key
         Its name in the group.
     tensor_id : str
-        The id by which a store holds it.
+        Its id in a store.
     digest : str
-        What it is: the digest of its definition.
+        The digest of its definition.
     dims : tuple of int
-        As of `GroupMember`.
+        As for `GroupMember`.
     scale : tuple of Fraction
-        As of `GroupMember`.
+        As for `GroupMember`.
     """
 
     key: Key
@@ -321,12 +321,12 @@ class StoredMember:
 
     @classmethod
     def of(cls, member: GroupMember) -> StoredMember:
-        """What is stored of a member."""
+        """Create the stored form of a member."""
         return cls(member.key, member.tensor.tensor_id, digest_of(member.tensor), member.dims, member.scale)
 
     @classmethod
     def from_json(cls, stored: object) -> StoredMember:
-        """From what a store holds, which is not trusted; ValidationError for anything else."""
+        """Read from stored JSON, which is not trusted; ValidationError if it is not valid."""
         match stored:
             case {
                 "key": list(key),
@@ -343,18 +343,18 @@ class StoredMember:
         raise ValidationError(f"{stored!r:.200} is no tensor of a group")
 
     def to_json(self) -> dict[str, Any]:
-        """What a store holds."""
+        """Return the JSON that a store keeps."""
         listed = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
         return listed | {"scale": list(map(str, self.scale))}
 
 
 def digest_of(tensor: InfiniteTensor) -> str:
-    """What tells a tensor from others of the same id."""
+    """Return the digest of a tensor's definition, which differs between different tensors of one id."""
     return node_of(tensor).spec.definition.digest
 
 
 def save_group(members: Members, store: TileStore, group_id: str) -> None:
-    """`TensorGroup.save`; see there."""
+    """See `TensorGroup.save`."""
     if not isinstance(store, TileStore):
         raise ValidationError(f"a group is saved in a TileStore, got {quoted(store)}")
     group_id = checked_id(group_id, "group_id")
@@ -386,7 +386,7 @@ def _line(member: StoredMember | None) -> str:
 
 
 def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any] | None) -> dict[Key, StoredMember]:
-    """The tensors in what a store holds as a group, which is not trusted; StoreError where it holds none."""
+    """Read the members of a stored group, which is not trusted; StoreError if the store has no such group."""
     if stored is None:
         is_tensor = group_id in store
         hint = f"but a tensor of that id: store.open({group_id!r})" if is_tensor else f"it holds {store.group_ids()}"
@@ -405,7 +405,7 @@ def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any] | 
         if not isinstance(members, list) or not members:
             raise ValidationError(f"its members are {members!r:.200}")
         parts = [StoredMember.from_json(member) for member in members]
-        # In the order of nested names, and nothing twice.
+        # Nesting orders the names, and refuses a name that occurs twice.
         found = dict(named_leaves(nested([(part.key, part) for part in parts])))
     except ValidationError as error:
         raise damaged_group(store, group_id, "its definition", error) from error
@@ -415,7 +415,7 @@ def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any] | 
 def opened_tensor(
     group_id: str, stored: StoredMember, stores: Sequence[TileStore], f: Callable[..., Any] | None, device: torch.device
 ) -> InfiniteTensor:
-    """A tensor of a group, from the first of some stores that holds it; StoreError if none does."""
+    """Open a tensor of a group from the first store that contains it; StoreError if none does."""
     problems = []
     for store in stores:
         try:
@@ -434,7 +434,7 @@ def opened_tensor(
 
 
 def checked_tensor(group_id: str, stored: StoredMember, given: object) -> InfiniteTensor:
-    """What a user gives in place of a tensor that would be opened; ValidationError unless it is that one."""
+    """Return the tensor that a user gives in place of opening one; ValidationError unless it is the same tensor."""
     if not isinstance(given, InfiniteTensor):
         raise ValidationError(f"members must hold InfiniteTensors, got {quoted(given)} for {show(stored.key)}")
     if digest_of(given) != stored.digest:

@@ -1,6 +1,6 @@
-"""What is read of a group, as a TensorDict: in memory, of what is stored alone, and as files that tensordict opens.
+"""TensorDicts of what is read from a group: in memory, from stored tiles only, or as files that tensordict opens.
 
-The package tensordict is imported when it is needed.
+The package tensordict is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 _BLOCK_BYTES = 2**25
-"""How much is read and written at a time, of all tensors together."""
+"""Bytes that are read and written at a time, for all tensors together."""
 
 
 def import_tensordict() -> Any:
-    """The package tensordict.
+    """Import the package tensordict.
 
     Raises
     ------
@@ -52,9 +52,9 @@ def import_tensordict() -> Any:
 
 
 def batch_size(members: Sequence[GroupMember], results: Sequence[torch.Tensor], squeezed: Sequence[int]) -> list[int]:
-    """Extents of what was read along the first dimensions in which all members have one resolution and one extent.
+    """Return the extents of the leading dimensions in which all results have the same resolution and extent.
 
-    Dimensions that an int has squeezed do not count.
+    Dimensions that an int has squeezed are left out.
     """
     first = members[0]
     extents: list[int] = []
@@ -72,7 +72,7 @@ def batch_size(members: Sequence[GroupMember], results: Sequence[torch.Tensor], 
 def assembled(
     members: Members, results: Mapping[Key, torch.Tensor], region: Selection, device: torch.device | None
 ) -> TensorDict:
-    """The tensors that were read, each below its names, with the largest batch size at every level."""
+    """Nest results of a read by their names in a TensorDict, with the largest possible batch size at every level."""
     kind = import_tensordict().TensorDict
 
     def level(depth: int, keys: Sequence[Key]) -> Any:
@@ -88,9 +88,9 @@ def assembled(
 
 
 class StoredOnlyGroup:
-    """What is stored of the tensors of a group: a view that is read as the group is, and never computes.
+    """A view of what is stored of the tensors of a group: it is read like the group, and never computes.
 
-    Each tensor shows what its own `InfiniteTensor.stored_only` shows. Of one of them alone, take
+    Each tensor shows the same pixels as its `InfiniteTensor.stored_only`. For a single tensor, use
     ``group[key].stored_only()``.
     """
 
@@ -102,7 +102,7 @@ class StoredOnlyGroup:
             pixel_value(f"fill_value of {show(key)}", value, members[key].tensor.dtype)
 
     def __getitem__(self, indices: object) -> Any:
-        """What is stored of a region of all tensors, or of each of a list of regions.
+        """Read what is stored of a region of all tensors, or of each of a list of regions.
 
         Parameters
         ----------
@@ -117,7 +117,8 @@ class StoredOnlyGroup:
         Raises
         ------
         RegionError
-            (an IndexError) If `indices` is no region, or has a step along a dimension in which a tensor has a scale.
+            (an IndexError) If `indices` is not a valid region, or has a step along a dimension in which a tensor has a
+            scale.
         """
         import_tensordict()
         shape = shape_of(self._members)
@@ -141,14 +142,14 @@ class StoredOnlyGroup:
 
 
 def save_tensordict(members: Members, region: Selection, path: Path, workers: int | None, *, overwrite: bool) -> None:
-    """`TensorGroup.save_tensordict`; see there."""
+    """See `TensorGroup.save_tensordict`."""
     with _explained(path):
         check_free(
             path, lambda path: (path / "meta.json").is_file(), "is no memory-mapped TensorDict", overwrite=overwrite
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-        # Before anything is written: a name that is not valid Unicode, or that the file system does not allow.
+        # Refuse names that are not valid Unicode, or that the file system does not allow, before anything is written.
         "".join(itertools.chain.from_iterable(members)).encode()
         with suppress(FileNotFoundError):
             os.lstat(unfinished)
@@ -160,7 +161,7 @@ def save_tensordict(members: Members, region: Selection, path: Path, workers: in
             (results,) = read_members(members, [block], workers)
             with _explained(path):
                 for key, name in files.items():
-                    # Mapped again each time, so that what has been written does not stay in memory.
+                    # Mapped again for each block, so that written pages do not stay in memory.
                     like, found = sample[key], results[key]
                     mapped = torch.from_file(name, shared=True, size=like.numel(), dtype=like.dtype)
                     mapped.view(like.shape)[_place(members[key], region, block, found.ndim)] = found.cpu()
@@ -172,7 +173,7 @@ def save_tensordict(members: Members, region: Selection, path: Path, workers: in
 
 
 def _created(folder: Path, members: Members, sample: Mapping[Key, torch.Tensor], region: Selection) -> dict[Key, str]:
-    """The files of a memory-mapped TensorDict, created without content; none of tensors without pixels."""
+    """Create the files of a memory-mapped TensorDict without content; tensors without pixels have no file."""
     skeleton: Any = assembled(members, sample, region, torch.device("cpu")).memmap_like(folder)
     names = {key: skeleton.get(key).filename for key, tensor in sample.items() if tensor.numel()}
     del skeleton
@@ -182,7 +183,7 @@ def _created(folder: Path, members: Members, sample: Mapping[Key, torch.Tensor],
 
 
 def _blocks(members: Members, region: Selection) -> Iterator[Selection]:
-    """A region in blocks of whole pixels of every tensor, rows that lie together first."""
+    """Split a region into blocks of whole pixels of every tensor; it is halved along its first dimension first."""
     nbytes = sum(math.prod(each.selection(region).shape) * each.tensor.dtype.itemsize for each in members.values())
     for d, (start, stop) in enumerate(zip(region.start, region.stop, strict=True)):
         unit = unit_of(members, d)
@@ -196,7 +197,7 @@ def _blocks(members: Members, region: Selection) -> Iterator[Selection]:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Name the path in what the file system, or the library that writes, refuses."""
+    """Raise errors of the file system, or of the library that writes, again with a message that names the path."""
     try:
         yield
     except InfiniteTensorError:
@@ -210,14 +211,14 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _empty(member: GroupMember, region: Selection) -> torch.Tensor:
-    """A tensor of the shape and dtype of what is read of a member, which takes no memory."""
+    """Return a tensor with the shape and dtype of a member's result, which takes no memory."""
     box = torch.zeros((), dtype=member.tensor.dtype, device="cpu").expand(member.selection(region).shape)
     squeezed = [member.dims[d] for d in region.squeezed]
     return member.arranged(box[tuple(0 if d in squeezed else slice(None) for d in range(box.ndim))], region.squeezed)
 
 
 def _place(member: GroupMember, region: Selection, block: Selection, ndim: int) -> tuple[slice, ...]:
-    """Where a block of a member lies in the whole of it."""
+    """Return where a block of a member's pixels lies within its part of the region."""
     whole, part = member.selection(region), member.selection(block)
     shared = [own for d, own in enumerate(member.dims) if d not in region.squeezed]
     at = [slice(part.start[own] - whole.start[own], part.stop[own] - whole.start[own]) for own in shared]
