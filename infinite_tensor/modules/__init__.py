@@ -1,4 +1,4 @@
-"""What belongs in a `torch.nn.Module`: attributes that are computed, and infinite tensors as attributes."""
+"""Attributes for a `torch.nn.Module`: tensors that are computed, and InfiniteTensors."""
 
 from infinite_tensor.modules.buffer import InfiniteBuffer
 from infinite_tensor.modules.virtual_tensor import VirtualTensor

@@ -1,4 +1,4 @@
-"""`InfiniteBuffer`: an infinite tensor as an attribute of a module."""
+"""`InfiniteBuffer`: an InfiniteTensor as an attribute of a module."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from infinite_tensor.values.functions import changes
 class InfiniteBuffer(nn.Module):
     """An `InfiniteTensor` as an attribute of a module, as `torch.nn.Buffer` is for a tensor.
 
-    It follows the module to a device, and is in its ``state_dict`` as what defines it, not as its data. A module of its
-    own, because that is the one thing that torch asks about either.
+    It follows the module to a device. The module's ``state_dict`` contains the definition of the tensor, not its data.
+    It is itself a module, because torch moves and saves only parameters, buffers and submodules.
 
     Parameters
     ----------
     tensor : InfiniteTensor, optional
-        The tensor. Without one, it is opened when a ``state_dict`` is loaded: by its id, from the store that the state
-        names, read-only and without ``f``, so that what is stored can be read.
+        The tensor. If omitted, loading a ``state_dict`` opens the tensor by its id, from the store that the state
+        names, read-only and without ``f``: only what is stored can be read.
 
     Raises
     ------
     TypeError
-        If `tensor` is no InfiniteTensor.
+        If `tensor` is not an InfiniteTensor.
 
     Notes
     -----
     ``module.to(device)`` moves the tensor as `InfiniteTensor.to` does: in place, and ``f`` must return its windows on
-    that device from then on. The dtype stays, whatever is done to the module: it is a part of what is stored. A
-    `VirtualTensor` of a region follows in both, and asks nothing of ``f``. The device ``meta`` is not followed: there
-    is no memory to be spared.
+    that device from then on. The dtype never follows the module, because it is part of what is stored. A
+    `VirtualTensor` of a region follows dtype and device, and requires nothing of ``f``. The tensor does not move to the
+    device ``meta``, which would save no memory.
 
-    The state is a dict of ``tensor_id`` (None where none was given), ``store`` (what `open_store` takes, without
-    credentials; None for a store in memory), and ``definition``. Loading one compares it with the tensor that is there:
+    The state is a dict of ``tensor_id`` (None if none was given), ``store`` (an argument for `open_store`, without
+    credentials; None for a memory store), and ``definition``. Loading a state compares it with the module's tensor:
     another definition is a ValidationError that lists every field that differs, another ``f`` a
-    `FunctionChangedWarning`. The store is not compared: it may have moved.
+    `FunctionChangedWarning`. The store is not compared, because it may have moved.
 
     Examples
     --------
@@ -72,12 +72,12 @@ class InfiniteBuffer(nn.Module):
         self._tensor = tensor
         self._device = torch.get_default_device() if tensor is None else tensor.device
         if tensor is None and self._device.type == "meta":
-            # What is stored is read all the same.
+            # A meta device does not keep stored pixels from being read.
             self._device = torch.device("cpu")
 
     @property
     def tensor(self) -> InfiniteTensor:
-        """The tensor; ValidationError where there is none yet."""
+        """The tensor; ValidationError if there is none yet."""
         if self._tensor is None:
             raise ValidationError(
                 "this InfiniteBuffer has no tensor yet: give it one, InfiniteBuffer(tensor), or load a state_dict that "
@@ -90,7 +90,7 @@ class InfiniteBuffer(nn.Module):
         return self.tensor[indices]
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        # Private to torch, and what all ways to move a module come down to.
+        # Private to torch; every way to move a module calls it.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = fn(torch.empty(0, device=self._device)).device
         if device.type != "meta":
@@ -100,11 +100,11 @@ class InfiniteBuffer(nn.Module):
         return self
 
     def get_extra_state(self) -> dict[str, Any] | None:
-        """What is in the ``state_dict``: the definition, and where the tensor is found."""
+        """Return what is saved in the ``state_dict``: the definition, and where to find the tensor."""
         if self._tensor is None:
             return None
         definition = self._tensor.to_json()
-        # It follows the module.
+        # The device follows the module.
         del definition["device"]
         return {
             "tensor_id": _given_id(self._tensor),
@@ -113,14 +113,14 @@ class InfiniteBuffer(nn.Module):
         }
 
     def set_extra_state(self, state: object) -> None:
-        """Compare what a ``state_dict`` holds with the tensor, or open the tensor where there is none.
+        """Compare the state in a ``state_dict`` with the tensor, or open the tensor if there is none yet.
 
         Raises
         ------
         ValidationError
-            If the state defines another tensor, or cannot be reopened.
+            If the state defines another tensor, or its tensor cannot be reopened.
         StoreError
-            If the store that it names does not open, or holds no such tensor.
+            If the store that the state names cannot be opened, or does not contain the tensor.
         """
         if state is None and self._tensor is None:
             return
@@ -131,17 +131,17 @@ class InfiniteBuffer(nn.Module):
             saved.check_same(self._tensor)
 
     def _digested(self) -> str:
-        """What stands for it in `infinite_tensor.digest`: its `extra_repr` has an id that may be random."""
+        """Return what `infinite_tensor.digest` uses in place of `extra_repr`, which contains a possibly random id."""
         return "no tensor" if self._tensor is None else node_of(self._tensor).spec.definition.digest
 
     def extra_repr(self) -> str:
-        """The tensor, for ``repr(module)``."""
+        """Describe the tensor in ``repr(module)``."""
         return repr(self._tensor)
 
 
 @dataclass(frozen=True)
 class _Saved:
-    """What a state says of a tensor."""
+    """The tensor that a state describes."""
 
     tensor_id: str | None
     store: str | None
@@ -149,7 +149,7 @@ class _Saved:
 
     @classmethod
     def of(cls, state: object) -> Self:
-        """The state of an `InfiniteBuffer`, of which nothing is trusted."""
+        """Read the state of an `InfiniteBuffer`, which is not trusted."""
         if not isinstance(state, Mapping) or "definition" not in state:
             raise ValidationError(
                 f"the state of an InfiniteBuffer must hold the definition of a tensor, got {state!r:.200}"
@@ -163,7 +163,7 @@ class _Saved:
         return cls(tensor_id, store, StoredTensor.from_json(state["definition"]).definition)
 
     def reopened(self, device: torch.device) -> InfiniteTensor:
-        """The tensor, from the store that it was in."""
+        """Open the tensor from the store that the state names."""
         from infinite_tensor_stores import open_store  # noqa: PLC0415  (loads zarr, which a VirtualTensor does without)
 
         if self.tensor_id is None or self.store is None:
@@ -182,7 +182,7 @@ class _Saved:
         return tensor
 
     def check_same(self, tensor: InfiniteTensor) -> None:
-        """ValidationError unless `tensor` is the one; FunctionChangedWarning if its functions are other ones."""
+        """Raise a ValidationError unless `tensor` is the saved one; FunctionChangedWarning if its functions differ."""
         given, tensor_id = StoredTensor.from_json(tensor.to_json()).definition, _given_id(tensor)
         lines = differences(self.definition.values(), given.values())
         if None not in (self.tensor_id, tensor_id) and self.tensor_id != tensor_id:
@@ -202,5 +202,5 @@ class _Saved:
 
 
 def _given_id(tensor: InfiniteTensor) -> str | None:
-    """The id that the user gave it; None for a random one, by which nobody else knows it."""
+    """Return the id that the user gave; None for a random one, which is of no use elsewhere."""
     return tensor.tensor_id if node_of(tensor).tensor.named else None

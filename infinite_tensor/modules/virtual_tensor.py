@@ -1,4 +1,4 @@
-"""`VirtualTensor`: an attribute of a module that is computed from others."""
+"""`VirtualTensor`: an attribute of a module that is computed from other attributes."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from infinite_tensor.errors import DeviceMismatchError, ValidationError
 from infinite_tensor.support.given import checked_flag
 
 if TYPE_CHECKING:
-    # To a type checker it is one: what a tensor has is given to it below.
+    # Type checkers take it for a tensor; it gets a tensor's members below.
     Base: TypeAlias = torch.Tensor
 else:
     Base = object
 
 
 class TensorLike(Base):
-    """Has the operators, methods and attributes of a tensor, and is taken for one by the functions of torch.
+    """An object with the operators, methods and attributes of a tensor, which functions of torch accept as a tensor.
 
-    It cannot be changed in place: what would change is a value that is gone afterwards.
+    It cannot be changed in place, because the change would be lost with the temporary value.
     """
 
     __array_priority__ = torch.Tensor.__array_priority__
-    """Numbers of numpy on the left of an operator leave it to what stands on the right, as they do with a tensor."""
+    """Makes a numpy number on the left of an operator defer to this object on the right, as for a tensor."""
 
     @property
     def value(self) -> torch.Tensor:
-        """The tensor that it stands for."""
+        """The tensor that is used in its place."""
         raise NotImplementedError
 
     @classmethod
@@ -48,9 +48,9 @@ class TensorLike(Base):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a function of torch on the values of all that stand for a tensor among its arguments."""
+        """Call a function of torch with each `TensorLike` among its arguments replaced by its value."""
         kwargs = kwargs or {}
-        # The names of functions are nothing that could be traced.
+        # torch.compile cannot trace the name of a function.
         if not torch.compiler.is_compiling():
             changed = [kwargs.get("out"), *(args[:1] if _is_in_place(func.__name__) else ())]
             for each in changed:
@@ -59,7 +59,7 @@ class TensorLike(Base):
         return func(*_values(args), **_values(kwargs))
 
     def __array_wrap__(self, array: Any, context: object = None, return_scalar: bool = False) -> torch.Tensor:
-        """What functions of numpy give back for a tensor."""
+        """Return the result of a numpy function as a tensor."""
         return torch.from_numpy(np.asarray(array))
 
     def _refuse(self, operation: str) -> NoReturn:
@@ -72,7 +72,7 @@ class TensorLike(Base):
 
 
 def _values(given: Any) -> Any:
-    """`given`, with values for what stands for a tensor in it, in lists, tuples and dicts too."""
+    """Replace each `TensorLike` in `given` by its value, in lists, tuples and dicts too."""
     if isinstance(given, TensorLike):
         return given.value
     if isinstance(given, list | tuple):
@@ -124,8 +124,8 @@ def _refusal(name: str) -> Callable[..., NoReturn]:
 def _forward_what_tensors_have() -> None:
     """Give `TensorLike` the operators and the public members of a tensor.
 
-    Not by ``__getattr__``: Python would ask it too where a property of its own fails with an AttributeError, and
-    the reason would be lost.
+    ``__getattr__`` is not used, because Python also calls it if a property fails with an AttributeError, and the reason
+    would be lost.
     """
     members = [name for name in dir(torch.Tensor) if not name.startswith("_") and name not in TensorLike.__dict__]
     for name in (*members, *(f"__{name}__" for name in (*_SPECIAL, *_IN_PLACE))):
@@ -144,55 +144,55 @@ Materializer: TypeAlias = "str | Callable[[Any, torch.dtype, torch.device], torc
 
 
 class _LinkedAttributes(NamedTuple):
-    """Names of what a virtual tensor adds to its module."""
+    """Names of the attributes that a virtual tensor adds to its module."""
 
     ref: str
 
 
 class VirtualTensor(TensorLike):
-    """An attribute of a module that is computed from others when it is read.
+    """An attribute of a module that is computed from other attributes each time it is used.
 
-    It has a dtype and a device, which follow ``module.to()``, and stands wherever torch takes a tensor: it has a
-    tensor's operators, methods and attributes, and gradients flow through it to what it is computed from. It can not be
+    It has a dtype and a device, which follow ``module.to()``, and can be used wherever torch accepts a tensor: it has a
+    tensor's operators, methods and attributes, and gradients flow through it to what it is computed from. It cannot be
     changed in place.
 
     Parameters
     ----------
     owner : torch.nn.Module
-        The module that it is an attribute of; held weakly.
+        The module that it is an attribute of; referenced weakly.
     name : str
         The name of the attribute. The module also gets an empty buffer ``_{name}_ref``, which carries dtype and
         device. It is removed when the attribute is deleted or overwritten.
     materializer : str or callable
-        What computes the value: the name of a method of `owner`, called ``(dtype, device)`` and never kept alive by
-        this; or a callable, kept alive and called ``(owner, dtype, device)``. Its result is brought to `dtype` and
-        `device` if it is not there yet.
+        Computes the value: the name of a method of `owner`, called as ``method(dtype, device)``; or a callable, called
+        as ``materializer(owner, dtype, device)``, to which a strong reference is kept. The result is moved to `dtype`
+        and `device` if necessary.
     dtype : torch.dtype, optional
         Its dtype. Default: the default dtype of torch.
     device : torch.device or str, optional
         Its device. Default: the default device of torch.
     persist : bool
-        Whether dtype and device are kept in the ``state_dict`` of the module. Loading it brings back the dtype. States
-        with and without it can be loaded in either case.
+        Whether to save dtype and device in the ``state_dict`` of the module. Loading it restores the dtype. States with
+        and without this entry can be loaded in either case.
 
     Raises
     ------
     TypeError
-        If an argument is of a wrong type, or the attribute that `materializer` names is no method.
+        If an argument has a wrong type, or the attribute that `materializer` names is not a method.
     AttributeError
         If `owner` has no attribute that `materializer` names.
     ValidationError
-        (a ValueError) If `name` is no identifier.
+        (a ValueError) If `name` is not an identifier.
 
     Notes
     -----
-    Every use computes the value. A method that needs it several times takes ``self.name.value`` once.
+    Every use computes the value. A method that needs it several times should read ``self.name.value`` once.
 
-    A module that is made on meta, to be loaded later, is computed where its parameters and buffers are once they are
-    there, and never on meta while it has data: a value without data is an error then. To have shapes without data of
-    one virtual tensor alone, set its device to meta.
+    If the module is created on the meta device and loaded later, values are computed on the device of its loaded
+    parameters and buffers. Once the module has data, a value on meta is an error. To get shapes without data from a
+    single virtual tensor, set its device to meta.
 
-    Methods may be called from several threads; two that read at the same time both compute the value.
+    Methods may be called from several threads; if two read at the same time, both compute the value.
 
     Examples
     --------
@@ -243,17 +243,17 @@ class VirtualTensor(TensorLike):
         device: torch.device | str | None = None,
         persist: bool = False,
     ) -> None:
-        """Make one and assign it: ``owner.name = VirtualTensor(owner, name, ...)``."""
+        """Create a virtual tensor and assign it: ``owner.name = VirtualTensor(owner, name, ...)``."""
         setattr(owner, name, cls(owner, name, materializer, dtype, device, persist))
 
     @property
     def attributes(self) -> _LinkedAttributes:
-        """Names of what it has added to the module: ``ref``, the buffer that carries dtype and device."""
+        """Names of the attributes that it adds to the module: ``ref``, the buffer that carries dtype and device."""
         return _LinkedAttributes(self._placement.attribute)
 
     @property
     def owner(self) -> nn.Module | None:
-        """The module, None once it is gone."""
+        """The module; None once it no longer exists."""
         return self._placement.owner
 
     @property
@@ -280,21 +280,21 @@ class VirtualTensor(TensorLike):
         self.to(device=device)
 
     def to(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Set dtype and device; takes what `torch.Tensor.to` takes."""
+        """Set dtype and device; takes the arguments of `torch.Tensor.to`."""
         self._placement.to(*args, **kwargs)
 
     @property
     def value(self) -> torch.Tensor:
-        """The tensor that it is now, computed.
+        """The current value, computed each time.
 
         Raises
         ------
         ReferenceError
-            If the module is gone.
+            If the module no longer exists.
         TypeError
-            If the materializer returns no tensor.
+            If the materializer does not return a tensor.
         DeviceMismatchError
-            (a ValueError) If it returns one on meta, and not all tensors of the module are on meta.
+            (a ValueError) If it returns a tensor on meta although not all tensors of the module are on meta.
         """
         placement, materializer = self._placement, self._materializer
         owner, buffer = placement.living_owner(), placement.buffer
@@ -311,7 +311,7 @@ class VirtualTensor(TensorLike):
         if value.is_meta and not placement.allows_meta:
             raise DeviceMismatchError(_without_data(self._name, type(owner).__name__))
         if value.is_meta or (device.type == "meta" and not placement.set_to_meta):
-            # Data does not go to meta, where it would be lost, unless it was sent there.
+            # Data is not moved to meta, where it would be lost, unless the user set that device.
             return value.to(dtype)
         return value.to(dtype=dtype, device=device)
 
@@ -348,14 +348,14 @@ def _checked_materializer(owner: nn.Module, materializer: Materializer) -> Mater
 
 
 class _Placement:
-    """The dtype and the device of a virtual tensor: those of an empty buffer, which follows the module.
+    """The dtype and device of a virtual tensor: those of an empty buffer, which follows the module.
 
-    Copies of a virtual tensor share it. When it is gone the buffer goes too, unless another placement uses it: two
-    virtual tensors may have had one name. The module is held weakly; a pickle or a deep copy holds it, so that both
-    come out together.
+    Copies of a virtual tensor share one placement. Deleting it removes the buffer, unless another placement uses the
+    buffer: two virtual tensors may have had the same name. The reference to the module is weak; a pickle or a deep copy
+    includes the module, so that both are restored together.
 
-    A buffer on meta says that there was no memory for the module when it was made or moved. Loaders replace the tensors
-    of a module one by one and know nothing of this buffer, so that where these are counts for more.
+    If the buffer is on meta, the module had no memory when it was created or moved. Loaders replace the tensors of a
+    module one by one and do not know this buffer, so the devices of these tensors take precedence.
     """
 
     def __init__(
@@ -386,11 +386,11 @@ class _Placement:
 
     @property
     def owner(self) -> nn.Module | None:
-        """The module, None once it is gone."""
+        """The module; None once it no longer exists."""
         return self._owner()
 
     def living_owner(self) -> nn.Module:
-        """The module; ReferenceError once it is gone."""
+        """Return the module; ReferenceError once it no longer exists."""
         owner = self._owner()
         if owner is None:
             name = self.attribute[1 : -len("_ref")]
@@ -402,12 +402,12 @@ class _Placement:
 
     @property
     def buffer(self) -> torch.Tensor:
-        """An empty tensor of this dtype, on this device unless that is still to be found."""
+        """An empty tensor of this dtype; on this device, or on meta while the device is not known."""
         return cast("torch.Tensor", getattr(self.living_owner(), self.attribute))
 
     @property
     def device(self) -> torch.device:
-        """Where the value belongs."""
+        """The device of the value."""
         buffer = self.buffer
         if not buffer.is_meta or self.set_to_meta:
             return buffer.device
@@ -416,7 +416,7 @@ class _Placement:
 
     @property
     def allows_meta(self) -> bool:
-        """Whether a value without data is right: it was asked for, or there is no data to compute one from."""
+        """Whether a value without data is allowed: the user asked for meta, or there is no data to compute from."""
         if self.buffer.is_meta and (self.set_to_meta or torch.get_default_device().type == "meta"):
             return True
         return _all_on_meta(self.living_owner())
@@ -427,18 +427,18 @@ class _Placement:
         try:
             moved = buffer.to(*args, **kwargs)
         except NotImplementedError:
-            # Nothing leaves meta, not even nothing.
+            # torch cannot copy a tensor from meta, not even an empty one.
             moved = torch.empty_like(buffer, device="cpu").to(*args, **kwargs)
         self._set(moved)
         self.set_to_meta = moved.is_meta
 
     def settle(self) -> None:
-        """Once the module has loaded a state: leave meta where it has memory now, and go there where it has none."""
+        """After the module has loaded a state: leave meta if the module has memory now, move to meta if it has none."""
         owner, buffer, device = self.living_owner(), self.buffer, self.device
         if _all_on_meta(owner):
             device = torch.device("meta")
         elif device.type == "meta" and not self.set_to_meta and not _devices(owner):
-            # Where it would be, had the module not been made on meta.
+            # The device that it would have if the module had not been created on meta.
             device = torch.get_default_device()
         if device != buffer.device:
             self._set(torch.empty_like(buffer, device=device))
@@ -463,7 +463,7 @@ _LIVING: weakref.WeakKeyDictionary[nn.Module, dict[str, weakref.WeakSet[_Placeme
 
 
 def _devices(owner: nn.Module) -> set[torch.device]:
-    """Where the tensors of a module are. Empty ones, such as those of placements, tell nothing."""
+    """Return the devices of a module's tensors, without empty ones, such as the buffers of placements."""
     tensors = itertools.chain(owner.parameters(), owner.buffers())
     lazy = (UninitializedBuffer, UninitializedParameter)
     return {tensor.device for tensor in tensors if not isinstance(tensor, lazy) and tensor.numel()}
@@ -478,7 +478,7 @@ def _placements(owner: nn.Module, attribute: str) -> list[_Placement]:
 
 
 def _release(owner: weakref.ref[nn.Module], attribute: str, handles: tuple[RemovableHandle, ...]) -> None:
-    """Remove what a placement has added to a module, but for a buffer that another one uses."""
+    """Remove what a placement has added to a module, except a buffer that another placement uses."""
     for handle in handles:
         handle.remove()
     module = owner()
@@ -496,10 +496,10 @@ def _prepare_load(
     metadata: Mapping[str, Any],
     *_rest: object,
 ) -> None:
-    """Before a module loads a state: take over the dtype, and let states with and without it load alike."""
+    """Before a module loads a state: adopt its dtype, and accept states with and without the buffer."""
     key = prefix + attribute
-    # Private to torch, which tells it nowhere else.
-    if attribute in module._non_persistent_buffers_set:  # noqa: SLF001  (torch tells it nowhere else)
+    # Private to torch, which has no public way to find this out.
+    if attribute in module._non_persistent_buffers_set:  # noqa: SLF001  (there is no public way)
         state_dict.pop(key, None)
         return
     loaded = state_dict.setdefault(key, getattr(module, attribute))
@@ -507,11 +507,11 @@ def _prepare_load(
         buffer = getattr(module, attribute).to(loaded.dtype)
         setattr(module, attribute, buffer)
         if loaded.is_meta or (buffer.is_meta and not metadata.get("assign_to_params_buffers")):
-            # One on meta says nothing of a device. It cannot be copied, and copying to it is what torch would warn of.
+            # A buffer on meta has no device to restore. It cannot be copied, and copying into it makes torch warn.
             state_dict[key] = buffer
 
 
 def _follow_load(attribute: str, module: nn.Module, _keys: object) -> None:
-    """After a module and all that is in it have loaded a state: go where their tensors are now."""
+    """After a module and its submodules have loaded a state: move to the device of their tensors."""
     for placement in _placements(module, attribute):
         placement.settle()
