@@ -105,8 +105,8 @@ class _Patches(Dataset[Any]):
         for cut in self._cuts[1:]:
             if cut.axes != self._axes:
                 raise ValidationError(
-                    "all that is read must be cut alike along the dimensions that patch_size is about, got "
-                    f"{_shown(self._axes)} of {self._cuts[0].source!r} and {_shown(cut.axes)} of {cut.source!r}; where "
+                    "all tensors must have the same grid of patches along the dimensions of patch_size, got "
+                    f"{_shown(self._axes)} of {self._cuts[0].source!r} and {_shown(cut.axes)} of {cut.source!r}; if "
                     "some have channels first, give a TensorGroup of them, with dims=(-2, -1)"
                 )
         self._positions = self._length = math.prod(axis.positions for axis in self._axes)
@@ -114,8 +114,8 @@ class _Patches(Dataset[Any]):
             sizes = tuple(axis.size for axis in self._axes)
             extents = tuple(axis.high - axis.low for axis in self._axes)
             raise ValidationError(
-                f"no patch of {sizes} pixels fits into a region of {extents}; give a larger region, or patch_size="
-                f"{tuple(map(min, sizes, extents))}, say"
+                f"no patch of {sizes} pixels fits into a region of {extents}; give a larger region, or for example "
+                f"patch_size={tuple(map(min, sizes, extents))}"
             )
 
     def __repr__(self) -> str:
@@ -126,7 +126,7 @@ class _Patches(Dataset[Any]):
         return f"{type(self).__name__}({', '.join(self._told())}, each of\n{lines})"
 
     def _told(self) -> list[str]:
-        """Return the parts of the repr that come before the sources."""
+        """Return the parts of the repr that come before the tensors."""
         told = [f"{len(self)} patches"]
         if self._transform is not None:
             told.append(f"transform={getattr(self._transform, '__qualname__', None) or quoted(self._transform)}")
@@ -176,7 +176,7 @@ class _Patches(Dataset[Any]):
         if several is None:
             return self.__getitems__([index])[0]
         if not several:
-            raise IndexError("a batch has one index at least, got none")
+            raise IndexError("a batch needs at least one index, got none")
         return default_collate(self.__getitems__(several))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -201,7 +201,7 @@ class _Patches(Dataset[Any]):
     def _corner(self, index: int) -> Index:
         at, count = as_index(index), len(self)
         if at is None:
-            raise TypeError(f"an index is an int, or a list of ints, got {type(index).__name__} {index!r}")
+            raise TypeError(f"an index must be an int, or a list of ints, got {type(index).__name__} {index!r}")
         if not -count <= at < count:
             raise IndexError(f"index {at} is out of range for a dataset of {count} patches")
         number = self._number(at % count)
@@ -212,7 +212,7 @@ class _Patches(Dataset[Any]):
         return tuple(reversed(corner))
 
     def _arranged(self, values: Sequence[_T]) -> _T | list[_T] | tuple[_T, ...] | dict[Any, _T]:
-        """Arrange one value per source in the structure of the given sources."""
+        """Arrange one value per tensor or group in the structure in which they were given."""
         if isinstance(self._sources, dict):
             return dict(zip(self._sources, values, strict=True))
         if isinstance(self._sources, Source):
@@ -226,7 +226,7 @@ class GridDataset(_Patches):
     Parameters
     ----------
     t : InfiniteTensor or TensorGroup, or a list, tuple or dict of them
-        The source or sources of the patches. For a group, an item is a TensorDict, and patches begin and end with whole
+        What the patches are read from. For a group, an item is a TensorDict, and patches begin and end with whole
         pixels of all its tensors. For a list, tuple or dict, an item is a list, tuple or dict of patches at the same
         coordinates.
     patch_size : int or tuple of int
@@ -241,13 +241,13 @@ class GridDataset(_Patches):
         tensors with different numbers of dimensions, begin with ``...``.
     transform : callable, optional
         The item becomes ``transform(patch)``. The patch is a tensor, for a group a TensorDict, and for a list, tuple or
-        dict of sources a list, tuple or dict of patches. It is called for one item at a time, in the process that reads
+        dict a list, tuple or dict of patches. It is called for one item at a time, in the process that reads
         the item: a worker, if the `DataLoader` has workers.
 
     Raises
     ------
     ValidationError
-        If an argument is not valid, no patch fits into the region, or the sources give different grids of patches.
+        If an argument is not valid, no patch fits into the region, or the tensors give different grids of patches.
 
     Examples
     --------
@@ -299,7 +299,7 @@ class PatchDataset(_Patches):
     Raises
     ------
     ValidationError
-        If an argument is not valid, no patch fits into the region, or the sources give different grids of patches.
+        If an argument is not valid, no patch fits into the region, or the tensors give different grids of patches.
 
     Examples
     --------
@@ -372,14 +372,14 @@ def _leaves(sources: object) -> list[Source]:
     others = [leaf for leaf in leaves if not isinstance(leaf, Source)]
     if others or not leaves:
         raise ValidationError(
-            f"t must be an InfiniteTensor or TensorGroup, or a list, tuple or dict of some, got {quoted(sources)}"
+            f"t must be an InfiniteTensor or TensorGroup, or a list, tuple or dict of them, got {quoted(sources)}"
             f"{''.join(map(array_advice, others[:1]))}"
         )
     return leaves
 
 
 def _cut(source: Source, patch_size: object, stride: object, region: object) -> _PatchGrid:
-    """Return how a source is cut into patches; a stride of None allows every possible place."""
+    """Return how a tensor or group is cut into patches; a stride of None allows every possible place."""
     box = _box(region, source.shape)
     dims = [d for d in range(source.ndim) if d not in box.squeezed]
     extents = tuple(None if source.shape[d] is None else box.stop[d] - box.start[d] for d in dims)
@@ -392,14 +392,14 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
     for k, axis in axes.items():
         if any(number % units[k] for number in (axis.low, axis.size, axis.stride)):
             raise ValidationError(
-                f"dimension {dims[k]}: pixels of all tensors of the group end together at multiples of {units[k]}, so "
-                f"that patches must begin and end there, got {axis.size} pixels from {axis.low} on, every {axis.stride}"
+                f"dimension {dims[k]}: patches must begin and end at multiples of {units[k]}, where pixels of all "
+                f"tensors of the group end, got {axis.size} pixels from {axis.low} on, every {axis.stride}"
             )
     return _PatchGrid(source, box, tuple(axes.values()), tuple(dims[k] for k in axes))
 
 
 def _unit(source: Source, d: int) -> int:
-    """Return the smallest number of pixels along a dimension that is whole pixels of every tensor in the source."""
+    """Return the smallest number of pixels along a dimension that is whole pixels of every tensor that is read."""
     scales = [source.scale(key) for key in source.keys(True, True)] if isinstance(source, TensorGroup) else []
     return math.lcm(*(scale[d].denominator for scale in scales))
 
@@ -416,9 +416,9 @@ def _box(region: object, shape: Shape) -> Selection:
         region = ...
     box = parse(region, shape)
     if box.steps.count(1) < len(shape):
-        raise ValidationError(f"region must hold ints and slices without a step, got {quoted(region)}")
+        raise ValidationError(f"region must consist of ints and slices without a step, got {quoted(region)}")
     if len(box.squeezed) == len(shape):
-        raise ValidationError(f"region must have a slice, or it leaves no dimension to cut, got {quoted(region)}")
+        raise ValidationError(f"region must have a slice, because ints leave no dimension to cut, got {quoted(region)}")
     return box
 
 

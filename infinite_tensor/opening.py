@@ -52,16 +52,16 @@ def open_tensor(
     definition = stored.definition
     if f is not None and definition.output is not None:
         raise ValidationError(
-            f"tensor {tensor_id!r} is the output {show(definition.output)} of an f that computes several; to compute "
-            "what is missing, make them again with InfiniteTensor.from_multi"
+            f"tensor {tensor_id!r} is the output {show(definition.output)} of an f with several outputs, so open it "
+            "without f; to compute missing windows, create all outputs again with InfiniteTensor.from_multi"
         )
     upstream = as_tensors(args) if args is not None else _open_args(store, tensor_id, stored)
     if args is not None:
         _check_given(store, tensor_id, definition, upstream)
     if f is not None and len(upstream) < len(definition.args):
         raise ValidationError(
-            f"tensor {tensor_id!r} is computed from {[arg.tensor_id for arg in definition.args]} "
-            f"(None: an unnamed tensor), which {store} does not hold; give them as args=..."
+            f"{store} does not contain all args of tensor {tensor_id!r}: "
+            f"{[arg.tensor_id for arg in definition.args]} (None: an unnamed tensor); give them as args=[...]"
         )
     found, where = resolved_blend(blend), checked_device(device)
     return _bind(store, tensor_id, stored, f, upstream, found, batch_size, where, reduce)
@@ -94,7 +94,7 @@ def _open_args(store: TileStore, tensor_id: str, stored: StoredTensor) -> tuple[
         waiting = next((key for key in rest if key not in opened), None)
         if waiting is not None:
             if waiting in held:
-                raise StoreError(f"{store}: tensor {waiting!r} is stored as upstream of itself")
+                raise StoreError(f"{store}: by the stored definitions, tensor {waiting!r} is computed from itself")
             held[waiting] = _held_args(store, found, waiting)
             path.append((waiting, iter(held[waiting])))
             continue
@@ -143,7 +143,7 @@ def _bind(
     for unknown in filter(None, map(unknown_in, (used, reduction))):
         if f is not None:
             raise ValidationError(
-                f"tensor {tensor_id!r} needs {unknown.name!r}, of which a store keeps the name only; give it as "
+                f"tensor {tensor_id!r} needs {unknown.name!r}, of which only the name is stored; give it as "
                 f"{unknown.given}"
             )
     if reduce is not None:
@@ -229,7 +229,7 @@ def reader_of(store: TileStore, readers: dict[TileStore, TileStore]) -> TileStor
             readers[store] = made[0](*made[1], mode="r")
         except TypeError as error:
             raise ValidationError(
-                f"{store} cannot be opened again with mode 'r'; open it for reading before"
+                f"{store} cannot be opened again with mode 'r'; open it read-only yourself"
             ) from error
     return readers[store]
 

@@ -148,7 +148,7 @@ class Shared:
                 raise ValidationError(f"output {show(key)}: {error}") from error
         ids = [spec.tensor_id for spec in specs.values()]
         if len(set(ids)) < len(ids):
-            raise ValidationError(f"the keys of outputs must lead to different ids, got {ids}: leave out the slashes")
+            raise ValidationError(f"the keys of outputs must give different ids, got {ids}: use keys without slashes")
         return specs
 
 
@@ -157,7 +157,7 @@ def _declared(outputs: object) -> dict[Key, Output]:
         raise ValidationError(f"outputs must be a dict of Output, got {quoted(outputs)}")
     declared = dict(leaves(outputs))
     if not declared:
-        raise ValidationError("outputs must hold at least one Output, got an empty dict")
+        raise ValidationError("outputs must contain at least one Output, got an empty dict")
     for key, output in declared.items():
         if not all(isinstance(part, str) and part for part in key):
             raise ValidationError(f"the keys of outputs must be non-empty str, got {show(key)}")
@@ -177,6 +177,6 @@ def _coordinates(declared: Mapping[Key, Output]) -> int:
             raise ValidationError(
                 f"output {show(key)}: no dimension follows window coordinate {unfollowed[0]}, which another output "
                 f"follows; ctx has {count} entries, and each output must follow all of them. Give the windows a "
-                "dimension_map: (None, 0, 1), say, for an image with channels first beside a mask without"
+                "dimension_map, such as (None, 0, 1) for an image with channels first and (0, 1) for a mask without"
             )
     return count

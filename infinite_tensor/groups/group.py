@@ -86,7 +86,7 @@ class TensorGroup(Fillable):
 
     def __init__(self, tensors: Mapping[str, Any] | TensorGroup, *, dims: object = None, scale: object = None) -> None:
         if not isinstance(tensors, Mapping | TensorGroup):
-            raise ValidationError(f"a group is made of a mapping from names to tensors, got {quoted(tensors)}")
+            raise ValidationError(f"tensors must be a mapping from names to tensors, got {quoted(tensors)}")
         given: dict[Key, Any] = {}
         for key, value in [((), tensors)] if isinstance(tensors, TensorGroup) else named_leaves(tensors):
             if isinstance(value, TensorGroup):
@@ -243,7 +243,7 @@ class TensorGroup(Fillable):
 
     def _kept(self, keys: list[Key]) -> Self:
         if not keys:
-            raise ValidationError(f"nothing is left of the group, which has {', '.join(map(show, self._members))}")
+            raise ValidationError(f"no tensor of the group remains; its keys are {', '.join(map(show, self._members))}")
         return self._of_members({key: self._members[key] for key in keys})
 
     @property
@@ -394,7 +394,7 @@ class TensorGroup(Fillable):
     def _plain(self, region: object) -> Selection:
         selection = parse(region, self.shape)
         if selection.steps.count(1) < self.ndim:
-            raise ValidationError(f"a step is not possible here, got {quoted(region)}")
+            raise ValidationError(f"region must have no step here, got {quoted(region)}")
         return selection
 
     def to(self, device: torch.device | str | int) -> Self:
@@ -406,7 +406,7 @@ class TensorGroup(Fillable):
             If a tensor cannot be moved. None has been moved then.
         """
         if isinstance(device, torch.dtype):
-            raise ValidationError(f"a group moves to another device only, got {device}; move its tensors one by one")
+            raise ValidationError(f"a group can only move to a device, got {device}; convert its tensors one by one")
         moved: list[tuple[InfiniteTensor, torch.device]] = []
         try:
             for member in self._members.values():

@@ -83,9 +83,9 @@ class GroupMember:
         if scale == 1 or start == stop:
             return slice(start, stop)
         if region.steps[d] != 1:
-            raise self._misfit(d, f"a step of {region.steps[d]} cannot be scaled; read it without, or tensor by tensor")
+            raise self._misfit(d, f"a step of {region.steps[d]} cannot be scaled; read without it, or tensor by tensor")
         if d in region.squeezed and scale.numerator != 1:
-            raise self._misfit(d, f"pixel {start} of the group is not one pixel there; give a slice")
+            raise self._misfit(d, f"pixel {start} of the group is not a single pixel of it; give a slice")
         pixels, per = scale.numerator, scale.denominator
         return slice(start * pixels // per, -(-stop * pixels // per))
 
@@ -170,7 +170,7 @@ def check_extents(members: Members) -> None:
         return
     found = ", ".join(f"{show(key)} has {_text(_extents(member))}" for key, member in members.items())
     raise ValidationError(
-        "the tensors of a group have the same extent along the dimensions that they share, in pixels of the group: "
+        "the tensors of a group must have the same extent along shared dimensions, in pixels of the group, but "
         f"{found}; give dims=... or scale=..."
     )
 
@@ -255,15 +255,15 @@ def _check_as_many(
     if len(counts) > 1 or (0 in counts and unsaid):
         found = "; ".join(f"{show(key)} of shape {tensors[key].shape} shares {list(shared[key])}" for key in tensors)
         raise ValidationError(
-            "the tensors of a group share as many dimensions each, the unbounded ones unless dims=... says which, in "
-            f"which order: {found}"
+            "the tensors of a group must all share the same number of dimensions: the unbounded ones, unless dims=... "
+            f"gives others; got {found}"
         )
     for key in tensors:
         inner = [d for d in _unbounded(tensors[key]) if d not in shared[key]]
         if inner:
             raise ValidationError(
                 f"{show(key)} of shape {tensors[key].shape} is unbounded in dimension {inner[0]}, which dims="
-                f"{shared[key]} does not share: no region would say what to read of it"
+                f"{shared[key]} does not share, so no region could bound it; add it to dims"
             )
 
 
@@ -283,8 +283,8 @@ def _checked_scale(key: Key, given: Any, count: int) -> tuple[Fraction, ...]:
     scales = [as_ratio(entry) for entry in entries]
     if len(scales) != count or None in scales:
         raise ValidationError(
-            f"scale of {show(key)} must be a positive number of its pixels along one pixel of the group, such as "
-            f"Fraction(1, 8), 0.125 or 2, or a tuple of {count} of them, got {quoted(given)}"
+            f"scale of {show(key)} must say how many of its pixels lie along one pixel of the group: a positive number "
+            f"such as Fraction(1, 8), 0.125 or 2, or a tuple of {count} of them, got {quoted(given)}"
         )
     return tuple(scale for scale in scales if scale is not None)
 
@@ -340,7 +340,7 @@ class StoredMember:
                 numbers = [number for number in dims if type(number) is int]
                 if names and tensor_id and (names, numbers, ratios) == (key, dims, scale):
                     return cls(tuple(names), tensor_id, digest, tuple(numbers), tuple(map(Fraction, ratios)))
-        raise ValidationError(f"{stored!r:.200} is no tensor of a group")
+        raise ValidationError(f"{stored!r:.200} is not a tensor of a group")
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that a store keeps."""
@@ -356,13 +356,13 @@ def digest_of(tensor: InfiniteTensor) -> str:
 def save_group(members: Members, store: TileStore, group_id: str) -> None:
     """See `TensorGroup.save`."""
     if not isinstance(store, TileStore):
-        raise ValidationError(f"a group is saved in a TileStore, got {quoted(store)}")
+        raise ValidationError(f"store must be a TileStore, got {quoted(store)}")
     group_id = checked_id(group_id, "group_id")
     for member in members.values():
         if not node_of(member.tensor).tensor.named:
             raise ValidationError(
-                f"{show(member.key)} of the group has no tensor_id by which it could be found again: make it with "
-                f"tensor_id=..., or save group.exclude({show(member.key)}) and put it beside what open_group returns"
+                f"{show(member.key)} of the group has no tensor_id, so it cannot be reopened: create it with "
+                f"tensor_id=..., or save group.exclude({show(member.key)}) and add it to what open_group returns"
             )
     given = {key: StoredMember.of(member) for key, member in members.items()}
     listed = [member.to_json() for member in given.values()]

@@ -145,7 +145,7 @@ def save_tensordict(members: Members, region: Selection, path: Path, workers: in
     """See `TensorGroup.save_tensordict`."""
     with _explained(path):
         check_free(
-            path, lambda path: (path / "meta.json").is_file(), "is no memory-mapped TensorDict", overwrite=overwrite
+            path, lambda path: (path / "meta.json").is_file(), "is not a memory-mapped TensorDict", overwrite=overwrite
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
@@ -205,7 +205,7 @@ def _explained(path: Path) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError) as error:
         message = f"cannot write {str(path)!r}: {type(error).__name__}: {error}"
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            message += "; give a shorter name: those of the tensors become names of files too"
+            message += "; give shorter names: names of tensors become names of files too"
             raise ValidationError(message) from error
         raise (ValidationError if isinstance(error, ValueError) else StoreError)(message) from error
 

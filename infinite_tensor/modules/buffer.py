@@ -170,8 +170,8 @@ class _Saved:
             unnamed = self.tensor_id is None
             reason = "was given no tensor_id" if unnamed else f"{self.tensor_id!r} was in a store without an address"
             raise ValidationError(
-                f"the tensor of this state {reason}, so it cannot be reopened: build it again, and the module with "
-                "InfiniteBuffer(tensor)"
+                f"the tensor of this state {reason}, so it cannot be reopened: create the tensor again, and the module "
+                "with InfiniteBuffer(tensor)"
             )
         with ExitStack() as stack:
             store = open_store(self.store, mode="r")
@@ -191,11 +191,11 @@ class _Saved:
             listed = "".join(f"\n  {line}" for line in lines)
             raise ValidationError(
                 f"the state defines another tensor than the module has:{listed}\nBuild the module with the tensor "
-                "that it was saved with, or leave the tensor out of the state: its key ends in '_extra_state'"
+                "that it was saved with, or delete the tensor from the state: its key ends in '_extra_state'"
             )
         for line in changes(self.definition.functions.record, given.functions.record).lines():
             warnings.warn(
-                f"tensor {tensor.tensor_id!r} is not quite that which the state was saved with: {line}",
+                f"tensor {tensor.tensor_id!r} differs from the one that the state was saved with: {line}",
                 FunctionChangedWarning,
                 stacklevel=2,
             )

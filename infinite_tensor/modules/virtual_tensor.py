@@ -324,9 +324,9 @@ class VirtualTensor(TensorLike):
 
 def _without_data(name: str, owner: str) -> str:
     return (
-        f"the materializer of virtual tensor {name!r} returned a tensor on meta, which has no data, but {owner} is not "
-        f"all on meta: load what the value is computed from, or say where to compute it, module.{name}.device = 'cpu'; "
-        "'meta' is for shapes without data"
+        f"the materializer of virtual tensor {name!r} returned a tensor on meta, which has no data, but not all "
+        f"tensors of {owner} are on meta: load what the value is computed from, or set where to compute it, "
+        f"module.{name}.device = 'cpu', or 'meta' for shapes without data"
     )
 
 
@@ -334,7 +334,7 @@ def _checked_name(name: object) -> str:
     if not isinstance(name, str):
         raise TypeError(f"name must be a str, got {type(name).__name__} {name!r}")
     if not name.isidentifier():
-        raise ValidationError(f"name must be an identifier, as an attribute has it, got {name!r}")
+        raise ValidationError(f"name must be a valid Python identifier, got {name!r}")
     return name
 
 
@@ -395,7 +395,7 @@ class _Placement:
         if owner is None:
             name = self.attribute[1 : -len("_ref")]
             raise ReferenceError(
-                f"the module of virtual tensor {name!r} is gone: a virtual tensor does not keep its module alive. Hold "
+                f"the module of virtual tensor {name!r} is gone: a virtual tensor does not keep its module alive. Keep "
                 "the module, or what .value returns; copy and pickle the module, not its virtual tensor"
             )
         return owner

@@ -148,7 +148,7 @@ def test_what_f_returns_is_checked(wrong: Callable[[Any], Any], error: type[Exce
             {"rgb": Output((3, None, None), "int8", TensorWindow((3, 4, 4))), "mask": MASK},
             "'mask': no dimension follows",
         ),
-        ({"a": {"b": MASK}, "a/b": MASK}, "leave out the slashes"),
+        ({"a": {"b": MASK}, "a/b": MASK}, "use keys without slashes"),
     ],
 )
 def test_outputs_that_do_not_fit_are_refused(outputs: Any, said: str) -> None:

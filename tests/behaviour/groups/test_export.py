@@ -80,7 +80,7 @@ def test_nothing_but_a_tensordict_is_overwritten(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("all of it")
-    with pytest.raises(ValidationError, match=r"is no memory-mapped TensorDict, so it is not overwritten"):
+    with pytest.raises(ValidationError, match=r"is not a memory-mapped TensorDict, so it is not overwritten"):
         group_with_a_coarse_one().save_tensordict(sl[0:4, 0:4], precious, overwrite=True)
     assert (precious / "thesis.txt").read_text() == "all of it"
 
@@ -212,7 +212,7 @@ def exported(path: Path, *names: str, f: Callable[..., torch.Tensor] = lambda _c
 
 @pytest.mark.parametrize("key", [(LONG,), ("a", LONG), (LONG, "a"), ("é" * 200,)])
 def test_a_name_too_long_for_a_file_is_refused_and_leaves_nothing(key: tuple[str, ...], tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match=r"File name too long.* give a shorter name"):
+    with pytest.raises(ValidationError, match=r"File name too long.* give shorter names"):
         exported(tmp_path / "out", *key)
     assert [*tmp_path.iterdir()] == []
 

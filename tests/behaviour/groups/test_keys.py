@@ -76,7 +76,7 @@ def test_select_and_exclude_keep_the_pixels_of_the_group() -> None:
     assert group.select("fine", "unknown", strict=False).keys() == ["fine"]
     with pytest.raises(KeyError, match="'unknown'"):
         group.select("unknown")
-    with pytest.raises(ValidationError, match="nothing is left"):
+    with pytest.raises(ValidationError, match="no tensor of the group remains"):
         group.exclude("fine", "coarse")
 
 

@@ -102,8 +102,8 @@ def test_dims_says_which_dimensions_are_shared_in_which_order() -> None:
 @pytest.mark.parametrize(
     ("tensors", "options", "message"),
     [
-        ({"a": plain((None, None)), "b": plain((None,))}, {}, "share as many dimensions each.*'b' of shape"),
-        ({"a": plain((6, 4)), "b": plain((6, 4))}, {}, "share as many dimensions each, the unbounded ones unless dims"),
+        ({"a": plain((None, None)), "b": plain((None,))}, {}, "share the same number of dimensions.*'b' of shape"),
+        ({"a": plain((6, 4)), "b": plain((6, 4))}, {}, "same number of dimensions: the unbounded ones, unless dims"),
         ({"a": plain((None, None))}, {"dims": (0,)}, "'a' .* unbounded in dimension 1, which dims=.* does not share"),
         ({"a": plain((None, None))}, {"dims": (0, 2)}, "dims of 'a' must be a tuple of different dimensions"),
         ({"a": plain((None, None))}, {"dims": (0, -2)}, "dims of 'a' must be a tuple of different dimensions"),
@@ -115,7 +115,7 @@ def test_dims_says_which_dimensions_are_shared_in_which_order() -> None:
         ({"a": {}}, {}, "a group holds at least one tensor, 'a' is empty"),
         ({"": plain((None,))}, {}, "names in a group are non-empty str, got ''"),
         ({("a", "b"): plain((None,))}, {}, "names in a group are non-empty str.*nest mappings"),
-        ([plain((None,))], {}, "a group is made of a mapping"),
+        ([plain((None,))], {}, "tensors must be a mapping"),
     ],
 )
 def test_what_makes_no_group_is_an_error_that_says_what_to_do(tensors: object, options: object, message: str) -> None:

@@ -54,7 +54,7 @@ def test_an_int_is_the_coarser_pixel_that_holds_it(group: TensorGroup) -> None:
     sampled = group.select("same", ("other", "coarse"))
     assert sampled[17, -1]["other", "coarse"] == COARSE[2, -1]
     assert torch.equal(sampled[17, -1]["same"], SAME[:, 17, -1])
-    with pytest.raises(RegionError, match=r"'fine'. has scale 2, and pixel 17 of the group is not one pixel there"):
+    with pytest.raises(RegionError, match=r"'fine'. has scale 2, and pixel 17 of the group is not a single pixel"):
         group[17, -1]
 
 

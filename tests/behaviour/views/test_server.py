@@ -528,7 +528,7 @@ def test_an_hdf5_file_that_this_process_writes_is_served_and_nothing_is_stored(t
 
 def test_a_store_that_cannot_be_opened_for_reading_is_refused() -> None:
     tensor = made(DictTileStore({}))
-    with pytest.raises(ValidationError, match="open it for reading before"), served(tensor):
+    with pytest.raises(ValidationError, match="open it read-only yourself"), served(tensor):
         pass
     with served(tensor, settings=Settings(sl[0:64, 0:64]), store_results=True) as server:
         assert server.get("/world/s0/world/c/0/0").status_code == 200
