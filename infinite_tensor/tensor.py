@@ -443,7 +443,7 @@ class InfiniteTensor(Fillable):
         )
 
     def coverage(self, region: object, state: str | None = None, where: object = None) -> torch.Tensor:
-        """Return whether each tile that a region touches is ready, so that reading it computes nothing.
+        """Return for each tile that a region touches whether it needs no computation.
 
         In a memory store, a tile is a block of about 256 KiB.
 
@@ -994,7 +994,7 @@ class InfiniteTensor(Fillable):
         - ``.png``: an image of uint8 in grey, RGB or RGBA, or of uint16 in grey. All of it is in memory until the end.
         - ``.tif``, ``.tiff``: a compressed Cloud-Optimized TIFF of any number of bands, in tiles; a BigTIFF if it could
           reach 4 GiB. GDAL makes its overviews: means, or the most frequent pixels for labels, or the nearest pixels
-          for complex numbers; none with very many bands. Writing takes twice its final disk space.
+          for complex numbers; none with very many bands. Writing needs twice the final disk space.
           If the tensor is a raster of `from_raster`, or computed from one, the file is a GeoTIFF: the centre of a
           window is placed at the centre of the region it reads, and the strides give the scale.
 

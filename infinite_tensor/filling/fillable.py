@@ -44,7 +44,7 @@ class Fillable(ABC):
     def plan(
         self, region: object, *, max_memory: int | str | None = None, where: object = None, shards: int | None = None
     ) -> FillPlan:
-        """Return what `fill` would cost. It computes nothing, except a mask that is an `InfiniteTensor`.
+        """Return what `fill` would cost, without computing anything except a mask that is an `InfiniteTensor`.
 
         If nothing is stored yet, this is only arithmetic, however large the region is.
 
@@ -201,13 +201,15 @@ class Fillable(ABC):
         window touches as a whole: the other windows over the tile are not wrong, but are computed again for it.
 
         Downstream tensors are those alive in this process that are computed from these, in any store; and those in
-        the stores of all these tensors whose stored definition names an arg by its `tensor_id`. A dependency through a
-        tensor that has no id, or is in another store, is found only while that tensor is alive. Reads in progress in
-        this process may still return old pixels, but store none. Other processes, and other store objects on the same
-        path, keep what they have in memory, and may store what they compute from it: close them first.
+        the stores of all these tensors whose stored definition names one of them as an arg, by its `tensor_id`. A
+        dependency through a tensor that has no id, or is in another store, is found only while that tensor is alive.
+        Reads in progress in this process may still return old pixels, but store none. Other processes, and other store
+        objects on the same path, keep what they have in memory, and may store what they compute from it: close them
+        first.
 
         Downstream tensors are dropped first. If the call ends early, because the process is killed or the storage
-        fails, nothing remains that was computed from dropped windows; a second call drops the rest.
+        fails, the rest is unchanged, and nothing remains that was computed from dropped windows; a second call drops
+        the rest.
 
         Parameters
         ----------

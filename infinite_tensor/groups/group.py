@@ -448,7 +448,7 @@ class TensorGroup(Fillable):
         return StoredOnlyGroup(self._members, fill_value, self.device)
 
     def clear_cache(self) -> None:
-        """Call `InfiniteTensor.clear_cache` of all tensors."""
+        """Call `InfiniteTensor.clear_cache` on every tensor of the group."""
         for member in self._members.values():
             member.tensor.clear_cache()
 
