@@ -147,8 +147,8 @@ def test_what_everybody_uses_has_an_example(kind: type) -> None:
     assert f"{kind.__module__}.{kind.__qualname__}" in EXAMPLES
 
 
-def test_every_promise_is_held_by_a_test_that_exists() -> None:
-    page = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+def test_every_guarantee_has_a_test_that_exists() -> None:
+    page = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
     rows = [row for row in page.splitlines() if row.startswith("|") and not row.startswith(("|---", "| what happens"))]
     assert len(rows) > 20
     for row in rows:
