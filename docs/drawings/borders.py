@@ -1,4 +1,4 @@
-"""Draws `docs/images/borders.png` and `docs/images/seams.png`, which docs/borders.md shows.
+"""Draws `docs/images/borders.png` and `docs/images/seams.png`, which docs/blending.md shows.
 
 ``python docs/drawings/borders.py`` writes both; ``--folder`` says where to.
 """

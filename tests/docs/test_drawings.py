@@ -14,7 +14,7 @@ from tests.support.html import Page
 ROOT = Path(__file__).parents[2]
 
 DRAWN = [
-    ("borders.py", ["borders.png", "seams.png"], ["docs/borders.md"]),
+    ("borders.py", ["borders.png", "seams.png"], ["docs/blending.md"]),
     pytest.param(
         "endless.py",
         ["endless.png"],
