@@ -42,7 +42,7 @@ def tell_weaker(place: object, lack: str) -> None:
     told = str(place), lack
     if told not in _told:
         _told.add(told)
-        warnings.warn(f"{place}: {lack} (see docs/promises.md)", WeakerStorageWarning, stacklevel=2)
+        warnings.warn(f"{place}: {lack} (see docs/guarantees.md)", WeakerStorageWarning, stacklevel=2)
 
 
 def give_name(unfinished: Path, path: Path, place: Path) -> None:
