@@ -1,1 +1,1 @@
-"""Regions of tensors as files that other programs open."""
+"""Exports: regions of tensors as files that other programs open."""

@@ -1,4 +1,4 @@
-"""A region of a tensor as it is exported, and its way into what is written of it."""
+"""A region to export, and the loop that writes its pixels to a sink."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ Pixels: TypeAlias = npt.NDArray[Any]
 Place: TypeAlias = tuple[slice, ...]
 
 _HELD_BYTES = 2**26
-"""About as much is held of the tensors that are read, and as much may each of their stores keep."""
+"""About how many bytes of the tensors that are read are in memory, and how many more each of their stores may keep."""
 
 
 @dataclass(frozen=True)
 class Cutout:
-    """A region of a tensor.
+    """A region of a tensor, to be exported.
 
     Attributes
     ----------
     frame : Frame
-        Which pixels, of which tensor.
+        The tensor, and the box of its pixels.
     kept : tuple of int
-        The dimensions that it has in what is written: those that no int has picked a pixel of.
+        The dimensions that the written array has: those that were not indexed by an int.
     fill_value : number or None
-        What is written where a tile is not stored, if somebody has given it.
+        What is written where a tile is not stored, if the user gave it.
     step : int
-        Of how many rows and columns of an image one is written.
+        Every `step`-th row and column of an image is written.
     """
 
     frame: Frame
@@ -65,14 +65,14 @@ class Cutout:
 
     @classmethod
     def of(cls, tensor: InfiniteTensor, region: object, fill_value: Number | None = None) -> Cutout:
-        """What a region means.
+        """Return the cutout that a region selects.
 
         Raises
         ------
         RegionError
-            (an IndexError) If it is no region of the tensor.
+            (an IndexError) If `region` is not a region of the tensor.
         ValidationError
-            If it is empty, or has steps.
+            If `region` is empty, or has steps.
         """
         node = node_of(tensor)
         selection = parse(region, tensor.shape, node.spec.labels)
@@ -87,52 +87,52 @@ class Cutout:
 
     @property
     def tensor(self) -> InfiniteTensor:
-        """What is exported."""
+        """The tensor that is exported."""
         return self.frame.tensor
 
     @property
     def shape(self) -> Index:
-        """Extents of what is written."""
+        """The shape of the written array."""
         return self.of_kept([-(-n // step) for n, step in zip(self.frame.shape, self.steps, strict=True)])
 
     @property
     def steps(self) -> Index:
-        """Per dimension of the tensor, from one pixel that is written to the next."""
+        """The step from one written pixel to the next, per dimension of the tensor."""
         across = None if self.channels is None else self.kept[self.channels]
         return tuple([1 if d == across or d not in self.kept else self.step for d in range(len(self.frame.shape))])
 
     @property
     def names(self) -> dict[int, str]:
-        """Names of its dimensions, by their numbers in the tensor."""
+        """Names of the written dimensions, by their numbers in the tensor."""
         return {d: self.tensor.dims[d] for d in self.kept}
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """Names of its dimensions."""
+        """Names of the written dimensions."""
         return self.of_kept(self.tensor.dims)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Its dtype; that of bfloat16, which no format has, is float32."""
+        """The dtype of the written array; float32 for bfloat16, which no format has."""
         return self.frame.dtype
 
     @property
     def nodata(self) -> float | None:
-        """What the file says that pixels without data are; formats have it for real numbers."""
+        """The nodata value that the file declares; None for complex numbers, for which formats have none."""
         return nodata_in(self.fill_value, self.tensor.dtype)
 
     @cached_property
     def meaning(self) -> Meaning:
-        """What is known of its pixels beside their values."""
+        """The metadata of the pixels, such as coordinates and units."""
         return self.frame.meaning(self.names)
 
     def every(self, every: object, max_pixels: object) -> Cutout:
-        """The cutout of which fewer rows and columns are written, if it is of an image; see `step_of`."""
+        """Return the cutout of an image with fewer rows and columns written; see `step_of`."""
         extents = [n for number, n in enumerate(self.shape) if number != self.channels]
         return replace(self, step=step_of(extents, every, max_pixels))
 
     def picked(self, *, compute: bool, workers: int | None) -> Pixels:
-        """All pixels that are written, by one read."""
+        """Return all pixels to write, in one read."""
         end = tuple([a + n for a, n in zip(self.frame.origin, self.frame.shape, strict=True)])
         squeezed = tuple([d for d in range(len(end)) if d not in self.kept])
         selection = Selection(self.frame.origin, end, self.steps, squeezed)
@@ -140,24 +140,24 @@ class Cutout:
         return shown(self.tensor.read(selection, workers=workers) if compute else view[selection])
 
     def of_kept(self, entries: Sequence[Any]) -> tuple[Any, ...]:
-        """Of entries for each dimension of the tensor, those for the dimensions that are written."""
+        """Pick from entries, one per dimension of the tensor, those of the written dimensions."""
         return tuple([entries[d] for d in self.kept])
 
     def place(self, start: Sequence[int], stop: Sequence[int]) -> Place:
-        """Where pixels ``[start, stop)`` of the tensor are in what is written."""
+        """Return where pixels ``[start, stop)`` of the tensor are in the written array."""
         begin = [slice(a - o, b - o) for a, b, o in zip(start, stop, self.frame.origin, strict=True)]
         return self.of_kept(begin)
 
     def pixels(self, box: torch.Tensor) -> Pixels:
-        """A box of the tensor as it is written."""
+        """Return a box of the tensor as it is written."""
         array = shown(box)
         return array.reshape(self.of_kept(array.shape))
 
     @property
     def channels(self) -> int | None:
-        """Which dimension of what is written is channels, or bands; None where there is none.
+        """The written dimension of channels, or bands; None if there is none.
 
-        With three dimensions one is: that of such a name, else the first.
+        Of three dimensions, it is the first with such a name, else the first.
         """
         if len(self.kept) != 3:
             return None
@@ -165,7 +165,7 @@ class Cutout:
         return named[0] if named else 0
 
     def image(self, form: str) -> tuple[int, int, int]:
-        """How many channels, rows and columns it has; ValidationError that names a format if it is no image."""
+        """Return the number of channels, rows and columns; raise ValidationError, naming `form`, if it is no image."""
         if len(self.kept) not in (2, 3):
             raise ValidationError(
                 f"format {form!r} holds images, of 2 dimensions or with channels of 3; the region has shape "
@@ -182,11 +182,11 @@ class Sink(NamedTuple):
     Attributes
     ----------
     unit : tuple of int
-        Extents, per dimension of the tensor, of the boxes of which whole ones are written.
+        Extents of a unit, per dimension of the tensor; whole units are written at a time.
     put : callable
-        ``put(place, pixels)`` writes some pixels, whole units of them.
+        ``put(place, pixels)`` writes one or more whole units of pixels.
     has : callable
-        Whether those at a place have been written before; most begin anew.
+        ``has(place)`` tells whether pixels were already written, by an interrupted export. Default: never.
     """
 
     unit: Index
@@ -196,7 +196,7 @@ class Sink(NamedTuple):
 
 @contextmanager
 def explained(target: str) -> Iterator[None]:
-    """StoreError that names what could not be written, and why."""
+    """Turn errors into a StoreError that names the target and the cause."""
     try:
         yield
     except InfiniteTensorError:
@@ -205,15 +205,15 @@ def explained(target: str) -> Iterator[None]:
         raise StoreError(f"cannot write {target!r}: {type(error).__name__}: {error}") from error
 
 
-# Step by step, in bounded memory, whatever the region is.
+# Step by step, in bounded memory for any region.
 
 Use: TypeAlias = Callable[[Sequence[int], torch.Tensor], None]
 Source: TypeAlias = Callable[[NumberedRegions, Use], None]
-"""Calls ``use(start, pixels)`` for each of some boxes of a tensor."""
+"""A function that calls ``use(start, pixels)`` for each box of a list."""
 
 
 def computed(tensor: InfiniteTensor, workers: int | None, boxes: NumberedRegions, use: Use) -> None:
-    """Pixels as a read gives them: what is missing is computed, and stored."""
+    """Pass on the pixels of boxes as a read returns them: missing windows are computed and stored."""
     (node,) = resolved([node_of(tensor)])
     spec = node.spec
     with store_call(node.contents, CLAIMS):
@@ -235,13 +235,13 @@ def computed(tensor: InfiniteTensor, workers: int | None, boxes: NumberedRegions
 
 
 def stored(view: StoredOnly, boxes: NumberedRegions, use: Use) -> None:
-    """Pixels of tiles that are stored, and a fill value elsewhere."""
+    """Pass on the pixels of boxes from stored tiles, with a fill value elsewhere."""
     for start, stop in zip(boxes.starts.tolist(), boxes.stops.tolist(), strict=True):
         use(start, view[tuple(itertools.starmap(slice, zip(start, stop, strict=True)))])
 
 
 def units_in(extents: Sequence[int], unit: Sequence[int]) -> int:
-    """How many units some pixels are written in."""
+    """Return the number of units that a box of pixels is written in."""
     return math.prod(-(-extent // n) for extent, n in zip(extents, unit, strict=True))
 
 
@@ -249,14 +249,14 @@ def units_in(extents: Sequence[int], unit: Sequence[int]) -> int:
 def stream(
     cutout: Cutout, sink: Sink, source: Source, tally: Tally, target: str, part: tuple[Index, Index] | None = None
 ) -> None:
-    """Write all pixels of a cutout that its sink does not have, and count its units.
+    """Write all pixels of a cutout that its sink does not have yet, and count its units.
 
-    Or those of a `part`, pixels ``[start, stop)`` of the tensor, which is cut from the others between units.
+    With a `part`, write only its pixels ``[start, stop)`` of the tensor; it must be cut between units.
 
     Raises
     ------
     StoreError
-        If they cannot be written; it names `target`.
+        If pixels cannot be written; the message names `target`.
     """
     node, origin = node_of(cutout.tensor), cutout.frame.origin
     end = tuple([a + n for a, n in zip(origin, cutout.frame.shape, strict=True)])

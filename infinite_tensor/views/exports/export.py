@@ -1,4 +1,4 @@
-"""`t.export` and `group.export`: from a region to a file, in a format that follows from its name."""
+"""`t.export` and `group.export`: write a region to a file, in the format that the file name implies."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ from infinite_tensor_stores.targets import shown as shown_target
 
 
 class _Form(NamedTuple):
-    """A format of one file.
+    """A single-file format.
 
     Attributes
     ----------
     check
-        What raises a ValidationError for what it cannot hold.
+        Raises ValidationError for a cutout that the format cannot store.
     opened
-        How a file is begun and finished.
+        Begins a file, and finishes it on exit.
     unsaid
-        What is known of pixels that the file does not say, as messages call it.
+        The metadata that the file leaves out, as messages call it.
     sidecars
-        What the names of files end in, after the name of this one, that say more of it: GDAL writes statistics, masks
-        and overviews there, and would show those of a former file for the new one.
+        Suffixes of files that GDAL writes next to an image, with its statistics, masks and overviews. GDAL would apply
+        those of a replaced file to the new one.
     """
 
     check: Callable[[Cutout], None]
@@ -83,7 +83,7 @@ _INTERRUPTED = "The export was interrupted. Call export again with the same argu
 
 
 class Options(NamedTuple):
-    """What a user may say of an export.
+    """The options of an export.
 
     Attributes
     ----------
@@ -129,7 +129,7 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
                 tally.count(node_of(tensor), units)
         with explained(str(path)):
             synchronize(unfinished)
-            # They say more of a former file, and nobody is to take it for this one.
+            # They describe the replaced file, not this one.
             for each in sidecars:
                 each.unlink(missing_ok=True)
             publish(unfinished, path, overwrite=options.overwrite)
@@ -204,7 +204,7 @@ def _export_zarr(
 
 @contextmanager
 def _begun(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> Iterator[Path]:
-    """The file that gets a name in the end, in a folder that is there."""
+    """Yield the path of an unfinished file, to be renamed to `path` at the end; create the folder."""
     for each in (path, *sidecars):
         check_free(each, Path.is_file, "is no file", overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -214,14 +214,14 @@ def _begun(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> Iterator
 
 @contextmanager
 def _explaining(opened: AbstractContextManager[Any], target: str) -> Iterator[Any]:
-    """What begins and finishes a file, with errors that name it; those in between come through as they are."""
+    """Enter and exit `opened`; errors of either name the target, errors in between pass unchanged."""
     opening = ExitStack()
     with explained(target):
         found = opening.enter_context(opened)
     try:
         yield found
     except BaseException as error:
-        # What then fails as it is closed fails for the same reason, which a full disk is told best by.
+        # An error on closing has the same cause. It is raised instead only if it says that the disk is full.
         try:
             opening.__exit__(type(error), error, error.__traceback__)
         except Exception as closing:
@@ -234,7 +234,7 @@ def _explaining(opened: AbstractContextManager[Any], target: str) -> Iterator[An
 
 
 def _checked(target: object, options: Options) -> tuple[str, str]:
-    """A target as a str, and the format; ValidationError for what does not fit."""
+    """Return the target as a str, and the format; raise ValidationError for options that do not fit."""
     if not isinstance(target, str | os.PathLike):
         raise ValidationError(f"target must be a path or a URL, got {quoted(target)}")
     place = text_of(target)
@@ -259,7 +259,7 @@ def _checked(target: object, options: Options) -> tuple[str, str]:
 
 
 def _format_of(place: str, given: object) -> str:
-    """The format that is given, or that the end of a target says."""
+    """Return the given format, or the one that the end of the target implies."""
     if given is not None:
         form = word(given)
         if form != _ZARR and form not in _FORMS:
@@ -282,7 +282,7 @@ def _source_of(tensor: InfiniteTensor, options: Options) -> Source:
 
 
 def _fill_values(cutouts: Mapping[str, Cutout], options: Options) -> dict[str, Any] | None:
-    """What arrays show where nothing is written; None where all is."""
+    """Return what arrays contain where nothing is stored; None if everything is computed."""
     if options.compute:
         return None
     views = {path: StoredOnly(cutout.tensor, options.fill_value) for path, cutout in cutouts.items()}
@@ -292,12 +292,13 @@ def _fill_values(cutouts: Mapping[str, Cutout], options: Options) -> dict[str, A
 def _identity(
     cutouts: Mapping[str, Cutout], shown: Mapping[str, Shown], options: Options, *, in_levels: bool
 ) -> str | None:
-    """What names an export that gives the same pixels whenever it is done; None where it may give others.
+    """Return a hash that identifies the exported pixels, or None if repeating the export may give other pixels.
 
-    What is shown of what is stored changes with that. Of a tensor that is not stored, the definition does not say all.
+    That is so if only stored tiles are exported, as these change, and for a tensor whose definition does not determine
+    its pixels.
     """
     nodes = [node_of(cutout.tensor) for cutout in cutouts.values()]
-    # The pixels of levels follow from those of the tensor, which comes first, wherever they are computed.
+    # The pixels of levels follow from those of the tensor, which comes first.
     states = [state_of(node) if node.tensor.named else None for node in (nodes[:1] if in_levels else nodes)]
     if not options.compute or None in states:
         return None

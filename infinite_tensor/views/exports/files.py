@@ -1,4 +1,4 @@
-"""Regions as files of numpy, as PNG images, and as TIFFs: Cloud-Optimized ones, GeoTIFFs where their place is known."""
+"""Regions as .npy files, PNG images and Cloud-Optimized TIFFs; a TIFF of georeferenced pixels is a GeoTIFF."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from infinite_tensor.views.colours import PALETTE, are_labels
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
 
 _MODES = ((1, "uint8"), (1, "uint16"), (3, "uint8"), (4, "uint8"))
-"""Channels and dtypes that pillow writes as they are."""
+"""Numbers of channels and dtypes that pillow writes without conversion."""
 _SIDES = (512, 256, 128)
-"""Rows and columns of a block of a TIFF; a driver of GDAL that writes Cloud-Optimized ones takes none below 128."""
+"""Rows and columns of a TIFF block, largest first; GDAL's COG driver accepts none below 128."""
 _BLOCK_BYTES = 2**23
-"""A block of such a file has all bands, and GDAL holds some 20 of them."""
+"""The most bytes of a block of a Cloud-Optimized TIFF: it has all bands, and GDAL keeps about 20 blocks in memory."""
 _SCRATCH = (".tiled", ".ovr.tmp", ".msk.ovr.tmp")
-"""What the names of files end in that lie beside an unfinished TIFF: its pixels, and the overviews that GDAL makes."""
+"""Suffixes of the temporary files next to an unfinished TIFF: its pixels, and the overviews that GDAL builds."""
 _LITTLE_ROOM = 2**20
-"""A disk with less is full."""
+"""A disk with less free space counts as full."""
 _PREDICTORS = {1: "NO", 2: "STANDARD", 3: "FLOATING_POINT"}
-"""What the two drivers call them."""
+"""The predictors, by their number in the GTiff driver, with their names in the COG driver."""
 _LONGEST = 2**31 - 1
 _MOST_BANDS = 65_535
 _TOGETHER = 4
-"""So many bands are stored pixel by pixel, as the colours of an image; more are stored band by band."""
+"""Up to this many bands are interleaved by pixel, as the colours of an image; more are stored band by band."""
 _CACHE_BYTES = 2**25
-"""GDAL would take a twentieth of the machine's memory."""
+"""The block cache of GDAL, which by default takes a twentieth of the machine's memory."""
 _SETTINGS = {"GDAL_CACHEMAX": _CACHE_BYTES, "GDAL_TIFF_INTERNAL_MASK": True}
 _ACROSS = frozenset({"x", "lon", "longitude", "easting"})
 """What coordinates along columns are called."""
@@ -48,19 +48,19 @@ _ACROSS = frozenset({"x", "lon", "longitude", "easting"})
 
 @contextmanager
 def opened_npy(cutout: Cutout, path: Path) -> Iterator[Sink]:
-    """A file for a region, in C order."""
+    """Create a .npy file for a region, in C order."""
     np.lib.format.open_memmap(path, "w+", cutout.dtype, cutout.shape).flush()
     allocate_file(path)
 
     def put(place: Place, pixels: Pixels) -> None:
-        # Mapped again each time, so that what has been written does not stay in memory.
+        # Mapped anew each time, so that written pages do not stay in memory.
         np.load(path, mmap_mode="r+")[place] = pixels
 
     yield Sink(cutout.frame.tile, put)
 
 
 def check_png(cutout: Cutout) -> None:
-    """ValidationError if a region is no image that pillow writes as PNG."""
+    """Raise ValidationError if pillow cannot write the region as PNG."""
     _image()
     channels, _, _ = cutout.image("png")
     if (channels, cutout.dtype.name) not in _MODES:
@@ -73,7 +73,7 @@ def check_png(cutout: Cutout) -> None:
 
 
 def check_labels_png(cutout: Cutout) -> None:
-    """`check_png` of an image whose pixels are numbers of colours."""
+    """Raise ValidationError if pillow cannot write the region as PNG with a palette."""
     check_png(cutout)
     channels, _, _ = cutout.image("png")
     if (channels, cutout.dtype.name) != (1, "uint8"):
@@ -85,7 +85,7 @@ def check_labels_png(cutout: Cutout) -> None:
 
 @contextmanager
 def opened_png(cutout: Cutout, path: Path, *, palette: bool = False) -> Iterator[Sink]:
-    """A file for an image, all of which is in memory: pillow takes no rows."""
+    """Create a PNG. The whole image is in memory until the end, since pillow cannot write it row by row."""
     image = np.empty(cutout.shape, cutout.dtype)
     yield Sink(cutout.frame.tile, image.__setitem__)
     if cutout.channels is not None:
@@ -112,7 +112,7 @@ def _image() -> Any:
 
 
 def check_tiff(cutout: Cutout) -> None:
-    """ValidationError if a region is no image that TIFF has."""
+    """Raise ValidationError if a TIFF cannot hold the region."""
     _rasterio()
     bands, rows, columns = cutout.image("tiff")
     if cutout.dtype.kind not in "iufc":
@@ -132,7 +132,7 @@ def check_tiff(cutout: Cutout) -> None:
 
 
 def _is_held(crs: Any) -> bool:
-    """Whether a GeoTIFF can have a CRS. GDAL writes others, such as those of rotated poles, into a second file."""
+    """Whether a GeoTIFF can hold a CRS. GDAL writes others, such as rotated poles, into a second file."""
     with _rasterio().Env(GDAL_PAM_ENABLED=False), _without_georeference(), _rasterio().MemoryFile() as file:
         with file.open(driver="GTiff", width=1, height=1, count=1, dtype="uint8", crs=crs):
             pass
@@ -142,9 +142,9 @@ def _is_held(crs: Any) -> bool:
 
 @contextmanager
 def opened_tiff(cutout: Cutout, path: Path) -> Iterator[Sink]:
-    """A file for an image: a Cloud-Optimized one, whose driver copies a file that is finished.
+    """Create a Cloud-Optimized TIFF: its driver makes it from a finished tiled TIFF.
 
-    Of very many bands it is that file itself: blocks that have all of them would take too much memory.
+    With very many bands the result is the tiled TIFF itself: blocks with all bands would take too much memory.
     """
     bands, _, _ = cutout.image("tiff")
     dtype = _dtype_of(cutout)
@@ -155,14 +155,14 @@ def opened_tiff(cutout: Cutout, path: Path) -> Iterator[Sink]:
         return
     scratch = [path.with_name(path.name + ending) for ending in _SCRATCH]
     try:
-        # Of an export that was killed.
+        # Left over from an export that was killed.
         _delete(scratch)
         with _opened_tiles(cutout, scratch[0], side) as (sink, only_labels):
             yield sink
         resampling = "NEAREST" if dtype.kind == "c" else "MODE" if only_labels() else "AVERAGE"
         _copy_optimized(scratch[0], path, side, resampling)
     except Exception as error:
-        # GDAL says of a full disk that it could not seek, say, and may have deleted what it wrote.
+        # On a full disk GDAL may report a failed seek, for example, and may have deleted what it wrote.
         taken = scratch[0].stat().st_size if scratch[0].exists() else 0
         if shutil.disk_usage(path.parent).free < max(taken, _LITTLE_ROOM):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
@@ -177,7 +177,7 @@ def _delete(paths: list[Path]) -> None:
 
 
 def _copy_optimized(source: Path, path: Path, side: int, resampling: str) -> None:
-    """Copy a TIFF as one with overviews, whose parts are in the order in which programs ask for them over HTTP."""
+    """Copy a TIFF to a Cloud-Optimized one: with overviews, and in the order in which programs request it over HTTP."""
     import rasterio.shutil  # noqa: PLC0415  (of an extra)
 
     with _rasterio().Env(**_SETTINGS), _without_georeference():
@@ -194,7 +194,8 @@ def _copy_optimized(source: Path, path: Path, side: int, resampling: str) -> Non
             overview_resampling=resampling,
             BIGTIFF="IF_SAFER",
         )
-        # What finds no room when the copy is closed is told to nobody. What is written last is the last block.
+        # GDAL reports no error if the disk fills up while the copy is closed. Reading the last block, which is written
+        # last, detects it.
         with _rasterio().open(path) as file:
             last = ((file.height - 1, file.height), (file.width - 1, file.width))
             file.read(file.count, window=last)
@@ -203,7 +204,7 @@ def _copy_optimized(source: Path, path: Path, side: int, resampling: str) -> Non
 
 @contextmanager
 def _opened_tiles(cutout: Cutout, path: Path, side: int) -> Iterator[tuple[Sink, Callable[[], bool]]]:
-    """A TIFF in tiles, which is written block by block, and whether all that was written so far are labels."""
+    """Create a tiled TIFF; yield its sink, and a function that tells whether all pixels written so far are labels."""
     from rasterio.windows import Window  # noqa: PLC0415  (of an extra)
 
     bands, rows, columns = cutout.image("tiff")
@@ -238,14 +239,14 @@ def _opened_tiles(cutout: Cutout, path: Path, side: int) -> Iterator[tuple[Sink,
             blockxsize=side,
             interleave="pixel" if bands <= _TOGETHER else "band",
             compress="deflate",
-            # The libtiff of older wheels predicts no integers of 64 bits.
+            # The libtiff of older wheels has no predictor for integers of 64 bits.
             predictor={"f": 3, "c": 1}.get(dtype.kind, 2 if dtype.itemsize < 8 else 1),
-            # Wherever the file might have 4 GiB, which others cannot have.
+            # BigTIFF if the file might reach 4 GiB, the limit of a plain TIFF.
             BIGTIFF="IF_SAFER",
             **said.profile,
         )
     with file:
-        # Colours cannot be set after pixels.
+        # Colours must be set before pixels.
         for name, value in said.attributes.items():
             if name == "colormap":
                 file.write_colormap(1, value)
@@ -264,7 +265,7 @@ def _rasterio() -> Any:
 
 
 def _unit_of(cutout: Cutout, bands: int, side: int) -> Index:
-    """The box that is written at a time: a block of all bands that are stored together, or of those of a tile."""
+    """Return the box that is written at a time: a block of all interleaved bands, else of the bands of one tile."""
     unit = [min(n, extent) for n, extent in zip(cutout.frame.tile, cutout.frame.shape, strict=True)]
     for number, d in enumerate(cutout.kept):
         if number != cutout.channels:
@@ -276,22 +277,22 @@ def _unit_of(cutout: Cutout, bands: int, side: int) -> Index:
 
 @contextmanager
 def _without_georeference() -> Iterator[None]:
-    """A file that does not say where it is is nothing to be warned of."""
+    """Suppress the warning of rasterio for files without a georeference."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", _rasterio().errors.NotGeoreferencedWarning)
         yield
 
 
-# What a file says beside pixels.
+# The metadata of a file.
 
 
 def _dtype_of(cutout: Cutout) -> np.dtype[Any]:
-    """The dtype of the file; GDAL has no float16."""
+    """Return the dtype of the file; float32 for float16, which GDAL lacks."""
     return np.dtype(np.float32) if cutout.dtype == np.float16 else cutout.dtype
 
 
 def _mask_of(cutout: Cutout) -> Callable[[slice, slice], Any] | None:
-    """What reads the mask of some rows and columns of the file; None where there is none."""
+    """Return a function that reads the mask of some rows and columns of the file; None if there is no mask."""
     reader, (y, x) = getattr(cutout.tensor.f, "reader", None), cutout.frame.origin[-2:]
     known = [code for code in cutout.meaning.of(Code) if code.called == "mask"]
     if not known or not isinstance(reader, RasterReader) or cutout.kept[-2:] != (1, 2):
@@ -302,24 +303,24 @@ def _mask_of(cutout: Cutout) -> Callable[[slice, slice], Any] | None:
 
 
 def unsaid_by_tiff(cutout: Cutout) -> list[str]:
-    """What is known of pixels that the file does not say, as messages call it."""
+    """Return the metadata that a TIFF leaves out, as messages call it."""
     said = _said_of(cutout).said
     return [label for label in cutout.meaning.labels if label not in said]
 
 
 class _Said(NamedTuple):
-    """What a file says beside pixels.
+    """The metadata of a file.
 
     Attributes
     ----------
     profile : dict
-        With what it is opened.
+        The metadata that is given when the file is opened.
     attributes : dict
-        What is set of the open file, as rasterio calls it.
+        The attributes that are set on the open file, by their names in rasterio.
     tags : dict of str to str
-        All else that has a name.
+        All other metadata, as tags.
     said : set of str
-        All of it, as messages call it.
+        All metadata that the file has, as messages call it.
     """
 
     profile: dict[str, Any]
@@ -329,7 +330,7 @@ class _Said(NamedTuple):
 
 
 def _said_of(cutout: Cutout) -> _Said:
-    """What the file of a cutout says."""
+    """Return the metadata of the file of a cutout."""
     bands, _, _ = cutout.image("tiff")
     rows, columns = (number for number in range(len(cutout.kept)) if number != cutout.channels)
     found = _Said({}, {}, {}, set())
@@ -355,7 +356,7 @@ def _said_of(cutout: Cutout) -> _Said:
 
 
 def _say_place(place: Georeference, found: _Said) -> None:
-    """A file has a transform, or else ground control points."""
+    """Add a georeference: a file has either a transform or ground control points."""
     from rasterio import Affine  # noqa: PLC0415  (of an extra)
     from rasterio.control import GroundControlPoint  # noqa: PLC0415
     from rasterio.crs import CRS  # noqa: PLC0415
@@ -367,7 +368,7 @@ def _say_place(place: Georeference, found: _Said) -> None:
     if place.transform is not None:
         found.profile["transform"] = Affine(*place.transform)
     elif place.gcps:
-        # They are written with one, which may be empty.
+        # Ground control points are written with a CRS, which may be empty.
         found.profile.setdefault("crs", CRS())
         found.profile["gcps"] = [GroundControlPoint(row, column, x, y, z) for row, column, x, y, z in place.gcps]
     if place.rpcs is not None:
@@ -377,7 +378,7 @@ def _say_place(place: Georeference, found: _Said) -> None:
 
 
 def _say_coordinate(coordinate: Coordinate, cutout: Cutout, bands: int, found: _Said) -> None:
-    """Those of the channels are their names, and what stands for all pixels is a tag."""
+    """Add a coordinate: along the channels as band descriptions, without dimensions as a tag."""
     texts = coordinate.values.reshape(-1).astype(str).tolist()
     called, dims = coordinate.called, [*coordinate.dims]
     of_channels = called.lower() in CHANNELS if not dims else called == cutout.dims[dims[0]]
@@ -418,7 +419,7 @@ def _say_code(code: Code, cutout: Cutout, bands: int, found: _Said) -> None:
 
 
 def _say_coordinates(cutout: Cutout, rows: int, columns: int, found: _Said) -> None:
-    """The transform of coordinates that lie in even steps, and the CRS that is said of them."""
+    """Add the transform of evenly spaced coordinates, and their CRS."""
     from rasterio import Affine  # noqa: PLC0415  (of an extra)
 
     known = cutout.meaning.of(Coordinate)

@@ -1,10 +1,10 @@
 """Regions as plain Zarr arrays in a group, with the coordinates of their pixels.
 
-On a local disk the group is written beside its place, and renamed. Elsewhere its root document comes last: without one,
-there is no group.
+On a local disk the group is written next to its target, then renamed. Elsewhere its root document is written last:
+without it, there is no group.
 
-An export that has not come to its end is told by a document in it of what is exported. Chunks that are there stay: each
-is written whole.
+An unfinished export contains a document that identifies what is exported. An equal export continues it, and keeps its
+chunks: each was written whole.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ from infinite_tensor_stores.zarr.objects import Objects
 _MARK = "infinite_tensor_export"
 _ZSTD = Zstd(0)
 _COMPRESSORS = [{"name": "zstd", "configuration": {"level": 0, "checksum": False}}]
-"""What zarr itself compresses new arrays by."""
+"""The default compression of zarr."""
 
 _CHUNK = re.compile(r"c(/[0-9]+)*")
 
 
 @dataclass(frozen=True)
 class Content:
-    """What is written.
+    """The contents of an exported group.
 
     Attributes
     ----------
     cutouts : mapping of str to Cutout
-        The arrays, by their paths.
+        The pixels of the arrays, by path.
     shown : mapping of str to Shown
-        What is told of them.
+        The metadata of the arrays, by path.
     fill_values : mapping of str to number, or None
-        What stands in chunks that are not written; None where all are.
+        The value of chunks that are not written, by path; None if all chunks are written.
     identity : str or None
-        Names the pixels that are exported; None where an export may give others when it is done again.
+        Identifies the exported pixels; None if repeating the export may give other pixels.
     attributes : mapping, optional
-        Those of an image, whose arrays are its levels.
+        The attributes of the group if it is an image whose arrays are its levels.
     """
 
     cutouts: Mapping[str, Cutout]
@@ -78,7 +78,7 @@ class Content:
 def opened_zarr(
     content: Content, target: str, storage_options: dict[str, Any] | None, *, overwrite: bool
 ) -> Iterator[dict[str, Sink]]:
-    """The arrays of a group, by their paths, which is there when this ends without an error."""
+    """Yield the sinks of the arrays of a group, by path. The group exists once this ends without an error."""
     if is_local(target):
         with _opened_folder(content, local_path(target).absolute(), overwrite=overwrite) as group:
             yield group.sinks()
@@ -105,7 +105,7 @@ def _opened_folder(content: Content, path: Path, *, overwrite: bool) -> Iterator
             group.begin()
             yield group
             for left in folder.rglob("*.partial"):
-                # Of a process that was killed in the middle of a chunk; a folder is an array of such a name.
+                # Left by a process that was killed while it wrote a chunk; a folder is an array of such a name.
                 if left.is_file():
                     remove(left)
             publish(folder, path, overwrite=overwrite)
@@ -120,7 +120,7 @@ def _root_of(path: Path) -> bytes | None:
 
 
 def _is_export(document: bytes | None) -> bool:
-    """Whether a document is the root of an export, or tells of one that has not come to its end."""
+    """Whether a document is the root of an export, or the mark of an unfinished one."""
     try:
         return _MARK in json.loads(document or b"{}")["attributes"]
     except (ValueError, KeyError, TypeError):
@@ -132,14 +132,14 @@ def _note(identity: str | None) -> dict[str, bytes]:
 
 
 class _Group:
-    """The group, in a store.
+    """An exported group in a store.
 
     Parameters
     ----------
     content : Content
-        What is written.
+        The contents to write.
     store : Store
-        Where.
+        The store to write to.
     """
 
     def __init__(self, content: Content, store: Store) -> None:
@@ -148,17 +148,17 @@ class _Group:
 
     @property
     def is_begun(self) -> bool:
-        """Whether the same export has been begun, and can be continued."""
+        """Whether the store contains the same export, unfinished, so that it can be continued."""
         identity = self._content.identity
         return identity is not None and self._objects.get([UNFINISHED]) == [*_note(identity).values()]
 
     @property
     def may_continue(self) -> bool:
-        """Whether it is worth to continue."""
+        """Whether a later export can continue this one: it has an identity, and chunks were written."""
         return self._content.identity is not None and any(map(self._chunks, self._content.cutouts))
 
     def make_room(self, target: str, *, overwrite: bool) -> None:
-        """Delete an export that is to be overwritten, or is unfinished; ValidationError for what else is there."""
+        """Delete an unfinished export, or one to overwrite; raise ValidationError for anything else at the target."""
         root, note = self._objects.get([DOCUMENT, UNFINISHED])
         if root is None and not _is_export(note):
             if next(self._objects.pages("", 1), None) is None:
@@ -168,25 +168,25 @@ class _Group:
             raise ValidationError(f"there is something at {target!r} already; give another place, or overwrite=True")
         if root is not None and not _is_export(root):
             raise ValidationError(f"what is at {target!r} was not written by export, so it is not overwritten")
-        # Killed in between, what is left is not taken for chunks of the export to come.
+        # If this process is killed in between, the remaining chunks are not mistaken for those of the next export.
         self._objects.put(_note(None))
-        # First, so that nobody finds a group that lacks something.
+        # Deleted first, so that nobody opens an incomplete group.
         self._objects.delete([DOCUMENT])
         names = [name for name in self._objects.children("") if name != UNFINISHED]
         self._objects.each(self._objects.delete_folder, names)
         self._objects.delete(names)
 
     def _chunks(self, path: str) -> set[str]:
-        """The keys of chunks of an array that are there."""
+        """Return the keys of the chunks of an array that exist."""
         keys = itertools.chain.from_iterable(self._objects.pages(path))
         return set(filter(_CHUNK.fullmatch, (key.removeprefix(f"{path}/") for key in keys)))
 
     def begin(self) -> None:
-        """Say what is being written."""
+        """Write the document that identifies this export."""
         self._objects.put(_note(self._content.identity))
 
     def sinks(self) -> dict[str, Sink]:
-        """Where the arrays are written."""
+        """Return the sinks of the arrays, by path."""
         fills = self._content.fill_values
         sinks = {}
         for path, cutout in self._content.cutouts.items():
@@ -202,7 +202,7 @@ class _Group:
         return self._content.shown[path].document(fill_value, _COMPRESSORS, zarr_attributes(nodata))
 
     def finish(self) -> None:
-        """Write all that is not chunks, last of all what makes it a group."""
+        """Write everything except chunks; the root document, which makes it a group, comes last."""
         content = self._content
         written, chunks_beside = documents_of(
             content.shown,
@@ -221,14 +221,14 @@ class _Group:
 
 
 class _Array:
-    """The chunks of an array, of which some may be there already."""
+    """The chunks of an array, some of which may already be written."""
 
     def __init__(self, objects: Objects, path: str, cutout: Cutout, fill_value: Any, written: set[str]) -> None:
         self._objects = objects
         self._path = path
         self._chunk_shape = cutout.of_kept(cutout.frame.chunk_shape)
         self._filled = np.full(self._chunk_shape, 0 if fill_value is None else fill_value, cutout.dtype)
-        # Where all chunks are written, one that is not there is known to be missing.
+        # Without a fill value all chunks are written, so that readers can tell if one is missing.
         self._left_out = None if fill_value is None else self._filled.tobytes()
         self._written = written
 
@@ -240,7 +240,7 @@ class _Array:
         self._objects.put({f"{self._path}/{_key(chunk)}": data for chunk, data in found if data is not None})
 
     def _encoded(self, place: Place, pixels: Pixels, chunk: Index) -> bytes | None:
-        """A chunk of which some pixels are at hand, and nothing lies in the region else; None if it is left out."""
+        """Encode a chunk; `pixels` has all of it that lies in the region. Return None if the chunk is left out."""
         box = [
             slice(i * n - b.start, (i + 1) * n - b.start)
             for i, n, b in zip(chunk, self._chunk_shape, place, strict=True)
