@@ -1,4 +1,4 @@
-"""Mean and standard deviation of any number of numbers, from sums without rounding: the order does not matter."""
+"""Mean and standard deviation of any number of values, from sums without rounding; their order does not matter."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ import numpy.typing as npt
 _Floats: TypeAlias = npt.NDArray[np.float64]
 
 MOST = 2**16
-"""So many numbers may be added at once."""
+"""The most numbers that can be added at once."""
 _UNIT = 1074
 """Every float64 is a multiple of 2**-1074."""
 _BITS = 22
-"""Wide integers are summed in parts of so many bits, the products of which float64 holds."""
+"""Wide integers are summed in parts of this many bits, so that float64 represents their products exactly."""
 _HUGE, _TINY, _SHIFT = 2.0**400, 2.0**-400, 600
-"""Where a number is larger, or all are smaller, squares leave the range of float64: numbers are scaled before."""
+"""If one number is larger than the first, or all are smaller than the second, numbers are scaled by a power of 2.
+
+Otherwise their squares would leave the range of float64.
+"""
 
 
 class Moments:
     """The exact sum of numbers and of their squares.
 
-    The few bits that are lost are those below ``2**-420`` of numbers of float64 that are added beside one above
-    ``2**400``, and those below ``2**-1074`` of squares that are added beside larger ones.
+    A few bits are lost: of float64 numbers that are added together with one above ``2**400``, those below
+    ``2**-420``; and of squares that are added together with larger ones, those below ``2**-1074``.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        # In units of 2**-1074, and of the square of that.
+        # The sum in units of 2**-1074, the sum of squares in units of 2**-2148.
         self._sum = self._squares = 0
 
     def add(self, values: npt.NDArray[Any]) -> None:
-        """Add up to `MOST` finite numbers, of any dtype of numpy that is real."""
+        """Add up to `MOST` finite numbers, of any real dtype of numpy."""
         down = 0
         if values.dtype == np.float64:
             largest = max(values.max(), -values.min())
@@ -48,20 +51,20 @@ class Moments:
 
     @property
     def mean(self) -> float:
-        """The float that is nearest to it; there must be numbers."""
+        """The float nearest to the mean; at least one number must have been added."""
         return self._sum / (self.count << _UNIT)
 
     @property
     def std(self) -> float:
-        """That of a population: the root of the mean square of differences from the mean."""
+        """The population standard deviation: the root of the mean squared difference from the mean."""
         squares = self._squares * self.count - self._sum**2
         return _root(max(squares, 0), self.count**2 << 2 * _UNIT)
 
 
 def _parts(values: npt.NDArray[Any]) -> list[_Floats]:
-    """Floats whose sum is each value, of so few bits that the product of two is exact."""
+    """Split each value into floats that sum to it, with so few bits that the product of any two is exact."""
     if values.dtype == np.float64:
-        # As Dekker and Veltkamp split them.
+        # The split of Dekker and Veltkamp.
         scaled = values * (2.0**27 + 1)
         high = scaled - (scaled - values)
         return [high, values - high]
@@ -75,8 +78,8 @@ def _parts(values: npt.NDArray[Any]) -> list[_Floats]:
 def _exact_sum(values: _Floats) -> int:
     """The sum of up to `MOST` floats, in units of ``2**-1074``; overwrites them.
 
-    What of each lies above a bound is split off, as multiples of so large a unit that their sum is exact, until nothing
-    is left (Rump, Ogita, Oishi: Accurate floating-point summation, 2008).
+    Each pass splits off the leading part of each float, as a multiple of a unit so large that the sum of these parts is
+    exact, until nothing is left (Rump, Ogita, Oishi: Accurate floating-point summation, 2008).
     """
     total, part = 0, np.empty_like(values)
     bound = math.ldexp(MOST, math.frexp(max(values.max(), -values.min()))[1])

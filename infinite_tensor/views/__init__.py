@@ -1,1 +1,1 @@
-"""Tensors as other people's tools see them."""
+"""Views of tensors for other tools: Zarr, xarray, Dask, exports, notebooks, a server and a viewer."""

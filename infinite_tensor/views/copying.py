@@ -1,4 +1,4 @@
-"""Copies of tensors from one store to another: definitions, then tiles, as they are stored where that can be."""
+"""Copies of tensors from one store to another: first definitions, then tiles, without re-encoding where possible."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _INTERRUPTED = (
 )
 _BATCH_TILES = 256
 _BATCH_BYTES = 2**25
-"""About so much of pixels is on its way at a time."""
+"""About how many bytes of pixels are moved at a time."""
 _BATCH_WINDOWS = 1024
 _BATCH_WINDOW_BYTES = 2**24
 
@@ -51,19 +51,19 @@ class TensorCopy:
     Attributes
     ----------
     tensor_id : str
-        Its id.
+        The id of the tensor.
     tiles : int
         Complete tiles that were moved.
     partial : int
         Incomplete tiles of which windows were moved.
     windows : int
-        Windows that were moved one by one, from memory.
+        Windows that were moved one by one, from a store in memory.
     there : int
-        Tiles, or windows, that were there before and were not moved.
+        Tiles or windows that the target already had and that were not moved.
     damaged : int
-        Tiles that are damaged where they come from, and were left out: they are computed when they are needed.
+        Tiles that are damaged in the source and were left out; they are computed when they are needed.
     bytes : int
-        All that was moved, in bytes, as it was moved: compressed, where nothing was encoded anew.
+        The number of bytes moved; of tiles that were not re-encoded, their compressed size.
     """
 
     tensor_id: str
@@ -82,13 +82,13 @@ class CopyReport(Tabular):
     Attributes
     ----------
     tensors : tuple of TensorCopy
-        The tensors, each after those that it reads.
+        The copied tensors, each after those that it reads.
     absent : tuple of str
-        Ids of upstream tensors that were to be copied too, and that the store does not hold.
+        Ids of upstream tensors that could not be copied because the store does not contain them.
     target : str
-        Where they were copied to.
+        The store they were copied to.
     seconds : float
-        How long it took.
+        How long the copy took.
     """
 
     tensors: tuple[TensorCopy, ...]
@@ -107,12 +107,12 @@ class CopyReport(Tabular):
 
     @property
     def tiles(self) -> int:
-        """Complete tiles that were moved, of all tensors."""
+        """The number of complete tiles moved, over all tensors."""
         return sum(tensor.tiles for tensor in self.tensors)
 
     @property
     def bytes(self) -> int:
-        """All that was moved, in bytes."""
+        """The number of bytes moved, over all tensors."""
         return sum(tensor.bytes for tensor in self.tensors)
 
     @property
@@ -131,7 +131,7 @@ def copy_tensor(
     overwrite: bool,
     progress: bool | str | Watcher,
 ) -> CopyReport:
-    """`TileStore.copy`; see there."""
+    """See `TileStore.copy`."""
     tensor_id, watcher = checked_id(tensor_id), checked_progress(progress)
     source = _checked_contents(store)
     overwrite = checked_flag("overwrite", overwrite)
@@ -139,7 +139,7 @@ def copy_tensor(
     if region is not None:
         spec = jobs[-1].spec
         jobs[-1] = replace(jobs[-1], selection=parse(region, spec.shape, spec.labels))
-    # Last, as it may create one. What a store holds does not keep it alive.
+    # Last, as this may create a store. The variable keeps the store alive; its contents alone would not.
     other = _checked_store(store, other_store)
     target = _checked_target(other)
     if _share_a_place(store, other):
@@ -147,7 +147,7 @@ def copy_tensor(
     in_the_way = {job.spec.tensor_id: lines for job in jobs if (lines := _in_the_way(job, source, target))}
     if in_the_way and not overwrite:
         raise _taken(target, *next(iter(in_the_way.items())))
-    # What is computed from another comes first, as it would be warned of otherwise.
+    # Tensors are cleared before those that they read; the other order would warn.
     for name in reversed(in_the_way):
         clear_levels(other, name)
         other.clear_tensor(name)
@@ -176,11 +176,11 @@ class _Job:
     spec : TensorSpec
         The tensor.
     stored : mapping
-        Its definition, as it is stored where it comes from.
+        Its definition, as stored in the source.
     record : Record or None
-        What that store knows of it; None for one in memory.
+        The record of it in the source; None for a source in memory.
     selection : Selection or None
-        Which pixels; None for all.
+        The pixels to copy; None for all.
     """
 
     spec: TensorSpec
@@ -218,7 +218,7 @@ def _checked_store(store: TileStore, other: object) -> TileStore:
 
 
 def _share_a_place(store: TileStore, other: TileStore) -> bool:
-    """Whether two stores are one as far as their addresses tell; those without one may be."""
+    """Whether two stores may be the same one, judged by their addresses; True if one has no address."""
     if store.address is None or other.address is None or store.address == other.address:
         return True
     if not is_local(store.address) or not is_local(other.address):
@@ -228,7 +228,7 @@ def _share_a_place(store: TileStore, other: TileStore) -> bool:
 
 
 def _check_other(jobs: Sequence[_Job], source: _Contents, target: PersistentContents) -> None:
-    """ValidationError where the tensors of two stores at one place are the same; a copy of all its files is another."""
+    """Raise ValidationError if two stores at one place hold the same tensor, and not a copy made of its files."""
     for job in jobs:
         tensor_id, incarnation = job.spec.tensor_id, job.stored.get("incarnation")
         if incarnation is None or not target.holds(tensor_id):
@@ -268,15 +268,15 @@ def _job(source: _Contents, tensor_id: str) -> _Job:
     spec = StoredTensor.of(source, tensor_id, stored).spec(tensor_id)
     with source.lock:
         record = source.registry.records.get(tensor_id) or source.registry.record_of(spec)
-    # Another process may have cleared it, and created it again.
+    # Another process may have cleared and recreated the tensor.
     source.check_there(record)
     return _Job(spec, stored, record)
 
 
 def _in_the_way(job: _Job, source: _Contents, target: PersistentContents) -> Sequence[str]:
-    """In what the tensor that has taken the id is another one; nothing where the id is free.
+    """Return how a tensor of the same id in the target differs; empty if there is none, or it does not differ.
 
-    ValidationError where the target can hold nothing of this one, or is where it comes from.
+    Raises ValidationError if the source cannot list the tiles of an unbounded tensor and no region is given.
     """
     spec = job.spec
     lists = isinstance(source, MemoryContents) or source.storage.finds_tiles
@@ -300,7 +300,7 @@ def _taken(target: PersistentContents, tensor_id: str, lines: Sequence[str]) -> 
 
 
 def _differences(there: StoredTensor, spec: TensorSpec) -> list[str]:
-    """In what a tensor that is there differs from one that is to be copied."""
+    """Describe how the tensor in the target differs from the one to copy, one difference a line."""
     before, now = there.definition.values(), spec.definition.values()
     if there.tile_size is not None and spec.tile_size is not None:
         before, now = before | {"tile_size": list(there.tile_size)}, now | {"tile_size": list(spec.tile_size)}
@@ -328,13 +328,13 @@ def _copy(job: _Job, source: _Contents, target: PersistentContents, tally: Tally
     source.check_there(record)
     target.check_there(there)
     target.storage.flush()
-    # What was known of incomplete tiles may be less than is stored by now.
+    # The cache may know less of incomplete tiles than is stored now.
     target.tiles.drop_stored(spec.tensor_id, in_progress=True)
     return copied
 
 
 def _stored(record: Record, source: PersistentContents, selection: Selection | None) -> tuple[list[Index], list[Index]]:
-    """The complete tiles that are stored of a tensor, or of a region, and the incomplete ones, in order."""
+    """Return the complete and the incomplete tiles that are stored of a tensor or of a region, each sorted."""
     if selection is not None and is_empty(selection.start, selection.stop):
         return [], []
     layout = record.layout
@@ -344,7 +344,7 @@ def _stored(record: Record, source: PersistentContents, selection: Selection | N
 
 
 class Tiles:
-    """Moves the tiles of one tensor between two storages, some at a time, and looks at each again once it is there."""
+    """Moves the tiles of one tensor from one storage to another in batches, and reads each back to compare it."""
 
     def __init__(
         self, record: Record, source: PersistentContents, there: Record, target: PersistentContents, tally: Tally
@@ -361,7 +361,7 @@ class Tiles:
         self._begun_there: set[Index] = set()
 
     def copy(self, selection: Selection | None) -> TensorCopy:
-        """Copy all that is stored, or what is stored of a region."""
+        """Copy all stored tiles, or those of a region."""
         complete, begun = _stored(self._record, self._source, selection)
         self._tally.expect(len(complete) + len(begun))
         there = self._find(complete, begun)
@@ -376,7 +376,7 @@ class Tiles:
         return self._copied
 
     def _find(self, *tiles: Sequence[Index]) -> set[Index] | None:
-        """Which tiles of the target are complete, where it can list them."""
+        """Return the tiles that are complete in the target, or None if it cannot list them."""
         wanted = [tile for some in tiles for tile in some]
         if not wanted or not self._target.storage.finds_tiles:
             return None
@@ -400,14 +400,14 @@ class Tiles:
         )
 
     def _move(self, tiles: Sequence[Index]) -> None:
-        """Move complete tiles that are missing; then what is there of their windows is of no use any more."""
+        """Move complete tiles that the target lacks, and delete what it has of them as partial tiles."""
         if not tiles:
             return
         moved = self._move_encoded(tiles) if self._alike else self._move_decoded(tiles)
         begun = [tile for tile in moved if tile in self._begun_there]
         with self._target.storing(self._there) as storage:
             if begun:
-                # A backend may know of no more parts than it has read.
+                # A backend may only know the parts that it has read, and delete only these.
                 storage.read_partials(self._there, begun)
             storage.write(self._tensor_id, {}, dict.fromkeys(begun), "copy")
         self._add(tiles=len(moved), bytes=sum(moved.values()), damaged=len(tiles) - len(moved))
@@ -431,7 +431,7 @@ class Tiles:
         return {tile: block.nbytes for tile, block in present.items()}
 
     def _move_partials(self, tiles: Sequence[Index]) -> None:
-        """Add what is known of incomplete tiles to what is known there."""
+        """Add the windows of incomplete tiles to those that the target has."""
         if not tiles:
             return
         target = self._target.storage
@@ -446,17 +446,17 @@ class Tiles:
             again = target.read_partials(self._there, list(parts))
             self._target.check_current(self._there)
             lacking = [tile for tile, part in parts.items() if not _knows(again[tile], part)]
-            # Somebody else may have completed it there meanwhile.
+            # Another writer may have completed a tile in the target meanwhile.
             _check(self._there, self._target, set(lacking) - set(target.those_there(self._tensor_id, lacking)))
         self._add(partial=len(parts), there=len(news) - len(parts), bytes=sum(part.nbytes for part in parts.values()))
-        # Somebody else may have completed it here meanwhile.
+        # Another writer may have completed a tile in the source meanwhile.
         gone = [tile for tile, part in found.items() if part is None]
         self._begun_there.update(tile for tile in gone if known[tile] is not None)
         self._move(self._source.storage.those_there(self._tensor_id, gone) if gone else [])
 
 
 def _store_blocks(record: Record, target: PersistentContents, blocks: Mapping[Index, torch.Tensor]) -> None:
-    """Store complete tiles, and read them back."""
+    """Store complete tiles, read them back and compare them."""
     with target.storing(record) as storage:
         storage.write(record.spec.tensor_id, blocks, {}, "copy")
     again = target.storage.read_tiles(record, list(blocks))
@@ -465,7 +465,7 @@ def _store_blocks(record: Record, target: PersistentContents, blocks: Mapping[In
 
 
 def _check(record: Record, target: PersistentContents, wrong: Iterable[Index]) -> None:
-    """StoreError where a tile that was just written is not read back as it was."""
+    """Raise StoreError if any tile did not read back as it was written."""
     tiles = sorted(wrong)
     if tiles:
         more = f" and {len(tiles) - 1} more" if len(tiles) > 1 else ""
@@ -482,7 +482,7 @@ def _same_bits(found: torch.Tensor | None, expected: torch.Tensor) -> bool:
 
 
 def _news(part: PartialTile, known: PartialTile | None) -> PartialTile | None:
-    """What of a part is not known yet; None where all is."""
+    """Return what `part` adds to `known`, or None if it adds nothing."""
     if known is None:
         return part
     longer = part.prefix_length > known.prefix_length
@@ -493,7 +493,7 @@ def _news(part: PartialTile, known: PartialTile | None) -> PartialTile | None:
 
 
 def _knows(found: PartialTile | None, part: PartialTile) -> bool:
-    """Whether what is read back of an incomplete tile holds what was written."""
+    """Whether an incomplete tile, read back, contains what was written."""
     if found is None or found.prefix_length < part.prefix_length:
         return False
     if (
@@ -505,13 +505,13 @@ def _knows(found: PartialTile | None, part: PartialTile) -> bool:
     return all(_same_bits(found.pieces.get(index), piece) for index, piece in part.pieces.items())
 
 
-# Windows of a store in memory, which keeps no tiles.
+# Windows of a store in memory, which has no tiles.
 
 
 def windows_into_tiles(
     spec: TensorSpec, source: MemoryContents, target: PersistentContents, selection: Selection | None, tally: Tally
 ) -> TensorCopy:
-    """From memory into tiles: windows that are missing there are blended in, as those of a read are."""
+    """Copy windows from memory into tiles: windows that the target lacks are blended in as in a read."""
     on_cpu = replace(spec, device=torch.device("cpu"))
     with target.lock:
         record = target.registry.record_of(on_cpu)
@@ -540,7 +540,7 @@ def windows_into_tiles(
 
 
 def _kept_windows(spec: TensorSpec, source: MemoryContents, selection: Selection | None) -> list[Index]:
-    """The windows in memory, or those over a region, in order."""
+    """Return the windows in memory, or those that intersect a region, sorted."""
     with source.lock:
         windows = sorted(source.kept.windows.of(spec.tensor_id)) if source.kept.keeps(spec) else []
     if selection is None:
@@ -558,13 +558,13 @@ def _window_batches(windows: Sequence[Index], spec: TensorSpec) -> Iterator[Sequ
 
 
 def _rows(spec: TensorSpec, source: MemoryContents, windows: Sequence[Index]) -> dict[Index, Row]:
-    """Those of some windows that are still there, each by itself: a row of many would keep the others alive."""
+    """Return the windows that are still in memory, each as its own row: a row of many would keep others alive."""
     taken = source.kept.take(spec, windows)
     return {index: Row(index, row.window(index)[None]) for index, row in taken.items()}
 
 
 def _bounds(spec: TensorSpec, windows: Sequence[Index]) -> tuple[IntArray, IntArray]:
-    """The pixels of windows, as far as they lie inside of the tensor."""
+    """Return the bounds of windows, clipped to the tensor."""
     starts, stops = spec.grid.bounds(np.array(windows, dtype=np.int64))
     for d, extent in enumerate(spec.shape):
         if extent is not None:
@@ -578,7 +578,7 @@ def _among(points: IntArray, wanted: object) -> list[Index]:
 
 
 def _check_stored(spec: TensorSpec, target: PersistentContents, windows: Sequence[Index]) -> None:
-    """StoreError where storage does not give a window back that was to be copied; its checksums tell of damage."""
+    """Raise StoreError if storage does not return a copied window; damage is found by its checksums."""
     target.tiles.drop_stored(spec.tensor_id)
     with closing(target.access(spec)) as access:
         for some in _window_batches(windows, spec):

@@ -1,4 +1,4 @@
-"""Which numbers stand at some places among all: about, by how many there are in ranges, or exactly, by another look."""
+"""The numbers at given ranks: approximate, from the counts of a histogram, or exact, by reading all numbers again."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from infinite_tensor.errors import StoreError
 Numbers: TypeAlias = npt.NDArray[Any]
 
 LEADING = 20
-"""Bits of a float32, by which they are counted: its sign, its exponent and 11 of its mantissa."""
+"""The bits of a float32 by which numbers are binned: its sign, its exponent and 11 bits of its mantissa."""
 _DIGIT = 16
-"""So many more bits of a number are found by each look."""
+"""How many more bits of each number one pass finds."""
 
 
 @dataclass(frozen=True)
 class Bins:
-    """How often there are numbers in some ranges, without those that are empty.
+    """The bins of a histogram that are not empty.
 
     Attributes
     ----------
     values : array
-        The number of each range that is nearest to 0, ascending.
+        The number nearest to 0 in each bin, ascending.
     ends : int64 array
-        How many numbers there are up to the end of each.
+        The number of values in each bin and all before it.
     exact : bool
-        Whether ranges hold one number each.
+        Whether all values of a bin are equal.
     """
 
     values: Numbers
@@ -40,21 +40,21 @@ class Bins:
 
     @property
     def count(self) -> int:
-        """How many numbers there are."""
+        """The number of values in all bins."""
         return int(self.ends[-1])
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
-        """How many numbers there are in each."""
+        """The number of values in each bin."""
         return np.diff(self.ends, prepend=0)
 
     def numbers(self, ranks: Sequence[int]) -> list[int]:
-        """In which of them the number is that so many others stand before, for each."""
+        """Return the index of the bin that contains the value of each rank, counted from 0."""
         found: list[int] = np.searchsorted(self.ends, ranks, side="right").tolist()
         return found
 
     def at(self, ranks: Sequence[int]) -> list[float]:
-        """About the numbers that so many others stand before."""
+        """Return the approximate value of each rank."""
         found: list[float] = self.values[self.numbers(ranks)].tolist()
         return found
 
@@ -62,23 +62,23 @@ class Bins:
 def exactly(
     read: Callable[[Callable[[Numbers], None]], object], dtype: np.dtype[Any], bins: Bins, ranks: Sequence[int]
 ) -> list[float]:
-    """The numbers that so many others stand before, each found by its leading bits, and then by more and more.
+    """Return the exact numbers at some ranks: first their leading bits are found, then more bits with each pass.
 
     Parameters
     ----------
     read : callable
         ``read(use)`` calls `use` with all numbers, array by array.
     dtype : numpy.dtype
-        Theirs.
+        The dtype of the numbers.
     bins : Bins
-        How they were counted.
+        The histogram of the numbers.
     ranks : sequence of int
-        How many numbers stand before each that is looked for.
+        The ranks, counted from 0 in ascending order of the numbers.
 
     Raises
     ------
     StoreError
-        If they are no longer those that were counted.
+        If the numbers are no longer those of the histogram.
     """
     bits, known, prefixes, left, inside = 8 * dtype.itemsize, 0, [0] * len(ranks), [*ranks], [bins.count] * len(ranks)
     if dtype == np.float32:
@@ -106,16 +106,16 @@ def exactly(
 
 
 def _count(counts: Mapping[int, npt.NDArray[np.int64]], rest: int, digit: int, piece: Numbers) -> None:
-    """Count the next bits of keys that begin with each of some prefixes, before so many others."""
+    """For each prefix, count the next `digit` of the last `rest` bits among the keys that begin with it."""
     keys = _keys(piece)
     for prefix, found in counts.items():
-        # No key is shifted by all of its bits.
+        # A shift by all bits of a key is undefined.
         inside = keys if rest == 8 * keys.itemsize else keys[keys >> rest == prefix]
         np.add.at(found, ((inside >> (rest - digit)) & (2**digit - 1)).astype(np.intp), 1)
 
 
 def _keys(numbers: Numbers) -> Numbers:
-    """Integers without a sign that have the order of some numbers."""
+    """Map numbers to unsigned integers that sort in the same order."""
     sign, keys = 1 << (8 * numbers.itemsize - 1), numbers.view(f"u{numbers.itemsize}")
     if numbers.dtype.kind == "f":
         return np.where(keys & sign, ~keys, keys | sign)
@@ -123,7 +123,7 @@ def _keys(numbers: Numbers) -> Numbers:
 
 
 def _numbers(keys: Sequence[int], dtype: np.dtype[Any]) -> list[float]:
-    """The numbers whose `_keys` they are."""
+    """Map keys back to numbers: the inverse of `_keys`."""
     sign, found = 1 << (8 * dtype.itemsize - 1), np.array(keys, f"u{dtype.itemsize}")
     if dtype.kind == "f":
         found = np.where(found & sign, found ^ sign, ~found)

@@ -1,7 +1,7 @@
-"""Statistics of pixels: in one pass, in bounded memory, and the same in whatever order they come.
+"""Statistics of pixels, in one pass and in bounded memory; the order in which pixels come does not change them.
 
-Sums are exact. Quantiles are read from a histogram over the leading 20 bits of float32: 8 MiB, and a value differs from
-that of its bin by less than a part in 2**11.
+Sums are exact. Quantiles are read from a histogram over the leading 20 bits of float32. It takes 8 MiB, and a value
+differs from that of its bin by less than a part in 2**11.
 """
 
 from __future__ import annotations
@@ -34,40 +34,42 @@ _Use: TypeAlias = Callable[[Numbers], None]
 _Add: TypeAlias = Callable[[Selection, BoolArray | None, torch.Tensor], None]
 
 _MOST_LABEL = 2**12
-"""Whole numbers up to here have bins of their own among those of floats."""
+"""Each whole number up to this magnitude has its own bin among the bins of floats."""
 _BLOCK_PIXELS = 2**20
 _HELD_BYTES = 2**26
-"""As much may each store keep in memory while pixels are computed, beside what it does now,"""
+"""How much more each store may keep in memory while pixels are computed."""
 _LOOKED_UP_BYTES = 2**24
-"""and of tiles that are stored about so much is read at once,"""
+"""About how many bytes of stored tiles are read at once,"""
 _MOST_LOOKED_UP = 2**10
-"""and no more than so many."""
+"""and the most tiles that are read at once."""
 _LARGEST = np.finfo(np.float32).max
-"""Numbers beyond it are counted as this."""
+"""Larger finite numbers are counted as this one, and those below its negative as the negative."""
 _MOST_SHOWN = 20
-"""Of labels."""
+"""The most labels that `str` lists."""
 
 
 @dataclass(frozen=True)
 class Stats:
-    """What `InfiniteTensor.stats` tells of some pixels.
+    """Statistics of the pixels of a tensor, as `InfiniteTensor.stats` returns them.
 
     Attributes
     ----------
     count : int
-        How many pixels have a number: all that were looked at, but for NaN and nodata. Infinities count.
+        The number of pixels that have a value: all that were read except NaN and nodata. Infinities count.
     nan, nodata : int
-        How many are NaN, and how many the raster that they are from calls nodata. Nothing else counts these.
+        The number of pixels that are NaN, and of those that are nodata in the source raster. All other attributes
+        ignore them.
     missing : int
-        How many pixels of the region were left out because they are not stored, whatever a mask says of them.
+        The number of pixels of the region that were left out because they are not stored, including those that a mask
+        excludes.
     min, max : int or float
-        The smallest and the largest number. They, `mean` and `std` are NaN where `count` is 0.
+        The smallest and the largest value. They, `mean` and `std` are NaN if `count` is 0.
     mean, std : float
-        Mean and standard deviation, that of a population, as numpy computes it. They are computed from exact sums, and
-        then rounded.
+        Mean and population standard deviation (the default of `numpy.std`). They are computed from exact sums, then
+        rounded.
     labels : dict of int to int, or None
-        For integers and bools: how many pixels have each number. Those of 32 and 64 bits have them where all are from
-        -4096 to 4096; otherwise this is None, as it is for floats.
+        For integers and bools: the number of pixels of each value. For integers of 32 and 64 bits it is None unless all
+        values are from -4096 to 4096; for floats it is always None.
     """
 
     count: int
@@ -88,15 +90,15 @@ class Stats:
     def quantile(self, q: Sequence[float] | Numbers) -> list[float]: ...
 
     def quantile(self, q: Any) -> Any:
-        """Values below which a part `q` of the numbers lies, as `numpy.quantile` interpolates them.
+        """Return quantiles of the values, interpolated as by `numpy.quantile`.
 
-        They are exact for integers and bools that have `labels`, and for float16 and bfloat16. Other numbers are
-        counted by the leading 20 bits of their float32. The two that a quantile lies between are then less than a part
-        in ``2**11`` too near to 0, or ``2**-137`` where they are below ``2**-126``; float64 beyond the range of float32
-        counts as its end.
+        Quantiles are exact for integers and bools that have `labels`, and for float16 and bfloat16. Other values are
+        binned by the leading 20 bits of their float32. Each of the two values that a quantile lies between is then too
+        near to 0 by less than a part in ``2**11``, or by less than ``2**-137`` if it is below ``2**-126``. A float64
+        beyond the range of float32 counts as the end of that range.
 
-        With ``stats(exact=True)`` they are exact, and pixels are read again: those of float32 once, integers of 32 bits
-        twice, float64 and integers of 64 bits four times. So ask for all quantiles at once.
+        After ``stats(exact=True)`` all quantiles are exact, but each call reads pixels again: once for float32, twice
+        for integers of 32 bits, four times for float64 and integers of 64 bits. So ask for all quantiles in one call.
 
         Parameters
         ----------
@@ -110,9 +112,9 @@ class Stats:
         Raises
         ------
         ValidationError
-            If `q` is no such number, or there is no pixel.
+            If `q` is not from 0 to 1, or there is no pixel.
         StoreError
-            If, with ``exact=True``, pixels have been dropped or changed since.
+            After ``stats(exact=True)``, if pixels have been dropped or changed since.
         """
         wanted = _checked_quantiles(q)
         if self._bins is None:
@@ -159,7 +161,7 @@ def _checked_quantiles(q: object) -> npt.NDArray[np.float64]:
 
 
 def _between(low: float, high: float, part: float) -> float:
-    # Not from the difference: that of infinities is none.
+    # Not low + (high - low) * part: the difference of two infinities is NaN.
     return float(low) if part == 0 or low == high else (1 - part) * low + part * high
 
 
@@ -168,22 +170,22 @@ def _between(low: float, high: float, part: float) -> float:
 
 @dataclass(frozen=True)
 class _Pixels:
-    """Pixels of a tensor, which may be read several times.
+    """The pixels that statistics are taken of; they can be read several times.
 
     Attributes
     ----------
     tensor : InfiniteTensor
-        Whose they are.
+        The tensor.
     nodata : Code or None
-        What stands for pixels that are missing.
+        The value that marks missing pixels.
     selection : Selection
-        They lie in it,
+        The region that contains the pixels.
     tiles : sequence of tuple of int, or None
-        and in these tiles; None for all.
+        The tiles that contain the pixels; None for all tiles.
     mask : PlacedMask or None
-        Which of them count.
+        Which pixels count.
     computed : bool
-        Whether what is not stored is computed; otherwise it is left out.
+        Whether missing pixels are computed; otherwise they are left out.
     workers : int or None
         As for a read.
     """
@@ -206,7 +208,7 @@ class _Pixels:
         computed: bool,
         workers: int | None,
     ) -> _Pixels:
-        """Those that the arguments of `InfiniteTensor.stats` mean."""
+        """Return the pixels that the arguments of `InfiniteTensor.stats` select."""
         node = node_of(tensor)
         layout = node.contents.layout(node.spec)
         if region is None and not computed:
@@ -218,14 +220,14 @@ class _Pixels:
         if not computed and not node.computation.copied and 0 not in selection.shape:
             tiles = sorted(node.contents.inventory(node.spec, selection.start, selection.stop).complete)
             if region is None:
-                # They may lie at two ends of the world, where no mask reaches.
+                # The mask only has to cover the stored tiles, which may be very far apart.
                 low, high = (tuple(map(end, zip(*tiles, strict=True))) for end in (min, max))
                 ends = (layout.start(low), layout.stop(high)) if tiles else (selection.start, selection.start)
                 covered = Selection(*ends, selection.steps, ())
         return cls(tensor, nodata, selection, tiles, placed(where, tensor.dims, covered), computed, workers)
 
     def read(self, use: _Use) -> _Sieve:
-        """Call `use` with all that are numbers, in flat arrays of up to `MOST`; returns how many others there are."""
+        """Call `use` with all values, in flat arrays of up to `MOST`; return the counts of NaN and nodata."""
         sieve = _Sieve(self.tensor, self.nodata, use)
         self._read_computed(sieve.add) if self.computed else self._read_stored(sieve.add)
         sieve.finish()
@@ -233,20 +235,20 @@ class _Pixels:
 
     @property
     def missing(self) -> int:
-        """How many pixels of the selection are not stored; where nothing bounds it, only what is stored counts."""
+        """The number of pixels of the selection that are not stored; 0 if the selection is unbounded."""
         if self.tiles is None or COORDINATE_LIMIT in self.selection.stop:
             return 0
         return math.prod(self.selection.size) - sum(math.prod(part.size) for part in self._parts())
 
     def _wanted(self) -> Iterator[tuple[Selection, BoolArray | None]]:
-        """The boxes that hold pixels that are wanted, and which these are."""
+        """Yield boxes that contain wanted pixels, each with the mask of these; None if all are wanted."""
         for part in self._parts():
             wanted = None if self.mask is None else np.broadcast_to(self.mask.pixels(part.pixels), part.size)
             if wanted is None or wanted.any():
                 yield part, wanted
 
     def _parts(self) -> Iterator[Selection]:
-        """Boxes that hold the pixels, each in one tile where what is stored is read, or there is a mask."""
+        """Yield boxes that together contain the pixels; each lies in one tile if stored tiles are read or masked."""
         node, selection = node_of(self.tensor), self.selection
         layout = node.contents.layout(node.spec)
         if self.tiles is not None:
@@ -282,7 +284,7 @@ class _Pixels:
 
 
 def _within(selection: Selection, start: Index, stop: Index) -> Selection | None:
-    """What of a selection lies in some pixels, if anything does."""
+    """Return the part of a selection that lies in the pixels ``[start, stop)``, or None if there is none."""
     parts = [
         along[max(0, -((along.start - a) // along.step)) : max(0, -((along.start - b) // along.step))]
         for along, a, b in zip(selection.pixels, start, stop, strict=True)
@@ -294,12 +296,12 @@ def _within(selection: Selection, start: Index, stop: Index) -> Selection | None
 
 
 class _Sieve:
-    """Passes numbers on, in pieces, and counts pixels that are none.
+    """Passes values on, in pieces, and counts pixels that have none.
 
     Attributes
     ----------
     nan, nodata : int
-        How many are NaN, and how many the source calls nodata.
+        The number of pixels that are NaN, and of those that are nodata in the source.
     """
 
     def __init__(self, tensor: InfiniteTensor, nodata: Code | None, use: _Use) -> None:
@@ -310,7 +312,7 @@ class _Sieve:
         self._waits = 0
 
     def add(self, part: Selection, wanted: BoolArray | None, pixels: torch.Tensor) -> None:
-        """Pixels at some places, and which of them are wanted."""
+        """Add the pixels of a box; `wanted` is the mask of those that count, None for all."""
         if pixels.dtype != self._dtype:
             raise ValidationError(
                 f"tensor {self._tensor.tensor_id!r} was moved to {pixels.dtype} while its statistics were taken; take "
@@ -324,14 +326,14 @@ class _Sieve:
             self.nodata += int(np.count_nonzero(missing if wanted is None else missing & wanted))
             wanted = ~missing if wanted is None else wanted & ~missing
         values = values.reshape(-1) if wanted is None else values[wanted]
-        # Small ones together.
+        # Small arrays are collected and passed on together.
         self._waiting.append(values)
         self._waits += len(values)
         if self._waits >= MOST:
             self.finish()
 
     def finish(self) -> None:
-        """Pass on what waits for more."""
+        """Pass on the values that have been collected."""
         if not self._waits:
             return
         values = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
@@ -347,15 +349,15 @@ class _Sieve:
 
 
 def _broadcast(nodata: Code, tensor: InfiniteTensor) -> Numbers:
-    """What stands for pixels that are missing, to be broadcast over the tensor."""
+    """Return the nodata values in a shape that broadcasts over the tensor."""
     values = nodata.value if nodata.along is not None else [nodata.value]
-    # NaN equals nothing.
+    # NaN, which equals nothing, where a channel has no nodata value.
     dtype = np.dtype(np.float64) if None in values else shown_dtype(tensor.dtype)
     held = np.array([math.nan if each is None else each for each in values], dtype)
     return held.reshape([-1 if d == nodata.along else 1 for d in range(tensor.ndim)])
 
 
-# What is counted of them.
+# What is counted.
 
 
 def stats_of(
@@ -382,14 +384,14 @@ def stats_of(
 
 
 class _Figures:
-    """What is told of numbers, which come piece by piece."""
+    """Collects the statistics of values that come piece by piece."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._moments = Moments()
         self._infinite = 0.0
         self._min, self._max = math.inf, -math.inf
-        # Small integers are counted one by one, other numbers as float32, by their leading bits.
+        # Each small integer has its own bin; other numbers are binned by the leading bits of their float32.
         self._small = not dtype.is_floating_point and dtype.itemsize <= 2
         self._first = -(2**15) if self._small and dtype.is_signed else 0
         self._counts = np.zeros(2**16 if self._small else 2**LEADING, np.int64)
@@ -403,7 +405,7 @@ class _Figures:
         np.add.at(self._counts, self._places(numbers), 1)
         if math.isinf(low) or math.isinf(high):
             finite = np.isfinite(numbers)
-            # Of both signs, NaN.
+            # Infinities of both signs sum to NaN.
             self._infinite += sum({*numbers[~finite].tolist()})
             numbers = numbers[finite]
         if len(numbers):
@@ -415,12 +417,12 @@ class _Figures:
         with np.errstate(over="ignore"):
             floats = np.ascontiguousarray(numbers, np.float32)
         if numbers.dtype == np.float64:
-            # Infinities have bins of their own.
+            # Infinities keep their own bins.
             np.clip(floats, -_LARGEST, _LARGEST, out=floats, where=np.isfinite(numbers))
         return (floats.view(np.uint32) >> (32 - LEADING)).astype(np.intp)
 
     def stats(self, others: _Sieve, missing: int, again: _Pixels | None) -> Stats:
-        """All that is told, with how many pixels are no numbers."""
+        """Return the statistics, with the counts of pixels that have no value."""
         is_float = self._dtype.is_floating_point
         (places,) = np.nonzero(self._counts)
         if not len(places):
@@ -444,10 +446,10 @@ class _Figures:
         )
 
     def _bins(self, places: npt.NDArray[np.intp]) -> Bins:
-        """What was counted at some places."""
+        """Return the bins at some indices of the counts."""
         if self._small:
             return Bins(places + self._first, np.cumsum(self._counts[places]), exact=True)
-        # Those with a sign come first, the largest before; -0.0 has small numbers beside it, too.
+        # Negative numbers come first, largest magnitude first; the bin of -0.0 also contains tiny negative numbers.
         signed = places >= 2 ** (LEADING - 1)
         places = np.concatenate([places[signed][::-1], places[~signed]])
         values = (places.astype(np.uint32) << (32 - LEADING)).view(np.float32)

@@ -1,4 +1,4 @@
-"""`serve`: a server that runs until Ctrl-C."""
+"""`serve`: run the server until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from infinite_tensor.views.face import PLACES
 _ANY = ("0.0.0.0", "::")  # noqa: S104  (to warn of it)
 _MOST_CONNECTIONS = 1000
 _PATIENCE_SECONDS = 5
-"""For clients, at the end."""
+"""How long a shutdown waits for clients."""
 
 
 def serve(
@@ -36,31 +36,31 @@ def serve(
     vmax: float | None = None,
     ready: Callable[[str], object] | None = None,
 ) -> None:
-    """Serve tensors over HTTP until Ctrl-C: as Zarr arrays and as map tiles; see the page on the server.
+    """Serve tensors over HTTP, as Zarr arrays and as map tiles, until Ctrl-C. See the documentation of the server.
 
     Parameters
     ----------
     *sources : InfiniteTensor, TensorGroup or TileStore
-        What is served; of a store all that it holds now. Of two tensors of one id the first.
+        What to serve. A store serves all tensors that it contains now. If two tensors have one id, the first is served.
     host : str
-        The address on which to listen. There is no authentication: another than 127.0.0.1 or ::1 is a warning.
+        The address to listen at. There is no authentication: an address other than 127.0.0.1 or ::1 gives a warning.
     port : int
-        The port; 0 for one that is free.
+        The port; 0 for a free one.
     cors : sequence of str
         Origins whose pages may read, such as ``"https://example.org"``.
     region : optional
-        Which pixels the Zarr arrays have, at most 2**30 along a side. Default: all of a finite tensor, of others all
-        that is stored when one is first asked for. Map tiles have no bounds.
+        The pixels that the Zarr arrays contain, at most 2**30 along a side. Default: all of a finite tensor; of an
+        unbounded one, all that is stored when it is first requested. Map tiles have no bounds.
     store_results : bool
-        Whether what is computed is stored. Otherwise stores are opened for reading, and it is kept in memory.
+        Whether computed results are stored. Otherwise stores are opened read-only, and results are kept in memory.
     workers : int
-        How many answers are computed at a time.
+        How many responses are computed at a time.
     max_windows : int
-        The most windows that are computed for one answer.
+        The most windows that are computed for one response.
     vmin, vmax : float, optional
-        The range of colours of map tiles. Default: that of a few tiles.
+        The range of values of the colours of map tiles. Default: estimated from a few tiles.
     ready : callable, optional
-        Is given the URL once the server listens. Default: it is printed on standard error.
+        Called with the URL once the server listens. Default: the URL is printed on standard error.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def serve(
 
     class _Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            """End; what is computed ends after its present call of an ``f``."""
+            """Shut down; a running computation stops after its current call of ``f``."""
             app.state.end()
             await super().shutdown(sockets)
 
@@ -130,7 +130,7 @@ def _check_no_loop() -> None:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens at an address; ValidationError if that cannot be."""
+    """Return a socket that listens at an address; raise ValidationError if that fails."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family)
@@ -138,6 +138,6 @@ def listening(host: str, port: int) -> socket.socket:
         raise ValidationError(
             f"cannot listen at {host}:{port}: {error}; give another port, or 0 for a free one"
         ) from error
-    # Else the kernel holds back the ends of answers; those who connect inherit it.
+    # Without this option the kernel delays the ends of responses; accepted connections inherit it.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

@@ -1,4 +1,4 @@
-"""The page, and the server on this machine that shows it."""
+"""The page of the viewer, and the local server that serves it."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from infinite_tensor.views.viewer.viewport import Budget
 _LARGEST = 6
 """The largest zoom."""
 _FARTHEST = 2.0**50
-"""Nobody goes farther from pixel 0: floats, in which a browser counts, tell quarters of pixels apart up to there."""
+"""The farthest distance from pixel 0: up to here the floats of a browser still distinguish quarters of pixels."""
 _BESIDE = 75
-"""Pixels of the screen left and right of each of several pictures: an axis, a scale of colours and the tools."""
+"""Screen pixels left and right of each of several pictures, for an axis, a colour bar and the tools."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """What is in the middle of the screen, and how many pixels of it show one: ``2**zoom`` along either side.
+    """The pixel in the middle of the screen, and the zoom: a pixel covers ``2**zoom`` screen pixels along each side.
 
-    Without a zoom, all of the dimensions `whole` that have an end is seen.
+    Without a zoom, the screen shows all of the finite dimensions of `whole`.
     """
 
     y: float
@@ -56,14 +56,14 @@ class _Place:
 
     @classmethod
     def of(cls, tensor: InfiniteTensor) -> Self:
-        """All of a finite plane, and of another one the stored tile that is nearest to 0."""
+        """Return the place that shows all of a finite plane, else the stored tile nearest to 0."""
         plane = Plane.of(tensor.shape, tensor.dims)
         near = (0.0, 0.0) if None not in plane.extents else stored_near(tensor, plane)
         y, x = (at if n is None else (n - 1) / 2 for at, n in zip(near, plane.extents, strict=True))
         return cls(y, x, None, plane.extents)
 
     def asked(self, arguments: Mapping[str, Sequence[bytes]]) -> Self:
-        """The place that a URL asks for, as ``?x=&y=&zoom=``; what it does not name, or not as a number, stays."""
+        """Return the place that a URL names by ``?x=&y=&zoom=``; missing or invalid entries are those of this one."""
         given: dict[str, Any] = {}
         for name in ("y", "x", "zoom"):
             try:
@@ -75,7 +75,7 @@ class _Place:
         return replace(self, **given)
 
     def zoom_for(self, height: float, width: float) -> float:
-        """The zoom on a screen of this size."""
+        """Return the zoom on a screen of this size."""
         if self.zoom is not None:
             return self.zoom
         sides = zip((height, width), self.whole, strict=False)
@@ -83,7 +83,7 @@ class _Place:
 
 
 class _Page:
-    """What one browser shows: panels beside each other, which all show the same place."""
+    """The page in one browser: panels side by side, which all show the same place."""
 
     def __init__(self, document: Document, tensors: Sequence[InfiniteTensor], start: _Place, budget: Budget) -> None:
         self._ranges = Range1d(0, 1), Range1d(1, 0)
@@ -94,7 +94,7 @@ class _Page:
         document.on_session_destroyed(lambda _context: self.close())
         document.title = ", ".join(shown_id(tensor.tensor_id) for tensor in tensors)
         for panel in self._panels[1:] and self._panels:
-            # As much room beside a picture without a scale of colours as beside one that has it.
+            # Equal margins, whether a picture has a colour bar or not.
             panel.figure.update(min_border_left=_BESIDE, min_border_right=_BESIDE)
         # In one row, so that all figures are of one height.
         widgets = [widget for panel in self._panels for widget in panel.widgets]
@@ -111,7 +111,7 @@ class _Page:
             self._show(_Place(y, x, zoom))
 
     def close(self) -> None:
-        """Compute nothing more: nobody looks."""
+        """Stop computing for this page."""
         for panel in self._panels:
             panel.close()
 
@@ -121,7 +121,7 @@ class _Page:
         return math.log2(self._sizes[0][0] / (columns.end - columns.start))
 
     def _fit(self) -> None:
-        """Keep pixels square, whatever the size of the window is, and have each panel look once it has a size."""
+        """Keep pixels square when the browser window is resized, and start the panels once they have a size."""
         columns, rows = self._ranges
         sizes = [panel.size for panel in self._panels]
         if not all(sizes[0]) or sizes == self._sizes:
@@ -144,7 +144,7 @@ class _Page:
             middle = _within(at, -_FARTHEST, _FARTHEST)
             low, high = middle - size * scale / 2, middle + size * scale / 2
             start, end = (low, high) if way is columns else (high, low)
-            # First: a browser keeps to the limits at once.
+            # Before the limits: a browser enforces limits at once.
             way.update(start=start, end=end, reset_start=start, reset_end=end)
             way.update(min_interval=size / 2**_LARGEST, max_interval=size * most)
         for panel in self._panels:
@@ -156,13 +156,13 @@ def _within(number: float, least: float, most: float) -> float:
 
 
 class View:
-    """A page that shows tensors, served on this machine for as long as this process lives; see `InfiniteTensor.view`.
+    """A page that shows tensors, served on this machine while this process runs; see `InfiniteTensor.view`.
 
     Attributes
     ----------
     url : str
-        Where a browser of this machine finds it. ``?y=&x=&zoom=`` opens it at another place: `zoom` 0 shows pixels as
-        they are, -1 half as large, 1 twice as large.
+        The URL of the page, for browsers on this machine. ``?y=&x=&zoom=`` opens it at another place: `zoom` 0 shows
+        one pixel per screen pixel, -1 half as large, 1 twice as large.
     """
 
     def __init__(self, tensors: Sequence[InfiniteTensor], port: int, budget: Budget) -> None:
@@ -184,7 +184,7 @@ class View:
 
     def _serve(self, show: Any, port: int) -> None:
         async def serve() -> None:
-            """Serve the page until somebody closes the view."""
+            """Serve the page until the view is closed."""
             self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
             listener = listening("127.0.0.1", port)
             listener.setblocking(False)
@@ -192,7 +192,7 @@ class View:
             pages = BokehTornado(
                 Application(FunctionHandler(show)),
                 extra_websocket_origins=[f"localhost:{bound}", f"127.0.0.1:{bound}"],
-                # Soon after a page is closed, nothing is computed for it.
+                # Stop computing for a page soon after it is closed.
                 check_unused_sessions_milliseconds=1000,
                 unused_session_lifetime_milliseconds=2000,
             )
@@ -205,7 +205,7 @@ class View:
             await self._end.wait()
             for page in self._pages:
                 page.close()
-            # After what is being sent, unless a browser takes nothing for a second.
+            # Wait until pending messages are sent, at most one second.
             sessions = pages.get_sessions("/")
             sent = [asyncio.ensure_future(session.with_document_locked(lambda: None)) for session in sessions]
             if sent:
@@ -222,16 +222,16 @@ class View:
             self._ended.set()
 
     def wait(self) -> None:
-        """Return when the view is closed, or somebody presses Ctrl-C: the last line of a script."""
+        """Block until the view is closed or Ctrl-C is pressed; for the last line of a script."""
         try:
-            # Not forever: Windows would take no Ctrl-C meanwhile.
+            # With a timeout: on Windows, Ctrl-C does not interrupt a wait without one.
             while not self._ended.wait(1):
                 pass
         except KeyboardInterrupt:
             self.close()
 
     def close(self) -> None:
-        """End the server. A call of ``f`` that has begun is finished, and there is no next one."""
+        """Stop the server. A running call of ``f`` is finished; no other one starts."""
         if not self._ended.is_set():
             self._loop.call_soon_threadsafe(self._end.set)
             self._ended.wait()
@@ -245,7 +245,7 @@ class View:
         self.close()
 
     def _repr_html_(self) -> str:
-        """The page, in a notebook."""
+        """Return the HTML that shows the page in a notebook."""
         return f'<iframe src="{self.url}" style="width: 100%; height: 640px; border: 0"></iframe>'
 
     def __repr__(self) -> str:
@@ -253,7 +253,7 @@ class View:
 
 
 def view(tensors: Sequence[object], port: object, budget: object, *, open_browser: bool | None) -> View:
-    """Show tensors beside each other; see `InfiniteTensor.view`."""
+    """Show tensors side by side; see `InfiniteTensor.view`."""
     for tensor in tensors:
         if not isinstance(tensor, InfiniteTensor):
             raise ValidationError(f"a view shows InfiniteTensors, got {quoted(tensor)}")
