@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import xarray
 
 _MOST_CHUNKS = 2**22
-"""Dask takes some 200 bytes for each when anything of an array is computed."""
+"""Dask takes about 200 bytes for each chunk of an array when any part of it is computed."""
 
 
 def xarray_of(
     source: InfiniteTensor | StoredOnly, region: object, coords: Mapping[str, Any] | None, *, lazy: bool
 ) -> xarray.DataArray:
-    """A tensor for xarray; see `InfiniteTensor.to_xarray`."""
+    """Return a tensor as an xarray.DataArray; see `InfiniteTensor.to_xarray`."""
     try:
         import xarray  # noqa: PLC0415  (an extra)
     except ImportError as error:
@@ -64,7 +64,7 @@ def xarray_of(
 
 
 def dask_of(source: InfiniteTensor | StoredOnly, region: object, chunks: Any) -> dask.array.Array:
-    """A tensor for Dask; see `InfiniteTensor.to_dask`."""
+    """Return a tensor as a Dask array; see `InfiniteTensor.to_dask`."""
     try:
         import dask.array  # noqa: PLC0415  (an extra)
     except ImportError as error:
@@ -91,20 +91,20 @@ def _check_count(frame: Frame, count: int) -> None:
 
 
 def _count(frame: Frame, chunks: Any) -> int:
-    """How many chunks Dask would make, or fewer; ValidationError for chunks without pixels, which Dask takes."""
+    """Return a lower bound of the number of chunks; raise ValidationError for empty chunks, which Dask accepts."""
     entries = members(chunks)
     if isinstance(chunks, Mapping):
         entries = tuple([chunks.get(d, -1) for d in range(len(frame.shape))])
     elif entries is None:
         entries = (chunks,) * len(frame.shape)
     elif len(frame.shape) == 1 < len(entries):
-        # All are chunks of the one dimension.
+        # All entries are chunks of the one dimension.
         entries = (entries,)
     return math.prod(map(_count_along, frame.shape, entries))
 
 
 def _count_along(extent: int, entry: object) -> int:
-    """How many chunks a dimension is cut into; 1 where the entry is for Dask to understand."""
+    """Return the number of chunks along a dimension; 1 for an entry that only Dask can interpret."""
     sizes = members(entry)
     numbers = [as_index(size) for size in ((entry,) if sizes is None else sizes)]
     if sizes is None and numbers in ([-1], [None]) and not isinstance(entry, bool):

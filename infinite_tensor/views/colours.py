@@ -1,4 +1,4 @@
-"""How pixels become colours: labels have some of their own, three channels are colours, and others have a range."""
+"""How pixels become colours: a palette for labels, red, green and blue for three channels, a range for all others."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 MOST_LABELS = 20
-"""So many have a colour of their own."""
+"""The number of labels with their own colour."""
 PALETTE = bytes.fromhex(
     "1f77b4aec7e8ff7f0effbb782ca02c98df8ad62728ff98969467bdc5b0d58c564bc49c94e377c2f7b6d27f7f7fc7c7c7bcbd22dbdb8d17becf9edae5"
 )
-"""The red, green and blue of each: those of matplotlib's map tab20."""
+"""The red, green and blue of each label, from matplotlib's colour map tab20."""
 
 
 def are_labels(values: Array) -> bool:
-    """Whether pixels are classes: a few whole numbers from 0 on."""
+    """Whether pixels are labels: integers from 0 to 19."""
     return values.dtype.kind in "iu" and (not values.size or (values.min() >= 0 and values.max() < MOST_LABELS))
 
 
 def range_of(parts: Iterable[Array]) -> tuple[float, float] | None:
-    """The smallest and the largest number of some pixels; None where there is none."""
+    """Return the smallest and the largest finite number of some pixels, or None if there is none."""
     finite = [part[np.isfinite(part)] for part in parts]
     ends = [(float(part.min()), float(part.max())) for part in finite if part.size]
     return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None
 
 
 def full_range(dtype: np.dtype[Any], *, rgb: bool = False) -> tuple[float, float] | None:
-    """The range of pixels that is the same wherever they are; None where what there is decides."""
+    """Return the fixed range of pixels of a dtype, or None if the range depends on the pixels."""
     if dtype == np.uint8:
         return 0.0, 255.0
     return (0.0, 1.0) if dtype.kind == "b" or (rgb and dtype.kind == "f") else None
 
 
 def scaled(values: Array, ends: tuple[float, float], most: int = 255) -> Array:
-    """Whole numbers from 0 to `most` over a range; NaN is 0."""
+    """Scale values from a range to integers from 0 to `most`; NaN becomes 0."""
     low, high = ends
     if values.dtype == np.uint8 and (low, high, most) == (0, 255, 255):
         return values
@@ -48,7 +48,7 @@ def scaled(values: Array, ends: tuple[float, float], most: int = 255) -> Array:
 
 
 def rgba(values: Array, ends: tuple[float, float]) -> Array:
-    """Red, green, blue and opacity of pixels of three channels: where one is NaN, nothing is seen."""
+    """Return red, green, blue and opacity of pixels of three channels; a pixel with a NaN is transparent."""
     found = np.empty((*values.shape[:2], 4), np.uint8)
     found[..., :3] = scaled(values, ends)
     found[..., 3] = np.where(np.isnan(values).any(-1), 0, 255)

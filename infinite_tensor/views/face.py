@@ -1,14 +1,13 @@
-"""Zarr arrays whose chunks are computed when somebody reads them.
+"""Zarr arrays whose chunks are computed when they are read.
 
-What leans on zarr is its abstract class of stores, with the helpers that this has for subclasses. The tests compare
-every key, byte and listing with those of an array that zarr itself has written.
+This module relies on zarr's abstract store class, and on its helpers for subclasses. The tests compare every key, byte
+and listing with those of an array that zarr itself has written.
 
-zarr runs every store on one event loop, and decodes in the thread pool of that loop: a chunk that was computed on
-either would wait forever as soon as its ``f`` reads any Zarr array. So chunks are computed on threads of our own, at a
-bounded number of places. A request that an ``f`` makes takes none, since all places may be waiting for that ``f``; it
-is recognized by its context, since event loops run what they are given in a copy of the caller's. An ``f`` that asks on
-threads of its own is not recognized: when no place has become free for some seconds, one more request is computed
-beside them.
+zarr runs every store on one event loop, and decodes in the thread pool of that loop. A chunk computed on either would
+deadlock as soon as its ``f`` reads any Zarr array. So chunks are computed on our own threads, in a limited number of
+places. A request made by an ``f`` takes no place, since all places may be waiting for that ``f``. It is recognized by
+its context, since event loops run callbacks in a copy of the caller's. An ``f`` that reads on its own threads is not
+recognized: when no place has become free for some seconds, one additional request is computed.
 """
 
 from __future__ import annotations
@@ -65,18 +64,18 @@ _KEYS_AT_ONCE = 1000
 
 T = TypeVar("T")
 PLACES = max(4, os.cpu_count() or 1)
-"""Requests that are computed at a time, beside those that an ``f`` makes."""
+"""How many requests are computed at a time, not counting those made by an ``f``."""
 _PATIENCE_SECONDS = 5.0
 
 
 def zarr_of(tensor: InfiniteTensor, region: object) -> zarr.Array[Any]:
-    """A tensor as a Zarr array; see `InfiniteTensor.as_zarr`."""
+    """Return a tensor as a Zarr array; see `InfiniteTensor.as_zarr`."""
     name = array_name_of(tensor)
     return zarr.open_array(FaceStore({name: Face(Frame.of(tensor, region), tensor.dims)}), path=name, mode="r")
 
 
 def zarr_of_members(members: Mapping[Key, tuple[InfiniteTensor, object, Sequence[Fraction]]]) -> zarr.Group:
-    """Tensors, each with a region of it and a scale per dimension, as a Zarr group; see `TensorGroup.as_zarr`."""
+    """Return tensors, each with its region and its scale per dimension, as a Zarr group; see `TensorGroup.as_zarr`."""
     faces, scales = {}, {}
     for key, (tensor, region, scale) in members.items():
         path = path_of(key)
@@ -85,21 +84,21 @@ def zarr_of_members(members: Mapping[Key, tuple[InfiniteTensor, object, Sequence
 
 
 def store_of_levels(tensor: InfiniteTensor | StoredOnly, region: object, levels: Sequence[InfiniteTensor]) -> FaceStore:
-    """A tensor and its levels as an OME-Zarr image, with the paths, pixels and metadata that an export of it has.
+    """Return a tensor and its levels as an OME-Zarr image, with the paths, pixels and metadata of its export.
 
     Parameters
     ----------
     tensor : InfiniteTensor or StoredOnly
-        Of the latter, no pixels are computed, of levels neither.
+        The tensor. With a `StoredOnly`, nothing is computed, in levels neither.
     region
-        As of `InfiniteTensor.as_zarr`.
+        As for `InfiniteTensor.as_zarr`.
     levels : sequence of InfiniteTensor
-        Those of its `InfiniteTensor.pyramid`, or the first of them.
+        The levels of its `InfiniteTensor.pyramid`, or the first of them.
 
     Raises
     ------
     RegionError, ValidationError
-        As of `InfiniteTensor.as_zarr`, or if the dimensions are no axes of OME-Zarr.
+        As for `InfiniteTensor.as_zarr`, or if the dimensions cannot be axes of OME-Zarr.
     """
     frame = Frame.of(tensor, region)
     image = image_of(array_name_of(frame.tensor), frame, range(frame.ndim), levels)
@@ -109,16 +108,16 @@ def store_of_levels(tensor: InfiniteTensor | StoredOnly, region: object, levels:
 
 @dataclass(frozen=True)
 class Face:
-    """A tensor as one array.
+    """A tensor as one Zarr array.
 
     Attributes
     ----------
     frame : Frame
-        Which pixels it shows, of which tensor.
+        The tensor, and the box of its pixels that the array has.
     dims : tuple of str
-        Names of its dimensions.
+        Names of the dimensions of the array.
     along : tuple of Along
-        Of a level, where its pixels lie.
+        Where the pixels lie, if the tensor is a level.
     """
 
     frame: Frame
@@ -127,21 +126,21 @@ class Face:
 
     @property
     def shown(self) -> Shown:
-        """What it means."""
+        """The array with its metadata."""
         return Shown.of(self.frame, dict(enumerate(self.dims)), self.along)
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a chunk."""
+        """The size of a chunk in bytes."""
         return math.prod(self.frame.chunk_shape) * self.frame.dtype.itemsize
 
     def chunk_in_memory(self, index: Index) -> memoryview | None:
-        """The bytes of a chunk if it is a tile in memory, without waiting; otherwise None. Not on the main thread."""
+        """Return the bytes of a chunk if it is a tile in memory, else None. Never waits. Not for the main thread."""
         pixels = self.frame.tile_in_memory(self.frame.box_of(index))
         return None if pixels is None or pixels.shape != self.frame.chunk_shape else chunk_bytes(pixels)
 
     def chunk(self, index: Index) -> memoryview:
-        """The bytes of a chunk, not to be changed; what lies outside of the frame is 0."""
+        """Return the bytes of a chunk, which must not be changed; pixels outside of the frame are 0."""
         found = self.chunk_in_memory(index)
         if found is not None:
             return found
@@ -154,9 +153,9 @@ class Face:
 
 
 def with_distinct_dims(faces: Mapping[str, Face], scales: Mapping[str, Sequence[Fraction]]) -> dict[str, Face]:
-    """The same faces, where a name of a dimension stands for the same pixels in all arrays, and for no array.
+    """Rename dimensions so that a name means the same pixels in all arrays, and is not the name of an array.
 
-    xarray refuses others.
+    xarray refuses other groups.
     """
     meanings: dict[str, tuple[object, ...]] = {}
     renamed = {}
@@ -181,7 +180,7 @@ class FaceStore(Store):
     faces : mapping of str to Face
         The arrays by their paths.
     attributes : mapping, optional
-        Those of an image, whose arrays are its levels.
+        The attributes of the group if it is an image whose arrays are its levels.
     """
 
     supports_writes = False
@@ -217,7 +216,7 @@ class FaceStore(Store):
 
     @cached_property
     def _documents(self) -> dict[str, bytes]:
-        """What is known without computing: metadata and coordinates, by their keys."""
+        """Metadata and coordinates, which are known without computing, by their keys."""
         shown = {path: face.shown for path, face in self._faces.items()}
         arrays = {path: each.document() for path, each in shown.items()}
         documents, chunks = documents_of(
@@ -226,11 +225,11 @@ class FaceStore(Store):
         return documents | chunks
 
     def document(self, key: str) -> bytes | None:
-        """What has a key, as far as it is known without computing; None for all else."""
+        """Return the metadata or coordinates that have a key, or None if it is another key. Computes nothing."""
         return self._documents.get(key)
 
     def chunk_of(self, key: str) -> tuple[Face, Index] | None:
-        """The face whose chunk has a key, and which one that is."""
+        """Return the face and the index of the chunk that has a key, or None."""
         path, _, chunk = key.rpartition("/c/")
         face, numbers = self._faces.get(path), chunk.split("/")
         if face is None or not all(map(_NUMBER.fullmatch, numbers)):
@@ -241,7 +240,7 @@ class FaceStore(Store):
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """What has a key, or a range of its bytes; None where there is no such key."""
+        """Return the value of a key, or a range of its bytes; None if there is no such key."""
         await self._ensure_open()
         found: Bytes | None = self.document(key)
         if found is None:
@@ -249,7 +248,7 @@ class FaceStore(Store):
             if chunk is None:
                 return None
             face, index = chunk
-            # To have another thread look takes several times as long.
+            # Looking here is several times faster than on another thread.
             is_main = threading.current_thread() is threading.main_thread()
             found = None if is_main else face.chunk_in_memory(index)
             if found is None:
@@ -259,15 +258,15 @@ class FaceStore(Store):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """What has some keys, or ranges of it."""
+        """Return the values of some keys, or ranges of their bytes."""
         return list(await asyncio.gather(*[self.get(key, prototype, part) for key, part in key_ranges]))
 
     async def exists(self, key: str) -> bool:
-        """Whether there is a key; computes nothing."""
+        """Whether there is such a key. Computes nothing."""
         return key in self._documents or self.chunk_of(key) is not None
 
     async def getsize(self, key: str) -> int:
-        """The bytes behind a key; computes nothing."""
+        """Return the size of the value of a key in bytes. Computes nothing."""
         chunk = self.chunk_of(key)
         if chunk is not None:
             return chunk[0].chunk_bytes
@@ -276,19 +275,19 @@ class FaceStore(Store):
         return len(self._documents[key])
 
     async def set(self, key: str, value: Buffer) -> None:  # noqa: ARG002
-        """ValueError: the store is read-only."""
+        """Raise ValueError: the store is read-only."""
         self._check_writable()
 
     async def delete(self, key: str) -> None:  # noqa: ARG002
-        """ValueError: the store is read-only."""
+        """Raise ValueError: the store is read-only."""
         self._check_writable()
 
     def list(self) -> AsyncIterator[str]:
-        """All keys: those of all chunks too, of which an unbounded tensor has many."""
+        """Yield all keys, including those of all chunks, of which an unbounded tensor has very many."""
         return self.list_prefix("")
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """The keys that begin so."""
+        """Yield the keys that begin with `prefix`."""
         for key in self._documents:
             if key.startswith(prefix):
                 yield key
@@ -298,12 +297,12 @@ class FaceStore(Store):
                 continue
             for count, chunk in enumerate(_chunks(face.frame.chunk_counts, prefix[len(folder) :])):
                 if count % _KEYS_AT_ONCE == 0:
-                    # Whatever else runs on this loop has its turn.
+                    # Let other tasks of this event loop run.
                     await asyncio.sleep(0)
                 yield folder + chunk
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """Names of what lies in a folder."""
+        """Yield the names of the entries of a folder."""
         path = prefix.rstrip("/")
         folder = f"{path}/" if path else ""
         names = [key.removeprefix(folder).partition("/")[0] for key in self._documents if key.startswith(folder)]
@@ -320,7 +319,7 @@ class FaceStore(Store):
 
 
 def _chunks(counts: Index, begun: str) -> Iterator[str]:
-    """The keys of chunks, without their folder, that begin so; `counts` chunks are there per dimension."""
+    """Yield the keys of chunks, without their folder, that begin with `begun`; `counts` are chunks per dimension."""
     number, slash, rest = begun.partition("/")
     for i in _numbers(number, counts[0], whole=bool(slash)):
         if len(counts) > 1:
@@ -330,7 +329,7 @@ def _chunks(counts: Index, begun: str) -> Iterator[str]:
 
 
 def _numbers(begun: str, end: int, *, whole: bool) -> Iterable[int]:
-    """The numbers from 0 to `end` whose digits begin so, or are that."""
+    """Return the numbers below `end` whose digits begin with `begun`, or equal it if `whole`."""
     if not begun and not whole:
         return range(end)
     if not _NUMBER.fullmatch(begun):
@@ -355,25 +354,26 @@ def _range_of(part: ByteRequest | None, length: int) -> slice:
     raise TypeError(f"Unexpected byte_range, got {part!r}; zarr.abc.store has the kinds that there are")
 
 
-# Computing what event loops ask for.
+# Computing chunks for event loops.
 
 
 async def answered(key: Hashable, compute: Callable[[], T]) -> T:
-    """What ``compute()`` returns or raises; CancelledError when the process ends before it begins.
+    """Return or raise what ``compute()`` does; raise CancelledError if the process ends before it begins.
 
-    Nobody is given what had begun before they asked: pixels may have been invalidated meanwhile. They wait for its end
-    without a place, and find in memory what it has left there.
+    A request does not share a computation that began before it, since pixels may have been invalidated meanwhile. It
+    waits for the end of that computation without taking a place, then finds its results in memory.
     """
     work = partial(_told, partial(copy_context().run, compute))
     # A loop may run on the main thread, where Ctrl-C would leave a lock of futures or of their threads taken.
     with store_call():
-        # Whoever has asked before may wait for the f that asks now. No window is computed twice all the same.
+        # An earlier request may be waiting for the f that asks now, so a nested one does not wait for it. Still, no
+        # window is computed twice.
         answer, is_own = (_beside(work), True) if is_nested() else _PLACES_OF_ALL.take(key, work)
     while not await _ends(answer) or not is_own:
         with store_call():
             if not is_own and answer.done():
                 answer, is_own = _PLACES_OF_ALL.take(key, work)
-            # Only one at a time is told so: not one that has begun, and needs no other place.
+            # are_stuck() is True for one caller at a time, so it is not called for a request that has already begun.
             elif not (is_own and answer.running()) and _PLACES_OF_ALL.are_stuck() and (not is_own or answer.cancel()):
                 answer, is_own = _beside(work), True
     with store_call():
@@ -383,7 +383,7 @@ async def answered(key: Hashable, compute: Callable[[], T]) -> T:
 
 
 def _told(work: Callable[[], T]) -> T:
-    """Raise something else than what would end an event loop, or mean something to it."""
+    """Call `work`; raise RuntimeError in place of exceptions that an event loop would end at, or interpret."""
     try:
         return work()
     except Exception:
@@ -393,12 +393,12 @@ def _told(work: Callable[[], T]) -> T:
 
 
 def _ended() -> asyncio.CancelledError:
-    # No error: of each of a thousand chunks that nobody waits for any more, asyncio would print a traceback.
+    # Not an Exception: asyncio would print a traceback for each chunk that nobody awaits any more, perhaps a thousand.
     return asyncio.CancelledError("the process ends, so no more is computed")
 
 
 def _beside(work: Callable[[], T]) -> Future[T]:
-    """Have work done at no place, on a thread of its own."""
+    """Do work on a new thread, without taking a place."""
     answer: Future[T] = Future()
 
     def run() -> None:
@@ -413,7 +413,7 @@ def _beside(work: Callable[[], T]) -> Future[T]:
 
 
 async def _ends(answer: Future[Any]) -> bool:
-    """Wait for an answer for a while, and whether it has come. Who gives up leaves it to others."""
+    """Wait for an answer for a while; return whether it has come. Cancelling the wait does not cancel the answer."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     with store_call():
@@ -422,7 +422,7 @@ async def _ends(answer: Future[Any]) -> bool:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, ready: asyncio.Future[None]) -> None:
-    # A closed loop raises it: nobody waits there any more.
+    # Raised if the loop is closed: nobody waits there any more.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(_set, ready)
 
@@ -447,9 +447,10 @@ class _Places:
         self._ended = False
 
     def take(self, key: Hashable, work: Callable[[], T]) -> tuple[Future[T], bool]:
-        """Have work done once a place is free; or what is under way for this key, and that it is not this work.
+        """Queue work until a place is free; return its answer and True.
 
-        CancelledError when the process ends.
+        If work for this key is already under way, return the answer of that and False. Raises CancelledError when the
+        process ends.
         """
         with self._lock:
             before = self._under_way.get(key)
@@ -468,7 +469,7 @@ class _Places:
             self._under_way.pop(key, None)
 
     def are_stuck(self) -> bool:
-        """Whether no place has become free for a while; true for one caller at a time."""
+        """Whether no place has become free for a while; True for one caller at a time."""
         with self._lock:
             now = time.monotonic()
             stuck = now - self._last_free >= _PATIENCE_SECONDS
@@ -477,7 +478,7 @@ class _Places:
             return stuck
 
     def end(self) -> None:
-        """Wait for what is under way, and cancel what waits for a place."""
+        """Wait for running work, and cancel work that waits for a place."""
         self._ended = True
         self._threads.shutdown(cancel_futures=True)
 

@@ -1,4 +1,4 @@
-"""The box of pixels that other programs see of a tensor, which for them begins at 0 and is cut into chunks."""
+"""Frames: the box of a tensor's pixels that other programs see, indexed from 0 and cut into chunks."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from infinite_tensor.values.dtypes import dtype_name
 from infinite_tensor.values.meaning import Lens, Meaning
 
 _HALF = 2**30
-"""Pixels on each side of 0 that are shown of an unbounded dimension: viewers count in 32 bits."""
+"""How many pixels of an unbounded dimension are shown on each side of 0: viewers count in 32 bits."""
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A box of pixels of a tensor, which is sliced like an array of numpy; each slice is a read.
+    """A box of pixels of a tensor. It is sliced like a numpy array; each slice is a read.
 
     Attributes
     ----------
     tensor : InfiniteTensor
-        Whose pixels they are.
+        The tensor.
     origin : tuple of int
         The first pixel of the box.
     shape : tuple of int
-        Pixels per dimension.
+        The number of pixels per dimension.
     tile : tuple of int
-        Shape of the tiles of the tensor.
+        The shape of the tiles of the tensor.
     dtype : numpy.dtype
-        Type of the pixels as they are shown.
+        The dtype in which pixels are shown.
     fill_value : number or None
-        What is shown where a tile is not stored; None where that is computed.
+        The value where a tile is not stored; None if missing tiles are computed.
     """
 
     tensor: InfiniteTensor
@@ -60,14 +60,14 @@ class Frame:
 
     @classmethod
     def of(cls, source: InfiniteTensor | StoredOnly, region: object = None) -> Frame:
-        """The frame that shows a region; by default all of the tensor, and the middle of unbounded dimensions.
+        """Return the frame of a region; by default all of the tensor, with the middle of unbounded dimensions.
 
         Raises
         ------
         RegionError
-            (an IndexError) If it is no region of the tensor.
+            (an IndexError) If `region` is not a region of the tensor.
         ValidationError
-            If it is no box of pixels.
+            If `region` is not a box of pixels.
         """
         tensor, fill_value = (source.tensor, source.fill_value) if isinstance(source, StoredOnly) else (source, None)
         node = node_of(tensor)
@@ -89,10 +89,10 @@ class Frame:
 
     @property
     def token(self) -> tuple[object, ...]:
-        """Equal for frames that show the same pixels of a tensor; another one after windows were dropped.
+        """A value that is equal for frames with the same pixels of a tensor, and that changes when windows are dropped.
 
-        It is the same in all processes for a tensor that is stored, and whose functions can be told from others; else
-        each tensor object has its own. Of what is stored alone, which changes at any time, each frame has its own.
+        It is the same in all processes if the tensor is stored and its functions can be identified; otherwise each
+        tensor object has its own. A frame of stored pixels only, which may change at any time, has its own too.
         """
         if self.fill_value is not None:
             return (self._own_token,)
@@ -104,17 +104,17 @@ class Frame:
         return secrets.token_hex(8)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields and the token: by the pickle, Dask tells arrays of other libraries that show this frame."""
+        """Pickle the fields and the token, since Dask identifies other libraries' arrays of this frame by its pickle."""
         return _unpickled, (self.tensor, self.origin, self.shape, self.tile, self.dtype, self.fill_value, self.token)
 
     @cached_property
     def chunk_shape(self) -> Index:
-        """Pixels of a chunk: those of a tile, or fewer where the frame is smaller."""
+        """The shape of a chunk: that of a tile, or smaller if the frame is."""
         return tuple(map(min, self.tile, self.shape))
 
     @cached_property
     def chunk_counts(self) -> Index:
-        """How many chunks there are per dimension."""
+        """The number of chunks per dimension."""
         return tuple([-(-extent // n) for extent, n in zip(self.shape, self.chunk_shape, strict=True)])
 
     def has_chunk(self, chunk: Sequence[int]) -> bool:
@@ -122,20 +122,20 @@ class Frame:
         return len(chunk) == len(self.shape) and all(0 <= i < n for i, n in zip(chunk, self.chunk_counts, strict=True))
 
     def box_of(self, chunk: Sequence[int]) -> tuple[slice, ...]:
-        """The pixels of the tensor in a chunk, as far as they lie in the frame."""
+        """Return the pixels of the tensor in a chunk, clipped to the frame."""
         lows = [first + i * n for first, i, n in zip(self.origin, chunk, self.chunk_shape, strict=True)]
         ends = [first + extent for first, extent in zip(self.origin, self.shape, strict=True)]
         return tuple([slice(low, min(low + n, end)) for low, n, end in zip(lows, self.chunk_shape, ends, strict=True)])
 
     @property
     def tile_counts(self) -> Index:
-        """How many tiles lie in the frame, or partly, per dimension."""
+        """The number of tiles that intersect the frame, per dimension."""
         spans = zip(self.origin, self.shape, self.tile, strict=True)
         return tuple([(first + extent - 1) // n - first // n + 1 for first, extent, n in spans])
 
     @property
     def tile_cuts(self) -> tuple[tuple[int, ...], ...]:
-        """Pixels of each tile that lie in the frame, per dimension."""
+        """The number of pixels of each tile that lie in the frame, per dimension."""
         cuts = []
         for first, extent, n in zip(self.origin, self.shape, self.tile, strict=True):
             borders = [first, *range(first - first % n + n, first + extent, n), first + extent]
@@ -143,13 +143,13 @@ class Frame:
         return tuple(cuts)
 
     def meaning(self, dims: Mapping[int, str]) -> Meaning:
-        """What is known of the pixels of the box, with these dimensions, under these names."""
+        """Return the metadata of the pixels of the box, with these dimensions, under these names."""
         known = node_of(self.tensor).spec.definition.meaning or Meaning()
         shown = {d: (name, self.shape[d]) for d, name in dims.items()}
         return known.through(Lens.of_region(self.tensor.dims, self.origin, shown))
 
     def read(self, region: Selection | tuple[slice, ...]) -> npt.NDArray[np.generic]:
-        """The pixels of a region, in an array that nobody else has.
+        """Return the pixels of a region, in a new array.
 
         Raises
         ------
@@ -186,7 +186,7 @@ class Frame:
         return "infinite_tensor", self.token
 
     def tile_in_memory(self, box: tuple[slice, ...]) -> npt.NDArray[np.generic] | None:
-        """The pixels of a box if they are one tile that lies in memory, not to be changed; otherwise None."""
+        """Return the pixels of a box if they are one tile in memory, else None. They must not be changed."""
         node = node_of(self.tensor)
         tile = node.contents.tile_in_memory(node.spec, [part.start for part in box], [part.stop for part in box])
         return None if tile is None or shown_dtype(tile.dtype) != self.dtype else shown(tile)
@@ -197,7 +197,7 @@ def _unpickled(*fields: Any) -> Frame:
 
 
 def state_of(node: Node) -> tuple[object, ...] | None:
-    """Equal for equal pixels of a tensor, in all processes, until windows are dropped; None where that is unknown."""
+    """Return a value that is equal for equal pixels in all processes, until windows are dropped; None if unknown."""
     generation, definition = node.contents.generation(node.spec), node.spec.definition
     if generation is None or definition.functions.record.opaque:
         return None
@@ -206,12 +206,12 @@ def state_of(node: Node) -> tuple[object, ...] | None:
 
 
 def step_of(extents: Sequence[int], every: object, max_pixels: object) -> int:
-    """Of how many pixels along each dimension one is shown: `every`, or the fewest that leave `max_pixels` at most.
+    """Return the step between shown pixels: `every`, or the smallest that leaves at most `max_pixels` of them.
 
     Raises
     ------
     ValidationError
-        If they are no positive ints, or both are given.
+        If one of them is not a positive int, or both are given.
     """
     if every is not None and max_pixels is not None:
         raise ValidationError(f"give every or max_pixels, not both; got {quoted(every)} and {quoted(max_pixels)}")
@@ -235,13 +235,13 @@ def shown_dtype(dtype: torch.dtype) -> np.dtype[np.generic]:
 
 
 def shown(pixels: torch.Tensor) -> npt.NDArray[np.generic]:
-    """Pixels as an array of `shown_dtype`, in the same memory where it can be."""
+    """Return pixels as an array of `shown_dtype`, sharing their memory if possible."""
     array: npt.NDArray[np.generic] = (pixels.float() if pixels.dtype is torch.bfloat16 else pixels).numpy(force=True)
     return array
 
 
 def shown_if_stored(tensor: InfiniteTensor, region: object) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_]]:
-    """The pixels of a region as `shown`, and which of them are missing, as a window is that they are in."""
+    """Return the pixels of a region as `shown`, and a mask of those that are missing, as one of their windows is."""
     node = node_of(tensor)
     selection = parse(region, tensor.shape, node.spec.labels)
     missing = torch.ones(selection.size, dtype=torch.bool)
@@ -250,6 +250,6 @@ def shown_if_stored(tensor: InfiniteTensor, region: object) -> tuple[npt.NDArray
 
 
 def shown_value(value: Number, dtype: torch.dtype) -> np.generic:
-    """A pixel of a dtype as it is shown."""
+    """Return a value of a torch dtype as the pixel that is shown."""
     pixel: np.generic = shown(torch.full((1,), value, dtype=dtype, device="cpu"))[0]
     return pixel

@@ -1,6 +1,6 @@
-"""How xarray reads what is not in memory: the interface that it has for backends, and one for indexes.
+"""Lazy arrays and indexes for xarray, by its interfaces for backends and for indexes.
 
-Most of it lies in `xarray.core`, from where xarray's guide for authors of backends takes it.
+Most of these interfaces are in `xarray.core`; xarray's guide for authors of backends imports them from there.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from infinite_tensor.support.given import number, quoted
 from infinite_tensor.views.frame import Frame
 
 _MOST_ORDINARY = 2**24
-"""Coordinates, of 8 bytes each, that pandas may hold. Longer dimensions have an index of another type, which xarray
-does not align with those of pandas."""
+"""The most coordinates, of 8 bytes each, in a pandas index. Longer dimensions have an index of another type, which
+xarray does not align with those of pandas."""
 
 
 class _Lazy(BackendArray):
-    """A frame with its dimensions in some order."""
+    """A frame with its dimensions in a given order."""
 
     def __init__(self, frame: Frame, order: Index) -> None:
         self.frame = frame
@@ -55,7 +55,7 @@ class _Lazy(BackendArray):
 
 
 class _LazilyIndexed(LazilyIndexedArray):
-    """One that stays lazy when it is transposed: that of xarray makes the coordinates of all pixels."""
+    """A lazy array that stays lazy when transposed; the one of xarray would create the coordinates of all pixels."""
 
     def transpose(self, order: Sequence[int]) -> CopyOnWriteArray:
         entries, lazy = self.key.tuple, self.array
@@ -68,13 +68,13 @@ class _LazilyIndexed(LazilyIndexedArray):
 
 
 def lazily(frame: Frame) -> CopyOnWriteArray:
-    """An array for an `xarray.Variable` that reads what is used of it. It is not copied until it is written to."""
-    # As xarray does itself, against the types that it declares.
+    """Return an array for an `xarray.Variable` that reads pixels when they are used. Writing to it copies it."""
+    # xarray does the same, although its declared types disallow it.
     return CopyOnWriteArray(_LazilyIndexed(_Lazy(frame, tuple(range(frame.ndim)))))  # type: ignore[arg-type]
 
 
 class _Span(PandasIndex):
-    """Successive coordinates, which are never all made: pandas would make them to find what is not an int."""
+    """An index of successive coordinates that never creates all of them; pandas would, to look up labels but ints."""
 
     def _replace(self, index: pd.Index, dim: Hashable = None, coord_dtype: Any = None) -> PandasIndex:
         return _index_of(index, self.dim if dim is None else dim, coord_dtype)
@@ -104,11 +104,11 @@ class _Span(PandasIndex):
         return super().sel({name: found})
 
     def _found(self, label: Any, method: str | None, tolerance: Any) -> Any:
-        """The coordinates that labels stand for, None where one of them stands for none."""
+        """Return the coordinates that labels select, or None if one label selects none."""
         values = np.asarray(label)
         if values.dtype.kind not in "iuf":
             return None
-        # All coordinates are exact in it, which they are in no smaller type.
+        # float64 represents all coordinates exactly; no smaller float does.
         values = values.astype(np.float64)
         first, last = self.index[0], self.index[-1]
         found = _ROUNDINGS[method](values).clip(first, last)
@@ -122,7 +122,7 @@ class _Span(PandasIndex):
         return found.astype(np.int64) if known.all() else None
 
     def _of_ints(self, label: slice) -> slice:
-        """A slice that has the same coordinates, by bounds that are coordinates or next to the first or last one."""
+        """Return a slice that selects the same coordinates, with int bounds at most one beyond the first or last."""
         is_backwards = label.step is not None and label.step < 0
         low: Callable[[float], int] = math.floor if is_backwards else math.ceil
         high: Callable[[float], int] = math.ceil if is_backwards else math.floor
@@ -135,7 +135,7 @@ class _Span(PandasIndex):
         if not isinstance(value, int | float):
             raise TypeError(f"the coordinates are ints, got {quoted(bound)} as a bound of a slice; give a number")
         outside = self.index[-1] + 1
-        # As pandas does, which sorts it last.
+        # As in pandas, NaN sorts last.
         return outside if math.isnan(value) else to_int(min(max(value, self.index[0] - 1), outside))
 
 
@@ -145,13 +145,13 @@ _ROUNDINGS: dict[str | None, Callable[[Any], Any]] = {
     "ffill": np.floor,
     "backfill": np.ceil,
     "bfill": np.ceil,
-    # As pandas does, of two that are as near the larger.
+    # As in pandas: of two equally near coordinates, the larger.
     "nearest": lambda values: np.floor(values + 0.5),
 }
 
 
 def coordinates(dim: str, first: int, extent: int) -> xarray.Coordinates:
-    """The coordinates along a dimension from a first one on, which take no memory."""
+    """Return successive coordinates along a dimension, which take no memory."""
     index = _index_of(pd.RangeIndex(first, first + extent, name=dim), dim)
     return xarray.Coordinates(index.create_variables(), {dim: index})
 

@@ -1,6 +1,6 @@
-"""What other programs are told of pixels beside their values: coordinates and attributes, as xarray has them.
+"""The metadata of pixels for other programs: coordinates and attributes by the conventions of xarray.
 
-And what the ``zarr.json`` of a hierarchy of arrays says, by the specification of Zarr v3, and what names it takes.
+Also the ``zarr.json`` documents of a hierarchy of arrays, as Zarr v3 specifies them, and the names that it allows.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from infinite_tensor.views.frame import Frame
 
 DOCUMENT = "zarr.json"
 UNFINISHED = "export.json"
-"""What an export that has not come to its end has in its root, in place of the document."""
+"""The document in the root of an unfinished export, in place of ``zarr.json``."""
 
 _PLAIN_NAME = re.compile(r"[^\W_][\w.-]*")
 
 SPATIAL_REF = "spatial_ref"
-"""The coordinate without dimensions that says, by its attributes, which CRS there is, as rioxarray and GDAL have it."""
+"""The coordinate without dimensions whose attributes describe the CRS, by the convention of rioxarray and GDAL."""
 
 _ATTRIBUTES = {"nodata": ("_FillValue", "nodatavals"), "scale": ("scale_factor", "scales")} | {
     "offset": ("add_offset", "offsets")
 }
-"""What codes are called among attributes: the same one for all pixels, and one for each band."""
+"""The attributes of a code: the one for a value of all pixels, and the one for a value per band."""
 _ELSEWHERE = ("colour map", "mask", "GCPs", "RPCs")
 T = TypeVar("T", float, npt.NDArray[Any])
 _UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -63,7 +63,7 @@ def array_document(
     fill_value: Number = 0,
     compressors: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """The metadata of an array whose chunks are little-endian."""
+    """Return the metadata of an array whose chunks are little-endian."""
     order = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
     return {
         "zarr_format": 3,
@@ -80,28 +80,28 @@ def array_document(
 
 
 def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata of a group."""
+    """Return the metadata of a group."""
     return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
 
 
 def _hierarchy(
     arrays: Mapping[str, Mapping[str, Any]], attributes: Mapping[str, Any], *, in_levels: bool = False
 ) -> dict[str, bytes]:
-    """All documents of a group, by their keys, the root last.
+    """Return all documents of a group, by their keys, the root last.
 
     Parameters
     ----------
     arrays : mapping of str to mapping
-        Those of its arrays by their paths.
+        The documents of its arrays, by path.
     attributes : mapping
-        Those of the group.
+        The attributes of the group.
     in_levels : bool
-        Whether the groups that arrays are in are opened one by one.
+        Whether each subgroup is also opened alone, and so needs consolidated metadata.
     """
     nodes: dict[str, Any] = {}
     for path, document in arrays.items():
         nodes |= {above: group_document({}) for above in groups_above(path)} | {path: document}
-    # zarr finds in a group only what stands together there.
+    # zarr only finds the members of a group if they are adjacent.
     nodes = dict(sorted(nodes.items(), key=lambda node: node[0].rpartition("/")[0]))
     documents = {f"{path}/{DOCUMENT}": node for path, node in nodes.items()}
     if in_levels:
@@ -113,19 +113,19 @@ def _hierarchy(
 
 
 def _consolidated(attributes: Mapping[str, Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata of a group with that of all in it: xarray looks for it, and need not list the store."""
+    """Return the metadata of a group, consolidated with that of all members, so that xarray need not list the store."""
     consolidated = {"kind": "inline", "must_understand": False, "metadata": nodes}
     return group_document(attributes) | {"consolidated_metadata": consolidated}
 
 
 def groups_above(path: str) -> Iterator[str]:
-    """The paths of the groups that an array is in, from the outermost on, but for the root."""
+    """Return the paths of the groups that contain an array, outermost first, without the root."""
     parts = path.split("/")
     return ("/".join(parts[:depth]) for depth in range(1, len(parts)))
 
 
 def chunk_bytes(array: npt.NDArray[Any]) -> memoryview:
-    """The pixels of a chunk as they are stored."""
+    """Return the bytes of the pixels of a chunk, little-endian."""
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return little.reshape(-1).view(np.uint8).data.toreadonly()
 
@@ -134,13 +134,13 @@ def chunk_bytes(array: npt.NDArray[Any]) -> memoryview:
 
 
 def plain_name_of(tensor: InfiniteTensor) -> str | None:
-    """The last part of a tensor's id; None if it has a random id, or one that other programs may not take as a name."""
+    """Return the last part of a tensor's id; None if the id is random, or other programs may refuse it as a name."""
     last = tensor.tensor_id.rpartition("/")[2]
     return last if node_of(tensor).tensor.named and is_plain_name(last) and last not in tensor.dims else None
 
 
 def array_name_of(tensor: InfiniteTensor) -> str:
-    """What the array of a tensor is called where it needs a name; it has that of no dimension, as coordinates do."""
+    """Return a name for the array of a tensor that is not the name of a dimension, which coordinates have."""
     name = plain_name_of(tensor) or "values"
     while name in tensor.dims:
         name += "_"
@@ -148,12 +148,12 @@ def array_name_of(tensor: InfiniteTensor) -> str:
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name is made of letters, digits, dots, hyphens and underscores, as all programs take it."""
+    """Whether a name has only letters, digits, dots, hyphens and underscores, which all programs accept."""
     return _PLAIN_NAME.fullmatch(name) is not None and is_name(name)
 
 
 def is_name(name: str) -> bool:
-    """Whether an array or a group can have a name."""
+    """Whether an array or a group can have this name."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -167,7 +167,7 @@ def is_name(name: str) -> bool:
 
 
 def path_of(key: Key) -> str:
-    """The path of a member of a group; ValidationError if one of its names can be none in Zarr."""
+    """Return the path of a member of a group; raise ValidationError if Zarr does not allow one of its names."""
     if not all(map(is_name, key)):
         raise ValidationError(
             f"{show(key)} cannot be the path of a Zarr array: names there are valid Unicode without slashes and NUL, "
@@ -177,11 +177,11 @@ def path_of(key: Key) -> str:
     return "/".join(key)
 
 
-# What pixels mean.
+# The metadata of pixels.
 
 
 def attributes_of(meaning: Meaning, dtype: torch.dtype) -> dict[str, Any]:
-    """What is said of all pixels of a dtype."""
+    """Return the attributes of an array of this dtype."""
     found = {fact.called: fact.value for fact in meaning.of(Attribute)}
     for fact in meaning.of(Code):
         if fact.called not in _ELSEWHERE:
@@ -193,7 +193,7 @@ def attributes_of(meaning: Meaning, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def unsaid_by_attributes(meaning: Meaning) -> list[str]:
-    """What neither attributes nor coordinates say."""
+    """Return the metadata that neither attributes nor coordinates contain, as messages call it."""
     nameless = [label for fact in meaning.of(Coordinate) if not is_name(fact.called) for label in fact.labels]
     return [
         *meaning.lost,
@@ -203,10 +203,10 @@ def unsaid_by_attributes(meaning: Meaning) -> list[str]:
 
 
 def coordinates_of(meaning: Meaning, dims: Sequence[str], shape: Sequence[int]) -> dict[str, Coordinate]:
-    """Those that are known of pixels, by their names."""
+    """Return the known coordinates of pixels, by name."""
     places = [each for place in meaning.of(Georeference) for each in _of_place(place, dims, shape)]
     given = {each.called: each for each in (*places, *meaning.of(Coordinate))}
-    # One that is called as a dimension is that of it.
+    # A coordinate with the name of a dimension must lie along that dimension alone.
     return {name: each for name, each in given.items() if name not in dims or [dims[d] for d in each.dims] == [name]}
 
 
@@ -223,19 +223,19 @@ def _of_place(place: Georeference, dims: Sequence[str], shape: Sequence[int]) ->
 
 
 def zarr_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes of an array in Zarr v3, where JSON has not all floats that pixels without data may have."""
+    """Return attributes for Zarr v3: a float nodata value is encoded, since JSON has no NaN and no infinities."""
     fill = attributes.get("_FillValue")
     encoded = base64.standard_b64encode(struct.pack("<d", fill)).decode() if isinstance(fill, float) else fill
     return {**attributes} if fill is None else {**attributes, "_FillValue": encoded}
 
 
 class Along(NamedTuple):
-    """How the pixels of a level lie along a dimension of the tensor that it is a level of.
+    """How the pixels of a level lie along one dimension of its tensor.
 
     Attributes
     ----------
     pixels : int
-        So many pixels of the tensor are in one.
+        The number of pixels of the tensor in one pixel of the level.
     shift : float
         Where the middle of pixel 0 is, in pixels of the tensor.
     """
@@ -244,7 +244,7 @@ class Along(NamedTuple):
     shift: float = 0
 
     def middle(self, pixel: T) -> T:
-        """Where the middle of a pixel is, or of several."""
+        """Return where the middle of one or several pixels is, in pixels of the tensor."""
         return pixel * self.pixels + self.shift
 
 
@@ -254,13 +254,13 @@ class Shown(NamedTuple):
     Attributes
     ----------
     frame : Frame
-        Its pixels.
+        The pixels of the array.
     dims : mapping of int to str
-        Names of their dimensions there, by their numbers.
+        The names of its dimensions, by their numbers in the tensor.
     meaning : Meaning
-        What they mean.
+        The metadata of its pixels.
     along : tuple of Along
-        Where they lie, per dimension of the tensor.
+        Where its pixels lie, per dimension of the tensor.
     """
 
     frame: Frame
@@ -270,7 +270,7 @@ class Shown(NamedTuple):
 
     @classmethod
     def of(cls, frame: Frame, dims: Mapping[int, str], along: tuple[Along, ...] = ()) -> Shown:
-        """A frame with these dimensions, under these names."""
+        """Return the array of a frame with these dimensions, under these names."""
         return cls(frame, dims, frame.meaning(dims), along or (Along(),) * frame.ndim)
 
     def document(
@@ -279,7 +279,7 @@ class Shown(NamedTuple):
         compressors: Sequence[Mapping[str, Any]] = (),
         attributes: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The metadata of the array. Pixel ``p`` of the tensor is at ``p + origin`` in it."""
+        """Return the metadata of the array; by its ``origin``, pixel ``p`` of the tensor is at ``p + origin``."""
         frame = self.frame
         shape, chunks, origin = (
             tuple([each[d] for d in self.dims]) for each in (frame.shape, frame.chunk_shape, frame.origin)
@@ -289,7 +289,7 @@ class Shown(NamedTuple):
         return array_document(shape, chunks, frame.dtype, [*self.dims.values()], said, fill_value, compressors)
 
     def coordinates(self) -> dict[str, Coordinate]:
-        """Those that are known, and of other dimensions the middles of pixels, unless they are too many."""
+        """Return the known coordinates, and for other dimensions the middles of pixels, unless there are too many."""
         frame, dims = self.frame, [*self.dims.values()]
         found = coordinates_of(self.meaning, dims, [frame.shape[d] for d in self.dims])
         for number, (d, name) in enumerate(self.dims.items()):
@@ -308,22 +308,22 @@ def documents_of(
     *,
     in_levels: bool = False,
 ) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """What a Zarr hierarchy holds beside the chunks of its arrays, by keys: documents, and chunks of coordinates.
+    """Return the documents of a Zarr hierarchy and the chunks of its coordinates, both by key.
 
     Parameters
     ----------
     shown : mapping of str to Shown
         The arrays by their paths.
     documents : mapping of str to dict
-        Their metadata. Attributes that it has stay as they are.
+        The metadata of the arrays. Existing attributes are kept.
     attributes : mapping
-        Those of the group.
+        The attributes of the group.
     may_be : callable
-        Whether a coordinate may have a name.
+        ``may_be(name)`` tells whether a coordinate may have a name.
     compressors : sequence of mapping
-        Those of coordinates.
+        The compressors of coordinates.
     in_levels : bool
-        Whether each array is a level, in a group that is opened alone.
+        Whether each array is a level, in a group that is also opened alone.
     """
     arrays: dict[str, dict[str, Any]] = {}
     coordinates: dict[str, dict[str, Any]] = {}
@@ -341,10 +341,10 @@ def documents_of(
 def _beside(
     shown: Mapping[str, Shown], may_be: Callable[[str], bool], compressors: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, bytes], dict[str, dict[str, Any]]]:
-    """What stands beside the arrays of a Zarr hierarchy.
+    """Return the coordinates of the arrays of a Zarr hierarchy.
 
-    The metadata of arrays of coordinates by their paths, and their only chunks by their keys; and what the arrays
-    themselves say of their pixels, by their paths.
+    These are the metadata of the arrays of coordinates, by path, and their chunks, one each, by key. The third mapping
+    has attributes to add to the arrays themselves, by path.
     """
     documents, chunks, said = {}, {}, {}
     taken = set(shown).union(*map(groups_above, shown))
@@ -353,7 +353,7 @@ def _beside(
         dims, attributes = [*each.dims.values()], attributes_of(each.meaning, each.frame.tensor.dtype)
         others = []
         for called, coordinate in each.coordinates().items():
-            # Names of dimensions stand for the same in all arrays; others are of one.
+            # The coordinate of a dimension is shared by all arrays; others belong to one array, and get its name.
             name = called if called in dims or len(shown) == 1 else f"{key}_{called}"
             while called not in dims and f"{above}/{name}".lstrip("/") in taken:
                 name += "_"
@@ -374,7 +374,7 @@ def _beside(
 def _array_of(
     coordinate: Coordinate, dims: Sequence[str], compressors: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], bytes]:
-    """Metadata and chunk of a coordinate, by the conventions of netCDF, as xarray writes it."""
+    """Return the metadata and the chunk of a coordinate, by the conventions of netCDF, as xarray writes it."""
     values, attrs = coordinate.values, {**coordinate.attrs}
     if values.dtype.kind in "Mm":
         unit = _UNITS[np.datetime_data(values.dtype)[0]]

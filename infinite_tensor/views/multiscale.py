@@ -1,4 +1,4 @@
-"""One image at several resolutions in one group, as OME-Zarr 0.5 has it (https://ngff.openmicroscopy.org/0.5)."""
+"""One image at several resolutions in one group, as specified by OME-Zarr 0.5 (https://ngff.openmicroscopy.org/0.5)."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from infinite_tensor.views.frame import Frame
 from infinite_tensor.views.metadata import Along, Shown, coordinates_of
 
 _RANKS = {"t": 0, "time": 0, "z": 2, "y": 3, "x": 4}
-"""In which order dimensions are, by their names; those of others are"""
+"""The order of dimensions, by name."""
 _OTHER = 1
 """between time and space."""
 _PART_BYTES = 2**25
-"""So much of a tensor is written before what its levels have of it, which is computed while this is in memory."""
+"""The tensor is written in parts of about this size, each followed by its levels, which are computed from memory."""
 
 Box: TypeAlias = tuple[Index, Index]
-"""The first of some chunks or pixels, and the one after the last, per dimension."""
+"""The first chunk or pixel of a box, and the one after the last, per dimension."""
 
 
 class Image(NamedTuple):
-    """What is shown of a tensor and its levels.
+    """A tensor and its levels as an OME-Zarr image.
 
     Attributes
     ----------
     arrays : mapping of str to Shown
-        By their paths ``s0/<name>``, ``s1/<name>`` and so on, the tensor first.
+        The arrays by their paths ``s0/<name>``, ``s1/<name>`` and so on, the tensor first.
     attributes : mapping
-        What the group says of them.
+        The attributes of the group.
     """
 
     arrays: Mapping[str, Shown]
@@ -45,26 +45,26 @@ class Image(NamedTuple):
 
 
 def image_of(name: str, frame: Frame, kept: Sequence[int], levels: Sequence[InfiniteTensor]) -> Image:
-    """The image of a box of pixels.
+    """Return the image of a box of pixels.
 
-    Pixel ``i`` of a level stands for the pixels ``[i * n, (i + 1) * n)`` of the tensor, wherever the box begins: a
-    level shows every pixel that stands for one of the box.
+    Pixel ``i`` of a level stands for the pixels ``[i * n, (i + 1) * n)`` of the tensor, wherever the box begins. A
+    level includes every pixel that stands for at least one pixel of the box.
 
     Parameters
     ----------
     name : str
-        What the array of each level is called.
+        The name of the array of each level.
     frame : Frame
-        The box. Where it shows only what is stored, so do the levels.
+        The box. If it shows stored pixels only, so do the levels.
     kept : sequence of int
-        The dimensions that arrays have; the box has one pixel along the others.
+        The dimensions of the arrays; the box has one pixel along the others.
     levels : sequence of InfiniteTensor
-        Those of `InfiniteTensor.pyramid`, level 1 first.
+        The levels of `InfiniteTensor.pyramid`, level 1 first.
 
     Raises
     ------
     ValidationError
-        If the dimensions are no axes of OME-Zarr.
+        If the dimensions cannot be axes of OME-Zarr.
     """
     axes = axes_of(frame, kept)
     space = [d for d, axis in zip(kept, axes, strict=True) if axis.get("type") == "space"]
@@ -75,7 +75,7 @@ def image_of(name: str, frame: Frame, kept: Sequence[int], levels: Sequence[Infi
         source = level if frame.fill_value is None else level.stored_only(frame.fill_value)
         is_first = made[k - 1].method == "nearest"
         along = tuple([Along(n, 0 if n == 1 or is_first else (n - 1) / 2) for n in counts])
-        # Chunks of all levels are alike, whatever their windows are.
+        # Chunks of all levels have the same shape, whatever their windows are.
         box = replace(Frame.of(source, box_above(frame.origin, frame.shape, counts)), tile=frame.tile)
         arrays[f"s{k}/{name}"] = Shown.of(box, dims, along)
     multiscale = {"name": frame.tensor.tensor_id, "axes": axes, "datasets": _datasets(arrays, space)}
@@ -84,9 +84,10 @@ def image_of(name: str, frame: Frame, kept: Sequence[int], levels: Sequence[Infi
 
 
 def parts_of(arrays: Mapping[str, Shown]) -> Iterator[tuple[str, Box]]:
-    """In which order the arrays of an image are written: boxes of pixels, cut between chunks, by the path of the array.
+    """Yield the boxes of pixels of an image in the order to write them, each cut between chunks, with its array's path.
 
-    What a chunk is made of comes right before it, so little has to be kept of each level, however large the image is.
+    The pixels that a chunk is computed from come right before it, so little of each level has to be kept in memory,
+    however large the image is.
     """
     levels = [*arrays.items()][::-1]
     counts = levels[0][1].frame.chunk_counts
@@ -95,7 +96,7 @@ def parts_of(arrays: Mapping[str, Shown]) -> Iterator[tuple[str, Box]]:
 
 
 def _in_order(levels: Sequence[tuple[str, Shown]], box: Box) -> Iterator[tuple[str, Box]]:
-    """Some chunks of a level, and before them those that they are made of, given the levels from that one down."""
+    """Yield a box of chunks of the first level, and before it the chunks of finer levels that it is computed from."""
     boxes = [box]
     for (_, coarser), (_, finer) in itertools.pairwise(levels):
         boxes.append(_below(coarser, finer, boxes[-1]))
@@ -116,7 +117,7 @@ def _in_order(levels: Sequence[tuple[str, Shown]], box: Box) -> Iterator[tuple[s
 
 
 def _below(coarser: Shown, finer: Shown, box: Box) -> Box:
-    """The chunks of a level that lie where those of the next one do, but for a pixel or two."""
+    """Return the chunks of the finer level that cover a box of the coarser one, except for a pixel or two."""
     factors = [of_one.pixels // of_other.pixels for of_one, of_other in zip(coarser.along, finer.along, strict=True)]
     low, high = (tuple(map(min, map(operator.mul, side, factors), finer.frame.chunk_counts)) for side in box)
     return low, high
@@ -131,7 +132,7 @@ def _pixels(frame: Frame, low: Index, high: Index) -> Box:
 
 
 def axes_of(frame: Frame, kept: Sequence[int]) -> list[dict[str, str]]:
-    """What OME-Zarr says of these dimensions; ValidationError if it does not have them so."""
+    """Return the axes of these dimensions for OME-Zarr; raise ValidationError if it does not allow them."""
     tensor = frame.tensor
     names, dims = names_of(tensor), [tensor.dims[d] for d in kept]
     for d, name in enumerate(names):
@@ -164,7 +165,7 @@ def axes_of(frame: Frame, kept: Sequence[int]) -> list[dict[str, str]]:
 
 
 def _datasets(arrays: Mapping[str, Shown], space: Sequence[int]) -> list[dict[str, Any]]:
-    """Where the middles of pixels are, in the unit of the finest level."""
+    """Return the coordinate transformations of the arrays, in the unit of the finest level."""
     units = _units(next(iter(arrays.values())), space)
     datasets = []
     for path, shown in arrays.items():
@@ -176,9 +177,9 @@ def _datasets(arrays: Mapping[str, Shown], space: Sequence[int]) -> list[dict[st
 
 
 def _units(shown: Shown, space: Sequence[int]) -> dict[int, tuple[float, float]]:
-    """How long a pixel is along each dimension, and where the middle of pixel 0 is.
+    """Return the length of a pixel along each dimension, and where the middle of pixel 0 is.
 
-    By its coordinates if they rise in even steps along all dimensions of space, since viewers show no others; else in
+    Both are in coordinates if these ascend in even steps along all dimensions of space, as viewers require; else in
     pixels.
     """
     known = coordinates_of(shown.meaning, [*shown.dims.values()], [shown.frame.shape[d] for d in shown.dims])

@@ -1,4 +1,4 @@
-"""What pictures show of a tensor of any number of dimensions: two of them, of it and of its levels, in square tiles."""
+"""Planes: the two dimensions of a tensor, and of its levels, that a picture shows in square tiles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.coarse import Coarsening, scales
 
 SIDE = 256
-"""Pixels along a tile, of whatever level."""
+"""Pixels along each side of a tile, in any level."""
 COLOURS = 3
 _NO_COLOURS = frozenset({"z", "t", "time", "depth"})
 
@@ -25,22 +25,22 @@ Box: TypeAlias = tuple[slice, slice]
 
 
 def channels_of(shape: Shape) -> int | None:
-    """Which of three dimensions is one of channels: the first or last one, of an extent of 1 or 3."""
+    """Return which of three dimensions is channels: the first or last one if its extent is 1 or 3, else None."""
     return next((d for d in (0, 2) if len(shape) == 3 and shape[d] in (1, 3)), None)
 
 
 @dataclass(frozen=True)
 class Plane:
-    """Two dimensions of a tensor, and where a picture stands along the others.
+    """Two dimensions of a tensor, with a fixed place along the others.
 
     Attributes
     ----------
     shape : tuple of int or None
-        Of the tensor.
+        The shape of the tensor.
     rows, columns : int
         The two dimensions.
     at : tuple of (int or None)
-        A place along each dimension; None along these two, and along the one whose first three entries are colours.
+        The place along each dimension; None for the two, and for the dimension whose first three entries are colours.
     """
 
     shape: Shape
@@ -50,7 +50,7 @@ class Plane:
 
     @classmethod
     def of(cls, shape: Shape, dims: Sequence[str]) -> Self:
-        """The dimensions y and x, or the last two that are none of channels, and colours where there may be some."""
+        """Return the plane of y and x, else of the last two dimensions except channels; with colours if it can be."""
         if len(shape) < 2:
             raise ValidationError(
                 f"a picture shows two dimensions, and the tensor has shape {shape}; draw it by t.show()"
@@ -67,25 +67,25 @@ class Plane:
 
     @property
     def others(self) -> list[int]:
-        """The dimensions beside the two."""
+        """The other dimensions."""
         return [d for d in range(len(self.shape)) if d not in (self.rows, self.columns)]
 
     @property
     def colours(self) -> int | None:
-        """The dimension whose first three entries are red, green and blue."""
+        """The dimension whose first three entries are red, green and blue, or None."""
         return next((d for d in self.others if self.at[d] is None), None)
 
     @property
     def extents(self) -> Shape:
-        """Rows and columns; None for an unbounded dimension."""
+        """The number of rows and columns; None for an unbounded dimension."""
         return self.extents_in(self.shape)
 
     def extents_in(self, shape: Shape) -> Shape:
-        """Rows and columns of a level of this shape."""
+        """Return the number of rows and columns of a level of this shape."""
         return shape[self.rows], shape[self.columns]
 
     def placed(self, places: Sequence[int]) -> Plane:
-        """The plane at other places along the dimensions that are neither drawn nor colours, the first ones."""
+        """Return the plane at other places along the first of the dimensions that are neither drawn nor colours."""
         free = [d for d in self.others if d != self.colours]
         if len(places) > len(free):
             raise ValidationError(f"a place is given along {len(free)} other dimensions, and not along {len(places)}")
@@ -99,9 +99,9 @@ class Plane:
     def pyramid(
         self, tensor: InfiniteTensor, levels: Sequence[InfiniteTensor]
     ) -> tuple[list[InfiniteTensor], list[Index]]:
-        """The tensor and its levels, and how many of its pixels one of each is, per dimension.
+        """Return the tensor and its levels, and per level the number of tensor pixels in one pixel, per dimension.
 
-        There are no levels where they do not halve rows and columns, and keep colours.
+        Levels are left out unless all of them halve rows and columns and keep colours.
         """
         made = [cast("Coarsening", level.f) for level in levels]
         halved = all(
@@ -113,27 +113,27 @@ class Plane:
         return ([tensor, *levels], [base, *scales(made)]) if halved else ([tensor], [base])
 
     def region(self, box: Box, scale: Sequence[int]) -> tuple[int | slice, ...]:
-        """What to read of a level, one pixel of which is so many of the tensor along each dimension."""
+        """Return the region to read of a level, each pixel of which is `scale` pixels of the tensor per dimension."""
         region = [slice(COLOURS) if place is None else place // n for place, n in zip(self.at, scale, strict=True)]
         region[self.rows], region[self.columns] = box
         return tuple(region)
 
     def image(self, pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """What was read of a region as rows and columns, and colours last; of complex numbers how large they are."""
+        """Arrange the pixels of a region as rows and columns, colours last; complex numbers become absolute values."""
         kept = [d for d, place in enumerate(self.at) if place is None]
         axes = [kept.index(d) for d in (self.rows, self.columns, self.colours) if d is not None]
         return (np.abs(pixels) if np.iscomplexobj(pixels) else pixels).transpose(axes)
 
 
 class Tile(NamedTuple):
-    """A tile of a level: pixel ``(row * SIDE, column * SIDE)`` of it is the first."""
+    """A tile of a level; its first pixel is ``(row * SIDE, column * SIDE)`` of the level."""
 
     level: int
     row: int
     column: int
 
     def box(self, extents: Shape) -> Box | None:
-        """Its pixels, of its level; None where there are none. `extents` are those of level 0."""
+        """Return its pixels in its level, or None if it has none. `extents` are those of level 0."""
         rows, columns = (
             (i * SIDE, i * SIDE + SIDE)
             if extent is None
@@ -144,7 +144,7 @@ class Tile(NamedTuple):
 
 
 def finer(box: Box, factor: int, extents: Shape) -> Box:
-    """The pixels of a finer level that a box stands for; `extents` are those of that level."""
+    """Return the pixels of a finer level that a box covers; `extents` are those of that level."""
     rows, columns = (
         slice(part.start * factor, part.stop * factor if extent is None else min(part.stop * factor, extent))
         for part, extent in zip(box, extents, strict=True)

@@ -1,7 +1,6 @@
-"""What people look at: tables in notebooks, which compute nothing, and regions drawn by matplotlib.
+"""Tables for notebooks, which compute nothing, and regions drawn by matplotlib.
 
-Whatever is wrong with a store, a line of its table says so. What is asked of it is asked on a thread of its own, which
-is waited for only so long.
+If a store fails, a line of the table reports it. Stores are queried on a separate thread, with a time limit.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ if TYPE_CHECKING:
     import matplotlib.axes
 
 LONGEST_SECONDS = 3.0
-"""A store that has not answered by then is told of as one that has not."""
+"""How long a table waits for a store. After that, it reports that the store has not answered."""
 MOST_COUNTED = 1000
-"""Of more tiles it is told that there are more: a listing of S3 names so many."""
+"""The most tiles that are counted; if there are more, a table says so. One listing of S3 returns this many."""
 _MOST_ROWS = 12
 _HALF = 256
-"""Pixels on each side of 0 that are drawn of an unbounded dimension."""
+"""How many pixels of an unbounded dimension are drawn on each side of 0."""
 _SCREEN = 2**20
-"""About as many pixels as a picture has on a screen."""
+"""About the number of pixels of a picture on a screen."""
 _MOST_PIXELS = 2**24
 _OF_LABELS = {"cmap": "tab20", "vmin": -0.5, "vmax": MOST_LABELS - 0.5, "interpolation": "nearest"}
-"""What draws numbers of classes, each in a colour of its own."""
+"""The options of ``imshow`` that draw each label in its own colour."""
 _BLANK = "0.85"
 """The grey of pixels that are not stored."""
 
@@ -58,7 +57,7 @@ def _told(error: BaseException) -> str:
 
 
 def _looked_up(look: Callable[[], str]) -> str:
-    """The HTML that a look into a store gives, or a line that says why there is none."""
+    """Return the HTML that ``look()`` returns, or a line that says why there is none."""
     found = []
 
     def work() -> None:
@@ -74,7 +73,7 @@ def _looked_up(look: Callable[[], str]) -> str:
 
 
 def html_of_tensor(tensor: InfiniteTensor) -> str:
-    """What a notebook shows of a tensor."""
+    """Return the HTML of a tensor for a notebook."""
     rows = [*_facts_of(tensor), ("store", code(tensor.tile_store)), ("stored", _looked_up(lambda: _stored(tensor)))]
     return panel("InfiniteTensor", code(shown_id(tensor.tensor_id)), facts(rows))
 
@@ -99,14 +98,14 @@ def _facts_of(tensor: InfiniteTensor) -> Iterator[tuple[str, str]]:
 
 
 def _name_of(f: Any) -> str:
-    """What a function is called, or the one that it wraps."""
+    """Return the name of a function, or of the function that it wraps."""
     while (wrapped := f.func if isinstance(f, functools.partial) else getattr(f, "__wrapped__", None)) is not None:
         f = wrapped
     return str(getattr(f, "__qualname__", type(f).__name__.lstrip("_"))).rpartition("<locals>.")[2]
 
 
 def _shape_told(shape: Shape, dims: Sequence[str]) -> str:
-    """The extents, with the names of dimensions that have some, in one line."""
+    """Return the extents in one line, with the names of dimensions if these were given."""
     extents = ["∞" if extent is None else str(extent) for extent in shape]
     if tuple(dims) == names_of(None, len(shape)):
         told = f"({', '.join(extents)}{',' * (len(extents) == 1)})"
@@ -124,7 +123,7 @@ def _stored(tensor: InfiniteTensor) -> str:
 
 
 def _size_told(store: TileStore, tensor_id: str, definition: dict[str, Any]) -> str:
-    """How much is stored of a tensor, as HTML."""
+    """Return how much of a tensor is stored, as HTML."""
     size = contents_of(store).stored_size(tensor_id, definition, MOST_COUNTED)
     if size is None:
         return escaped("not counted: it would take a long look")
@@ -139,7 +138,7 @@ def _size_told(store: TileStore, tensor_id: str, definition: dict[str, Any]) -> 
 
 
 def html_of_group(group: TensorGroup) -> str:
-    """What a notebook shows of a group."""
+    """Return the HTML of a group for a notebook."""
     keys: list[Any] = group.keys(include_nested=True, leaves_only=True)
     headings = ["tensor", "shape", "dtype", "shares", "id", "store"]
     rows = []
@@ -163,7 +162,7 @@ def _rest(count: int) -> str:
 
 
 def html_of_store(store: TileStore) -> str:
-    """What a notebook shows of a store: the first of its tensors, as far as they can be looked up in time."""
+    """Return the HTML of a store for a notebook: its first tensors, as many as can be looked up in time."""
     name = code(str(store).removeprefix(type(store).__name__))
     if store.closed:
         return panel(type(store).__name__, name, note("The store is closed; `with store:` opens it again."))
@@ -174,7 +173,7 @@ def html_of_store(store: TileStore) -> str:
 
 
 def _list(store: TileStore, rows: list[list[str]]) -> str:
-    """Add a row for each of the first tensors, as it is looked up; and tell how many there are beside them."""
+    """Add a row for each of the first tensors as it is looked up; return a line that says how many more there are."""
     ids, more = contents_of(store).some_ids(_MOST_ROWS)
     for tensor_id in ids:
         try:
@@ -233,7 +232,7 @@ def draw(
 
 
 def _selection(tensor: InfiniteTensor, region: object) -> Selection:
-    """What a region means, or what is drawn by default."""
+    """Return what a region selects, or the default selection."""
     if region is None:
         region = tuple(slice(-_HALF, _HALF) if extent is None else slice(None) for extent in tensor.shape)
     selection = parse(region, tensor.shape, node_of(tensor).spec.labels)
@@ -259,7 +258,7 @@ def _check_drawable(shape: Sequence[int]) -> None:
 
 
 def _pixels(tensor: InfiniteTensor, selection: Selection, channels: int | None, *, computed: bool) -> npt.NDArray[Any]:
-    """What is drawn, with three channels last; what is not stored is masked, of colours transparent."""
+    """Return the pixels to draw, three channels last. Missing pixels are masked; missing colours are transparent."""
     values: npt.NDArray[Any]
     if computed:
         values = shown(tensor[selection])
@@ -284,12 +283,12 @@ def _draw_image(
     *,
     labelled: bool,
 ) -> None:
-    # Each pixel is in the middle of what stands for it.
+    # Each pixel is in the middle of the square that is drawn for it.
     (top, bottom), (left, right) = ((at[0] - at.step / 2, at[-1] + at.step / 2) for at in places)
     image = ax.imshow(values, **{"extent": (left, right, bottom, top), "origin": "upper", **options})
     ax.set_facecolor(_BLANK)
     if values.ndim == 2 and ax.figure is not None:
-        # As high as the picture, whatever its shape.
+        # The bar is as high as the picture, whatever its shape.
         bar = ax.figure.colorbar(image, cax=ax.inset_axes((1.03, 0, 0.05, 1)))
         if labelled and np.ma.count(values):
             labels = range(int(values.max()) + 1)
