@@ -1,1 +1,1 @@
-"""Tensors over HTTP, as Zarr arrays and as map tiles."""
+"""A server of tensors over HTTP, as Zarr arrays and as map tiles."""

@@ -1,4 +1,4 @@
-"""The application: which tensors there are, and what is answered."""
+"""The web application: its tensors and its endpoints."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from infinite_tensor.views.server.served import Served, Settings, refused
 from infinite_tensor.views.server.work import Work
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
-"""What this machine calls itself."""
+"""Host names of this machine."""
 Source = InfiniteTensor | TensorGroup | TileStore
 _METHODS = "GET, HEAD, OPTIONS"
 _LOOKING = 2
-"""Threads that read what is stored, beside those that compute."""
+"""How many threads read stored pixels, in addition to those that compute."""
 _GONE = 499
-"""For nobody."""
+"""The status of a response whose client has disconnected."""
 
 
 def app_of(
@@ -48,9 +48,10 @@ def app_of(
     store_results: bool = False,
     workers: int = PLACES,
 ) -> Starlette:
-    """The application that `serve` runs.
+    """Return the application that `serve` runs.
 
-    `hosts` are what a request may name as its host: else a page elsewhere could rename this machine, and read.
+    `hosts` are the host names that requests may use. Without this check, a foreign page could read pixels by DNS
+    rebinding.
     """
     tensors: dict[str, Served] = {}
     for tensor_id, opened in _tensors_of(sources, store_results=store_results):
@@ -78,7 +79,7 @@ def app_of(
 def _tensors_of(
     sources: Sequence[Source], *, store_results: bool
 ) -> Iterator[tuple[str, Callable[[], InfiniteTensor]]]:
-    """Ids of what is served, and what opens it."""
+    """Yield the id of each tensor to serve, and a function that opens it."""
     readers: dict[TileStore, TileStore] = {}
     for source in sources:
         if isinstance(source, TileStore):
@@ -105,9 +106,9 @@ class _Routes:
     Parameters
     ----------
     tensors : mapping of str to Served
-        By their names in paths.
+        The tensors, by their names in paths.
     workers : int
-        How many answers are computed at a time.
+        How many responses are computed at a time.
     """
 
     def __init__(self, tensors: Mapping[str, Served], workers: int) -> None:
@@ -117,7 +118,7 @@ class _Routes:
         self._ending = asyncio.Event()
 
     def end(self) -> None:
-        """Wait for no answer any more, as those who ask are about to be disconnected."""
+        """Stop waiting for responses, since clients are about to be disconnected."""
         self._ending.set()
 
     @asynccontextmanager
@@ -129,14 +130,14 @@ class _Routes:
             await asyncio.to_thread(served.flush)
 
     async def index(self, _request: Request) -> Response:
-        """A page with links to all tensors."""
+        """Return a page with links to all tensors."""
         names = [html.escape(name) for name in self._tensors]
         rows = "".join(f'<li><a href="/{name}/zarr.json">{name}</a></li>' for name in names)
         told = "<p>Zarr at /name, map tiles at /name/{z}/{x}/{y}.png</p>"
         return HTMLResponse(f"<!doctype html><title>infinite-tensor</title>{told}<ul>{rows}</ul>")
 
     async def tensor(self, request: Request) -> Response:
-        """A key of a Zarr hierarchy, or a map tile."""
+        """Return a key of a Zarr hierarchy, or a map tile."""
         if request.method == "OPTIONS":
             return Response(status_code=204, headers={"Allow": _METHODS})
         name, _, path = request.path_params["path"].partition("/")
@@ -167,13 +168,13 @@ class _Routes:
 
 
 async def _left(request: Request) -> None:
-    """Wait until the client goes away."""
+    """Wait until the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def _response(request: Request, answer: Response) -> Response:
-    """The answer, or 304 where the client has it."""
+    """Return the response, or 304 if the client has it cached."""
     known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
     if "etag" in answer.headers and (answer.headers["etag"] in known or known == ["*"]):
         kept = ("etag", "cache-control", "x-content-type-options")

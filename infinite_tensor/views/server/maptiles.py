@@ -21,20 +21,20 @@ from infinite_tensor.views.frame import shown_dtype, shown_if_stored
 from infinite_tensor.views.plane import SIDE, Plane, Tile, finer
 
 _SAMPLES = 8
-"""Of so many stored tiles the range of colours is taken."""
+"""The number of stored tiles that the range of colours is taken from."""
 _MOST_TILES = 1024
-"""So many stored tiles of a finer level are looked at for one map tile."""
+"""The most stored tiles of a finer level that are read for one map tile."""
 _HATCH, _CLEAR = 254, 255
-"""Places in the palette: of the stripes over what is missing, and of what is transparent."""
+"""Palette entries of the stripes over missing pixels, and of transparent pixels."""
 _GREY = (128, 128, 128, 160)
 
 
 def stored_image(
     levels: Sequence[InfiniteTensor], scales: Sequence[Index], plane: Plane, tile: Tile
 ) -> tuple[Array, Array]:
-    """What is stored of a map tile, and where it is missing.
+    """Return the stored pixels of a map tile, and a mask of the missing ones.
 
-    What one level lacks is taken from the next finer one: the first of the pixels below it.
+    A pixel that a level lacks is taken from the next finer level: the first of the pixels that it stands for.
     """
     box = tile.box(plane.extents)
     assert box is not None
@@ -46,7 +46,7 @@ def stored_image(
         if values is not None and tiles_of(levels[k], region) > _MOST_TILES:
             break
         found, lacking = map(plane.image, shown_if_stored(levels[k], region))
-        # Of any channel.
+        # A pixel is missing if any channel is.
         lacks: Array = np.any(lacking.reshape(*lacking.shape[:2], -1), axis=-1)
         if values is None or missing is None:
             values, missing = found, lacks
@@ -61,14 +61,14 @@ def stored_image(
 
 
 def tiles_of(level: InfiniteTensor, region: Any) -> int:
-    """In how many stored tiles a region lies."""
+    """Return the number of tiles that a region intersects."""
     tile = node_of(level).contents.layout(node_of(level).spec).tile_shape
     found = parse(region, level.shape)
     return math.prod([(b - 1) // n - a // n + 1 for a, b, n in zip(found.start, found.stop, tile, strict=True)])
 
 
 def samples(tensor: InfiniteTensor, plane: Plane, read: Callable[[Any], Array | None]) -> list[Array]:
-    """Pixels by which colours are chosen: of some stored tiles, or as many of the middle as ``read(region)`` gives."""
+    """Return the pixels to choose colours by: those of some stored tiles, else what ``read`` returns of the middle."""
     node = node_of(tensor)
     layout = node.contents.layout(node.spec)
     found = node.contents.inventory(node.spec, *layout.pixels)
@@ -89,14 +89,14 @@ def samples(tensor: InfiniteTensor, plane: Plane, read: Callable[[Any], Array | 
 
 @dataclass(frozen=True)
 class Colours:
-    """How pixels become colours, the same way in all map tiles of a tensor.
+    """How pixels become colours, for all map tiles of a tensor.
 
     Attributes
     ----------
     kind : str
         ``"rgb"`` for three channels, ``"labels"``, or ``"range"``.
     ends : pair of float
-        The ends of the range, of labels those that were seen.
+        The ends of the range; for labels, the smallest and the largest one seen.
     """
 
     kind: str
@@ -104,7 +104,7 @@ class Colours:
 
     @classmethod
     def of(cls, parts: Sequence[Array], low: float | None, high: float | None, *, rgb: bool) -> Self:
-        """Those that fit some pixels; an end of the range that is given is that."""
+        """Return the colours that fit some pixels; `low` and `high` fix the ends of the range."""
         if not rgb and low is None and high is None and all(map(are_labels, parts)):
             return cls("labels", range_of(parts) or (0, 1))
         sizes = [np.abs(each) if np.iscomplexobj(each) else each for each in parts]
@@ -112,20 +112,20 @@ class Colours:
         return cls("rgb" if rgb else "range", (found[0] if low is None else low, found[1] if high is None else high))
 
     def fitting(self, values: Array) -> Self:
-        """These; or where they are those of labels, and some pixels are none, a range of all pixels so far."""
+        """Return these colours; if they are for labels and `values` are not, those of a range of all pixels so far."""
         if self.kind != "labels" or are_labels(values):
             return self
         return self.of([values, np.array(self.ends, values.dtype)], None, None, rgb=False)
 
     def png(self, values: Array, missing: Array | None = None) -> bytes:
-        """A map tile.
+        """Return a map tile as PNG.
 
         Parameters
         ----------
         values : numpy.ndarray
-            Pixels of it, in rows; fewer than it has at the end of a tensor.
+            The pixels in rows and columns; fewer than a whole tile at the end of a tensor.
         missing : numpy.ndarray of bool, optional
-            Which of them are not known, in a map tile that is not complete: it is striped there, and has a dotted edge.
+            Which pixels are missing, in an incomplete map tile: these are striped, and the tile gets a dotted edge.
         """
         place = tuple(map(slice, values.shape[:2]))
         pixels, nothing, hatch = (
@@ -147,13 +147,13 @@ class Colours:
         return written.getvalue()
 
     def _places(self, values: Array) -> Array:
-        """The places of pixels in the palette."""
+        """Return the palette entries of pixels."""
         if self.kind == "labels":
             return values.astype(np.uint8)
         return np.where(np.isnan(values), _CLEAR, scaled(values, self.ends, _HATCH - 1)).astype(np.uint8)
 
     def _palette(self) -> Array:
-        """Red, green, blue and opacity: viridis over the range, or colours of labels."""
+        """Return red, green, blue and opacity per entry: viridis over the range, or the colours of labels."""
         palette = np.zeros((256, 4), np.uint8)
         if self.kind == "labels":
             palette[:MOST_LABELS] = np.insert(np.frombuffer(PALETTE, np.uint8).reshape(-1, 3), 3, 255, axis=1)

@@ -1,4 +1,4 @@
-"""What is answered about one tensor: keys of its Zarr hierarchy, and its map tiles."""
+"""Responses about one tensor: the keys of its Zarr hierarchy, and its map tiles."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from infinite_tensor.views.server.maptiles import Colours, samples, stored_image
 _TILE = re.compile(r"(0|-[1-9]\d?)/(0|-?[1-9]\d{0,15})/(0|-?[1-9]\d{0,15})\.png")
 _AT = re.compile(r"-?[0-9]{1,15}(?:,-?[0-9]{1,15}){0,30}")
 _LONGEST = 2**30
-"""Pixels along a side: clients count in 32 bits."""
+"""The most pixels along a side: clients count in 32 bits."""
 _LEVELS = 8
-"""So many levels there are of an unbounded tensor of which none are stored."""
+"""The number of levels of an unbounded tensor that has no stored levels."""
 _MOST_PLANNED = 2**14
-"""More windows are not looked at to find out which of them are stored: what is stored would wait for that."""
+"""The most windows that are planned to find out which are stored: requests for stored pixels wait meanwhile."""
 _LEVELS_BYTES = 64 * 2**20
 _PASSING = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
 def answered(body: bytes | memoryview, kind: str, *, passing: bool = False) -> Response:
-    """A body of a media type, which clients may keep and ask about again, unless it is `passing`."""
+    """Return a response that clients may cache and revalidate, unless it is `passing`."""
     if passing:
         return Response(body, 200, _PASSING, kind)
     etag = f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
@@ -53,22 +53,22 @@ def answered(body: bytes | memoryview, kind: str, *, passing: bool = False) -> R
 
 
 def refused(status: int, why: object) -> Response:
-    """An answer that says why there is no other."""
+    """Return an error response that gives the reason."""
     return Response(f"{why}\n", status, _PASSING, "text/plain")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is the same for all tensors.
+    """The settings that apply to all tensors.
 
     Attributes
     ----------
     region : region or None
-        Which pixels the Zarr hierarchy has; None for all of a finite tensor, and what is stored of others.
+        The pixels of the Zarr hierarchy; None for all of a finite tensor, or for what is stored of an unbounded one.
     max_windows : int
-        The most windows that are computed for one answer.
+        The most windows that are computed for one response.
     low, high : float or None
-        The ends of the range of colours; None for those that fit.
+        The ends of the range of colours; None to choose them by the pixels.
     """
 
     region: Any = None
@@ -78,14 +78,14 @@ class Settings:
 
 
 class Served:
-    """A tensor as clients see it. What is asked first takes longest: then the tensor is opened.
+    """A tensor as clients see it. It is opened by the first request, which therefore takes longest.
 
     Parameters
     ----------
     opened : callable
-        Gives the tensor.
+        Opens and returns the tensor.
     settings : Settings
-        What is the same for all tensors.
+        The settings that apply to all tensors.
     """
 
     def __init__(self, opened: Callable[[], InfiniteTensor], settings: Settings) -> None:
@@ -94,21 +94,21 @@ class Served:
         self._lock = threading.Lock()
 
     def answer(self, path: str, query: str, *, compute: bool) -> Response | None:
-        """The answer for a path; None where windows must be computed for it, which is then asked with `compute`."""
+        """Return the response for a path; None if it needs windows to be computed, and `compute` is False."""
         try:
             tile = _TILE.fullmatch(path)
             return self._map_tile(tile, query, compute=compute) if tile else self._key(path, compute=compute)
         except Stopped:
             return refused(503, "nobody waits for this")
         except BaseException as error:  # noqa: BLE001  (what an f raises must not end the server)
-            # What is asked is looked at before anything is computed: later, it is the f that is wrong.
+            # Requests are checked before anything is computed, so a later ValidationError comes from f.
             if isinstance(error, TileAccessError) or (isinstance(error, ValidationError) and not compute):
                 return refused(422, error)
             traceback.print_exception(error)
             return refused(500, f"{type(error).__name__}: the log of the server says more")
 
     def flush(self) -> None:
-        """Store what is to be stored."""
+        """Store pending results."""
         if "tensor" in vars(self):
             self.tensor.tile_store.flush()
 
@@ -138,7 +138,7 @@ class Served:
         try:
             return store_of_levels(self.tensor, region, stored_levels(self.tensor))
         except ValidationError:
-            # Of dimensions that OME-Zarr has not.
+            # OME-Zarr does not allow the dimensions.
             return FaceStore({f"s0/{array_name_of(self.tensor)}": Face(frame, self.tensor.dims)}, {})
 
     def _key(self, key: str, *, compute: bool) -> Response | None:
@@ -162,7 +162,7 @@ class Served:
 
     @cached_property
     def _drawing(self) -> tuple[list[InfiniteTensor], list[Index], Colours]:
-        """What map tiles are drawn of, and how, until one shows that these are no labels."""
+        """The levels, scales and colours of map tiles. Replaced when a tile shows that pixels are not labels."""
         plane = self._plane
         pixels = samples(self.tensor, plane, self._sample)
         return self._drawing_in(
@@ -170,7 +170,7 @@ class Served:
         )
 
     def _sample(self, region: Any) -> Array | None:
-        """Pixels of a region; None where they take too many windows, or cannot be computed."""
+        """Return the pixels of a region; None if they take too many windows, or cannot be computed."""
         most = self._settings.max_windows
         try:
             return shown(self.tensor[region]) if _cost(self.tensor, region, most) <= most else None
@@ -178,13 +178,13 @@ class Served:
             return None
 
     def _drawing_in(self, colours: Colours) -> tuple[list[InfiniteTensor], list[Index], Colours]:
-        """The tensor and its levels, those that are stored or else such as are kept in memory, and their colours."""
+        """Return the tensor and its levels, their scales and colours. Levels that are not stored are kept in memory."""
         tensor = self.tensor
         levels = stored_levels(tensor)
         if not levels:
             number = _LEVELS if None in tensor.shape else None
             method = method_for(tensor, labels=colours.kind == "labels")
-            # Rows and columns may have names that say nothing of what is beside each other.
+            # pyramid() refuses dimensions whose names are not those of space.
             with suppress(ValidationError):
                 levels = tensor.pyramid(number, method, MemoryTileStore(cache_size_bytes=_LEVELS_BYTES))
         return *self._plane.pyramid(tensor, levels), colours
@@ -194,11 +194,11 @@ class Served:
         plane, tile = self._plane.placed(_places(query)), Tile(-zoom, row, column)
         if "_drawing" in vars(self):
             return self._drawn(plane, tile, compute=compute)
-        # Colours may have to be chosen by pixels that are not stored.
+        # To choose the colours, windows may have to be computed.
         return self._drawn_anew(plane, tile, compute=True) if compute else None
 
     def _drawn_anew(self, plane: Plane, tile: Tile, *, compute: bool) -> Response | None:
-        """The same where nobody has found out yet whether it may be computed."""
+        """Return the response of `_drawn`, without computing if possible."""
         return self._drawn(plane, tile, compute=False) or (self._drawn(plane, tile, compute=True) if compute else None)
 
     def _drawn(self, plane: Plane, tile: Tile, *, compute: bool) -> Response | None:
@@ -213,7 +213,7 @@ class Served:
         try:
             values = None if cost else plane.image(shown(level[region]))
         except TileAccessError:
-            # Something that it is computed from is neither stored nor computable.
+            # An upstream tensor is neither stored nor computable.
             values = None
         if values is None:
             values, missing = stored_image(levels, scales, plane, tile)
@@ -227,8 +227,8 @@ class Served:
 
 
 def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:
-    """How many windows that are not stored a region takes; or about how many where they are too many for a plan."""
-    # A fifth of the time of a plan.
+    """Return the number of windows that a region needs computed; an estimate if they are too many to plan."""
+    # coverage() takes a fifth of the time of plan().
     if not tensor.coverage(region, "missing").any():
         return 0
     most, selection = max(most, _MOST_PLANNED), parse(region, tensor.shape)
@@ -237,7 +237,7 @@ def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:
 
 
 def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -> int:
-    """How many windows a box of a level has, or of a finer level as far as they are not stored, once it is too many."""
+    """Return the windows in a box of a level; a larger count of a finer level that it needs if that exceeds `most`."""
     strides = level.output_window.stride
     count = math.prod([-(-(b - a) // n) for (a, b), n in zip(spans, strides, strict=True)])
     made = level.f
@@ -251,7 +251,7 @@ def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -
 
 
 def _places(query: str) -> list[int]:
-    """What ``at=2,5`` says of the dimensions that are not drawn."""
+    """Return the places along the dimensions that are not drawn, which a query gives as ``at=2,5``."""
     for given in parse_qs(query, keep_blank_values=True).get("at", ())[-1:]:
         if not _AT.fullmatch(given):
             raise ValidationError(f"at is an int for each dimension that is not drawn, as in at=2,5, got {given!r:.80}")

@@ -1,4 +1,4 @@
-"""Who is served next: threads that work for many clients at once, each in its turn."""
+"""Threads that serve many clients in turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass
 class _Job(Generic[T]):
-    """Something to do, its result, and how many wait for it."""
+    """A function to call, its result, and how many requests wait for it."""
 
     do: Callable[[], T]
     jobs: dict[Hashable, _Job[T]]
@@ -24,15 +24,15 @@ class _Job(Generic[T]):
     waiting: int = 0
 
     def is_unwanted(self) -> bool:
-        """Whether nobody waits for it."""
+        """Whether no request waits for it."""
         return not self.waiting
 
 
 class Work(Generic[T]):
-    """A queue per client, whose jobs are done on threads: the first of one client, then the first of the next.
+    """One queue of jobs per client; threads take the first job of each client in turn.
 
-    A thread that is done with a job takes the next one itself. From the event loop, it would wait for it until the loop
-    has sent the answer.
+    A thread that has finished a job takes the next one itself. If the event loop gave it out, the thread would wait
+    until the loop has sent the response.
 
     Parameters
     ----------
@@ -48,13 +48,13 @@ class Work(Generic[T]):
         self._lock = threading.Lock()
 
     async def result(self, client: Hashable, key: Hashable, do: Callable[[], T]) -> T:
-        """What ``do()`` returns or raises, or what is queued under the same key.
+        """Return or raise what ``do()`` does; a job that is queued under the same key is shared.
 
-        Where this is cancelled, and nobody else waits for the job, it leaves the queue, or ends before its next call of
-        an ``f``.
+        If this is cancelled, and no other request waits for the job, the job leaves the queue, or stops before its next
+        call of an ``f``.
         """
         with self._lock:
-            # Not one that has begun: pixels may have been invalidated since.
+            # Jobs that have begun are not shared: pixels may have been invalidated since.
             job = self._queued.get(key)
             if job is None:
                 jobs = self._clients.setdefault(client, {})
@@ -72,7 +72,7 @@ class Work(Generic[T]):
                     del self._queued[key], job.jobs[key]
 
     def _run(self) -> None:
-        """Do what is queued, until there is nothing. On a thread."""
+        """Do jobs until the queues are empty. Runs on a thread."""
         while (job := self._next()) is not None:
             try:
                 with stopping(job.is_unwanted):
@@ -87,7 +87,7 @@ class Work(Generic[T]):
                 jobs = self._clients.pop(client)
                 if jobs:
                     key = next(iter(jobs))
-                    # The client comes again after all others.
+                    # The client moves behind all others.
                     self._clients[client] = jobs
                     del self._queued[key]
                     return jobs.pop(key)
@@ -95,7 +95,7 @@ class Work(Generic[T]):
             return None
 
     def close(self) -> None:
-        """Wait for what has begun; nothing else is done."""
+        """Drop queued jobs, and wait for running ones."""
         with self._lock:
             self._clients.clear()
         self._threads.shutdown(cancel_futures=True)
