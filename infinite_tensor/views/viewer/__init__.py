@@ -1,4 +1,4 @@
-"""A window to look at tensors through: which tiles it needs, what they show, and the page that Bokeh shows them on."""
+"""The viewer: which tiles a view needs, what they show, and the Bokeh page that shows them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def open_view(tensors: Sequence[object], port: object, budget: object, open_browser: bool | None) -> View:
-    """Show tensors beside each other on a page; see `InfiniteTensor.view`."""
+    """Show tensors side by side on a page; see `InfiniteTensor.view`."""
     try:
         import bokeh  # noqa: F401, PLC0415  (an extra)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""One tensor on a page of Bokeh: a figure, which asks for the tiles that it shows and draws them as they come."""
+"""One tensor on a Bokeh page: a figure that requests the visible tiles and draws them as they arrive."""
 
 from __future__ import annotations
 
@@ -45,31 +45,31 @@ from infinite_tensor.views.viewer.tiles import Picture, Tiles
 from infinite_tensor.views.viewer.viewport import Budget, Viewport, coarsest
 
 _MOST_HELD = 512
-"""Tiles of a level that a browser holds."""
+"""The most tiles of a level in a browser."""
 _LOOK_AGAIN = 5.0
-"""After so many seconds a tile of which something is missing is looked up again, when the picture moves."""
+"""After this many seconds an incomplete tile is looked up again when the view moves."""
 _BETWEEN = 0.15
-"""Seconds between two times that tiles are sent: a browser draws all of them each time."""
+"""The least seconds between two updates of a browser, since it redraws all tiles each time."""
 _BLANK = "#d9d9d9"
 """The grey of pixels that are not stored."""
 _LONGEST = 300
-"""Characters of an error that are shown."""
+"""The most characters of an error that are shown."""
 _COLOURS = ("red", "green", "blue")
 _NUMBER = """
 if (Number.isSafeInteger(value)) return `${value}`
 return Math.abs(value) < 1e6 ? `${Number(value.toPrecision(6))}` : value.toExponential(5)
 """
-"""How JavaScript writes a value: a whole number has all its digits up to 2**53, where floats cease to have them."""
+"""JavaScript that formats a value; whole numbers keep all digits up to 2**53, the limit of exact floats."""
 _MARKS = {"pending": ("#4477aa", 0.12), "failed": ("#cc3311", 0.25), "stored": ("#ee3377", 0.22)}
-"""What lies over tiles: a colour, and how much of it is seen."""
+"""The overlay of tiles in each state: its colour and its opacity."""
 
 Work: TypeAlias = Callable[[], None]
 
 
 class Lane:
-    """A thread that does the newest piece of work that it was given; older ones that it has not begun are dropped.
+    """A thread that always does the newest work it was given; older work that has not begun is dropped.
 
-    ``unwanted(number)`` tells whether work of that number is to end between two calls of ``f``.
+    ``unwanted(number)`` tells whether the work of that number should stop before its next call of ``f``.
     """
 
     def __init__(self, unwanted: Callable[[int], bool]) -> None:
@@ -79,12 +79,12 @@ class Lane:
         self._lock = threading.Lock()
 
     def give(self, number: int, work: Work) -> None:
-        """Do this next."""
+        """Do this work next."""
         with self._lock:
             self._next = number, work
             if not self._busy:
                 self._busy = True
-                # No daemon: what computes in C++ when Python ends would end it by a crash.
+                # Not a daemon: a thread that still computes in C++ at the exit of Python would crash it.
                 threading.Thread(target=self._run, name="infinite_tensor-look", daemon=False).start()
 
     def _run(self) -> None:
@@ -100,7 +100,7 @@ class Lane:
 
 
 class _Layer:
-    """A level of a plane on a figure, as numbers or as colours: an image for each of its tiles."""
+    """A level of a plane in a figure, with an image for each of its tiles, in numbers or in colours."""
 
     def __init__(self, fig: figure, mapper: LinearColorMapper, *, colours: bool) -> None:
         names = ["image", "x", "y", "dw", "dh", *(_COLOURS if colours else ())]
@@ -113,7 +113,7 @@ class _Layer:
         self.pictures: dict[Tile, tuple[Picture, float]] = {}
 
     def add(self, pictures: Sequence[Picture], plane: Plane, ends: tuple[float, float]) -> None:
-        """Draw tiles, above those that were there; the oldest make room. Colours are brightest at the second end."""
+        """Draw tiles above existing ones; the oldest are dropped. `ends` is the range of red, green and blue."""
         rows: dict[str, list[Any]] = {name: [] for name in self.source.data}
         for picture in pictures:
             self.pictures.pop(picture.tile, None)
@@ -136,7 +136,7 @@ class _Layer:
             del self.pictures[next(iter(self.pictures))]
 
     def clear(self) -> None:
-        """Draw nothing."""
+        """Remove all tiles."""
         self.source.data = {name: [] for name in self.source.data}
         self.pictures.clear()
 
@@ -163,7 +163,7 @@ def _figure(tensor: InfiniteTensor, plane: Plane, ranges: tuple[Range1d, Range1d
 
 
 def _marks_on(fig: figure) -> ColumnDataSource:
-    """What lies over tiles, with a text."""
+    """Add the overlays of tiles and their texts to a figure; return their data source."""
     names = ["left", "right", "top", "bottom", "fill", "alpha", "x", "y", "text"]
     marks = ColumnDataSource({name: [] for name in names}, name="marks")
     fig.quad("left", "right", "top", "bottom", source=marks, fill_color="fill", fill_alpha="alpha", line_color=None)
@@ -180,21 +180,21 @@ class Panel:
         The page.
     tensor : InfiniteTensor
     ranges : pair of Range1d
-        Columns and rows that are seen; other panels may share them.
+        The visible columns and rows; other panels may share them.
     budget : Budget
-        What one look may compute.
+        How much may be computed for one view.
     resized : callable
-        Called when the figure has got another size.
+        Called when the size of the figure changes.
 
     Attributes
     ----------
     figure : figure
     widgets : list of UIElement
-        What stands above the figure.
+        The widgets above the figure.
     size : pair of int
-        Width and height of the picture on the screen; 0 until it is there.
+        Width and height of the picture on the screen; 0 until it is known.
     coarsest : int
-        The level beyond which nobody zooms out.
+        The coarsest level to zoom out to.
     """
 
     def __init__(
@@ -239,18 +239,18 @@ class Panel:
         self.widgets = [*map(self._choice, self._plane.others), self._tint, self._hold, self._status]
 
     def _listen(self) -> None:
-        """Hear of what is seen, and of how large the figure is."""
+        """React to changes of the visible ranges and of the size of the figure."""
         self.figure.on_event(RangesUpdate, lambda event: self.look(event.y0, event.x0, event.y1, event.x1))
         self.figure.on_change("inner_width", lambda _name, _old, new: self._resize(new, self.size[1]))
         self.figure.on_change("inner_height", lambda _name, _old, new: self._resize(self.size[0], new))
 
     def _resize(self, width: int, height: int) -> None:
         self.size = width, height
-        # With the other one, which comes next.
+        # In the next tick, so that width and height have both changed.
         self._document.add_next_tick_callback(self._resized)
 
     def _choice(self, d: int) -> UIElement:
-        """What chooses a place along a dimension beside the two."""
+        """Return the widget that chooses a place along one of the other dimensions."""
         name, extent = self._tensor.dims[d], self._tensor.shape[d]
 
         def chosen(_name: str, _old: object, new: object) -> None:
@@ -259,7 +259,7 @@ class Panel:
             self._plane = replace(self._plane, at=tuple(at))
             for layer in self._layers.values():
                 layer.clear()
-            # What is on its way is of another plane.
+            # Tiles that arrive for earlier views are of another plane.
             self._first_look = self._look_number + 1
             x, y = self.figure.x_range, self.figure.y_range
             self.look(y.start, x.start, y.end, x.end)
@@ -274,7 +274,7 @@ class Panel:
         return choice
 
     def look(self, y0: float, x0: float, y1: float, x1: float) -> None:
-        """Show a part of the plane: what is there at once, what is stored next, and then what has to be computed."""
+        """Show a part of the plane: first the tiles in the browser, then stored ones, then those to compute."""
         if not all(self.size) or any(edge is None or math.isnan(edge) for edge in (y0, x0, y1, x1)):
             return
         view = self._view = Viewport(min(y0, y1), min(x0, x1), max(y0, y1), max(x0, x1), self.size[0])
@@ -294,11 +294,11 @@ class Panel:
         return self._layers[level, self._plane.colours is not None]
 
     def _is_over(self, number: int) -> bool:
-        """Whether nobody waits for a look any more, or the process waits for its end."""
+        """Whether a view is outdated, or the process is about to end."""
         return number != self._look_number or not threading.main_thread().is_alive()
 
     def _find(self, number: int, plane: Plane, asked: list[Tile]) -> None:
-        """Bring what is stored of tiles; the rest is computed, if it may be. On a thread."""
+        """Send the stored tiles to the page, and have the others computed if the budget allows. Runs on a thread."""
         try:
             lacking: dict[Tile, Picture] = {}
             for found in self._tiles.stored(plane, asked):
@@ -323,9 +323,9 @@ class Panel:
             self._bring(number, [self._tiles.computed(plane, tile)])
 
     def _bring(self, number: int, pictures: list[Picture]) -> None:
-        """Have the page draw tiles, as soon as it can. On a thread."""
+        """Have the page draw tiles as soon as it can. Runs on a thread."""
         for picture in pictures:
-            # Found out here, and not by who draws.
+            # The range is cached, so it is computed here rather than on the thread that draws.
             _ = picture.range
         self._came.append((number, pictures))
         if not self._coming:
@@ -343,7 +343,7 @@ class Panel:
             for picture in pictures if number >= self._first_look else ():
                 some, drawn = came.setdefault(picture.tile.level, {}), self._layer(picture.tile.level).pictures
                 held = some.get(picture.tile) or drawn.get(picture.tile, [None])[0]
-                # Somebody who moves on may have asked again while it was on its way, and found it stored.
+                # A later view may already have found the same tile stored.
                 if held is None or held.state == "partial":
                     some[picture.tile] = picture
         for level, some in came.items():
@@ -353,12 +353,12 @@ class Panel:
         self._draw()
 
     def _draw(self) -> None:
-        """Show the layers, the scale and the marks that fit what is known."""
+        """Update the layers, the colour scale, the marks and the status."""
         layer = self._layer(self._level)
         lacking = [tile for tile in self._wanted if tile not in layer.pictures]
         for (level, colours), other in self._layers.items():
             mine = colours == (self._plane.colours is not None)
-            # Finer ones stay until nothing is missing.
+            # Finer layers stay visible until no tile is missing.
             other.drawn.visible = mine and (level >= self._level or bool(lacking))
         if self._hover.renderers != [layer.drawn]:
             self._hover.renderers = [layer.drawn]
@@ -369,14 +369,14 @@ class Panel:
         self._tell(len(lacking))
 
     def _told(self, columns: Sequence[str]) -> list[tuple[str, str]]:
-        """What is told of the pixel under the mouse."""
+        """Return the tooltips for the pixel under the mouse."""
         y, x = (self._tensor.dims[d] for d in (self._plane.rows, self._plane.columns))
         return [(y, "$y{0}"), (x, "$x{0}"), ("value", " ".join(f"@{name}{{custom}}" for name in columns))]
 
     def _scale(self) -> None:
-        """The colours of what is seen: of classes each its own, of other values from the smallest to the largest."""
+        """Fit the colours to the visible pixels: one colour per label, or a scale from the smallest to the largest."""
         if self._tiles.labels != self._labelled:
-            # Each change of a model has Bokeh look at all of them.
+            # Only on a change: each update of a model makes Bokeh check all of them.
             self._labelled = self._tiles.labels
             self._mapper.palette = Category20_20 if self._labelled else Viridis256
             self._bar.ticker = FixedTicker(ticks=list(range(MOST_LABELS))) if self._labelled else BasicTicker()
@@ -393,11 +393,11 @@ class Panel:
         found = range_of([np.array([ends for ends in ranges if ends is not None])])
         if found is not None:
             low, high = found
-            # So far above one value that floats tell both apart.
+            # If all values are equal, the upper end is far enough above for floats to tell both apart.
             self._mapper.update(low=low, high=high if high > low else low + max(1.0, abs(low) / 1000))
 
     def _mark(self) -> None:
-        """Mark the tiles that are still to come, that have failed, and, if somebody wants that, that were stored."""
+        """Mark the tiles that are pending or have failed and, if the checkbox is active, those that were stored."""
         rows: dict[str, list[Any]] = {name: [] for name in self._marks.data}
         pictures = self._layer(self._level).pictures
         for tile in self._wanted:
@@ -426,7 +426,7 @@ class Panel:
         self._status.text = ", ".join(told)
 
     def close(self) -> None:
-        """Begin nothing more: nobody looks."""
+        """Stop computing; the page is closed."""
         self._look_number += 1
         self._first_look = self._look_number
 

@@ -1,4 +1,4 @@
-"""What tiles show: pixels that are stored, pixels that are computed, and coarse pixels of either."""
+"""The pixels that tiles show: stored ones, computed ones, and coarser ones made from either."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from infinite_tensor.views.viewer.viewport import runs
 Pair: TypeAlias = tuple[Array, Array]
 
 _MOST_READ = 1024
-"""Pixels along a block that is read at once of what a coarse tile stands for."""
+"""Pixels along each side of a block of finer pixels that is read at once for a coarse tile."""
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """What a tile shows.
+    """The pixels that a tile shows.
 
     Attributes
     ----------
     tile : Tile
     values : array of float, shape (rows, columns) or (rows, columns, 3)
-        NaN where nothing is known.
+        NaN where pixels are missing.
     state : str
-        "stored", "computed", "partial" where pixels are missing that are not to be computed, or "failed".
+        "stored", "computed", "partial" if pixels are missing and will not be computed, or "failed".
     error : str
-        Why it failed.
+        The reason if it failed.
     """
 
     tile: Tile
@@ -52,17 +52,17 @@ class Picture:
 
     @cached_property
     def range(self) -> tuple[float, float] | None:
-        """The smallest and the largest value; None where there are none."""
+        """The smallest and the largest value, or None if there are none."""
         return range_of([self.values])
 
     def range_in(self, part: Box) -> tuple[float, float] | None:
-        """That of a part of it."""
+        """Return the range of a part of the tile."""
         values = self.values[part]
         return self.range if values.size == self.values.size else range_of([values])
 
 
 class Tiles:
-    """The tiles of a tensor. What makes them raises Stopped where `stopping` says that nobody wants them any more.
+    """The tiles of a tensor. Within `stopping`, its methods raise Stopped once the tiles are no longer wanted.
 
     Parameters
     ----------
@@ -71,9 +71,9 @@ class Tiles:
     Attributes
     ----------
     levels : list of InfiniteTensor
-        The tensor, and the levels of it that its store holds.
+        The tensor, and its stored levels.
     labels : bool
-        Whether all values so far are numbers of classes, as `InfiniteTensor.show` has them.
+        Whether all values so far are labels, as `InfiniteTensor.show` defines them.
     """
 
     def __init__(self, tensor: InfiniteTensor) -> None:
@@ -82,22 +82,22 @@ class Tiles:
         self.computable = self._copied or tensor.f is not None
         self._failed: dict[tuple[Plane, Tile], Picture] = {}
         dtype = shown_dtype(tensor.dtype)
-        # Which holds all values, and NaN; of integers of 64 bits about so many digits as there are.
+        # A dtype with NaN that represents all values exactly, except large integers of 64 bits.
         single = dtype.itemsize <= 2 or dtype in (np.float32, np.complex64)
         self._dtype = np.dtype(np.float32 if single else np.float64)
         self.labels = dtype.kind in "iu"
 
     def window(self, plane: Plane) -> int:
-        """Pixels of a plane for each window that is computed; 0 where ``f`` needs no windows."""
+        """Return the number of pixels of a plane per computed window; 0 if ``f`` needs no windows."""
         if isinstance(self.levels[0].f, RegionWriter):
             return 0
         stride = self.levels[0].output_window.stride
         return stride[plane.rows] * stride[plane.columns]
 
     def stored(self, plane: Plane, tiles: Sequence[Tile]) -> Iterator[list[Picture]]:
-        """What is stored of tiles of one level.
+        """Yield the stored pixels of tiles of one level.
 
-        Of a level that is there, a box of neighbours is one read; of another one, each tile is made of finer pixels.
+        Neighbouring tiles of a stored level are read as one box; tiles of other levels are made from finer pixels.
         """
         level = tiles[0].level if tiles else 0
         groups = runs(tiles) if level < len(self.levels) else [[tile] for tile in tiles]
@@ -109,13 +109,13 @@ class Tiles:
             found = []
             for tile, own in zip(group, boxes, strict=True):
                 part = tuple([slice(by.start - of.start, by.stop - of.start) for by, of in zip(own, box, strict=True)])
-                # A copy: all of the box is not kept for one of its tiles.
+                # A copy, since a view would keep the whole box in memory.
                 state = "partial" if missing[part].any() else "stored"
                 found.append(Picture(tile, values[part].copy(), state))
             yield found
 
     def filled(self, plane: Plane, picture: Picture) -> Picture:
-        """A tile of which not all is stored, with coarse pixels of what is stored of finer levels in its gaps."""
+        """Return a tile with its gaps filled by coarse pixels, made from stored pixels of finer levels."""
         tile, values = picture.tile, picture.values
         for level in range(min(tile.level, len(self.levels) - 1) - 1, -1, -1):
             gaps = np.isnan(values)
@@ -125,7 +125,7 @@ class Tiles:
         return Picture(tile, values, picture.state)
 
     def computed(self, plane: Plane, tile: Tile) -> Picture:
-        """A tile, of which what is not stored is computed; an error of that is what it shows, from then on."""
+        """Return a tile, computing what is not stored. If that raises, the tile shows the error from then on."""
         if (plane, tile) in self._failed:
             return self._failed[plane, tile]
         level = min(tile.level, len(self.levels) - 1)
@@ -145,7 +145,7 @@ class Tiles:
         return Picture(tile, values, "computed")
 
     def _coarse(self, plane: Plane, box: Box, level: int, base: int, read: Callable[[int, Plane, Box], Pair]) -> Pair:
-        """The pixels of a box of a level, made of those of level `base`, and which may be missing."""
+        """Return the pixels of a box of a level, made from those of level `base`, and a mask of missing ones."""
         factor = 2 ** (level - base)
         if factor == 1:
             return read(base, plane, box)
@@ -165,7 +165,7 @@ class Tiles:
         return values, missing
 
     def _halved(self, values: Array, times: int) -> Array:
-        """Pixels half as many along each side, so many times: means, or labels that there are most often."""
+        """Halve the number of pixels along each side, `times` times: by means, or by the most frequent label."""
         pixels, nodata = torch.from_numpy(values), None
         if self.labels:
             pixels, nodata = torch.where(pixels.isnan(), -1, pixels).long(), torch.tensor(-1)
@@ -189,7 +189,7 @@ class Tiles:
         return self._shown(plane, *shown_if_stored(self.levels[level], plane.region(box, self._scales[level])))
 
     def _shown(self, plane: Plane, pixels: Array, missing: Array) -> Pair:
-        """Pixels as a picture has them, NaN where they are missing; and where that is."""
+        """Return the values of a picture, NaN where pixels are missing, and a mask of the missing ones."""
         values, missing = plane.image(pixels), plane.image(missing)
         if missing.all():
             return np.full(values.shape, np.nan, self._dtype), missing
@@ -206,7 +206,7 @@ def _box(plane: Plane, tile: Tile) -> Box:
 
 
 def stored_near(tensor: InfiniteTensor, plane: Plane) -> tuple[float, float]:
-    """The middle of the stored tile that is nearest to pixel 0 of an unbounded plane, or 0 where nobody knows one."""
+    """Return the middle of the stored tile nearest to pixel 0 of an unbounded plane, or 0 if none is known."""
     node = node_of(tensor)
     near = [0 if place is None else place for place in plane.at]
     if tensor.coverage(tuple([slice(place, place + 1) for place in near]), "stored").any():

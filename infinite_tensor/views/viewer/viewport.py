@@ -1,4 +1,4 @@
-"""Which tiles of which level a part of a plane needs. Numbers only."""
+"""Which tiles of which level a part of a plane needs. Works with numbers only."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from infinite_tensor.geometry.window import Shape
 from infinite_tensor.views.plane import SIDE, Box, Tile
 
 MOST_TILES = 256
-"""A part of a plane that takes more of them is shown by a coarser level."""
+"""The most tiles on the screen; a view that needs more shows a coarser level."""
 _FITS = 512
-"""The coarsest level of a finite plane is no longer than this,"""
+"""The most pixels along a side of the coarsest level of a finite plane."""
 _COARSEST = 6
-"""and that of an unbounded one is this, or the first that is not stored."""
+"""The coarsest level of an unbounded plane, or the first level that is not stored if that is coarser."""
 
 
 def coarsest(extents: Shape, stored: int) -> int:
-    """The level beyond which nobody zooms out, where so many levels are stored."""
+    """Return the coarsest level to zoom out to, given the number of stored levels."""
     known = [extent for extent in extents if extent is not None]
     whole = max(0, math.ceil(math.log2(max(1, *known) / _FITS))) if known else 0
     return whole if None not in extents else max(whole, _COARSEST, stored + 1)
@@ -27,14 +27,14 @@ def coarsest(extents: Shape, stored: int) -> int:
 
 @dataclass(frozen=True)
 class Viewport:
-    """A part of a plane, in pixels of level 0, as it is seen on so many pixels of a screen.
+    """The visible part of a plane, in pixels of level 0.
 
     Attributes
     ----------
     top, left, bottom, right : float
-        Where its borders are; pixel i reaches from i - 0.5 to i + 0.5.
+        The borders; pixel i reaches from i - 0.5 to i + 0.5.
     width : float
-        Pixels of the screen.
+        The width on the screen, in screen pixels.
     """
 
     top: float
@@ -44,7 +44,7 @@ class Viewport:
     width: float
 
     def level(self, most: int) -> int:
-        """The level whose pixels are about those of the screen, or a coarser one where that has too many tiles."""
+        """Return the level whose pixels are about screen pixels, or a coarser one if that needs too many tiles."""
         finest = max(0, round(math.log2(max(self.right - self.left, 1) / max(self.width, 1))))
         for level in range(min(finest, most), most):
             rows, columns = self._spans(SIDE * 2**level)
@@ -53,7 +53,7 @@ class Viewport:
         return most
 
     def _spans(self, side: int) -> tuple[range, range]:
-        """Which blocks of so many pixels along each side it shows."""
+        """Return the rows and columns of visible blocks with `side` pixels along each side."""
         rows, columns = (
             range(math.floor((low + 0.5) / side), math.ceil((high + 0.5) / side))
             for low, high in ((self.top, self.bottom), (self.left, self.right))
@@ -61,7 +61,7 @@ class Viewport:
         return rows, columns
 
     def tiles(self, level: int, extents: Shape) -> list[Tile]:
-        """The tiles that it shows, those nearest to the middle first."""
+        """Return the visible tiles, those nearest to the middle first."""
         side = SIDE * 2**level
         rows, columns = self._spans(side)
         for_all = [Tile(level, row, column) for row in rows for column in columns]
@@ -70,7 +70,7 @@ class Viewport:
         return sorted(found, key=lambda tile: ((tile.row - y) ** 2 + (tile.column - x) ** 2, tile))
 
     def part(self, box: Box, level: int) -> Box:
-        """Which pixels of a box of a level it shows, counted from the first one of the box."""
+        """Return the visible pixels of a box of a level, counted from the first pixel of the box."""
         rows, columns = (
             slice(max(span.start - along.start, 0), max(span.stop - along.start, 0))
             for span, along in zip(self._spans(2**level), box, strict=True)
@@ -80,28 +80,25 @@ class Viewport:
 
 @dataclass(frozen=True)
 class Budget:
-    """What one look at a plane may compute.
+    """How much may be computed for one view.
 
     Attributes
     ----------
     windows, pixels : int
-        So many, of level 0.
+        The most windows and pixels of level 0.
     """
 
     windows: int
     pixels: int = 2**25
 
     def allows(self, tiles: Sequence[Tile], window: int) -> bool:
-        """Whether it is enough for some tiles, where a window is of so many pixels; of 0 where there are none."""
+        """Whether some tiles are within the budget; a window has `window` pixels, 0 if there are no windows."""
         pixels = sum((SIDE * 2**tile.level) ** 2 for tile in tiles)
         return pixels <= self.pixels and (window == 0 or pixels <= self.windows * window)
 
 
 def runs(tiles: Sequence[Tile]) -> list[list[Tile]]:
-    """Tiles of one level in groups, each of which is a full row of neighbours, or several such rows one below another.
-
-    What is read of a group is one box, without anything else in it.
-    """
+    """Group tiles of one level into full rectangles, so that each group is read as one box without other tiles."""
     rows = [
         [tile for _, tile in row]
         for _, row in itertools.groupby(enumerate(sorted(tiles)), lambda at: (at[1].row, at[1].column - at[0]))
