@@ -243,7 +243,7 @@ def _check_other(jobs: Sequence[_Job], source: _Contents, target: PersistentCont
 
 
 def _jobs(source: _Contents, tensor_id: str, *, upstream: bool) -> tuple[list[_Job], tuple[str, ...]]:
-    """A tensor, and before it those that it reads, as far as they are there; and the ids of those that are not."""
+    """Return a job for each stored tensor, upstream tensors first, and the ids of upstream tensors that are absent."""
     found = {tensor_id: _job(source, tensor_id)}
     absent: dict[str, None] = {}
 

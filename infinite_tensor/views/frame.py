@@ -104,7 +104,7 @@ class Frame:
         return secrets.token_hex(8)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields and the token, since Dask identifies other libraries' arrays of this frame by its pickle."""
+        """Pickle the fields and the token: Dask identifies other libraries' arrays of this frame by its pickle."""
         return _unpickled, (self.tensor, self.origin, self.shape, self.tile, self.dtype, self.fill_value, self.token)
 
     @cached_property
@@ -230,7 +230,7 @@ def _fits(extents: Sequence[int], most: int, step: int) -> bool:
 
 
 def shown_dtype(dtype: torch.dtype) -> np.dtype[np.generic]:
-    """The dtype of numpy in which pixels are shown; that of bfloat16, which numpy lacks, is float32."""
+    """Return the numpy dtype in which pixels are shown; float32 for bfloat16, which numpy lacks."""
     return np.dtype(dtype_name(torch.float32 if dtype is torch.bfloat16 else dtype))
 
 

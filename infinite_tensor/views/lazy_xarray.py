@@ -89,7 +89,7 @@ class _Span(PandasIndex):
         return _index_of(joined.index, joined.dim, joined.coord_dtype)
 
     def sel(self, labels: dict[Any, Any], method: str | None = None, tolerance: Any = None) -> Any:
-        """Where the coordinates are that `labels` stand for: as `PandasIndex` finds them, which is given ints alone."""
+        """Find the coordinates that `labels` select: as `PandasIndex` does, which is given ints only."""
         ((name, label),) = labels.items()
         if isinstance(label, slice):
             return super().sel({name: self._of_ints(label)}, method, tolerance)

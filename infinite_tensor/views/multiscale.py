@@ -21,7 +21,7 @@ from infinite_tensor.views.metadata import Along, Shown, coordinates_of
 _RANKS = {"t": 0, "time": 0, "z": 2, "y": 3, "x": 4}
 """The order of dimensions, by name."""
 _OTHER = 1
-"""between time and space."""
+"""Dimensions with other names are between time and space."""
 _PART_BYTES = 2**25
 """The tensor is written in parts of about this size, each followed by its levels, which are computed from memory."""
 

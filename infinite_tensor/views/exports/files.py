@@ -43,7 +43,7 @@ _CACHE_BYTES = 2**25
 """The block cache of GDAL, which by default takes a twentieth of the machine's memory."""
 _SETTINGS = {"GDAL_CACHEMAX": _CACHE_BYTES, "GDAL_TIFF_INTERNAL_MASK": True}
 _ACROSS = frozenset({"x", "lon", "longitude", "easting"})
-"""What coordinates along columns are called."""
+"""Names of the coordinate along columns."""
 
 
 @contextmanager
