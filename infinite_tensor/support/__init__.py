@@ -1,4 +1,4 @@
-"""What has nothing to do with tensors; and packages that import what they offer when it is first asked for.
+"""Helpers that are not about tensors; this module makes packages import their public names on first use.
 
 Torch takes longer to import than all the rest.
 """
@@ -14,16 +14,16 @@ from typing import Any
 def offered_by(
     package: dict[str, Any], modules: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The functions ``__getattr__`` and ``__dir__`` of a package.
+    """Return the functions ``__getattr__`` and ``__dir__`` of a package.
 
-    Its modules and folders are found as attributes as well, as if all of them had been imported.
+    The modules and subpackages of the package are available as attributes too, as if all of them had been imported.
 
     Parameters
     ----------
     package : dict
-        Its ``globals()``, in which what was found is kept.
+        The ``globals()`` of the package. Imported names are cached in it.
     modules : mapping
-        From the modules to the names that the package offers of each.
+        From modules to the names that the package offers from each.
 
     Examples
     --------
@@ -39,7 +39,7 @@ def offered_by(
         if name in homes:
             found = package[name] = getattr(import_module(homes[name]), name)
             return found
-        # A name with a point in it would be looked for in a module that there may not be.
+        # For a name with a dot, find_spec would import the module before the dot, which may not exist.
         if name.isidentifier() and not name.startswith("_") and find_spec(f"{own}.{name}") is not None:
             return import_module(f"{own}.{name}")
         raise AttributeError(f"module {own!r} has no attribute {name!r}")

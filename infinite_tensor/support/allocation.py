@@ -1,7 +1,7 @@
 """Blocks of pixels: where their memory comes from, and views of them that are fast to slice.
 
-Large ones lie in large pages of the operating system. These take a third of the time to write to for the first time,
-and all of them are given back at once, where an allocator keeps what lies between smaller blocks.
+Large blocks are mapped to huge pages of the operating system. The first write to these takes a third of the time, and
+all of them are returned at once, whereas an allocator keeps memory that lies between smaller blocks.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ import torch
 from infinite_tensor.errors import OutOfMemoryError
 
 IN_PARTS = "read it in parts with iter_regions, or store it with fill, which takes little memory"
-"""What to do about a region that does not fit."""
+"""The advice for a region that does not fit in memory."""
 _AT_HAND_BYTES = 2**25
-"""glibc keeps what is smaller at hand when it is freed, and gives what is larger back at once."""
+"""When freed, smaller blocks are kept by glibc for reuse; larger ones are returned to the system at once."""
 _LARGE_BYTES = 2**20
-"""What is larger lies in large pages."""
+"""Blocks of at least this size use huge pages."""
 _BLOCK_BYTES = 2**16
-"""Blocks that are smaller lie where the allocator has room for them."""
+"""Smaller blocks are left to the allocator."""
 _KEPT_BYTES = 2**25
-"""So much of what is freed waits to be used again."""
+"""The most bytes of freed blocks that are kept for reuse."""
 _KEPT_SIZES = 16
-"""Of so many sizes: they are gone through whenever a block is freed."""
+"""The most sizes of freed blocks that are kept: all of them are visited whenever a block is freed."""
 
 
 def new_result(shape: Sequence[int], dtype: torch.dtype, device: torch.device, advice: str = "") -> torch.Tensor:
-    """A new tensor with nothing written to it yet, to be given away.
+    """Return a new uninitialized tensor, to be given to the user.
 
     Raises
     ------
     OutOfMemoryError
-        If there is no room for it; `advice` ends the message, and says what to do.
+        If there is not enough memory; `advice` ends the message, and says what to do.
     """
     if math.prod(shape) * dtype.itemsize < _AT_HAND_BYTES:
         return new_tensor(shape, dtype, device, advice)
@@ -48,14 +48,14 @@ def new_result(shape: Sequence[int], dtype: torch.dtype, device: torch.device, a
 
 
 def new_block(shape: Sequence[int], dtype: torch.dtype, device: torch.device, advice: str = "") -> torch.Tensor:
-    """A new tensor as of `new_result`, of which there will be many of one size, soon dropped."""
+    """Like `new_result`, for many short-lived tensors of one size."""
     if math.prod(shape) * dtype.itemsize < _BLOCK_BYTES:
         return new_tensor(shape, dtype, device, advice)
     return _on_pages(shape, dtype, device, _FREED.take, advice)
 
 
 def new_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device, advice: str = "") -> torch.Tensor:
-    """A new tensor as of `new_result`, in whatever memory torch takes."""
+    """Like `new_result`, in memory that torch allocates."""
     try:
         return torch.empty(shape, dtype=dtype, device=device)
     except RuntimeError as error:
@@ -65,12 +65,12 @@ def new_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device, a
 
 
 def is_lack_of_memory(error: RuntimeError, device: torch.device) -> bool:
-    """Whether torch could not allocate a tensor. On the CPU it says so with an error of no class of its own."""
+    """Whether torch could not allocate a tensor. On the CPU it raises a plain RuntimeError then."""
     return isinstance(error, torch.OutOfMemoryError) or device.type == "cpu"
 
 
 def out_of_memory(shape: Sequence[int], dtype: torch.dtype, advice: str) -> OutOfMemoryError:
-    """The error for a tensor that could not be allocated."""
+    """Return the error for a tensor that could not be allocated."""
     size = f"{math.prod(shape) * dtype.itemsize / 2**30:,.1f} GiB"
     return OutOfMemoryError(
         f"a tensor of shape {tuple(shape)} and {dtype} takes {size}, which cannot be allocated{advice and '; '}{advice}"
@@ -79,29 +79,29 @@ def out_of_memory(shape: Sequence[int], dtype: torch.dtype, advice: str) -> OutO
 
 @cache
 def keep_at_hand() -> None:
-    """Have glibc keep at hand what calls of an ``f`` free, for the next one to use again.
+    """Make glibc keep the memory that a call of ``f`` frees, so that the next call reuses it.
 
-    It maps blocks that are larger than the largest one that was freed so far, and keeps no more than twice as much at
-    hand. Where a network takes more together, which of its blocks are new pages in each call depends on what lies
-    between them: a cheap one then takes up to twice the time. So a block is freed that is as large as counts; nothing
-    is written to it. A threshold that a user has set stands.
+    glibc maps blocks that are larger than the largest one freed so far, and keeps at most twice as much free memory.
+    If a network needs more in total, some of its blocks are new pages in each call, depending on the memory between
+    them, and a cheap network takes up to twice the time. So this frees one block of the largest size that glibc takes
+    into account, without writing to it. A threshold that the user has set remains.
     """
     new_tensor((_AT_HAND_BYTES - 2 * mmap.PAGESIZE,), torch.uint8, torch.device("cpu"))
 
 
 class _FreedBlocks:
-    """Pages that nobody uses any more, to be used again: to clear new ones takes longer than to fill them.
+    """Freed pages, kept for reuse: clearing new pages takes longer than filling them.
 
-    Where a thread, or a collection of garbage, comes in between, some pages are not used again; none are used twice.
+    If another thread or the garbage collector interferes, some pages are not reused; none are ever used twice at once.
     """
 
     def __init__(self) -> None:
-        # By size, the one that was freed last at the end.
+        # By size; the size freed last is at the end.
         self._pages: dict[int, deque[mmap.mmap]] = {}
         self._users: dict[int, weakref.ref[memoryview]] = {}
 
     def take(self, nbytes: int) -> memoryview:
-        """Pages, which are here again when the view is dropped."""
+        """Return pages, which come back here when the view is dropped."""
         try:
             pages = self._pages[nbytes].pop()
         except (KeyError, IndexError):
@@ -120,7 +120,7 @@ class _FreedBlocks:
         return view
 
     def _make_room(self) -> None:
-        """Let go of what was freed first, where there are too many sizes or bytes."""
+        """Drop the pages that were freed first while there are too many sizes or bytes."""
         while (kept := self._pages.copy()) and (
             len(kept) >= _KEPT_SIZES or sum(size * len(held) for size, held in kept.items()) >= _KEPT_BYTES
         ):
@@ -164,14 +164,14 @@ Array: TypeAlias = Any
 
 
 def as_tensor(array: Array) -> torch.Tensor:
-    """The tensor that `as_array` gave a view of."""
+    """Return an array as a tensor: the inverse of `as_array`."""
     return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """A view of `tensor` that is fast to slice: numpy on the CPU, the tensor itself elsewhere.
+    """Return a view of `tensor` that is fast to slice: numpy on the CPU, the tensor itself elsewhere.
 
-    numpy moves a small block in half of torch's time, but knows no bfloat16.
+    numpy copies a small block in half of torch's time, but has no bfloat16.
     """
     if tensor.device.type == "cpu" and tensor.dtype is not torch.bfloat16:
         return tensor.numpy()
@@ -179,7 +179,7 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def copied(array: Array) -> Array:
-    """A contiguous copy, in a block of `new_block`."""
+    """Return a contiguous copy, in memory of `new_block`."""
     if array.nbytes < _BLOCK_BYTES:
         return array.copy() if isinstance(array, np.ndarray) else array.clone(memory_format=torch.contiguous_format)
     tensor = as_tensor(array)

@@ -1,10 +1,11 @@
-"""Local disks: names, locks and syncs, each in one place, with what is done where a file system has no such thing.
+"""Local disks: names, locks and syncs, each in one place, with a fallback for file systems that lack them.
 
-SMB shares, exFAT, FUSE and others have no hard links, some mounts of NFS and Lustre no locks, and CIFS syncs no folder.
+SMB shares, exFAT, FUSE and others have no hard links, some mounts of NFS and Lustre have no locks, and CIFS cannot sync
+folders.
 
-Files and folders are written beside their place: they get their name when all of them is written. What is not finished
-lies in ``.<name>.partial``, where the next attempt finds it. One process at a time writes it, or deletes what another
-kind of attempt has left there: a folder in the place of a file.
+Files and folders are written next to their target, and renamed when they are complete. Until then they are called
+``.<name>.partial``, where the next attempt finds them. One process at a time writes there, or deletes what an attempt
+of another kind has left: a folder in place of a file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from infinite_tensor.errors import StoreError, ValidationError, WeakerStorageWar
 
 try:
     import fcntl
-except ImportError:  # Windows, where no folder can be opened either.
+except ImportError:  # Windows, where folders cannot be opened either.
     HAS_LOCKS = False
 else:
     HAS_LOCKS = True
@@ -32,13 +33,13 @@ _NO_SUCH_CALL = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 _NO_LINKS = (*_NO_SUCH_CALL, errno.EPERM, errno.EXDEV, errno.EMLINK)
 NO_LOCKS = (*_NO_SUCH_CALL, errno.ENOLCK)
 _LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-"""Of a folder that cannot be synced: all else says that this is not done there."""
+"""Errors of a real failure to sync a folder; all others mean that the file system cannot sync folders."""
 
 _told: set[tuple[str, str]] = set()
 
 
 def tell_weaker(place: object, lack: str) -> None:
-    """Warn that storage keeps a weaker promise than others: once in a process for each place and lack."""
+    """Warn that storage gives a weaker guarantee than other storage, once per process for each place and lack."""
     told = str(place), lack
     if told not in _told:
         _told.add(told)
@@ -46,20 +47,20 @@ def tell_weaker(place: object, lack: str) -> None:
 
 
 def give_name(unfinished: Path, path: Path, place: Path) -> None:
-    """Name a finished file that has another name so far, which it may keep.
+    """Give a finished file its final name; it may keep its unfinished name too.
 
     Parameters
     ----------
     unfinished, path : Path
-        The name that it has, and the one that it gets.
+        The name that the file has, and the one that it gets.
     place : Path
-        What is named where the file system has no hard links: then somebody else who gives the same name at the same
-        moment may win.
+        The place to warn about if the file system has no hard links: another process that gives the same name at the
+        same moment may then win.
 
     Raises
     ------
     FileExistsError
-        If something has the name. Unlike a rename, this does not replace it.
+        If the name is taken. Unlike a rename, this does not replace the existing file.
     """
     try:
         os.link(unfinished, path)
@@ -77,12 +78,12 @@ def give_name(unfinished: Path, path: Path, place: Path) -> None:
 
 
 def lock(descriptor: int, *, wait: bool) -> bool:
-    """Lock what is open, for this descriptor alone; False where the file system has no locks.
+    """Lock an open file or folder for this descriptor; return False if the file system has no locks.
 
     Raises
     ------
     BlockingIOError
-        If somebody else has locked it, and this is not to `wait`.
+        If another descriptor has locked it, and `wait` is False.
     """
     if not HAS_LOCKS:
         return False
@@ -96,19 +97,20 @@ def lock(descriptor: int, *, wait: bool) -> bool:
 
 
 def unlock(descriptor: int) -> None:
-    """Unlock what is locked. Closing would not, while a child that was forked in this moment has it open."""
+    """Unlock an open file or folder. Closing it would not, while a child that was just forked has it open."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """While it is entered, nobody else enters it for this folder, in any process.
+    """Exclude all other threads and processes that enter this for the same folder.
 
-    Where there is no folder, or it cannot be locked, anybody may; of the latter the folder above is warned about.
+    If the folder does not exist or cannot be locked, nothing is excluded; the latter gives a warning that names the
+    parent folder.
     """
     file = None
     with suppress(OSError):
-        # By an object: whatever interrupts this, nobody refers to that any more, and closing it unlocks the folder.
+        # In an object: if this is interrupted, the object is dropped, which closes and so unlocks the folder.
         file = OpenFile(descriptor := os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)))
         if not lock(descriptor, wait=True):
             tell_weaker(
@@ -126,11 +128,11 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def sync_file(path: Path) -> None:
-    """Bring the content of a file to the disk, or which files a folder holds."""
+    """Sync the content of a file, or the list of entries of a folder, to the disk."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except PermissionError:
-        # Windows opens no folder.
+        # Windows cannot open folders.
         if path.is_dir():
             return
         raise
@@ -141,7 +143,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_opened(descriptor: int, path: Path) -> None:
-    """`sync_file` of what is open."""
+    """Sync an open file or folder, as `sync_file` does."""
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -156,9 +158,9 @@ def sync_opened(descriptor: int, path: Path) -> None:
 
 
 def allocate(descriptor: int, start: int, nbytes: int) -> None:
-    """Take room for bytes of a file, where the disk can; OSError where there is none.
+    """Reserve disk space for bytes of a file, if the file system can; raise OSError if there is none.
 
-    A page that is mapped kills the process where there is no room for what is written to it.
+    Writing to a mapped page kills the process if the disk is full.
     """
     if not hasattr(os, "posix_fallocate"):
         return
@@ -170,13 +172,13 @@ def allocate(descriptor: int, start: int, nbytes: int) -> None:
 
 
 def allocate_file(path: Path) -> None:
-    """`allocate` all that the size of a file promises."""
+    """Reserve disk space for the whole size of a file; see `allocate`."""
     with path.open("r+b") as file:
         allocate(file.fileno(), 0, path.stat().st_size)
 
 
 class OpenFile:
-    """A descriptor, which is closed when nobody refers to it any more: by an interrupt, perhaps."""
+    """A descriptor that is closed when its last reference is dropped, for example by an interrupt."""
 
     number: int | None = None
 
@@ -184,7 +186,7 @@ class OpenFile:
         self.number = number
 
     def close(self) -> None:
-        """Close it; a second time is no error."""
+        """Close the descriptor; closing it again does nothing."""
         number, self.number = self.number, None
         if number is not None:
             os.close(number)
@@ -195,7 +197,7 @@ class OpenFile:
 
 @contextmanager
 def unfinished_file(path: Path) -> Iterator[Path]:
-    """An empty file beside `path`, which nobody else writes; in the end it is deleted where it is still there."""
+    """Yield an empty file next to `path` that no other process writes; delete it at the end if it still exists."""
     unfinished = _beside(path)
     with _alone(unfinished, _create_file, stat.S_ISREG, path) as is_left:
         os.truncate(unfinished, 0)
@@ -208,9 +210,10 @@ def unfinished_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def unfinished_folder(path: Path) -> Iterator[tuple[Path, Callable[[], bool]]]:
-    """A folder beside `path`, which nobody else writes, with what an earlier attempt has left in it. It stays.
+    """Yield a folder next to `path` that no other process writes, with what an earlier attempt has left in it.
 
-    With it comes what tells whether it is still there. Once it has got its name, another process may have begun one.
+    The folder is not deleted. A function is yielded with it that tells whether it is still there: once it has been
+    renamed, another process may have created a new one.
     """
     unfinished = _beside(path)
     with _alone(unfinished, _create_folder, stat.S_ISDIR, path) as is_left:
@@ -233,12 +236,12 @@ def _create_folder(path: Path) -> None:
 def _alone(
     unfinished: Path, create: Callable[[Path], None], is_kind: Callable[[int], bool], path: Path
 ) -> Iterator[Callable[[], bool]]:
-    """While it is entered, what is created is locked: a lock ends with its process, however that ends.
+    """Create and lock an unfinished file or folder; the lock ends with its process, however that ends.
 
-    It gives what tells whether that is still there.
+    Yields a function that tells whether the file or folder is still there.
     """
     if sys.platform == "win32":
-        # No folder can be opened there.
+        # Windows cannot open folders, so nothing is locked.
         if unfinished.exists() and not is_kind(unfinished.stat().st_mode):
             remove(unfinished)
         create(unfinished)
@@ -269,7 +272,7 @@ def _locked(unfinished: Path, create: Callable[[Path], None], is_kind: Callable[
             if _is_there(descriptor, unfinished):
                 if is_kind(os.fstat(descriptor).st_mode) and not _has_another_name(descriptor):
                     return descriptor
-                # Nobody is writing it.
+                # Left over, and not being written by anybody.
                 remove(unfinished)
         except BlockingIOError as error:
             os.close(descriptor)
@@ -279,17 +282,17 @@ def _locked(unfinished: Path, create: Callable[[Path], None], is_kind: Callable[
         except BaseException:
             os.close(descriptor)
             raise
-        # Somebody has finished it, and given it its name.
+        # Another process has finished it, and renamed it.
         os.close(descriptor)
 
 
 def _opened(unfinished: Path) -> int:
-    """A descriptor of what lies there; OSError where that is nothing that an earlier attempt can have left."""
-    # To open a FIFO waits for somebody who writes, unless told not to.
+    """Open a leftover file or folder; raise OSError if it is of a kind that no earlier attempt can have left."""
+    # Without O_NONBLOCK, opening a FIFO would wait for a writer.
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         try:
-            # NFS locks a file only for those who may write to it.
+            # NFS requires write access to lock a file.
             descriptor = os.open(unfinished, os.O_RDWR | flags)
         except IsADirectoryError:
             return os.open(unfinished, os.O_RDONLY | flags)
@@ -316,13 +319,16 @@ def _is_there(descriptor: int, path: Path) -> bool:
 
 
 def _has_another_name(descriptor: int) -> bool:
-    """Whether a file has got its name, and its writer was killed before it lost this one: it is somebody's by now."""
+    """Whether a file already has its final name too, as its writer was killed before removing this one.
+
+    It may be in use by then.
+    """
     status = os.fstat(descriptor)
     return stat.S_ISREG(status.st_mode) and status.st_nlink > 1
 
 
 def check_free(path: Path, is_replaced: Callable[[Path], bool], what: str, *, overwrite: bool) -> None:
-    """ValidationError for what lies at a path, unless it `is_replaced` and this is to `overwrite`; never a link."""
+    """Raise ValidationError if a path is taken, unless `overwrite` and ``is_replaced(path)``; never replace a link."""
     if not os.path.lexists(path):
         return
     if not overwrite:
@@ -332,12 +338,12 @@ def check_free(path: Path, is_replaced: Callable[[Path], bool], what: str, *, ov
 
 
 def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
-    """Give a finished file or folder its name, at one blow; what had the name before is gone then.
+    """Give a finished file or folder its final name in one step; what had the name before is deleted.
 
     Raises
     ------
     ValidationError
-        If somebody else has put something there meanwhile. What was written is left as it is.
+        If the name was taken meanwhile. What was written is left in place.
     """
     if overwrite and unfinished.is_file() and path.is_file():
         unfinished.replace(path)
@@ -366,13 +372,13 @@ def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
 
 
 def synchronize(path: Path, *, deep: bool = True) -> None:
-    """Bring files, and which files there are, to the disk."""
+    """Sync a file, or a folder with all its contents if `deep`, to the disk."""
     for each in [path, *(path.rglob("*") if deep and path.is_dir() else ())]:
         sync_file(each)
 
 
 def remove(path: Path) -> None:
-    """Delete a file, or a folder with all that is in it; nothing where there is none."""
+    """Delete a file, or a folder with its contents; do nothing if it does not exist."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

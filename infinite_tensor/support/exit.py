@@ -1,12 +1,12 @@
-"""Flushing, at the end of a process, the stores that are still alive: when the interpreter exits, and at SIGTERM.
+"""Flushing the stores that are still alive when a process ends: when the interpreter exits, and at SIGTERM.
 
-`atexit` runs when all threads but daemons have come to their end, so what a thread stores after the main thread's last
-line is flushed too. It does not run in the children of multiprocessing; `threading._register_atexit`, which
-`concurrent.futures` uses, does, when the main thread has come to its end. It takes nothing more from then on, so what
-is to be done then is kept in lists of our own: a thread that continues may be the first to import a module.
+`atexit` runs when all threads except daemons have ended, so results that a thread stores after the main thread's last
+line are flushed too. It does not run in children of multiprocessing; `threading._register_atexit`, which
+`concurrent.futures` uses, does, when the main thread ends. It accepts no further functions from then on, so ours are
+kept in our own lists: a thread that is still running may be the first to import a module.
 
-A `torch.utils.data.DataLoader` ends its workers by SIGTERM where they are persistent, or take more than five seconds to
-end by themselves; what the interpreter does at its exit never has its turn then.
+A `torch.utils.data.DataLoader` ends its workers by SIGTERM if they are persistent, or take more than five seconds to
+end by themselves; the exit functions of the interpreter do not run then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Protocol
 
 _MOST_SECONDS = 60.0
-"""Who terminates a process may wait for its end, so storage that hangs must not hold that up for ever."""
+"""The most seconds of a flush at SIGTERM: the sender may wait for the process to end, even if storage hangs."""
 
 
 class _Flushable(Protocol):
@@ -35,22 +35,22 @@ _alive: weakref.WeakSet[_Flushable] = weakref.WeakSet()
 
 
 def flush_at_exit(store: _Flushable) -> None:
-    """Have `store` flushed when the interpreter exits, if it is still alive then."""
+    """Flush `store` when the interpreter exits, if it is still alive then."""
     _alive.add(store)
 
 
 def flush_all() -> None:
-    """Flush every store that is alive and open; an error is printed, and the next store has its turn."""
+    """Flush every store that is alive and open; an error is printed, and the next store is flushed."""
     for store in list(_alive):
         try:
             store._flush_at_exit()  # noqa: SLF001  (of the protocol above)
         except Exception:  # noqa: BLE001
-            # Nobody is left to catch it; the other stores still want their turn.
+            # Nothing is left to catch it, and the other stores must still be flushed.
             traceback.print_exc()
 
 
 def end_before_flush(end: Callable[[], object]) -> None:
-    """Call ``end()`` when the main thread has come to its end, before stores are flushed."""
+    """Call ``end()`` when the main thread has ended, before stores are flushed."""
     _first_ends.append(end)
 
 
@@ -77,9 +77,9 @@ def _flush_and_end() -> None:
 
 
 def flush_at_termination() -> None:
-    """Have SIGTERM end this process only after its stores have been flushed.
+    """Make SIGTERM end this process only after its stores have been flushed.
 
-    Does nothing where something else handles that signal, or off the main thread, where no handler can be set.
+    Does nothing if that signal already has a handler, or off the main thread, where no handler can be set.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return
@@ -89,10 +89,10 @@ def flush_at_termination() -> None:
         if os.getpid() == process:
             asked.put(None)
         else:
-            # A fork of this process, which has no thread that waits for it.
+            # A forked child, which does not have the thread that waits for this.
             os._exit(128 + number)
 
-    # Not in the handler: the main thread, which that interrupts, may hold a lock that the flush would wait for.
+    # Not in the handler: the main thread, which the handler interrupts, may hold a lock that the flush waits for.
     threading.Thread(target=_end, args=(asked,), name="infinite_tensor-termination", daemon=True).start()
     signal.signal(signal.SIGTERM, told)
 
@@ -107,5 +107,6 @@ def _end(asked: SimpleQueue[None]) -> None:
     os._exit(0)
 
 
-# Who registers last is called first, and pools, which register when they are imported, would work off their queues.
+# The function registered last is called first. It must run before that of the pools, which finish their queues; they
+# register when they are imported.
 threading._register_atexit(_end_and_flush)  # type: ignore[attr-defined]  # noqa: SLF001  (see above)

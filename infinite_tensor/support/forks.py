@@ -1,6 +1,6 @@
-"""Keeping what a process holds usable in a child that is forked from it.
+"""Keeping objects usable in a forked child.
 
-A fork copies locks that other threads hold, and none of the threads that would release them.
+A fork copies locks that other threads have taken, but not the threads that would release them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, overload
 
 
 class Renewable(Protocol):
-    """Something that a forked child cannot use as it is."""
+    """An object that a forked child must renew before use."""
 
     def _renew_after_fork(self) -> None: ...
 
@@ -24,7 +24,7 @@ _known: weakref.WeakSet[Renewable] = weakref.WeakSet()
 def renew_in_children(holder: Renewable) -> None:
     """Call ``holder._renew_after_fork()`` in every child that is forked while `holder` is alive.
 
-    It runs before anything else does in the child, so it must make new locks and do no input or output.
+    The method runs before all else in the child, so it must create new locks and do no input or output.
     """
     _known.add(holder)
 
@@ -40,7 +40,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Lock:
-    """Lets one thread at a time work, as often as it asks; in a forked child, or where it is unpickled, none does."""
+    """A reentrant lock that can be pickled; it is free in a forked child and after unpickling."""
 
     def __init__(self) -> None:
         self._renew_after_fork()
@@ -65,8 +65,8 @@ T = TypeVar("T")
 class cached_property(Generic[T]):  # noqa: N801  (named as the one of functools)
     """`functools.cached_property` without its lock.
 
-    Before Python 3.12 that one computes under a lock which all objects of the class share: a fork in the middle
-    leaves it taken in the child. Without it, two threads may both compute a value that is the same for both.
+    Before Python 3.12, that one computes under a lock that all objects of the class share, and a fork meanwhile leaves
+    it locked in the child. Without the lock, two threads may both compute the value, which is the same for both.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
@@ -85,6 +85,6 @@ class cached_property(Generic[T]):  # noqa: N801  (named as the one of functools
     def __get__(self, instance: object | None, owner: type) -> Self | T:
         if instance is None:
             return self
-        # What stands in the object's own dictionary is found before this is asked again.
+        # From now on the value is found in the instance's __dict__ before this descriptor.
         value = instance.__dict__[self.name] = self.compute(instance)
         return value

@@ -1,4 +1,4 @@
-"""Functions that compute windows: what an ``f`` of this library may be beyond one."""
+"""Base classes for an ``f`` of this library that can do more than compute windows."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ import torch
 
 
 class Unmovable(ABC):
-    """Returns windows of one dtype on one device, so that its tensor cannot be moved to others."""
+    """An ``f`` that returns one dtype on one device only, so that its tensor cannot be moved to others."""
 
     @abstractmethod
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:
-        """What users do rather than to move its tensor there, for a message."""
+        """Return the advice for users who try to move its tensor, for a message."""
 
 
 class Calling(ABC):
-    """Calls functions of a user; other values of these than those that are stored are an error, not a warning.
+    """An ``f`` that calls functions of a user.
+
+    If values that these use differ from those that stored pixels were computed with, that is an error; for another
+    ``f`` it is a warning.
 
     Attributes
     ----------
     told : bool
-        Whether a user has said, by a version, what it calls, as far as that cannot be seen.
+        Whether the user has identified, by a version, what it calls, as far as that cannot be inspected.
     stored : bool
-        Whether what it computes is to be found again, so that it matters what it calls.
+        Whether its results are stored to be found again, so that it matters what it calls.
     looked : Reach or None
-        What it was found to reach before it was called, if it may have been called by now.
+        What it reached before its first call; None if that could not be inspected.
     """
 
     told = True
@@ -36,36 +39,35 @@ class Calling(ABC):
 
     @abstractmethod
     def _reaches(self) -> Mapping[str, object]:
-        """The functions, by what messages call them, and what else decides what they are given."""
+        """Return the functions, by their names in messages, and all else that determines their arguments."""
 
 
 class RegionWriter(Unmovable):
-    """Can write any region of its tensor, and needs no windows for that.
+    """An ``f`` that can write any region of its tensor without computing windows.
 
-    A read of what is not in memory then computes just the pixels that are asked for, and nothing is kept of them. What
-    other tensors read, streams and fills take its windows, as those of any ``f``; so does a read on several threads.
-    Nothing does if it `copies`.
+    A read of pixels that are not in memory computes just these pixels, and keeps none of them. Reads by other tensors,
+    streams, fills and reads on several threads use its windows, as those of any ``f``, unless it `copies`.
 
     Attributes
     ----------
     meaning : Meaning or None
-        What is known of the pixels beside their values.
+        The metadata of the pixels.
     """
 
     meaning: Any = None
 
     @property
     def copies(self) -> bool:
-        """Whether it only copies what lies in memory, so that to keep windows would be to hold pixels twice."""
+        """Whether it only copies pixels that are in memory, so that storing windows would keep them twice."""
         return False
 
     @abstractmethod
     def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether it does for a tensor of windows of this size, side by side from 0 on."""
+        """Whether it can write regions of a tensor with windows of this size, side by side from 0 on."""
 
     @abstractmethod
     def write(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Write the pixels from `start` on into `out`, with the bits that they have in windows.
+        """Write the pixels from `start` on into `out`, bit for bit as in windows.
 
-        `out` is contiguous, of the dtype and on the device of the tensor, and all of it lies in the tensor.
+        `out` is contiguous, has the dtype and the device of the tensor, and lies entirely within the tensor.
         """

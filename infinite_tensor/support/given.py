@@ -1,6 +1,6 @@
-"""What users give, before anything is known of it, and the checks of arguments that several doors have.
+"""Values from users, of any type, and the checks of arguments that several public functions share.
 
-Each check says what was given and what was expected.
+The error of each check says what was given and what was expected.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import torch
 from infinite_tensor.errors import ValidationError
 
 _MOST = 200
-"""Characters that messages show of a value."""
+"""The most characters of a value in a message."""
 
 _LARGEST = 2**31
 """Numerators and denominators of ratios stay below it."""
 
 
 def quoted(value: object) -> str:
-    """A value for messages: the beginning of its repr; of arrays their shape, also of those in a dict or a list."""
+    """Return a value for messages: the beginning of its repr; of arrays, also within a dict or list, the shape."""
     try:
         text = _text(value)
     except (ValueError, RecursionError):
-        # An int of 5,000 digits, a list in itself.
+        # For example an int of 5,000 digits, or a list that contains itself.
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _MOST else f"{text[:_MOST]}..."
 
@@ -44,23 +44,23 @@ def _text(value: Any) -> str:
         return f"[{', '.join(map(_text, value))}]"
     if type(value) is tuple:
         return f"({', '.join(map(_text, value))}{',' * (len(value) == 1)})"
-    # The repr of a store takes a look at what it holds.
+    # The repr of a store would look up its tensors.
     return str(value) if getattr(type(value), "_named_by_str", False) else repr(value)
 
 
 def word(value: object) -> str | None:
-    """A str as nothing but a str, also of a member of an enum that is one; None for everything else."""
+    """Return a str as a plain str, also for a member of a str enum; None for everything else."""
     return str.__str__(value) if isinstance(value, str) else None
 
 
 def number(value: Any) -> complex | None:
-    """A number as one of Python, also of a scalar of numpy; None for everything else, a bool included if it is one."""
+    """Return a number or a numpy scalar as a Python number, and a bool as it is; None for everything else."""
     plain = value.item() if isinstance(value, np.generic) else value
     return plain if isinstance(plain, int | float | complex) else None
 
 
 def as_index(value: object) -> int | None:
-    """The exact integer that `value` stands for (anything with ``__index__`` but no bool), or None."""
+    """Return `value` as an exact int if it has ``__index__`` and is not a bool, else None."""
     if type(value) is int:
         return value
     if isinstance(value, bool) or getattr(value, "ndim", 0) != 0 or "bool" in str(getattr(value, "dtype", "")):
@@ -68,19 +68,19 @@ def as_index(value: object) -> int | None:
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except (TypeError, RuntimeError):
-        # So torch says it of a float, and of a tensor without values.
+        # Raised by torch for a float, and for a tensor without values.
         return None
 
 
 def as_ratio(value: object) -> Fraction | None:
-    """The ratio of small positive ints that a number stands for; None for everything else."""
+    """Return a number as a ratio of small positive ints; None if it is not one."""
     whole, plain = as_index(value), number(value)
     if whole is not None:
         exact = Fraction(whole)
     elif isinstance(value, Fraction):
         exact = value
     elif isinstance(plain, float) and 0 < plain < _LARGEST:
-        # 1/3 as a float is not a third, and means one.
+        # The float 1/3 is not exactly a third, but means it.
         exact = Fraction(plain).limit_denominator(2**16)
         if float(exact) != plain:
             return None
@@ -90,14 +90,14 @@ def as_ratio(value: object) -> Fraction | None:
 
 
 def array_advice(value: object) -> str:
-    """What a message adds about an array that is given in place of an InfiniteTensor; nothing about other things."""
+    """Return advice for a message if an array is given in place of an InfiniteTensor; empty for other values."""
     is_array = all(hasattr(type(value), part) for part in ("shape", "dtype", "__getitem__"))
     return "; give from_array(a), which makes a tensor of an array" if is_array else ""
 
 
 def members(value: object) -> tuple[Any, ...] | None:
-    """The members of a list, a tuple, or another sequence that is no text; None for everything else."""
-    # What is given nearly always; to ask whether it is a Sequence takes longer.
+    """Return the members of a list, a tuple, or another sequence that is not text; None for everything else."""
+    # The most frequent case; isinstance(value, Sequence) takes longer.
     if type(value) is tuple:
         return value
     return None if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence) else tuple(value)
@@ -107,7 +107,7 @@ def members(value: object) -> tuple[Any, ...] | None:
 
 
 def checked_id(given: object, name: str = "tensor_id") -> str:
-    """An id, if it is a str that can be stored; a UUID stands for its str. `name` is the argument, for messages."""
+    """Return an id if it is a str that can be stored, or a UUID as its str. `name` is the argument, for messages."""
     if isinstance(given, UUID):
         return str(given)
     text = word(given)
@@ -121,7 +121,7 @@ def checked_id(given: object, name: str = "tensor_id") -> str:
 
 
 def checked_device(device: object) -> torch.device:
-    """`device` as torch places tensors on it: ``cuda`` becomes ``cuda:0``."""
+    """Return `device` with its index, as tensors on it have it: ``cuda`` becomes ``cuda:0``."""
     if not isinstance(device, torch.device | str | int) or isinstance(device, bool):
         raise ValidationError(f"device must be a torch.device or a str, got {quoted(device)}")
     try:
@@ -131,14 +131,14 @@ def checked_device(device: object) -> torch.device:
 
 
 def checked_flag(name: str, given: object) -> bool:
-    """`given` if it is a bool: a str such as "no" would count as true. `name` is the argument, for messages."""
+    """Return `given` if it is a bool; a str such as "no" would count as true. `name` is the argument, for messages."""
     if not isinstance(given, bool):
         raise ValidationError(f"{name} must be a bool, got {quoted(given)}")
     return given
 
 
 def checked_age(given: object) -> float:
-    """`given` as a number of seconds, for the argument ``older_than``."""
+    """Return the argument ``older_than`` as a number of seconds."""
     seconds = number(given)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
         raise ValidationError(f"older_than must be a number of seconds from 0, got {quoted(given)}")
@@ -146,7 +146,7 @@ def checked_age(given: object) -> float:
 
 
 def check_fill(workers: object, client: object, progress: object, shard: object, pyramid: object) -> None:
-    """ValidationError for what no fill takes, before it is known what is to be filled."""
+    """Raise ValidationError for arguments that no fill accepts, whatever it fills."""
     checked_workers(workers)
     if client is not None:
         check_client(client)
@@ -165,12 +165,12 @@ def check_fill(workers: object, client: object, progress: object, shard: object,
 
 
 def checked_workers(value: object) -> int | None:
-    """`value` as a number of threads, None where none is said; ValidationError if it is no positive int."""
+    """Return the argument `workers`, a positive int or None; raise ValidationError for anything else."""
     return None if value is None else checked_count("workers", value)
 
 
 def checked_count(name: str, value: object) -> int:
-    """The argument of this name as an int; ValidationError if it is no positive one."""
+    """Return the argument of this name as an int; raise ValidationError if it is not a positive one."""
     count = as_index(value)
     if count is None or count < 1:
         raise ValidationError(f"{name} must be a positive int, got {quoted(value)}")
@@ -178,22 +178,22 @@ def checked_count(name: str, value: object) -> int:
 
 
 def check_client(client: object) -> None:
-    """ValidationError for what is no client of a Dask cluster."""
-    # Whoever has a client has imported it, which takes long.
+    """Raise ValidationError if `client` is not a client of a Dask cluster."""
+    # A user who has a client has already imported `distributed`, which is slow to import.
     distributed = sys.modules.get("distributed")
     if distributed is None or not isinstance(client, distributed.Client):
         raise ValidationError(f"client must be a distributed.Client, got {quoted(client)}")
 
 
 def checked_progress(progress: object) -> Any:
-    """`progress` as `fill` takes it; ValidationError for anything else."""
+    """Return the argument `progress` of `fill`; raise ValidationError if it is invalid."""
     if not isinstance(progress, bool) and word(progress) != "always" and not callable(progress):
         raise ValidationError(f'progress must be a bool, "always" or a callable, got {quoted(progress)}')
     return progress
 
 
 def checked_shard(shard: object) -> tuple[int, int] | None:
-    """`shard` as a rank and how many there are; ValidationError for anything else."""
+    """Return the argument `shard` as a rank and the number of shards, or None; raise ValidationError if invalid."""
     if shard is None:
         return None
     match [as_index(number) for number in members(shard) or ()]:
@@ -206,9 +206,9 @@ _SIZE = re.compile(r"(\d{1,30}(?:\.\d{1,30})?) ?(?:([KMGTPE])(I?))?B", re.ASCII 
 
 
 def checked_bytes(name: str, value: object) -> int | None:
-    """`value` as a number of bytes: an int, a str such as ``"400MB"``, or None for none; else ValidationError.
+    """Return a number of bytes, given as an int, a str such as ``"400MB"``, or None; raise ValidationError otherwise.
 
-    ``"MB"`` is 10^6 bytes and ``"MiB"`` 2^20; capitals do not matter, and a fraction of a byte is left out.
+    ``"MB"`` is 10^6 bytes and ``"MiB"`` 2^20; case does not matter, and a fraction of a byte is dropped.
     """
     size = as_index(value)
     if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())):
@@ -231,7 +231,7 @@ class MemoryTooSmallError(ValidationError):
 
     @property
     def least(self) -> int:
-        """What is enough, in bytes."""
+        """The number of bytes that would be enough."""
         return int(self.args[1])
 
     def __str__(self) -> str:
@@ -239,5 +239,5 @@ class MemoryTooSmallError(ValidationError):
 
 
 def whole_mebibytes(nbytes: int) -> str:
-    """At least so many bytes, as a limit that may be given."""
+    """Return a number of bytes rounded up to MiB, as text that users can give as a limit."""
     return f"{-(-nbytes // 2**20)} MiB"

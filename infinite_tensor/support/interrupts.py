@@ -1,23 +1,24 @@
-"""Ctrl-C while a store changes its state: it is put off until the change is done.
+"""Ctrl-C while a store changes its state: it is deferred until the change is done.
 
-Python raises KeyboardInterrupt between any two lines of the main thread, and on no other. So the outermost call into a
-store, `store_call`, puts a handler that only takes note in the place of the one that is there, and calls that one when
-it ends. The former handler is back while a function of the user runs, see `running_f`, and while nothing is changed,
-as where a thread waits for a lock, see `at_rest`; who waits for a condition looks for what has been noted: from there
-Ctrl-C comes through at once. What only looks at a store, see `looking`, needs none of this.
+Python raises KeyboardInterrupt between any two lines of the main thread, and on no other thread. So the outermost call
+into a store, `store_call`, replaces the handler of SIGINT by one that only records the signal, and calls the former
+handler when the call ends. The former handler is restored while a function of the user runs, see `running_f`, and while
+nothing is being changed, as when a thread waits for a lock, see `at_rest`. A thread that waits for a condition checks
+for a recorded Ctrl-C. In all these cases Ctrl-C takes effect at once. Code that only looks at a store, see `looking`,
+needs none of this.
 
-Other exceptions from outside, of another signal handler or thrown into a thread, may leave a change half done. A call
-that one of them has ended tells its stores, which must then be opened again. Where one comes as a call begins or ends,
-the handler that takes note may be left there, and the call among those that this thread is in. So that handler, and
-the next call, look whether the call is still on the stack.
+Other exceptions from outside, raised by another signal handler or thrown into a thread, may leave a change half done. A
+call that was ended by one reports it to its stores, which must then be reopened. If one arrives while a call begins or
+ends, the recording handler may stay installed, and the call may stay among those of its thread. So that handler, and
+the next call, check whether the call is still on the stack.
 
-A signal handler runs between two lines of whatever its thread is doing. If that is a call into a store, it may hold
-locks that a flush would wait for, and nobody would release them. So a handler that begins a call there is told so.
+A signal handler runs between two lines of whatever its thread is doing. If that is a call into a store, the call may
+hold locks that a flush in the handler would wait for forever. So a store call in such a handler raises StoreError.
 """
 
 from __future__ import annotations
 
-# Without what `signal` makes of it, which takes seven times as long.
+# Not `signal`: its conversions to enums make each call take seven times as long.
 import _signal  # type: ignore[import-not-found]
 import functools
 import os
@@ -32,29 +33,29 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
 from infinite_tensor.errors import StoreError
 
 _LOOK_SECONDS = 0.05
-"""How often a thread that waits looks whether it was interrupted."""
+"""How often a waiting thread checks whether it was interrupted."""
 
 
 class _Store(Protocol):
-    """What a call uses."""
+    """A store, as a call uses it."""
 
     def cut_through(self, error: BaseException) -> None:
-        """A call has ended in the middle of a change."""
+        """Record that a call was ended by `error` in the middle of a change."""
 
 
 class _Here(threading.local):
-    """What this thread is doing.
+    """The state of this thread.
 
     Attributes
     ----------
     call : store_call or None
-        The innermost call that it is in, unless that runs a function of the user.
+        The innermost call that the thread is in; None while that runs a function of the user.
     looking : threading.Lock
-        Held while it looks at a store.
+        Locked while the thread looks at a store.
     known : BaseException or None
-        What came from a function of the user, or where the thread waited: nothing was half done.
+        The last exception that left nothing half done: from a function of the user, or raised while the thread waited.
     is_main : bool
-        Whether Python handles signals here.
+        Whether Python handles signals on this thread.
     """
 
     def __init__(self) -> None:
@@ -64,13 +65,13 @@ class _Here(threading.local):
         self.known: BaseException | None = None
 
     def innermost(self) -> store_call | None:
-        """`call`, without those that were cut through before they could say that they had ended."""
+        """Return `call`, after dropping calls that were cut off before they could deregister."""
         while self.call is not None and not self.call.is_within(sys._getframe()):  # noqa: SLF001  (the only way)
             self.call = self.call.outer
         return self.call
 
     def free_for(self, stores: Mapping[int, object]) -> store_call | None:
-        """The innermost call, if it uses none of these stores; StoreError if it does."""
+        """Return the innermost call if it uses none of these stores; raise StoreError if it does."""
         call = self.innermost()
         if self.looking.locked() or (call is not None and not call.stores.keys().isdisjoint(stores)):
             store = next(iter(stores.values()), "a store")
@@ -86,9 +87,9 @@ _here = _Here()
 
 
 class _TakesNote:
-    """The handler of SIGINT that puts Ctrl-C off; where it was left behind, it is as if it was not there.
+    """The handler of SIGINT that defers Ctrl-C; if it was left installed by mistake, it passes Ctrl-C on.
 
-    A second Ctrl-C that comes before the first one has come through is not put off.
+    A second Ctrl-C that arrives before the first one has taken effect is not deferred.
     """
 
     def __init__(self) -> None:
@@ -102,27 +103,27 @@ class _TakesNote:
             self._former(number, frame)
 
     def put_off(self) -> None:
-        """Take note of interrupts from now on."""
-        # Known before it is replaced.
+        """Record interrupts from now on, instead of raising them."""
+        # The former handler must be known before it is replaced.
         handler = _signal.getsignal(SIGINT)
         if handler is not self:
             self._former = handler
-        # Not where interrupts are ignored, end the process, or are handled by no Python.
+        # Unless interrupts are ignored, end the process, or are not handled by Python.
         if callable(self._former):
             _signal.signal(SIGINT, self)
 
     def show(self) -> None:
-        """Have interrupts come through from now on."""
+        """Let interrupts take effect from now on."""
         if _signal.getsignal(SIGINT) is self:
             _signal.signal(SIGINT, self._former)
 
     def tell(self) -> None:
-        """Have one come through that was noted."""
+        """Let a recorded interrupt take effect."""
         self.has_noted = False
         self._former(SIGINT, sys._getframe())  # noqa: SLF001  (what handlers are given)
 
     def restore_in_child(self) -> None:
-        """What the parent of this process has noted is not this one's."""
+        """Forget, in a forked child, what the parent process has recorded."""
         _here.__init__()  # type: ignore[misc]
         self.has_noted = False
         self.show()
@@ -136,26 +137,26 @@ if hasattr(os, "register_at_fork"):
 
 
 class store_call:  # noqa: N801  (reads as a statement: ``with store_call(contents):``)
-    """One call into stores by one thread, which Ctrl-C does not come into; never around a ``yield``.
+    """One call into stores by one thread, which Ctrl-C does not interrupt; never use it around a ``yield``.
 
     Parameters
     ----------
     stores : Contents
-        Those that it uses, as far as they are known.
+        The stores that the call uses, as far as they are known.
 
     Attributes
     ----------
     stores : dict of int to Contents
-        The stores that it has come to, by their ids.
+        The stores that the call has used so far, by ``id()``.
     outer : store_call or None
-        The call, of other stores, that has begun this one: that of a store whose backend stands on another, say.
+        The call of other stores that made this one, for example of a store whose backend uses another store.
     is_shown : bool
-        Whether interrupts come through just now.
+        Whether interrupts take effect at this moment.
 
     Raises
     ------
     StoreError
-        If the thread is in the middle of another call of one of them, and in no function of the user.
+        If the thread is in the middle of another call of one of the stores, and not in a function of the user.
     """
 
     __slots__ = ("_frame", "is_on_main", "is_shown", "outer", "stores")
@@ -182,7 +183,7 @@ class store_call:  # noqa: N801  (reads as a statement: ``with store_call(conten
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
-            # While interrupts come through, nothing is half done either.
+            # Nothing is half done either while interrupts take effect.
             if error is not None and not self.is_shown and error is not _here.known and _is_from_outside(error):
                 for store in self.stores.values():
                     store.cut_through(error)
@@ -200,19 +201,19 @@ class store_call:  # noqa: N801  (reads as a statement: ``with store_call(conten
             _here.call, self._frame = self.outer, None
 
     def is_within(self, frame: FrameType | None) -> bool:
-        """Whether it is under way, where a thread has come to a frame."""
+        """Whether this call is still running, judged by the current frame of its thread."""
         while frame is not None and frame is not self._frame:
             frame = frame.f_back
         return frame is not None
 
     def put_off(self) -> None:
-        """Put interrupts off from now on."""
+        """Defer interrupts from now on."""
         if self.is_on_main:
             _ctrl_c.put_off()
         self.is_shown = False
 
     def come_through(self) -> None:
-        """Have interrupts come through from now on, and one that was noted before."""
+        """Let interrupts take effect from now on, including one that was recorded before."""
         self.is_shown = True
         try:
             if self.is_on_main:
@@ -226,18 +227,18 @@ class store_call:  # noqa: N801  (reads as a statement: ``with store_call(conten
 
 
 def _is_from_outside(error: BaseException) -> bool:
-    """Whether an exception is none of an error of what has run, but that of a signal handler, say."""
+    """Whether an exception did not come from the code that ran, but for example from a signal handler."""
     if not isinstance(error, Exception):
         return True
     handlers = [_signal.getsignal(number) for number in valid_signals()]
     codes = [getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers]
-    # A backend may have raised an error of its own from it.
+    # A backend may have raised another error from it.
     traces = [each.__traceback__ for each in (error, error.__cause__) if each is not None]
     return any(frame.f_code in codes for trace in traces for frame, _ in traceback.walk_tb(trace))
 
 
 def looking(store: object) -> threading.Lock:
-    """What a thread holds while it only looks at a store, which an interrupt may end anywhere: a lock of its own.
+    """Return this thread's lock to hold while it only looks at a store; an interrupt may end that at any point.
 
     Raises
     ------
@@ -249,18 +250,18 @@ def looking(store: object) -> threading.Lock:
 
 
 def enter(store: _Store) -> None:
-    """The call of this thread comes to another store."""
+    """Register another store with the call of this thread."""
     if _here.call is not None:
         _here.call.stores[id(store)] = store
 
 
 def entered() -> list[Any]:
-    """The stores that the call of this thread has come to."""
+    """Return the stores that the call of this thread has used so far."""
     return [] if _here.call is None else [*_here.call.stores.values()]
 
 
 class at_rest:  # noqa: N801  (likewise)
-    """While it is entered, interrupts come through: this thread waits, or changes nothing that others see."""
+    """A context in which interrupts take effect: this thread waits, or changes nothing that others see."""
 
     __slots__ = ("_call",)
 
@@ -274,14 +275,14 @@ class at_rest:  # noqa: N801  (likewise)
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._call is not None:
-            # Not out of a change.
+            # An error within `changing` may have left a change half done.
             if error is not None and self._call.is_shown:
                 _here.known = error
             self._call.put_off()
 
 
 class changing:  # noqa: N801  (likewise)
-    """Within `at_rest`, a change that others see: interrupts are put off while it is entered."""
+    """A context within `at_rest` that defers interrupts again, for a change that others see."""
 
     __slots__ = ("_call",)
 
@@ -297,7 +298,7 @@ class changing:  # noqa: N801  (likewise)
 
 
 class running_f(at_rest):  # noqa: N801  (likewise)
-    """The same where this thread runs an ``f``, or another function of the user, which may use any store."""
+    """An `at_rest` in which this thread runs ``f`` or another function of the user, which may use any store."""
 
     __slots__ = ("_around",)
 
@@ -315,20 +316,20 @@ class running_f(at_rest):  # noqa: N801  (likewise)
 
 
 def wait_for(lock: threading.Lock) -> None:
-    """Return when nobody holds a lock."""
+    """Wait until a lock is free."""
     with at_rest(), lock:
         pass
 
 
 def wait_until(reached: Callable[[], bool], changed: threading.Condition) -> None:
-    """Return once something is reached, which is looked at after each change; called with the condition held."""
+    """Wait until ``reached()``, which is checked after each change; call with the condition held."""
     while not reached():
         changed.wait(_LOOK_SECONDS)
         show_interrupt()
 
 
 def show_interrupt() -> None:
-    """Have an interrupt come through that has been put off; called where nothing is half done."""
+    """Let a deferred interrupt take effect; call only where nothing is half done."""
     if _ctrl_c.has_noted and _here.call is not None and _here.call.is_on_main:
         try:
             _ctrl_c.tell()
@@ -338,7 +339,7 @@ def show_interrupt() -> None:
 
 
 def known(error: BaseException) -> BaseException:
-    """The same error, which comes from a function of the user, or out of a part of this call: no cause to tell."""
+    """Mark an error as one that left nothing half done, such as one from a function of the user; return it."""
     _here.known = error
     return error
 
@@ -349,7 +350,7 @@ Result = TypeVar("Result")
 
 
 def store_method(method: Callable[Concatenate[Owner, Given], Result]) -> Callable[Concatenate[Owner, Given], Result]:
-    """A method of a store, or of what it holds, that is a call into it."""
+    """Decorate a method of a store, or of a part of it, so that it runs in a `store_call`."""
 
     @functools.wraps(method)
     def called(self: Owner, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
@@ -360,7 +361,7 @@ def store_method(method: Callable[Concatenate[Owner, Given], Result]) -> Callabl
 
 
 def store_query(method: Callable[Concatenate[Owner, Given], Result]) -> Callable[Concatenate[Owner, Given], Result]:
-    """The same for one that changes nothing, and may be called in the middle of a call: by a backend, say."""
+    """Like `store_method`, for a method that changes nothing, and may be called within a call, as by a backend."""
     as_call = store_method(method)
 
     @functools.wraps(method)

@@ -1,6 +1,6 @@
-"""Dictionaries of dictionaries, as users give and return them, and the keys of what they hold.
+"""Nested dictionaries, as users give and return them, and the keys of their entries.
 
-`tensordict.TensorDict` is one too.
+A `tensordict.TensorDict` is one too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Key: TypeAlias = tuple[str, ...]
 def leaves(
     given: Mapping[Any, Any], above: Key = (), parts: Callable[[Any], Key] = lambda name: (name,)
 ) -> Iterator[tuple[Key, Any]]:
-    """The entries that are no dictionaries themselves, each with its keys; ``parts(name)`` are those in one name."""
+    """Yield the entries that are not dictionaries, each with its keys; ``parts(name)`` splits a name into keys."""
     for name, value in given.items():
         key = (*above, *parts(name))
         if isinstance(value, Mapping):
@@ -27,31 +27,31 @@ def leaves(
 
 
 def show(key: Key) -> str:
-    """A key as it is written in code: ``'rgb'``, or ``('biome', 'id')``."""
+    """Return a key as it is written in code: ``'rgb'``, or ``('biome', 'id')``."""
     return repr(key[0] if len(key) == 1 else key)
 
 
 def is_key(value: object) -> TypeGuard[str | tuple[str, ...]]:
-    """Whether a value is a str, or a tuple of nothing but str: everything else between brackets is a region."""
+    """Whether a value is a str or a tuple of str; everything else in brackets is a region."""
     return isinstance(value, str) or (
         isinstance(value, tuple) and bool(value) and all(isinstance(name, str) for name in value)
     )
 
 
 def as_key(value: object) -> Key:
-    """A key as a tuple; ValidationError if it is none."""
+    """Return a key as a tuple; raise ValidationError if it is not a key."""
     if not is_key(value):
         raise ValidationError(f"a key is a str or a tuple of str, got {value!r}")
     return (value,) if isinstance(value, str) else value
 
 
 def named_leaves(given: Mapping[Any, Any], above: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """`leaves` of a group, whose names are checked.
+    """Yield the `leaves` of a group, and check its names.
 
     Raises
     ------
     ValidationError
-        If a name is no str or empty, or a mapping holds nothing.
+        If a name is not a non-empty str, or a mapping is empty.
     """
     if not given:
         raise ValidationError(f"a group holds at least one tensor{f', {show(above)} is empty' if above else ''}")
@@ -68,12 +68,12 @@ def named_leaves(given: Mapping[Any, Any], above: Key = ()) -> Iterator[tuple[Ke
 
 
 def nested(values: Iterable[tuple[Key, Any]]) -> dict[str, Any]:
-    """Nested dicts of what has keys.
+    """Return values with keys as nested dicts.
 
     Raises
     ------
     ValidationError
-        If one key is another, or begins with it.
+        If two keys are equal, or one begins with another.
     """
     outermost: dict[str, Any] = {}
     ends = set()
@@ -91,7 +91,7 @@ def nested(values: Iterable[tuple[Key, Any]]) -> dict[str, Any]:
 
 
 def listed(keys: Iterable[Key], *, nested: bool, leaves_only: bool) -> list[Key]:
-    """Leaves, and what they are nested in, in the order of a TensorDict: what is within a name comes before it."""
+    """Return the keys of leaves and of what contains them, in the order of a TensorDict: contents before their name."""
     found: list[Key] = []
     open_names: Key = ()
     for key in [*keys, ()]:
@@ -106,25 +106,25 @@ def listed(keys: Iterable[Key], *, nested: bool, leaves_only: bool) -> list[Key]
 
 
 def chosen(name: str, given: object, keys: Iterable[Key], default: Any) -> dict[Key, Any]:
-    """What an argument says for each key: one value for all, or a mapping from keys.
+    """Return the value of an argument for each key, given one value for all or a mapping from keys.
 
-    In a mapping, which may be nested, what is said of a name holds for all that is nested in it, unless more is said.
+    In a mapping, which may be nested, the value of a name applies to everything nested in it that has no other value.
 
     Parameters
     ----------
     name : str
         The argument, for messages.
     given : object
-        What was given.
+        The argument as given.
     keys : iterable of Key
         The leaves.
     default : object
-        What holds where nothing is said.
+        The value of keys for which none is given.
 
     Raises
     ------
     ValidationError
-        If a key in `given` is none of the leaves, nor holds any.
+        If a key in `given` is neither a leaf nor contains any.
     """
     keys = list(keys)
     if not isinstance(given, Mapping):

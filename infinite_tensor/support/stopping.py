@@ -1,4 +1,4 @@
-"""Reads that nobody wants any more: they end between two calls of ``f``."""
+"""Stopping reads that are no longer wanted, between two calls of ``f``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _stop: ContextVar[Callable[[], bool] | None] = ContextVar("stop", default=None)
 
 
 class Stopped(Exception):  # noqa: N818  (no error)
-    """A read has ended, since nobody wants it; what it had computed by then is kept."""
+    """A read was stopped because it is no longer wanted; what it has computed is kept."""
 
 
 @contextmanager
 def stopping(stop: Callable[[], bool]) -> Iterator[None]:
-    """Reads of this thread raise Stopped before the next call of ``f`` once ``stop()`` is true; any thread asks that.
+    """Make reads of this thread raise Stopped before the next call of ``f`` once ``stop()`` is True.
 
-    A call that has begun is finished, with all that it reads itself.
+    Any thread may call ``stop()``. A running call of ``f`` is finished, with all reads that it makes.
     """
     token = _stop.set(stop)
     try:
@@ -27,7 +27,7 @@ def stopping(stop: Callable[[], bool]) -> Iterator[None]:
 
 
 def end_if_unwanted() -> None:
-    """Raise Stopped where nobody wants what this thread does any more."""
+    """Raise Stopped if the work of this thread is no longer wanted."""
     stop = _stop.get()
     if stop is not None and stop():
         raise Stopped

@@ -1,4 +1,4 @@
-"""Tables of figures, as text and as HTML for notebooks, in which every text is escaped."""
+"""Tables of numbers, as text and as HTML for notebooks; in the HTML every text is escaped."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 _RANDOM_ID = re.compile(r"([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(/.*)?")
-"""That of a tensor, or of an output of one ``f``, whose key stands behind it."""
+"""A random id of a tensor, or of one of several outputs of an ``f``, which ends in the key of the output."""
 
 
 class Tabular(ABC):
-    """What several tensors take or have taken: prints as a table with a row for each, in a notebook as an HTML one."""
+    """A report on several tensors that prints as a table with one row per tensor; an HTML table in notebooks."""
 
     tensors: tuple[Any, ...]
 
     _COLUMNS: ClassVar[Mapping[str, tuple[str, Callable[[Any], str]]]]
-    """Of which attribute of each tensor a column is, and how it is shown, by its heading.
+    """The columns by heading: the attribute of each tensor to show, and the function that formats it.
 
-    Where this has it too, it stands below all of them. A column of empty cells is not shown.
+    If the report has the attribute too, it is shown in the last row. A column of empty cells is not shown.
     """
 
     @property
     @abstractmethod
     def _title(self) -> str:
-        """What stands above the table."""
+        """The title above the table."""
 
     def __str__(self) -> str:
         return _text_table(self._title, *self._table())
@@ -35,7 +35,7 @@ class Tabular(ABC):
         return table(self._title, headings, [[escaped(cell) for cell in row] for row in rows])
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        """The headings and rows to show."""
+        """Return the headings and rows to show."""
         rows = [[shown_id(each.tensor_id), *self._cells(each)] for each in self.tensors]
         rows.append(["all", *self._cells(self)])
         headings = ["tensor", *self._COLUMNS]
@@ -47,7 +47,7 @@ class Tabular(ABC):
 
 
 def _text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns under a title; the first one to the left, figures to the right."""
+    """Return columns under a title; the first is aligned to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     lines = []
     for row in (headings, *rows):
@@ -57,23 +57,23 @@ def _text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 
 
 def shown_id(tensor_id: str) -> str:
-    """An id for a table: of a random one, which no user has given, its beginning."""
+    """Return an id for a table; a random id, not given by a user, is shortened to its beginning."""
     random = _RANDOM_ID.fullmatch(tensor_id)
     return f"unnamed {random[1]}{random[2] or ''}" if random else tensor_id
 
 
 def count_if_any(number: int) -> str:
-    """A count, empty for 0."""
+    """Return a count as text, empty for 0."""
     return count_of(number) if number else ""
 
 
 def count_of(number: int) -> str:
-    """A count with its thousands set apart."""
+    """Return a count as text with thousands separators."""
     return f"{number:,}"
 
 
 def bytes_of(number: int) -> str:
-    """Bytes in the largest unit that leaves a whole digit."""
+    """Return a number of bytes as text, in the largest unit that keeps the number at 1 or more."""
     size, units = float(number), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
@@ -81,9 +81,9 @@ def bytes_of(number: int) -> str:
 
 
 _LONGEST = 300
-"""Characters that are shown of a text,"""
+"""The most characters that are shown of a text."""
 _LONGEST_NOTE = 1200
-"""and of a line that says what is wrong."""
+"""The most characters of a line that reports a problem."""
 
 # As `html.escape` does, whose module takes long to import.
 _ESCAPED = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
@@ -91,29 +91,29 @@ _LEFT = ' style="text-align:left"'
 
 
 def escaped(text: object, longest: int = _LONGEST) -> str:
-    """The text of a value, to stand between tags or in an attribute; what is very long is cut."""
+    """Return the text of a value, escaped for use between tags or in an attribute; very long text is cut."""
     found = str(text)
     return (found if len(found) <= longest else f"{found[:longest]}...").translate(_ESCAPED)
 
 
 def code(text: object) -> str:
-    """A value as it stands in code."""
+    """Return a value as HTML code."""
     return f"<code>{escaped(text)}</code>"
 
 
 def note(text: str) -> str:
-    """A line that says why something is not shown."""
+    """Return an HTML line that says why something is not shown."""
     return f"<div>{escaped(text, _LONGEST_NOTE)}</div>"
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
-    """A table of names, and what they have: HTML."""
+    """Return an HTML table of names and values; the values are HTML."""
     body = "".join(f"<tr><th{_LEFT}>{escaped(name)}</th><td{_LEFT}>{value}</td></tr>" for name, value in rows)
     return f"<table><tbody>{body}</tbody></table>"
 
 
 def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Columns of HTML under headings of text; the first `left` columns to the left, figures to the right."""
+    """Return a table of HTML cells under text headings; the first `left` columns are aligned to the left."""
     sides = [_LEFT if d < left else "" for d in range(len(headings))]
     head = "".join(f"<th{side}>{escaped(heading)}</th>" for side, heading in zip(sides, headings, strict=True))
     cells = ("".join(f"<td{side}>{cell}</td>" for side, cell in zip(sides, row, strict=True)) for row in rows)
@@ -123,5 +123,5 @@ def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *,
 
 
 def panel(kind: str, name: str, *inside: str) -> str:
-    """What is shown of an object: its class, its name (HTML), and what is told of it (HTML)."""
+    """Return the HTML of an object: its class, its name (HTML), and its contents (HTML)."""
     return f"<div><div><strong>{escaped(kind)}</strong> {name}</div>{''.join(inside)}</div>"

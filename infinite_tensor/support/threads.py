@@ -1,8 +1,8 @@
-"""Work on several threads, whatever state the process is in.
+"""Work on several threads, even after the main thread has ended.
 
-The pools of `concurrent.futures`, and so those of event loops, take no work once the main thread has come to its end,
-though other threads may continue long after it. Python 3.12.0 to 3.12.2 start no thread then either: where none can be
-started, the work is done on the thread that asks.
+The pools of `concurrent.futures`, and so those of event loops, accept no work once the main thread has ended, though
+other threads may continue long after it. Python 3.12.0 to 3.12.2 cannot start a thread then either; if none can be
+started, the work is done on the calling thread.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ R = TypeVar("R")
 
 
 _IDLE_SECONDS = 5.0
-"""After which a thread without work ends."""
+"""How long a thread without work waits before it ends."""
 
 _MOST_SECONDS = 5.0
-"""For which the end of a process waits for threads that work, such as those of a read on a daemon thread."""
+"""The most seconds that the exit waits for busy threads, such as those of a read on a daemon thread."""
 
 
 class _Worker:
-    """A thread that does one piece of work after the other, and holds nothing of one that is done."""
+    """A thread that does one piece of work after the other, and keeps no reference to finished work."""
 
     def __init__(self) -> None:
         self._work: list[Callable[[], object]] = []
@@ -38,13 +38,13 @@ class _Worker:
         self._asked.acquire()
 
     def ask(self, work: Callable[[], object], done: threading.Lock) -> None:
-        """Do this next, and release the lock then."""
+        """Do this work next, then release `done`."""
         self._work, self._done = [work], done
         _busy.add(self)
         self._asked.release()
 
     def run(self) -> None:
-        """Do what is asked, until nobody has for a while."""
+        """Do work until none has come for a while."""
         self._asked.acquire()
         while True:
             try:
@@ -57,7 +57,7 @@ class _Worker:
                 try:
                     _idle.remove(self)
                 except ValueError:
-                    # Somebody is just about to ask it.
+                    # A caller has just taken this thread and is about to give it work.
                     continue
                 return
 
@@ -72,10 +72,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def _settle() -> None:
-    """Have every thread let go of what it has done, for a while.
+    """Wait a while for all threads to finish their work and drop it.
 
-    A thread may be the last to hold a store, and Python aborts the process if it frees a tensor while the interpreter
-    ends.
+    A thread may have the last reference to a store, and Python aborts the process if the thread frees a tensor while
+    the interpreter exits.
     """
     end = time.monotonic() + _MOST_SECONDS
     while _busy and time.monotonic() < end:
@@ -86,10 +86,10 @@ end_after_flush(_settle)
 
 
 def begin(work: Callable[[], object]) -> threading.Lock | None:
-    """Run ``work()``, which raises nothing, on another thread, without waiting for that to start.
+    """Run ``work()``, which must not raise, on another thread, without waiting for it to start.
 
-    A thread that has nothing to do is used again, as to start one costs time and memory. Returns a lock that is held
-    until the work is done; None where no thread can be started.
+    Idle threads are reused, since starting one costs time and memory. Returns a lock that is locked until the work is
+    done, or None if no thread can be started.
     """
     done = threading.Lock()
     done.acquire()
@@ -106,7 +106,7 @@ def begin(work: Callable[[], object]) -> threading.Lock | None:
 
 
 def on_threads(call: Callable[[T], R], arguments: Sequence[T], threads: int) -> list[R]:
-    """Run ``call(argument)`` for all arguments on up to so many threads, the caller's among them.
+    """Run ``call(argument)`` for all arguments on up to `threads` threads, including the caller's.
 
     After an error, or a Ctrl-C, no more calls begin; the first error is raised.
     """
