@@ -72,8 +72,8 @@ def give_name(unfinished: Path, path: Path, place: Path) -> None:
         unfinished.replace(path)
         tell_weaker(
             place,
-            "this file system has no hard links, so where two processes create the same at the same moment, the later "
-            "one wins",
+            "this file system has no hard links, so if two processes create the same file at the same moment, the "
+            "later one wins",
         )
 
 
@@ -115,8 +115,8 @@ def alone_in(folder: Path) -> Iterator[None]:
         if not lock(descriptor, wait=True):
             tell_weaker(
                 folder.parent,
-                "this file system has no locks, so where a process clears a tensor that another one clears and creates "
-                "at the same moment, what was created may be deleted",
+                "this file system has no locks, so if one process clears a tensor while another one clears and "
+                "recreates it, the new tensor may be deleted",
             )
     try:
         yield
@@ -152,8 +152,8 @@ def sync_opened(descriptor: int, path: Path) -> None:
             raise
         tell_weaker(
             path if is_folder else path.parent,
-            f"this file system syncs no {'folders' if is_folder else 'files'}, so what was written last may be lost "
-            "when the power fails",
+            f"this file system cannot sync {'folders' if is_folder else 'files'}, so what was written last may be lost "
+            "if the power fails",
         )
 
 
@@ -332,9 +332,9 @@ def check_free(path: Path, is_replaced: Callable[[Path], bool], what: str, *, ov
     if not os.path.lexists(path):
         return
     if not overwrite:
-        raise ValidationError(f"there is something at {str(path)!r} already; give another path, or overwrite=True")
+        raise ValidationError(f"{str(path)!r} already exists; give another path, or overwrite=True")
     if path.is_symlink() or not is_replaced(path):
-        raise ValidationError(f"what is at {str(path)!r} {what}, so it is not overwritten; give another path")
+        raise ValidationError(f"{str(path)!r} {what}, so it is not overwritten; give another path")
 
 
 def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
@@ -366,7 +366,7 @@ def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
             remove(former)
         if not isinstance(error, OSError):
             raise
-        raise ValidationError(f"what was written could not be named {str(path)!r}: {error}") from error
+        raise ValidationError(f"what was written could not be renamed to {str(path)!r}: {error}") from error
     synchronize(path.parent, deep=False)
     remove(former)
 

@@ -141,7 +141,7 @@ def checked_age(given: object) -> float:
     """Return the argument ``older_than`` as a number of seconds."""
     seconds = number(given)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
-        raise ValidationError(f"older_than must be a number of seconds from 0, got {quoted(given)}")
+        raise ValidationError(f"older_than must be a number of seconds, 0 or more, got {quoted(given)}")
     return float(seconds)
 
 
@@ -155,12 +155,12 @@ def check_fill(workers: object, client: object, progress: object, shard: object,
     if not isinstance(pyramid, bool | str):
         raise ValidationError(
             f"pyramid must be True, False or the method of levels, such as 'mode', got {quoted(pyramid)}; "
-            "t.pyramid(levels=3) makes so many"
+            "for a number of levels, call t.pyramid(levels=3)"
         )
     if shard is not None and pyramid:
         raise ValidationError(
-            "a shard cannot fill levels, which lie over several of them: call it with pyramid=True and without shard "
-            "when all shards are done; nothing is computed twice"
+            "a shard cannot fill levels, which extend over several shards; when all shards are done, call fill with "
+            "pyramid=True and without shard: nothing is computed twice"
         )
 
 

@@ -76,9 +76,9 @@ class _Here(threading.local):
         if self.looking.locked() or (call is not None and not call.stores.keys().isdisjoint(stores)):
             store = next(iter(stores.values()), "a store")
             raise StoreError(
-                f"{store} cannot be used here: this thread is in the middle of another call, which a signal handler, "
-                "or a function that the library has called, has interrupted. In a handler set a flag, and act on it "
-                "after that call, or call request_flush() of a tile store, which does so"
+                f"{store} cannot be used here: a signal handler, or a function that the library has called, runs in "
+                "the middle of another call of this thread. In a handler, set a flag and act on it after that call, or "
+                "call request_flush() of a tile store, which does that"
             )
         return call
 

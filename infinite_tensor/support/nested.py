@@ -54,11 +54,11 @@ def named_leaves(given: Mapping[Any, Any], above: Key = ()) -> Iterator[tuple[Ke
         If a name is not a non-empty str, or a mapping is empty.
     """
     if not given:
-        raise ValidationError(f"a group holds at least one tensor{f', {show(above)} is empty' if above else ''}")
+        raise ValidationError(f"a group must have at least one tensor{f', {show(above)} is empty' if above else ''}")
     for name, value in given.items():
         if not isinstance(name, str) or not name:
             raise ValidationError(
-                f"names in a group are non-empty str, got {name!r}{f' in {show(above)}' if above else ''}; nest "
+                f"names in a group must be non-empty str, got {name!r}{f' in {show(above)}' if above else ''}; nest "
                 "mappings for nested names"
             )
         if isinstance(value, Mapping):
@@ -81,10 +81,10 @@ def nested(values: Iterable[tuple[Key, Any]]) -> dict[str, Any]:
         level = outermost
         for depth, name in enumerate(key[:-1], 1):
             if key[:depth] in ends:
-                raise ValidationError(f"{show(key[:depth])} holds a tensor, so that {show(key)} cannot be one")
+                raise ValidationError(f"{show(key[:depth])} is a tensor, so it cannot contain {show(key)}")
             level = level.setdefault(name, {})
         if key[-1] in level:
-            raise ValidationError(f"{show(key)} is there twice")
+            raise ValidationError(f"{show(key)} is given twice")
         level[key[-1]] = value
         ends.add(key)
     return outermost

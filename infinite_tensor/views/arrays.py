@@ -57,8 +57,8 @@ def xarray_of(
     except (TypeError, ValueError) as error:
         sizes = dict(zip(tensor.dims, frame.shape, strict=True))
         raise ValidationError(
-            f"coords must be a mapping from names of dimensions to one coordinate for each pixel, of which the region "
-            f"has {sizes}, got {quoted(coords)}: {error}"
+            f"coords must map names of dimensions to one coordinate per pixel, for a region of {sizes}, got "
+            f"{quoted(coords)}: {error}"
         ) from error
     return array
 
@@ -78,14 +78,14 @@ def dask_of(source: InfiniteTensor | StoredOnly, region: object, chunks: Any) ->
             frame, cuts, asarray=False, fancy=False, meta=np.empty((0,) * frame.ndim, frame.dtype)
         )
     except (TypeError, ValueError) as error:
-        raise ValidationError(f'chunks must be "tiles" or what Dask takes, got {quoted(chunks)}: {error}') from error
+        raise ValidationError(f'chunks must be "tiles" or chunks for Dask, got {quoted(chunks)}: {error}') from error
     return array
 
 
 def _check_count(frame: Frame, count: int) -> None:
     if count > _MOST_CHUNKS:
         raise ValidationError(
-            f"an array of Dask may have {count_of(_MOST_CHUNKS)} chunks, and the region of shape {frame.shape} has "
+            f"a Dask array can have {count_of(_MOST_CHUNKS)} chunks at most, but the region of shape {frame.shape} has "
             f"{count_of(count)}; give a smaller region, or larger chunks, as in chunks={2 * max(frame.tile)}"
         )
 

@@ -35,7 +35,7 @@ from infinite_tensor_stores import shared_store
 from infinite_tensor_stores.targets import is_local, local_path
 
 _INTERRUPTED = (
-    "The copy was interrupted; what it has moved is there. Call store.copy again with the same arguments to continue."
+    "The copy was interrupted; what it has moved is kept. Call store.copy again with the same arguments to continue."
 )
 _BATCH_TILES = 256
 _BATCH_BYTES = 2**25
@@ -117,7 +117,7 @@ class CopyReport(Tabular):
 
     @property
     def _title(self) -> str:
-        left = f"; upstream and not in the store: {', '.join(map(repr, self.absent))}" if self.absent else ""
+        left = f"; upstream tensors not in the store: {', '.join(map(repr, self.absent))}" if self.absent else ""
         return f"copied to {self.target} in {self.seconds:.1f} s{left}"
 
 
@@ -200,8 +200,8 @@ def _checked_target(other: TileStore) -> PersistentContents:
     contents = _checked_contents(other)
     if isinstance(contents, MemoryContents):
         raise ValidationError(
-            f"{other} keeps windows, and takes no copies, which are tiles; ZarrTileStore('memory://name') keeps tiles "
-            "in memory"
+            f"{other} keeps windows, so tiles cannot be copied into it; ZarrTileStore('memory://name') keeps tiles in "
+            "memory"
         )
     contents.check_writable("take a copy")
     return contents
@@ -282,8 +282,8 @@ def _in_the_way(job: _Job, source: _Contents, target: PersistentContents) -> Seq
     lists = isinstance(source, MemoryContents) or source.storage.finds_tiles
     if not lists and job.selection is None and None in spec.shape:
         raise ValidationError(
-            f"{source} cannot tell where tiles of tensor {spec.tensor_id!r}, which is unbounded, are stored: its "
-            "backend has no _find_tiles. Give region=..., the pixels to copy"
+            f"{source} cannot list the tiles of the unbounded tensor {spec.tensor_id!r}: its backend has no "
+            "_find_tiles. Give the pixels to copy as region=..."
         )
     if not target.holds(spec.tensor_id):
         return ()
@@ -307,7 +307,7 @@ def _differences(there: StoredTensor, spec: TensorSpec) -> list[str]:
     if there.definition.dims is not None and spec.definition.dims is not None:
         before, now = before | {"dims": list(there.definition.dims)}, now | {"dims": list(spec.definition.dims)}
     changed = changes(there.definition.functions.record, spec.definition.functions.record).lines()
-    return [*differences(before, now), *(f"{line}, since what is there was computed" for line in changed)]
+    return [*differences(before, now), *(f"{line}, since the existing tensor was computed" for line in changed)]
 
 
 # Its tiles.
@@ -470,8 +470,8 @@ def _check(record: Record, target: PersistentContents, wrong: Iterable[Index]) -
     if tiles:
         more = f" and {len(tiles) - 1} more" if len(tiles) > 1 else ""
         raise StoreError(
-            f"{target}: tile {tiles[0]}{more} of tensor {record.spec.tensor_id!r} was copied, and is not read back as "
-            "it was written; its storage may be damaged. The original is as it was: copy again"
+            f"{target}: tile {tiles[0]}{more} of tensor {record.spec.tensor_id!r} was copied, but not read back as "
+            "written; the storage may be damaged. The original is unchanged: copy again"
         )
 
 
@@ -585,7 +585,7 @@ def _check_stored(spec: TensorSpec, target: PersistentContents, windows: Sequenc
             lacking = _among(access.add(*_bounds(spec, some)), set(some))
             if lacking:
                 raise StoreError(
-                    f"{target}: window {lacking[0]} of tensor {spec.tensor_id!r} was copied, and is not read back; "
-                    "its storage may be damaged. The original is as it was: copy again"
+                    f"{target}: window {lacking[0]} of tensor {spec.tensor_id!r} was copied, but not read back; the "
+                    "storage may be damaged. The original is unchanged: copy again"
                 )
             access.keep(None)

@@ -191,7 +191,7 @@ class FaceStore(Store):
         self, faces: Mapping[str, Face], attributes: Mapping[str, Any] | None = None, *, read_only: bool = True
     ) -> None:
         if not read_only:
-            raise ValueError("what a tensor computes cannot be written; open it with read_only=True, or mode='r'")
+            raise ValueError("a view of a tensor cannot be written to; open it with read_only=True, or mode='r'")
         super().__init__(read_only=True)
         self._faces = dict(faces)
         self._attributes = attributes
@@ -351,7 +351,7 @@ def _range_of(part: ByteRequest | None, length: int) -> slice:
             return slice(offset, None)
         case SuffixByteRequest(suffix):
             return slice(max(0, length - suffix), None)
-    raise TypeError(f"Unexpected byte_range, got {part!r}; zarr.abc.store has the kinds that there are")
+    raise TypeError(f"Unexpected byte_range, got {part!r}; zarr.abc.store defines the kinds of ranges")
 
 
 # Computing chunks for event loops.
@@ -394,7 +394,7 @@ def _told(work: Callable[[], T]) -> T:
 
 def _ended() -> asyncio.CancelledError:
     # Not an Exception: asyncio would print a traceback for each chunk that nobody awaits any more, perhaps a thousand.
-    return asyncio.CancelledError("the process ends, so no more is computed")
+    return asyncio.CancelledError("the process is ending, so no more chunks are computed")
 
 
 def _beside(work: Callable[[], T]) -> Future[T]:

@@ -139,7 +139,7 @@ def axes_of(frame: Frame, kept: Sequence[int]) -> list[dict[str, str]]:
         if d not in kept and _RANKS.get(str(name), 0) > _OTHER:
             at = frame.origin[d]
             raise ValidationError(
-                f"levels are coarser along {name!r} too, along which the region has one pixel: give {at}:{at + 1} in "
+                f"levels are coarser along {name!r} too, so the region must keep this dimension: give {at}:{at + 1} in "
                 f"place of {at}"
             )
     if not any(names):
@@ -147,15 +147,15 @@ def axes_of(frame: Frame, kept: Sequence[int]) -> list[dict[str, str]]:
     ranks = [_RANKS.get(str(names[d]), _OTHER) for d in kept]
     if len({*ranks}) < len(ranks) or sum(rank > _OTHER for rank in ranks) < 2:
         raise ValidationError(
-            "OME-Zarr has two or three dimensions of space, called z, y and x, and before them at most one of time, "
-            f"called t, and one other; the region has {tuple(dims)}: pick one pixel of another one by an int, or name "
-            'them so, as by from_array(t.to_xarray(region).rename(lat="y", lon="x"))'
+            "an OME-Zarr image has two or three dimensions of space, called z, y and x, and before them at most one of "
+            f"time, called t, and one other, but the region has {tuple(dims)}; index other dimensions by ints, or "
+            'rename dimensions, as in from_array(t.to_xarray(region).rename(lat="y", lon="x"))'
         )
     if ranks != sorted(ranks):
         ordered = ", ".join(repr(name) for _, name in sorted(zip(ranks, dims, strict=True)))
         raise ValidationError(
-            "the dimensions of OME-Zarr are time, channels or another one, z, y and x in this order, and the region "
-            f"has {tuple(dims)}; export from_array(t.to_xarray(region).transpose({ordered})) instead"
+            "the dimensions of an OME-Zarr image are time, channels or another one, z, y and x, in this order, but the "
+            f"region has {tuple(dims)}; export from_array(t.to_xarray(region).transpose({ordered})) instead"
         )
     types = ["time" if rank < _OTHER else "space" if rank > _OTHER else "channel" for rank in ranks]
     return [

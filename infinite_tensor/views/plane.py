@@ -53,7 +53,7 @@ class Plane:
         """Return the plane of y and x, else of the last two dimensions except channels; with colours if it can be."""
         if len(shape) < 2:
             raise ValidationError(
-                f"a picture shows two dimensions, and the tensor has shape {shape}; draw it by t.show()"
+                f"a picture needs two dimensions, but the tensor has shape {shape}; draw it by t.show()"
             )
         channels = channels_of(shape)
         rows, columns = [d for d in range(len(shape)) if d != channels][-2:]
@@ -88,12 +88,12 @@ class Plane:
         """Return the plane at other places along the first of the dimensions that are neither drawn nor colours."""
         free = [d for d in self.others if d != self.colours]
         if len(places) > len(free):
-            raise ValidationError(f"a place is given along {len(free)} other dimensions, and not along {len(places)}")
+            raise ValidationError(f"the tensor has {len(free)} other dimensions, but {len(places)} places are given")
         given = dict(zip(free, places, strict=False))
         for d, place in given.items():
             extent = self.shape[d]
             if extent is not None and not 0 <= place < extent:
-                raise ValidationError(f"dimension {d} has the places 0 to {extent - 1}, and not {place}")
+                raise ValidationError(f"the place along dimension {d} must be from 0 to {extent - 1}, got {place}")
         return replace(self, at=tuple([given.get(d, place) for d, place in enumerate(self.at)]))
 
     def pyramid(

@@ -94,8 +94,8 @@ def exactly(
             ends = np.cumsum(counts[prefix])
             if ends[-1] != inside[n]:
                 raise StoreError(
-                    "pixels were dropped or changed after their statistics were taken, so that there are no exact "
-                    "quantiles of them; take the statistics again"
+                    "pixels were dropped or changed after their statistics were taken, so exact quantiles cannot be "
+                    "computed; take the statistics again"
                 )
             place = int(np.searchsorted(ends, left[n], side="right"))
             inside[n] = int(counts[prefix][place])

@@ -92,7 +92,7 @@ def _facts_of(tensor: InfiniteTensor) -> Iterator[tuple[str, str]]:
         yield "edge", code(tensor.edge)
     if tensor.device.type != "cpu":
         yield "device", code(tensor.device)
-    yield "f", code("none: what is stored is readable" if tensor.f is None else _name_of(tensor.f))
+    yield "f", code("none: only stored pixels can be read" if tensor.f is None else _name_of(tensor.f))
     if tensor.args:
         yield "args", code(", ".join(shown_id(arg.tensor_id) for arg in tensor.args))
 
@@ -126,7 +126,7 @@ def _size_told(store: TileStore, tensor_id: str, definition: dict[str, Any]) -> 
     """Return how much of a tensor is stored, as HTML."""
     size = contents_of(store).stored_size(tensor_id, definition, MOST_COUNTED)
     if size is None:
-        return escaped("not counted: it would take a long look")
+        return escaped("not counted: it would take too long")
     what = "complete tile" if contents_of(store).outlives_process else "window"
     more = "" if size.counted else "at least "
     told = [f"{more}{count_of(size.tiles)} {what}{'' if size.tiles == 1 else 's'}"]
@@ -184,7 +184,7 @@ def _list(store: TileStore, rows: list[list[str]]) -> str:
         except Exception as error:  # noqa: BLE001  (one that is damaged leaves the others)
             row = ["", "", escaped(_told(error))]
         rows.append([code(shown_id(tensor_id)), *row])
-    return _rest(more) if ids else note("It holds no tensors.")
+    return _rest(more) if ids else note("The store has no tensors.")
 
 
 # Drawings.
@@ -239,7 +239,7 @@ def _selection(tensor: InfiniteTensor, region: object) -> Selection:
     if 0 in selection.shape:
         raise ValidationError(f"the region is empty, got {quoted(region)}; give one such as sl[0:512, 0:512]")
     if min(selection.steps) < 1:
-        raise ValidationError(f"rows run down and columns to the right: steps must be positive, got {quoted(region)}")
+        raise ValidationError(f"steps must be positive: rows run down, and columns to the right; got {quoted(region)}")
     return selection
 
 
@@ -247,13 +247,13 @@ def _check_drawable(shape: Sequence[int]) -> None:
     extents = " x ".join(map(count_of, shape))
     if len(shape) not in (1, 2):
         raise ValidationError(
-            f"a picture has one or two dimensions, and 1 or 3 channels, and the region has {extents or 'one pixel'}; "
+            f"a picture has one or two dimensions, and 1 or 3 channels, but the region has {extents or 'one pixel'}; "
             "give slices for two dimensions and ints for the others, such as sl[0, 0:512, 0:512]"
         )
     if math.prod(shape) > _MOST_PIXELS:
         raise ValidationError(
-            f"the region has {extents} pixels to draw, and may have {count_of(_MOST_PIXELS)}; give a smaller region, "
-            "a larger every, or a smaller max_pixels"
+            f"the region has {extents} pixels to draw, but at most {count_of(_MOST_PIXELS)} can be drawn; give a "
+            "smaller region, a larger every, or a smaller max_pixels"
         )
 
 

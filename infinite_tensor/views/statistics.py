@@ -119,8 +119,8 @@ class Stats:
         wanted = _checked_quantiles(q)
         if self._bins is None:
             raise ValidationError(
-                "there are no quantiles of no pixels: nothing of the region is stored, or all of it is NaN or nodata; "
-                "t.stats(region, compute=True) computes what is missing"
+                "there are no pixels to take quantiles of: nothing of the region is stored, or all of it is NaN or "
+                "nodata; t.stats(region, compute=True) computes missing pixels"
             )
         places = [float(each) * (self.count - 1) for each in wanted.reshape(-1)]
         ends = [(math.floor(place), math.ceil(place)) for place in places]

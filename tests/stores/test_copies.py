@@ -163,7 +163,7 @@ class Torn(WrapperStore[MemoryStore]):
 def test_a_copy_that_does_not_arrive_as_it_was_written_is_an_error(
     store: ZarrTileStore, expected: torch.Tensor, compressors: Any
 ) -> None:
-    with pytest.raises(StoreError, match=r"tile \(.*\) and \d+ more of tensor 't' was copied, and is not read back"):
+    with pytest.raises(StoreError, match=r"tile \(.*\) and \d+ more of tensor 't' was copied, but not read back"):
         store.copy("t", ZarrTileStore(Torn(MemoryStore()), compressors=compressors), progress=False)
     assert store.verify("t") == []
     assert same_bits(store.open("t")[0:16, 0:16], expected[:16, :16])
@@ -239,7 +239,7 @@ def test_upstream_copies_the_named_tensors_of_a_chain_and_tells_which_are_elsewh
     report = store.copy("top", tmp_path / "c.zarr", upstream=True, progress=False)
     assert [each.tensor_id for each in report.tensors] == ["below", "above", "top"]
     assert report.absent == ("far",)
-    assert "upstream and not in the store: 'far'" in str(report)
+    assert "upstream tensors not in the store: 'far'" in str(report)
 
 
 def test_another_tensor_of_the_id_of_an_upstream_one_is_not_copied(store: ZarrTileStore, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_levels_of_a_tensor_that_is_overwritten_go_with_it(store: ZarrTileStore,
 def test_a_tensor_that_another_function_has_filled_is_another_one(store: ZarrTileStore, copy: ZarrTileStore) -> None:
     made(store)[0:6, 0:6]
     made(copy, lambda ctx: noise(ctx) + 1)[0:6, 0:6]
-    with pytest.raises(ValidationError, match="the code of f, since what is there was computed"):
+    with pytest.raises(ValidationError, match="the code of f, since the existing tensor was computed"):
         store.copy("t", copy, progress=False)
 
 
@@ -335,7 +335,7 @@ def test_a_store_that_keeps_windows_takes_no_copies(store: ZarrTileStore) -> Non
     for source in (store, MemoryTileStore()):
         made(source, window=APART)
         with pytest.raises(
-            ValidationError, match=r"takes no copies, which are tiles; ZarrTileStore\('memory://name'\)"
+            ValidationError, match=r"so tiles cannot be copied into it; ZarrTileStore\('memory://name'\)"
         ):
             source.copy("t", MemoryTileStore(), progress=False)
 

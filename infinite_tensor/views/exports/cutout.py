@@ -78,7 +78,7 @@ class Cutout:
         selection = parse(region, tensor.shape, node.spec.labels)
         if set(selection.steps) - {1} or 0 in selection.shape:
             raise ValidationError(
-                "the region of an export must hold pixels, given by ints and slices a:b without a step, got "
+                "the region of an export must contain pixels, given by ints and slices a:b without a step, got "
                 f"{quoted(region)}; for every second pixel of a PNG, give every=2"
             )
         tile = node.contents.layout(node.spec).tile_shape
@@ -168,8 +168,8 @@ class Cutout:
         """Return the number of channels, rows and columns; raise ValidationError, naming `form`, if it is no image."""
         if len(self.kept) not in (2, 3):
             raise ValidationError(
-                f"format {form!r} holds images, of 2 dimensions or with channels of 3; the region has shape "
-                f"{self.shape}: pick a pixel of the others by an int, as in sl[0, :, 0:512, 0:512]"
+                f"format {form!r} is for images of 2 dimensions, or 3 with channels, but the region has shape "
+                f"{self.shape}; index the other dimensions by ints, as in sl[0, :, 0:512, 0:512]"
             )
         extents = list(self.shape)
         bands = 1 if self.channels is None else extents.pop(self.channels)

@@ -79,7 +79,7 @@ _LABELS = _FORMS["png"]._replace(check=check_labels_png, opened=partial(opened_p
 _ZARR = "zarr"
 _ENDINGS = {".zarr": _ZARR, ".npy": "npy", ".png": "png", ".tif": "tiff", ".tiff": "tiff"}
 
-_INTERRUPTED = "The export was interrupted. Call export again with the same arguments, and it continues from there."
+_INTERRUPTED = "The export was interrupted. Call export again with the same arguments to continue it."
 
 
 class Options(NamedTuple):
@@ -160,8 +160,8 @@ def export_members(
     place, form = _checked(target, options)
     if form != _ZARR:
         raise ValidationError(
-            f"a group is exported to Zarr, got format {form!r}; export its tensors one by one, or give a target that "
-            "ends in .zarr"
+            f"a group can only be exported to Zarr, got format {form!r}; export its tensors one by one, or give a "
+            "target that ends in .zarr"
         )
     cutouts, scales = {}, {}
     for key, (tensor, region, scale) in members.items():
@@ -206,7 +206,7 @@ def _export_zarr(
 def _begun(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> Iterator[Path]:
     """Yield the path of an unfinished file, to be renamed to `path` at the end; create the folder."""
     for each in (path, *sidecars):
-        check_free(each, Path.is_file, "is no file", overwrite=overwrite)
+        check_free(each, Path.is_file, "is not a file", overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with unfinished_file(path) as unfinished:
         yield unfinished
@@ -241,18 +241,18 @@ def _checked(target: object, options: Options) -> tuple[str, str]:
     form = _format_of(place, options.format)
     if form != _ZARR and not is_local(place):
         raise ValidationError(
-            f"format {form!r} is written to a local path, got {shown_target(place)!r}; only Zarr is written to a URL"
+            f"format {form!r} needs a local path, got {shown_target(place)!r}; only Zarr can be written to a URL"
         )
     if form != _ZARR and options.storage_options is not None:
-        raise ValidationError("storage_options go with a URL, and so with Zarr; leave them out")
+        raise ValidationError("storage_options are only for Zarr, which can be written to a URL; leave them out")
     if checked_flag("compute", options.compute) and options.fill_value is not None:
-        raise ValidationError("fill_value goes with compute=False, which shows it where nothing is stored")
+        raise ValidationError("fill_value needs compute=False, which writes it where nothing is stored")
     if form != _ZARR and options.pyramid is not False:
-        raise ValidationError(f"pyramid goes with Zarr, got format {form!r}; leave it out")
+        raise ValidationError(f"pyramid is only for Zarr, got format {form!r}; leave it out")
     checked_flag("overwrite", options.overwrite)
     thinned = options.every is not None or options.max_pixels is not None
     if (checked_flag("palette", options.palette) or thinned) and form != "png":
-        raise ValidationError(f"every, max_pixels and palette go with PNG, got format {form!r}; leave them out")
+        raise ValidationError(f"every, max_pixels and palette are only for PNG, got format {form!r}; leave them out")
     checked_progress(options.progress)
     checked_workers(options.workers)
     return place, form
@@ -270,7 +270,7 @@ def _format_of(place: str, given: object) -> str:
         if trimmed.endswith(ending):
             return form
     raise ValidationError(
-        f"the format follows from the end of the target, one of {', '.join(_ENDINGS)}, got {shown_target(place)!r}; "
+        f"the target must end in one of {', '.join(_ENDINGS)}, which gives the format, got {shown_target(place)!r}; "
         'or give format="zarr", "npy", "png" or "tiff"'
     )
 

@@ -65,7 +65,7 @@ def check_png(cutout: Cutout) -> None:
     channels, _, _ = cutout.image("png")
     if (channels, cutout.dtype.name) not in _MODES:
         raise ValidationError(
-            "format 'png' holds 1, 3 or 4 channels of uint8, or 1 of uint16, and the region has "
+            "format 'png' holds 1, 3 or 4 channels of uint8, or 1 of uint16, but the region has "
             f"{channels} of {cutout.tensor.dtype}; convert it first, as in "
             't.map(lambda x: (x.clamp(0, 1) * 255).round().to(torch.uint8), dtype="uint8").export(...), take some '
             "channels, as in sl[0:3, 0:512, 0:512], or write .tif, .npy or .zarr"
@@ -78,7 +78,7 @@ def check_labels_png(cutout: Cutout) -> None:
     channels, _, _ = cutout.image("png")
     if (channels, cutout.dtype.name) != (1, "uint8"):
         raise ValidationError(
-            f"palette=True takes one channel of uint8, whose numbers get colours, and the region has {channels} of "
+            f"palette=True needs one channel of uint8, whose values get colours, but the region has {channels} of "
             f"{cutout.tensor.dtype}; leave it out, or take one channel, as in sl[0, 0:512, 0:512]"
         )
 
@@ -117,18 +117,18 @@ def check_tiff(cutout: Cutout) -> None:
     bands, rows, columns = cutout.image("tiff")
     if cutout.dtype.kind not in "iufc":
         raise ValidationError(
-            f"format 'tiff' holds integers, floats and complex numbers, and the tensor is "
+            f"format 'tiff' holds integers, floats and complex numbers, but the tensor is "
             f"{cutout.tensor.dtype}; convert it first, as in t.map(lambda x: x.to(torch.uint8), "
             'dtype="uint8").export(...), or write .npy or .zarr'
         )
     if bands > _MOST_BANDS or max(rows, columns) > _LONGEST:
         raise ValidationError(
-            f"a TIFF has at most {_MOST_BANDS} bands and {_LONGEST} rows and columns, and the region {bands} of "
-            f"{rows} x {columns}; write .zarr"
+            f"a TIFF has at most {_MOST_BANDS} bands and {_LONGEST} rows and columns, but the region has {bands} bands "
+            f"of {rows} x {columns}; write .zarr"
         )
     crs = _said_of(cutout).profile.get("crs")
     if crs and not _is_held(crs):
-        raise ValidationError(f"no GeoTIFF holds the CRS of the raster, {crs.to_string()}; write .npy or .zarr")
+        raise ValidationError(f"a GeoTIFF cannot hold the CRS of the raster, {crs.to_string()}; write .npy or .zarr")
 
 
 def _is_held(crs: Any) -> bool:

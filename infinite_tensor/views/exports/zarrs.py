@@ -163,11 +163,11 @@ class _Group:
         if root is None and not _is_export(note):
             if next(self._objects.pages("", 1), None) is None:
                 return
-            raise ValidationError(f"what is at {target!r} was not written by export; give another place")
+            raise ValidationError(f"{target!r} was not written by export; give another target")
         if root is not None and not overwrite:
-            raise ValidationError(f"there is something at {target!r} already; give another place, or overwrite=True")
+            raise ValidationError(f"{target!r} already exists; give another target, or overwrite=True")
         if root is not None and not _is_export(root):
-            raise ValidationError(f"what is at {target!r} was not written by export, so it is not overwritten")
+            raise ValidationError(f"{target!r} was not written by export, so it is not overwritten")
         # If this process is killed in between, the remaining chunks are not mistaken for those of the next export.
         self._objects.put(_note(None))
         # Deleted first, so that nobody opens an incomplete group.

@@ -99,13 +99,13 @@ class Served:
             tile = _TILE.fullmatch(path)
             return self._map_tile(tile, query, compute=compute) if tile else self._key(path, compute=compute)
         except Stopped:
-            return refused(503, "nobody waits for this")
+            return refused(503, "the request was cancelled")
         except BaseException as error:  # noqa: BLE001  (what an f raises must not end the server)
             # Requests are checked before anything is computed, so a later ValidationError comes from f.
             if isinstance(error, TileAccessError) or (isinstance(error, ValidationError) and not compute):
                 return refused(422, error)
             traceback.print_exception(error)
-            return refused(500, f"{type(error).__name__}: the log of the server says more")
+            return refused(500, f"{type(error).__name__}: see the log of the server")
 
     def flush(self) -> None:
         """Store pending results."""
@@ -126,13 +126,13 @@ class Served:
             region = extent_of(self.tensor)
             if region is None:
                 raise ValidationError(
-                    "nothing is stored of this tensor, which is unbounded, so it has no pixels to show; start the "
+                    "this tensor is unbounded, and nothing of it is stored, so there are no pixels to show; start the "
                     'server with a region, as in --region "0:512,0:512"'
                 )
         frame = Frame.of(self.tensor, region)
         if max(frame.shape) > _LONGEST:
             raise ValidationError(
-                f"the region has the shape {frame.shape}, and clients count up to {_LONGEST} pixels a side; start the "
+                f"the region has shape {frame.shape}, but clients support at most {_LONGEST} pixels a side; start the "
                 "server with a smaller --region"
             )
         try:
@@ -151,7 +151,7 @@ class Served:
         most = self._settings.max_windows
         cost = 0 if compute else _cost(face.frame.tensor, face.frame.box_of(index), most)
         if cost > most:
-            return refused(422, f"this chunk takes {cost} windows, and at most {most} are computed for one chunk")
+            return refused(422, f"this chunk needs {cost} windows, but at most {most} are computed for one chunk")
         return None if cost else answered(face.chunk(index), "application/octet-stream")
 
     # Map tiles.
@@ -254,6 +254,6 @@ def _places(query: str) -> list[int]:
     """Return the places along the dimensions that are not drawn, which a query gives as ``at=2,5``."""
     for given in parse_qs(query, keep_blank_values=True).get("at", ())[-1:]:
         if not _AT.fullmatch(given):
-            raise ValidationError(f"at is an int for each dimension that is not drawn, as in at=2,5, got {given!r:.80}")
+            raise ValidationError(f"at must be an int per dimension that is not drawn, as in at=2,5, got {given!r:.80}")
         return list(map(int, given.split(",")))
     return []

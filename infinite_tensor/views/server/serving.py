@@ -86,7 +86,7 @@ def serve(
     hosts: tuple[str, ...] = (*LOCAL, shown, socket.gethostname())
     if shown not in LOCAL:
         warnings.warn(
-            f"there is no authentication: who reaches {shown}:{port} reads all pixels, and has windows computed",
+            f"there is no authentication: anyone who reaches {shown}:{port} can read pixels and have windows computed",
             UserWarning,
             stacklevel=2,
         )
@@ -125,7 +125,7 @@ def _check_no_loop() -> None:
         return
     raise RuntimeError(
         "serve runs until Ctrl-C, and an event loop is running on this thread, as in a notebook; call it on another "
-        "one, as by threading.Thread(target=serve, args=[t]).start(), or run infinite-tensor serve in a terminal"
+        "thread, as in threading.Thread(target=serve, args=[t]).start(), or run infinite-tensor serve in a terminal"
     )
 
 

@@ -113,7 +113,7 @@ class TestTensor:
         t[0:32, 0:32]
         store.flush()
         text = shown(t).text
-        counted = {"MemoryTileStore": "64 windows, 4.0 KiB", "DictTileStore": "not counted: it would take a long look"}
+        counted = {"MemoryTileStore": "64 windows, 4.0 KiB", "DictTileStore": "not counted: it would take too long"}
         assert counted.get(type(store).__name__, "4 complete tiles, ") in text
 
     def test_what_waits_in_memory_is_told(self, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ class TestOthers:
         assert "and 3 more" in text
 
     def test_an_empty_store(self, store: TileStore) -> None:
-        assert "It holds no tensors." in shown(store).text
+        assert "The store has no tensors." in shown(store).text
 
     def test_a_plan_and_a_report_are_tables(self) -> None:
         t = tensor_of()

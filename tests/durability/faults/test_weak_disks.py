@@ -30,7 +30,7 @@ from tests.support.interpreters import Team
 
 EXPORTS = ["zarr", "npy", "png", "tif"]
 LINKS, LOCKS = "this file system has no hard links", "this file system has no locks"
-FOLDERS = "this file system syncs no folders"
+FOLDERS = "this file system cannot sync folders"
 NO_LINKS = ["EPERM", "ENOTSUP", "ENOSYS", "EINVAL"]
 NO_LOCKS = ["ENOSYS", "ENOLCK", "EOPNOTSUPP"]
 NO_SYNC = ["EINVAL", "ENOTSUP", "ENOSYS", "EBADF"]

@@ -135,7 +135,7 @@ def test_a_half_done_export_of_something_else_is_replaced(
 def test_an_export_is_overwritten_from_its_root_on(proxy: Proxy, server: S3Server, url: str) -> None:
     options = {**server.options(), "endpoint_url": proxy.url}
     plane().export(sl[LARGE], url, storage_options=options)
-    with pytest.raises(ValidationError, match=r"there is something at 's3://.*' already"):
+    with pytest.raises(ValidationError, match=r"'s3://.*' already exists"):
         plane().export(sl[REGION], url, storage_options=options)
     before = len(proxy.requests)
     plane().export(sl[REGION], url, storage_options=options, overwrite=True)

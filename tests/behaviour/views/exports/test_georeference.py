@@ -176,7 +176,7 @@ ROTATED_POLE = CRS.from_string(
 def test_a_crs_that_no_geotiff_holds_is_an_error(tmp_path: Path) -> None:
     t = raster(tmp_path, crs=ROTATED_POLE)
     before = names_in(tmp_path)
-    with pytest.raises(ValidationError, match=r"no GeoTIFF holds the CRS of the raster, .*; write .npy or .zarr"):
+    with pytest.raises(ValidationError, match=r"a GeoTIFF cannot hold the CRS of the raster, .*; write .npy or .zarr"):
         t.export(..., tmp_path / "out.tif")
     assert names_in(tmp_path) == before
     with pytest.warns(MeaningLostWarning, match=r"out.npy is without CRS, transform, nodata: its format has no place"):

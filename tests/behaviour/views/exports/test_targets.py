@@ -33,7 +33,7 @@ def other(ctx: Index) -> torch.Tensor:
 def test_an_existing_target_is_refused_unless_it_is_to_be_overwritten(form: str, tmp_path: Path) -> None:
     target = tmp_path / f"out.{form}"
     plane().export(sl[REGION], target)
-    with pytest.raises(ValidationError, match=r"something at '.*' already; give another path, or overwrite=True"):
+    with pytest.raises(ValidationError, match=r"'.*' already exists; give another path, or overwrite=True"):
         plane(other).export(sl[REGION], target)
     assert np.array_equal(opened(target), truth())
     plane(other).export(sl[0:8, 0:8], target, overwrite=True)
@@ -79,7 +79,7 @@ def test_what_gdal_has_written_beside_an_image_is_never_taken_for_that_of_the_ne
 @pytest.mark.parametrize("form", ["png", "tif"])
 def test_what_gdal_has_left_of_an_image_that_is_gone_is_something_that_is_there(form: str, tmp_path: Path) -> None:
     (tmp_path / f"out.{form}.aux.xml").touch()
-    with pytest.raises(ValidationError, match=r"something at '.*aux.xml' already; give another path, or overwrite"):
+    with pytest.raises(ValidationError, match=r"aux.xml' already exists; give another path, or overwrite"):
         plane().export(sl[REGION], tmp_path / f"out.{form}")
     assert names_in(tmp_path) == [f"out.{form}.aux.xml"]
     plane().export(sl[REGION], tmp_path / f"out.{form}", overwrite=True)
@@ -92,7 +92,7 @@ def test_a_folder_or_a_link_in_the_place_of_a_file_is_never_overwritten(form: st
     (tmp_path / "precious").write_text("all of it")
     (tmp_path / f"link.{form}").symlink_to(tmp_path / "precious")
     for name in ("folder", "link"):
-        with pytest.raises(ValidationError, match="is no file, so it is not overwritten"):
+        with pytest.raises(ValidationError, match="is not a file, so it is not overwritten"):
             plane().export(sl[REGION], tmp_path / f"{name}.{form}", overwrite=True)
     assert (tmp_path / "precious").read_text() == "all of it"
 
@@ -104,7 +104,7 @@ def test_objects_that_no_export_wrote_are_left_as_they_are(name: str) -> None:
     files = fsspec.filesystem("memory")
     files.pipe_file(f"/theirs/out.zarr/{name}", b"all of it")
     for overwrite in (False, True):
-        with pytest.raises(ValidationError, match="was not written by export; give another place"):
+        with pytest.raises(ValidationError, match="was not written by export; give another target"):
             plane().export(sl[REGION], "memory://theirs/out.zarr", overwrite=overwrite)
     assert files.cat_file(f"/theirs/out.zarr/{name}") == b"all of it"
     files.rm("/theirs", recursive=True)
@@ -122,7 +122,7 @@ def test_what_appears_meanwhile_is_left_as_it_is(form: str, tmp_path: Path) -> N
             target.write_text("theirs")
         return pattern(ctx)
 
-    with pytest.raises(ValidationError, match="could not be named"):
+    with pytest.raises(ValidationError, match="could not be renamed"):
         plane(f, tile_store=None, tensor_id=None).export(sl[REGION], target)
     assert names_in(tmp_path) == [f"out.{form}"]
     assert names_in(target) == ["theirs"] if form == "zarr" else target.read_text() == "theirs"
@@ -287,19 +287,19 @@ def test_a_format_that_is_given_holds_whatever_the_target_is_called(tmp_path: Pa
 @pytest.mark.parametrize(
     ("target", "options", "message"),
     [
-        ("out.jpg", {}, r"the format follows from the end of the target, one of .zarr, .npy, .png, .tif, .tiff, got"),
+        ("out.jpg", {}, r"the target must end in one of .zarr, .npy, .png, .tif, .tiff, which gives the format, got"),
         ("out.npy", {"format": "jpg"}, "format must be one of zarr, npy, png, tiff, got 'jpg'"),
         (3, {}, "target must be a path or a URL, got 3"),
         ("", {}, "target must be a path or a URL as a str"),
-        ("s3://bucket/out.npy", {}, "format 'npy' is written to a local path, got 's3://bucket/out.npy'; only Zarr"),
-        ("out.npy", {"storage_options": {}}, "storage_options go with a URL"),
+        ("s3://bucket/out.npy", {}, "format 'npy' needs a local path, got 's3://bucket/out.npy'; only Zarr"),
+        ("out.npy", {"storage_options": {}}, "storage_options are only for Zarr"),
         ("out.npy", {"compute": "skip"}, "compute must be a bool, got 'skip'"),
-        ("out.npy", {"fill_value": 3}, "fill_value goes with compute=False"),
+        ("out.npy", {"fill_value": 3}, "fill_value needs compute=False"),
         ("out.npy", {"compute": False, "fill_value": 300}, "fill_value"),
         ("out.npy", {"progress": "yes"}, "progress must be"),
-        ("out.npy", {"every": 2}, "every, max_pixels and palette go with PNG, got format 'npy'; leave them out"),
-        ("out.tif", {"max_pixels": 2}, "go with PNG, got format 'tiff'"),
-        ("out.zarr", {"palette": True}, "go with PNG, got format 'zarr'"),
+        ("out.npy", {"every": 2}, "every, max_pixels and palette are only for PNG, got format 'npy'; leave them out"),
+        ("out.tif", {"max_pixels": 2}, "are only for PNG, got format 'tiff'"),
+        ("out.zarr", {"palette": True}, "are only for PNG, got format 'zarr'"),
         ("out.png", {"palette": 3}, "palette must be a bool, got 3"),
         ("out.png", {"every": 0}, "every must be a positive int, got 0"),
         ("out.png", {"max_pixels": -1}, "max_pixels must be a positive int, got -1"),
