@@ -120,7 +120,7 @@ class _TakesNote:
     def tell(self) -> None:
         """Let a recorded interrupt take effect."""
         self.has_noted = False
-        self._former(SIGINT, sys._getframe())  # noqa: SLF001  (what handlers are given)
+        self._former(SIGINT, sys._getframe())  # noqa: SLF001  (the frame that handlers are given)
 
     def restore_in_child(self) -> None:
         """Forget, in a forked child, what the parent process has recorded."""

@@ -228,7 +228,7 @@ def _share_a_place(store: TileStore, other: TileStore) -> bool:
 
 
 def _check_other(jobs: Sequence[_Job], source: _Contents, target: PersistentContents) -> None:
-    """Raise ValidationError if two stores at one place hold the same tensor, and not a copy made of its files."""
+    """Raise ValidationError if two stores at one place hold the same tensor; copies of its files are elsewhere."""
     for job in jobs:
         tensor_id, incarnation = job.spec.tensor_id, job.stored.get("incarnation")
         if incarnation is None or not target.holds(tensor_id):

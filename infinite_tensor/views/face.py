@@ -404,7 +404,7 @@ def _beside(work: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             answer.set_result(work())
-        except Exception as error:  # noqa: BLE001  (whoever asked gets it)
+        except Exception as error:  # noqa: BLE001  (raised in the request)
             answer.set_exception(error)
 
     answer.set_running_or_notify_cancel()

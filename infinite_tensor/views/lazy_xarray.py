@@ -74,7 +74,7 @@ def lazily(frame: Frame) -> CopyOnWriteArray:
 
 
 class _Span(PandasIndex):
-    """An index of successive coordinates that never creates all of them; pandas would, to look up labels but ints."""
+    """An index that never creates all of its coordinates; pandas would, to look up a label that is not an int."""
 
     def _replace(self, index: pd.Index, dim: Hashable = None, coord_dtype: Any = None) -> PandasIndex:
         return _index_of(index, self.dim if dim is None else dim, coord_dtype)

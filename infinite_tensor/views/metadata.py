@@ -279,7 +279,7 @@ class Shown(NamedTuple):
         compressors: Sequence[Mapping[str, Any]] = (),
         attributes: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Return the metadata of the array; by its ``origin``, pixel ``p`` of the tensor is at ``p + origin``."""
+        """Return the metadata of the array, with its ``origin``: pixel ``p`` of the tensor is at ``p + origin``."""
         frame = self.frame
         shape, chunks, origin = (
             tuple([each[d] for d in self.dims]) for each in (frame.shape, frame.chunk_shape, frame.origin)

@@ -63,7 +63,7 @@ def _looked_up(look: Callable[[], str]) -> str:
     def work() -> None:
         try:
             found.append(look())
-        except BaseException as error:  # noqa: BLE001  (whatever it is, it is told)
+        except BaseException as error:  # noqa: BLE001  (every error is shown)
             found.append(note(_told(error)))
 
     thread = threading.Thread(target=work, name="infinite_tensor-look", daemon=True)
@@ -181,7 +181,7 @@ def _list(store: TileStore, rows: list[list[str]]) -> str:
             stored = StoredTensor.of(store, tensor_id, definition).definition
             shape = _shape_told(stored.shape, names_of(stored.dims, len(stored.shape)))
             row = [code(shape), code(dtype_name(stored.dtype)), _size_told(store, tensor_id, definition)]
-        except Exception as error:  # noqa: BLE001  (one that is damaged leaves the others)
+        except Exception as error:  # noqa: BLE001  (the other tensors are still listed)
             row = ["", "", escaped(_told(error))]
         rows.append([code(shown_id(tensor_id)), *row])
     return _rest(more) if ids else note("The store has no tensors.")

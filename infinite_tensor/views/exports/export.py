@@ -294,8 +294,8 @@ def _identity(
 ) -> str | None:
     """Return a hash that identifies the exported pixels, or None if repeating the export may give other pixels.
 
-    That is so if only stored tiles are exported, as these change, and for a tensor whose definition does not determine
-    its pixels.
+    It may if only stored tiles are exported, as these change, and for a tensor that is not stored, as its definition
+    does not determine all of its pixels.
     """
     nodes = [node_of(cutout.tensor) for cutout in cutouts.values()]
     # The pixels of levels follow from those of the tensor, which comes first.

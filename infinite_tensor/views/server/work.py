@@ -77,7 +77,7 @@ class Work(Generic[T]):
             try:
                 with stopping(job.is_unwanted):
                     job.result.set_result(job.do())
-            except BaseException as error:  # noqa: BLE001  (who waits for it raises it)
+            except BaseException as error:  # noqa: BLE001  (raised in the requests that wait)
                 job.result.set_exception(error)
 
     def _next(self) -> _Job[T] | None:

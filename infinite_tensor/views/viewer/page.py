@@ -215,7 +215,7 @@ class View:
 
         try:
             asyncio.run(serve())
-        except BaseException as error:  # noqa: BLE001  (who has started it raises it)
+        except BaseException as error:  # noqa: BLE001  (raised by __init__)
             self._error = error
         finally:
             self._ready.set()

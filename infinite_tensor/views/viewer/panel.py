@@ -313,7 +313,7 @@ class Panel:
                 self._bring(number, [self._tiles.filled(plane, lacking[tile])])
         except Stopped:
             raise
-        except Exception as error:  # noqa: BLE001  (a store that fails is told of on the page)
+        except Exception as error:  # noqa: BLE001  (errors of a store are shown on the page)
             told = f"{type(error).__name__}: {error}"
             shape = (1, 1, 3) if plane.colours is not None else (1, 1)
             self._bring(number, [Picture(tile, np.full(shape, np.nan), "failed", told) for tile in asked])

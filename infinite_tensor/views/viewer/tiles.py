@@ -133,7 +133,7 @@ class Tiles:
             values, _ = self._coarse(plane, _box(plane, tile), tile.level, level, self._read)
         except Stopped:
             raise
-        except Exception as error:  # noqa: BLE001  (code of the user raises what it pleases)
+        except Exception as error:  # noqa: BLE001  (code of the user may raise anything)
             rows, columns = _box(plane, tile)
             shape = [part.stop - part.start for part in (rows, columns)] + [COLOURS] * (plane.colours is not None)
             nothing = np.full(shape, np.nan, self._dtype)
