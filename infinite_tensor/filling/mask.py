@@ -1,4 +1,4 @@
-"""Which pixels a fill is for: a mask, where it lies on a tensor, and the tiles that it takes."""
+"""`Mask`: which pixels to fill, where the mask lies on a tensor, and which tiles it selects."""
 
 from __future__ import annotations
 
@@ -28,38 +28,40 @@ Boxes: TypeAlias = tuple[IntArray, IntArray]
 """Bounds of regions of a tensor in pixels: two arrays of shape (N, ndim)."""
 
 _PIECE = 2**22
-"""So many pixels of a mask are looked at at once, or those of one tile."""
+"""The most pixels of a mask that are read at once, unless a single tile has more."""
 _ROUND = 2**16
-"""A float stands for the fraction with at most this denominator that it is nearest to, where there is one."""
+"""A float that equals the nearest fraction with at most this denominator is read as that fraction."""
 
 
 class Mask:
-    """The pixels that a fill is for, at a scale and an origin of its own: what `fill` takes as ``where``.
+    """The pixels to fill, for the argument ``where`` of `fill`. A mask has its own scale and origin.
 
-    The unit is a stored tile. A tile is wanted where a pixel of the mask that is not 0 lies over it, as far as it is in
-    the region that is filled. It is computed whole then, so no value depends on a mask.
+    A fill with a mask computes whole stored tiles, so no value depends on the mask. It computes a tile if a non-zero
+    pixel of the mask lies over that part of the tile that is in the filled region.
 
     Parameters
     ----------
     values : torch.Tensor, numpy array, InfiniteTensor or callable
-        The mask; wanted is what is not 0. Anything that has a `shape` and is sliced will do, a zarr array or a memmap
-        too: the parts that lie over the region are read, piece by piece. An `InfiniteTensor` computes them, for a
-        plan too. ``values(pixels) -> bool`` is asked once for each tile: `pixels` is a tuple of slices, one per
-        dimension of the mask and in its pixels, and the answer whether any of these is wanted, or an array of them.
+        The mask; non-zero pixels are wanted. Any object with a `shape` that can be sliced works, also a zarr array or a
+        memmap; only the parts that lie over the region are read, piece by piece. An `InfiniteTensor` computes them,
+        also for a plan. A callable ``values(pixels) -> bool`` is called once per tile: `pixels` is a tuple of slices,
+        one per dimension of the mask and in pixels of the mask. It returns whether any of these pixels is wanted, or an
+        array with one entry per pixel.
     scale : int, float, Fraction, or tuple of these
-        Pixels of the tensor along one pixel of the mask, of all dimensions or of each: 32 for a mask that was drawn on
-        an image 32 times smaller.
+        The number of tensor pixels along one pixel of the mask, for all dimensions or one per dimension: 32 for a mask
+        drawn on an image that is 32 times smaller.
     origin : int, float, Fraction, or tuple of these
-        Where in the tensor the first pixel of the mask begins, in pixels.
+        The tensor pixel at which the first pixel of the mask begins.
     dims : tuple of (int or str), optional
-        The dimensions of the tensor, or of the group, that those of the mask are, by number or name. Along the others
-        the mask is the same everywhere: ``Mask(lambda pixels: True, dims=())`` takes all of a region. Default: the last
-        ones; for a callable all. A dimension of a group has the name that all its tensors agree on which name it.
+        The dimensions of the tensor or group that the dimensions of the mask correspond to, by number or name. Along
+        all others the mask is constant: ``Mask(lambda pixels: True, dims=())`` selects all of a region. Default: the
+        last dimensions; for a callable, all. A dimension of a group can be named if all its tensors that name it use
+        the same name.
 
     Raises
     ------
     ValidationError
-        If an argument does not fit.
+        If an argument is invalid.
 
     Examples
     --------
@@ -92,12 +94,12 @@ class Mask:
 
 
 def placed(where: object, names: Sequence[str], region: Selection) -> PlacedMask | None:
-    """Where what a fill is given as ``where`` lies on a region of a tensor or a group with these names of dimensions.
+    """Place the argument ``where`` of a fill on a region of a tensor or group with these dimension names.
 
     Raises
     ------
     ValidationError
-        If it is no mask, their dimensions do not fit, or it does not cover the region.
+        If it is no mask, its dimensions do not fit, or it does not cover the region.
     """
     if where is None:
         return None
@@ -138,19 +140,20 @@ def placed(where: object, names: Sequence[str], region: Selection) -> PlacedMask
 
 @dataclass(frozen=True)
 class PlacedMask:
-    """A mask where it lies on a tensor.
+    """A mask placed on a tensor.
 
     Attributes
     ----------
     values : array or callable
-        What a `Mask` holds.
+        The values of the `Mask`.
     dims : tuple of int
-        The dimension of the tensor that each of its own is.
+        For each dimension of the mask, the corresponding dimension of the tensor.
     scale, origin : tuple of Fraction
-        Pixels of the tensor along one of the mask, and where that begins in it, per dimension of the mask.
+        Per dimension of the mask: the number of tensor pixels along one pixel of the mask, and the tensor pixel at
+        which the mask begins.
     over : tuple of (int, int)
-        Its own pixels ``[first, last)`` that lie over the region that is filled. Coarse pixels of a tensor of a group
-        reach past that.
+        The pixels ``[first, last)`` of the mask that lie over the filled region. Coarse pixels of a tensor of a group
+        may reach past these.
     """
 
     values: Any
@@ -160,7 +163,7 @@ class PlacedMask:
     over: _Ranges
 
     def on_member(self, dims: Sequence[int], scale: Sequence[Fraction]) -> PlacedMask:
-        """The mask of a group, on a tensor of it: its dimension ``dims[d]`` is `d` of the group, at this scale."""
+        """The mask of a group, placed on one of its tensors, where the group's dimension `d` is ``dims[d]``."""
         factors = [scale[d] for d in self.dims]
         return PlacedMask(
             self.values,
@@ -171,7 +174,7 @@ class PlacedMask:
         )
 
     def tiles(self, layout: TileLayout, start: Index, stop: Index) -> WantedTiles:
-        """Which tiles over the pixels ``[start, stop)``, of which there is at least one, are wanted."""
+        """Which of the tiles over the pixels ``[start, stop)`` are wanted. There must be at least one pixel."""
         low, high = layout.box(start, stop)
         ranges = []
         for axis, d in enumerate(self.dims):
@@ -187,9 +190,9 @@ class PlacedMask:
         return WantedTiles(layout, tuple(low), np.broadcast_to(wanted, counts))
 
     def pixels(self, pixels: Sequence[range]) -> BoolArray:
-        """Which of some pixels, at least one along each dimension, are wanted; to be broadcast over other dimensions.
+        """Which of these pixels, at least one per dimension, are wanted; to be broadcast over the other dimensions.
 
-        A callable is asked once, for all of them: a bool is for all.
+        A callable is called once for all pixels; if it returns a bool, it applies to all of them.
         """
         along = [
             [_over(i, i + 1, scale, origin) for i in pixels[d]]
@@ -234,70 +237,70 @@ class WantedTiles:
         return cls(layout, tuple(low), np.broadcast_to(np.True_, [b - a for a, b in zip(low, high, strict=True)]))
 
     def __contains__(self, tile: Index) -> bool:
-        """Whether windows are stored in a tile."""
+        """Whether the fill stores windows in this tile."""
         place = tuple([i - a for i, a in zip(tile, self.low, strict=True)])
         inside = all(0 <= i < n for i, n in zip(place, self.wanted.shape, strict=True))
         return inside and bool(self.wanted[place])
 
     @property
     def count(self) -> int:
-        """How many tiles they are."""
+        """The number of wanted tiles."""
         return int(np.count_nonzero(self.wanted))
 
     def within(self, start: Sequence[int], stop: Sequence[int]) -> WantedTiles:
-        """Those that hold the pixels ``[start, stop)`` of the box."""
+        """The wanted tiles among those that contain the pixels ``[start, stop)`` of the box."""
         low, high = self.layout.box(start, stop)
         inside = tuple(slice(a - first, b - first) for a, b, first in zip(low, high, self.low, strict=True))
         return WantedTiles(self.layout, tuple(low), self.wanted[inside])
 
     def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
-        """The wanted tiles that hold the pixels ``[start, stop)`` of the box, as bounds of regions of these.
+        """The part of the pixels ``[start, stop)`` that lies in wanted tiles, as bounds of regions.
 
-        No two of them share a tile; where all tiles are wanted, there is one.
+        No two regions share a tile. If all tiles are wanted, there is one region.
         """
         here = self.within(start, stop)
         wanted, low = here.wanted, here.low
         if wanted.all():
             return np.array([start], dtype=np.int64), np.array([stop], dtype=np.int64)
-        # In runs along the longest dimension.
+        # One region for each run of wanted tiles along the longest dimension.
         along = int(np.argmax(wanted.shape))
         order = [*(d for d in range(wanted.ndim) if d != along), along]
         steps = np.diff(wanted.transpose(order).astype(np.int8), prepend=0, append=0)
         first, last = np.argwhere(steps > 0), np.argwhere(steps < 0)
         last[:, :-1] += 1
-        # The dimensions back in their places.
+        # Restore the order of the dimensions.
         places, size = np.argsort(order), np.array(self.layout.tile_shape, dtype=np.int64)
         starts, stops = ((side[:, places] + low) * size for side in (first, last))
         return np.maximum(starts, start), np.minimum(stops, stop)
 
 
 class WantedPixels:
-    """Some regions of a tensor, and the tiles that hold them."""
+    """Regions of a tensor, and the tiles that contain them."""
 
     def __init__(self, layout: TileLayout, regions: Boxes) -> None:
         self._regions = regions
         self._tiles = set(layout.grid.indices(*regions))
 
     def __contains__(self, tile: Index) -> bool:
-        """Whether windows are stored in a tile."""
+        """Whether the fill stores windows in this tile."""
         return tile in self._tiles
 
     @property
     def count(self) -> int:
-        """How many tiles they are."""
+        """The number of tiles."""
         return len(self._tiles)
 
     def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
-        """What of them lies in the pixels ``[start, stop)``."""
+        """The parts of the regions that lie in the pixels ``[start, stop)``."""
         return clipped(self._regions, start, stop)
 
 
 Wanted: TypeAlias = WantedTiles | WantedPixels
-"""Which pixels of a tensor are to be filled, and the tiles that windows over them are stored in."""
+"""Which pixels of a tensor to fill, and in which tiles their windows are stored."""
 
 
 def clipped(regions: Boxes, start: Sequence[int], stop: Sequence[int]) -> Boxes:
-    """What of some regions lies in the pixels ``[start, stop)``."""
+    """The parts of regions that lie in the pixels ``[start, stop)``."""
     starts, stops = np.maximum(regions[0], start), np.minimum(regions[1], stop)
     kept = (starts < stops).all(axis=1)
     return starts[kept], stops[kept]
@@ -305,7 +308,7 @@ def clipped(regions: Boxes, start: Sequence[int], stop: Sequence[int]) -> Boxes:
 
 @dataclass(frozen=True)
 class Target:
-    """Pixels of a tensor that are to be filled.
+    """Pixels of a tensor to fill.
 
     Attributes
     ----------
@@ -314,9 +317,9 @@ class Target:
     start, stop : tuple of int
         The first pixel, and the one after the last, per dimension.
     wanted : Wanted or None
-        Which of them; None for all, where what windows add to tiles beside these is stored too.
+        Which of these pixels to fill. None fills all of them, and also stores what their windows add to other tiles.
     is_level : bool
-        Whether all that its windows read is filled before, or along with it.
+        Whether everything that its windows read is filled before it or together with it.
     """
 
     node: Node
@@ -327,20 +330,20 @@ class Target:
 
     @property
     def chain(self) -> list[Node]:
-        """The tensors that windows may be computed of, or read, each after those that it reads."""
+        """The tensors whose windows may be computed or read, each after those that it reads."""
         if self.is_level:
             return [*(upstream.node for upstream in self.node.computation.inputs), self.node]
         return chain_of([self.node])
 
     def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
-        """What is wanted of some of the pixels, ``[start, stop)``, as bounds of regions of whole tiles of them."""
+        """The wanted part of the pixels ``[start, stop)``, as bounds of regions that do not cut through tiles."""
         if self.wanted is None:
             return np.array([start], dtype=np.int64), np.array([stop], dtype=np.int64)
         return self.wanted.regions(start, stop)
 
     @property
     def all_regions(self) -> Boxes:
-        """All that is wanted."""
+        """All wanted pixels, as bounds of regions."""
         return self.regions(self.start, self.stop)
 
     @property
@@ -350,19 +353,19 @@ class Target:
 
     @property
     def tile_count(self) -> int:
-        """How many tiles are wanted."""
+        """The number of wanted tiles."""
         return self.box_count if self.wanted is None else self.wanted.count
 
     @property
     def box_count(self) -> int:
-        """How many tiles there are, wanted or not."""
+        """The number of tiles, wanted or not."""
         low, high = self.node.contents.layout(self.node.spec).box(self.start, self.stop)
         return math.prod(b - a for a, b in zip(low, high, strict=True))
 
 
 @dataclass(frozen=True)
 class TakenTiles:
-    """The tiles that windows of one tensor are stored in, whatever else they touch."""
+    """The only tiles of one tensor in which windows are stored; what they add to other tiles is discarded."""
 
     parts: tuple[Wanted, ...]
 
@@ -371,17 +374,18 @@ class TakenTiles:
 
 
 def taken_tiles(filled: Sequence[Target], targets: Sequence[Target]) -> dict[Node, TakenTiles]:
-    """What masks and shards leave of the tensors that are filled.
+    """For each tensor that is filled with a mask or a shard, the tiles that are stored.
 
-    Without those that are filled without either, and those that others read, which may need what is left out; levels
-    do not, but a window of one may read what is filled in a later pass.
+    A tensor that is filled without either is left out. So is a tensor that other tensors read, because they may need
+    the tiles that its mask excludes. Levels do not need these, but a window of a level may read what a later pass
+    fills, so the tiles of all passes count.
 
     Parameters
     ----------
     filled : sequence of Target
-        What is filled in one pass.
+        The targets of one pass.
     targets : sequence of Target
-        What is filled in all of them.
+        The targets of all passes.
     """
     others = [target.node for target in filled if not target.is_level]
     read = {each.node for node in chain_of(others) for each in node.computation.inputs}
@@ -393,18 +397,18 @@ def taken_tiles(filled: Sequence[Target], targets: Sequence[Target]) -> dict[Nod
 
 
 _Ranges: TypeAlias = Sequence[tuple[int, int]]
-"""Pixels ``[first, last)`` of a mask along one dimension, in order; neighbours may have one in common."""
+"""Ranges ``[first, last)`` of mask pixels along one dimension, in order; neighbours may share a pixel."""
 
 
 def _over(start: int, stop: int, scale: Fraction, origin: Fraction) -> tuple[int, int]:
-    """The pixels ``[first, last)``, of this scale and origin, that lie over some pixels ``[start, stop)``."""
-    # (start - p / q) / (n / m), in integers, as masks ask for each pixel.
+    """The pixels ``[first, last)`` of a mask of this scale and origin that lie over the pixels ``[start, stop)``."""
+    # (start - p / q) / (n / m), in integers for speed: masks call this for each pixel.
     (n, m), (p, q) = scale.as_integer_ratio(), origin.as_integer_ratio()
     return (start * q - p) * m // (q * n), -((p - stop * q) * m // (q * n))
 
 
 def _any_in_slices(values: Any, ranges: Sequence[_Ranges]) -> BoolArray:
-    """For each product of ranges, one per dimension, whether a pixel of a mask in it is wanted."""
+    """For each box in the product of the ranges, whether it contains a wanted pixel of the mask."""
     longest = max(
         (d for d, of_d in enumerate(ranges) if len(of_d) > 1),
         key=lambda d: ranges[d][-1][1] - ranges[d][0][0],
@@ -428,14 +432,14 @@ def _any_in_slices(values: Any, ranges: Sequence[_Ranges]) -> BoolArray:
 
 
 def _any_by_call(values: Callable[..., Any], ranges: Sequence[_Ranges]) -> BoolArray:
-    """The same of a mask that is asked."""
+    """`_any_in_slices` for a mask that is a callable."""
     asked = (tuple(itertools.starmap(slice, pixels)) for pixels in itertools.product(*ranges))
     answers = [bool(_truth(values(pixels)).any()) for pixels in asked]
     return np.array(answers, dtype=bool).reshape([len(of_d) for of_d in ranges])
 
 
 def _is_sliced(values: Any) -> bool:
-    """Whether it has dimensions, and can be sliced."""
+    """Whether `values` has dimensions and can be sliced."""
     return hasattr(type(values), "__getitem__") and len(getattr(values, "shape", ())) > 0
 
 
@@ -458,7 +462,7 @@ def _fraction(name: str, given: object, entry: object) -> Fraction:
             f"{name} of a mask must be a finite number of pixels up to 2**53, or a tuple of one per dimension, "
             f"got {quoted(given)}"
         ) from error
-    # 1/3 as a float is not a third, and means one.
+    # The float 1/3 is not exactly a third, but the user means a third.
     near = exact.limit_denominator(_ROUND)
     return near if isinstance(plain, float) and float(near) == plain else exact
 

@@ -1,4 +1,4 @@
-"""What a fill would cost: the windows that it needs of each tensor of a chain, and which of them are not stored."""
+"""`FillPlan`: the cost of a fill. Counts the windows of each tensor that it needs, and those that are not stored."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ StateArray: TypeAlias = npt.NDArray[np.str_]
 Pixels: TypeAlias = "list[Intervals] | list[Boxes]"
 
 SKIPPED = "skipped"
-"""A mask leaves the tile out, and it is not stored."""
+"""The state of a tile that a mask excludes and that is not stored."""
 
 _MOST_NAMED = 2**21
-"""More windows of one tensor are counted only, as if nothing of them were stored."""
+"""If a tensor needs more windows than this, they are only counted, as if none of them were stored."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,17 @@ class Demand:
     node : Node
         The tensor.
     pixels : list of Intervals, or of bounds of regions
-        What is read of it; of windows that were named one by one, as regions.
+        The pixels that are read: intervals, or bounds of regions if windows were counted one by one.
     needed : int
-        Windows that are needed.
+        The number of windows that are needed.
     missing : int
-        How many of these are to be computed.
+        The number of these windows that must be computed.
     runs : int
-        Windows that ``f`` is run for: those of several tensors that one computes stand with the first.
+        The number of windows that ``f`` runs for. If one ``f`` computes several tensors, only the first counts them.
     tiles : int
-        Tiles of these pixels that windows will be stored in.
+        The number of tiles over these pixels in which windows will be stored.
     inventory : Inventory or None
-        What is stored of the tensor; None where that was not looked at.
+        What is stored of the tensor; None if this was not looked up.
     """
 
     node: Node
@@ -73,9 +73,9 @@ class Estimate:
     demands : list of Demand
         Per tensor, consumers first.
     exact : bool
-        Whether the numbers are exact, and not bounds.
+        Whether the numbers are exact; otherwise they are bounds.
     outside : RegionError or None
-        What there is to say of a window that reads beyond the end of an arg, where one is known to.
+        The error to raise if a window is known to read beyond the end of an arg.
     """
 
     demands: list[Demand]
@@ -89,7 +89,7 @@ class Estimate:
 
 
 def estimated(targets: Sequence[Target]) -> Estimate:
-    """What some pixels take, by arithmetic alone, which sees no mask."""
+    """Estimate what filling the targets takes, by arithmetic alone and without regard to masks."""
     pixels: dict[Node, list[Intervals]] = {}
     for target in targets:
         pixels.setdefault(target.node, []).append(Intervals.of_box(target.start, target.stop))
@@ -109,7 +109,7 @@ def estimated(targets: Sequence[Target]) -> Estimate:
             pixels.setdefault(upstream.node, []).extend(filter(None, read))
         for node in computation.nodes:
             made = WindowSet.all_of(part.within(node.spec.grid) for part in runs.parts)
-            # Of what only runs because the same f computes another tensor, all is there.
+            # If nothing reads this tensor and f runs only for another output, all pixels of its windows count.
             own = pixels.get(node) or [Intervals.covered(node.spec.grid, part) for part in made.parts]
             if not own:
                 continue
@@ -140,7 +140,7 @@ def _add(
     tiles: int,
     inventory: Inventory | None = None,
 ) -> None:
-    """What becomes of windows that a computation runs; those whose pixels are copied from memory are not computed."""
+    """Append the demand for `node`. If its pixels are only copied from memory, no window counts as computed."""
     if node.computation.copied:
         made = runs = tiles = 0
     if found and found[-1].node.computation == node.computation:
@@ -149,7 +149,7 @@ def _add(
 
 
 def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
-    """How many tiles over some pixels no window covers; where windows move along a diagonal, at least so many."""
+    """The number of tiles over these pixels that no window covers; a lower bound if windows move along a diagonal."""
     tile_grid, grid = node.contents.layout(node.spec).grid, node.spec.grid
     tiles, covered = WindowSet(), WindowSet()
     for part in pixels:
@@ -161,14 +161,14 @@ def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
 
 
 def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Demand], bool]:
-    """What some pixels take, beside what is stored, consumers first; whether it is exact.
+    """What filling the targets takes in addition to what is stored, consumers first; and whether this is exact.
 
-    Where it is not, it is what they take without masks and with nothing stored; never so if `named`.
+    An inexact result ignores masks and stored windows. With `named`, the result is always exact.
 
     Raises
     ------
     RegionError
-        If a window is met that reads beyond the end of an arg.
+        If a window reads beyond the end of an arg.
     """
     estimate = estimated(targets)
     inventories = {
@@ -186,7 +186,7 @@ def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Dem
 
 
 def share_of(targets: Sequence[Target]) -> Fraction:
-    """Which part of the tiles of some regions is wanted."""
+    """The fraction of the targets' tiles that is wanted."""
     return Fraction(sum(target.tile_count for target in targets), sum(target.box_count for target in targets) or 1)
 
 
@@ -199,7 +199,7 @@ def _hull(pixels: Pixels) -> tuple[list[int], list[int]]:
 
 
 def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> list[Demand]:
-    """Window by window, which is exact whatever is stored."""
+    """The demands, counted window by window, which is exact whatever is stored."""
     pixels: dict[Node, list[Boxes]] = {}
     for target in targets:
         pixels.setdefault(target.node, []).append(target.all_regions)
@@ -215,7 +215,7 @@ def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> lis
         windows = reduce(joined, missing)
         for at, upstream in enumerate(computation.inputs if len(windows) else ()):
             read = upstream.reads.regions(arg_starts(computation, at, upstream, windows))
-            # Where all is constant, no pixel is.
+            # No pixel is read where all of the arg is constant padding.
             if len(read[0]):
                 pixels.setdefault(upstream.node, []).append(read)
         for node in computation.nodes:
@@ -227,14 +227,14 @@ def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> lis
 def _add_named(
     found: list[Demand], node: Node, pixels: list[Boxes] | None, windows: IntArray, inventory: Inventory
 ) -> None:
-    """What becomes of the windows that a computation runs, for a tensor of which some regions are needed."""
+    """Append the demand for a tensor, given the windows that its computation runs and the regions that are read."""
     grid, layout = node.spec.grid, inventory.layout
     made = node.indices(windows)
     if len(node.computation.tensors) > 1:
         made = made[grid.exist(made)]
         needed = made if pixels is None else unique_points(np.concatenate([grid.points(*_joined(pixels)), made]))
     else:
-        # It is there because it is read.
+        # The only output of an f is in the plan only because it is read.
         assert pixels is not None
         needed = grid.points(*_joined(pixels))
     pixels = pixels or [grid.bounds(made)]
@@ -251,14 +251,14 @@ def _joined(regions: Sequence[Boxes]) -> Boxes:
 
 
 class Share(NamedTuple):
-    """One of the shards of what a fill needs of a tensor.
+    """One shard of what a fill needs of a tensor.
 
     Attributes
     ----------
     starts, stops : int64 array of shape (N, ndim)
-        The regions to fill, which lie in tiles that no other share has.
+        The regions to fill. No tile is in two shares.
     missing : int
-        Windows over them that are to be computed.
+        The number of windows over these regions that must be computed.
     """
 
     starts: IntArray
@@ -267,7 +267,7 @@ class Share(NamedTuple):
 
 
 def shares_of(demand: Demand, count: int) -> Iterator[Share]:
-    """What is needed of a tensor in shards, at most so many. Windows across their borders are in several."""
+    """Cut what is needed of a tensor into at most `count` shards. Windows across a border count in each of them."""
     layout, grid = demand.node.contents.layout(demand.node.spec), demand.node.spec.grid
     box = layout.box(*_hull(demand.pixels))
     for rank in range(min(count, math.prod(map(operator.sub, *reversed(box))))):
@@ -286,7 +286,7 @@ def shares_of(demand: Demand, count: int) -> Iterator[Share]:
 
 
 def in_shares(demand: Demand, count: int) -> Demand:
-    """What a fill needs of a tensor that is stored, if its shards are filled by themselves."""
+    """What a fill needs of a stored tensor if its shards are filled separately."""
     if not demand.node.contents.outlives_process:
         return demand
     missing = sum(share.missing for share in shares_of(demand, count))
@@ -301,18 +301,18 @@ class TensorPlan:
     Attributes
     ----------
     tensor_id : str
-        Its id.
+        The id of the tensor.
     needed : int
-        Windows that are needed.
+        The number of windows that are needed.
     stored : int
-        How many of these are stored already.
+        The number of these windows that are already stored.
     calls : int
-        Calls of ``f`` for the others, at least: where a region takes several steps, batches may be smaller. Those of
-        an ``f`` with several outputs stand with its first.
+        The least number of calls of ``f`` for the other windows; there may be more, because batches may be smaller if
+        a region takes several steps. If ``f`` has several outputs, only the first counts them.
     tiles : int
-        Tiles of what is needed that are not complete, and that windows cover.
+        The number of tiles over the needed pixels that are not complete yet and that windows cover.
     bytes_written : int
-        The size of these tiles, in bytes, not compressed; 0 in memory.
+        The uncompressed size of these tiles in bytes; 0 for a tensor in memory.
     """
 
     tensor_id: str
@@ -324,13 +324,13 @@ class TensorPlan:
 
     @property
     def windows(self) -> int:
-        """Windows to compute."""
+        """The number of windows to compute."""
         return self.needed - self.stored
 
 
 @dataclass(frozen=True)
 class FilledRegion:
-    """The pixels of one tensor that a fill stores: those of all tiles that a region touches.
+    """The pixels of one tensor that a fill stores: all tiles that the region touches.
 
     Attributes
     ----------
@@ -350,21 +350,22 @@ class FilledRegion:
 
 @dataclass(frozen=True)
 class FillPlan(Tabular):
-    """What it would cost to fill a region, or regions of several tensors.
+    """The cost of filling a region, or regions of several tensors.
 
     Attributes
     ----------
     regions : tuple of FilledRegion
-        What would be stored of each tensor that is filled; empty where there is nothing to fill.
+        The region of each filled tensor that would be stored; empty if there is nothing to fill.
     tensors : tuple of TensorPlan
-        The tensors that are filled and all upstream, each after those that it reads, and each once.
+        The filled tensors and all upstream tensors, each once and after those that it reads.
     peak_memory : int
-        The most memory that the fill is expected to hold, in bytes, beside what ``f`` itself takes.
+        The most memory in bytes that the fill is expected to use, without the memory of ``f`` itself.
     exact : bool
-        Whether the windows are counted exactly. Otherwise there are too many to look at each, and the numbers are
-        bounds: there are at most so many.
+        Whether the counts are exact. Otherwise there are too many windows to check each of them, and the counts are
+        upper bounds.
     bands : int
-        In how many parts the regions are worked through one after the other: more where memory allows no wider ones.
+        The number of bands that the regions are cut into. Bands are filled one after the other; with less memory there
+        are more of them.
     """
 
     regions: tuple[FilledRegion, ...]
@@ -384,17 +385,17 @@ class FillPlan(Tabular):
 
     @property
     def windows(self) -> int:
-        """Windows to compute, of all tensors."""
+        """The number of windows to compute, of all tensors."""
         return sum(tensor.windows for tensor in self.tensors)
 
     @property
     def calls(self) -> int:
-        """Calls of ``f``, of all tensors."""
+        """The number of calls of ``f``, of all tensors."""
         return sum(tensor.calls for tensor in self.tensors)
 
     @property
     def bytes_written(self) -> int:
-        """Bytes of tiles that are stored, not compressed."""
+        """The uncompressed size in bytes of all tiles to be stored."""
         return sum(tensor.bytes_written for tensor in self.tensors)
 
     @property
@@ -407,7 +408,7 @@ class FillPlan(Tabular):
 
 
 def tensor_plan(demand: Demand) -> TensorPlan:
-    """What a fill takes of one tensor."""
+    """The part of a `FillPlan` for one tensor."""
     node, missing = demand.node, demand.missing
     tile_bytes = node.contents.layout(node.spec).tile_bytes if node.contents.outlives_process else 0
     calls = node.computation.batching.calls(demand.runs)
@@ -416,7 +417,7 @@ def tensor_plan(demand: Demand) -> TensorPlan:
 
 
 def tile_states(target: Target) -> StateArray:
-    """For each tile of a region, the one of `TILE_STATES` that it is in, or "skipped"."""
+    """The state of each tile of a region: one of `TILE_STATES`, or "skipped"."""
     node, start, stop = target.node, target.start, target.stop
     inventory = node.contents.inventory(node.spec, start, stop)
     states = inventory.states(node.spec.grid, *inventory.layout.box(start, stop))

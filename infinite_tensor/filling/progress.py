@@ -1,4 +1,4 @@
-"""How far a fill, an export or a copy has come, and in the end what it has done."""
+"""Progress of a fill, an export or a copy, and the report at its end."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, coun
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a fill, an export or a copy has come.
+    """The progress of a fill, an export or a copy.
 
     Attributes
     ----------
     done : int
-        Windows that have been computed, of all tensors. Of an export or a copy, tiles that are there.
+        The number of windows computed so far, of all tensors. For an export or a copy, the number of finished tiles.
     total : int
-        Windows that it is expected to compute in all: fewer as it meets what was stored before. Of an export or a copy,
-        tiles; a copy counts those of the tensors that it has looked at so far.
+        The expected number of windows to compute in all; it decreases as the fill finds windows that are already
+        stored. For an export or a copy, the number of tiles; a copy counts the tensors that it has looked at so far.
     seconds : float
-        How long it has been at it.
+        Seconds since the start.
     report : FillReport, CopyReport or None
-        In the last call, at the end of a fill or a copy that was not interrupted: what it has done.
+        The report, in the last call at the end of a fill or copy that was not interrupted; otherwise None.
     """
 
     done: int
@@ -45,20 +45,20 @@ Watcher: TypeAlias = Callable[[Progress], object]
 
 
 class Tally(AbstractContextManager["Tally"]):
-    """Counts what work has done, and shows it: by a bar, by lines in a log, or by a function of a user.
+    """Counts finished work and shows it in a progress bar, in lines of a log, or by a user's function.
 
     Parameters
     ----------
     total : int
-        Windows to compute, if nothing turns out to be stored.
+        The number of windows to compute if nothing is stored yet.
     progress : bool, "always" or callable
-        True shows a bar where standard error is a terminal, or in a notebook, and elsewhere a line there each minute;
-        "always" shows a bar anywhere; False nothing; a callable is called with a `Progress`, by one thread at a time,
-        about ten times a second at most, and at the end.
+        True shows a bar on a terminal or in a notebook, and otherwise writes a line to standard error each minute;
+        "always" always shows a bar; False shows nothing. A callable is called with a `Progress`, by one thread at a
+        time, at most about ten times a second, and at the end.
     parts : int
-        How many parts the work has that take about as many windows each.
+        The number of parts of the work, which take about the same number of windows each.
     unit : str
-        What is counted, where that is not windows.
+        The name of what is counted.
     """
 
     def __init__(self, total: int, progress: bool | str | Watcher, parts: int = 1, *, unit: str = "window") -> None:
@@ -66,12 +66,12 @@ class Tally(AbstractContextManager["Tally"]):
         self._told = -1.0
         checked = checked_progress(progress)
         self._watcher: Watcher | None = checked if callable(checked) else None
-        # A log is told of what is left, and not that nothing is.
+        # A log gets lines while work is left, but none at the end.
         self._tells_end = self._watcher is not None
         self._every = _TELL_SECONDS
         self._bar: Any = None
         if progress == "always" or (progress is True and is_watched()):
-            # Which takes as long to import as all the rest.
+            # tqdm takes as long to import as all other modules together.
             from tqdm.auto import tqdm  # noqa: PLC0415
 
             self._bar = tqdm(total=total, unit=unit, smoothing=0.1)
@@ -85,16 +85,16 @@ class Tally(AbstractContextManager["Tally"]):
 
     @property
     def seconds(self) -> float:
-        """How long it has been at it."""
+        """Seconds since the start."""
         return time.monotonic() - self._begun
 
     def expect(self, count: int) -> None:
-        """So many more are to come."""
+        """Expect `count` more windows."""
         with self._lock:
             self._set_total(self.total + count)
 
     def count(self, tensor: Node | str, windows: int) -> None:
-        """So many windows of a tensor are there."""
+        """Count finished windows of a tensor."""
         with self._lock:
             self.windows[tensor] += windows
             if self._bar is not None:
@@ -103,7 +103,7 @@ class Tally(AbstractContextManager["Tally"]):
                 self._tell()
 
     def pass_parts(self, count: int) -> None:
-        """So many parts are done: what they have not computed was stored, and is not expected any more."""
+        """Mark `count` parts as done. Their windows that were not computed were stored, and are no longer expected."""
         with self._lock:
             self._left -= count
             self._set_total(self.windows.total() + self._most * self._left // self._parts)
@@ -114,7 +114,7 @@ class Tally(AbstractContextManager["Tally"]):
             self._bar.total = total
 
     def finish(self, report: Tabular) -> None:
-        """All is done: the last that is shown says so."""
+        """Mark all work as done, and show `report` at the end."""
         self._report = report
         if self._bar is not None and isinstance(report, FillReport):
             self._bar.set_postfix_str(_tiles_of(report), refresh=False)
@@ -122,7 +122,7 @@ class Tally(AbstractContextManager["Tally"]):
     def _tell(self) -> None:
         assert self._watcher is not None
         self._told = self.seconds
-        # The user's: it may use any store.
+        # The user's function may use any store.
         with running_f():
             self._watcher(Progress(self.windows.total(), self.total, self._told, self._report))
 
@@ -139,7 +139,7 @@ LINE_SECONDS = 60.0
 
 
 def _line_in(unit: str) -> Callable[[Any], object]:
-    """Writes a line to standard error, for a log."""
+    """A function that writes a line of progress to standard error, for a log."""
 
     def write(progress: Any) -> None:
         done, total = progress.done, progress.total
@@ -159,7 +159,7 @@ def _minutes(seconds: float) -> str:
 
 
 def is_watched() -> bool:
-    """Whether somebody sees standard error: on a terminal, or in a notebook."""
+    """Whether a user can see standard error: it is a terminal, or this is a notebook."""
     return (sys.stderr is not None and sys.stderr.isatty()) or "ipykernel" in sys.modules
 
 
@@ -170,15 +170,15 @@ class TensorReport:
     Attributes
     ----------
     tensor_id : str
-        Its id.
+        The id of the tensor.
     windows : int
-        Windows that were computed.
+        The number of windows computed.
     tiles : int
-        Complete tiles that were stored.
+        The number of complete tiles stored.
     bytes : int
-        All that was stored, in bytes, not compressed.
+        The uncompressed size in bytes of everything stored.
     skipped : int
-        Tiles of the region that the mask leaves out.
+        The number of tiles of the region that the mask excludes.
     """
 
     tensor_id: str
@@ -190,16 +190,16 @@ class TensorReport:
 
 @dataclass(frozen=True)
 class FillReport(Tabular):
-    """What a fill has done.
+    """The results of a fill.
 
     Attributes
     ----------
     tensors : tuple of TensorReport
         The tensors of the chain, each after those that it reads.
     seconds : float
-        How long it took.
+        The duration of the fill.
     bands : int
-        In how many parts the regions were worked through one after the other.
+        The number of bands, filled one after the other, that the regions were cut into.
     """
 
     tensors: tuple[TensorReport, ...]
@@ -215,22 +215,22 @@ class FillReport(Tabular):
 
     @property
     def windows(self) -> int:
-        """Windows that were computed, of all tensors."""
+        """The number of windows computed, of all tensors."""
         return sum(tensor.windows for tensor in self.tensors)
 
     @property
     def tiles(self) -> int:
-        """Complete tiles that were stored, of all tensors."""
+        """The number of complete tiles stored, of all tensors."""
         return sum(tensor.tiles for tensor in self.tensors)
 
     @property
     def skipped(self) -> int:
-        """Tiles that the mask leaves out, of all tensors that were filled."""
+        """The number of tiles that the mask excludes, of all filled tensors."""
         return sum(tensor.skipped for tensor in self.tensors)
 
     @property
     def bytes(self) -> int:
-        """All that was stored, in bytes, not compressed."""
+        """The uncompressed size in bytes of everything stored."""
         return sum(tensor.bytes for tensor in self.tensors)
 
     @property
@@ -240,6 +240,6 @@ class FillReport(Tabular):
 
 
 def _tiles_of(report: FillReport) -> str:
-    """What became of the tiles, for the end of a bar."""
+    """The number of tiles stored and skipped, for the end of a progress bar."""
     skipped = f", {count_of(report.skipped)} skipped by the mask" if report.skipped else ""
     return f"{count_of(report.tiles)} tiles stored{skipped}"

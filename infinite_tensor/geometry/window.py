@@ -40,16 +40,20 @@ Edge: TypeAlias = tuple[str, ...]
 """What happens, per dimension, to windows that reach past a finite one: one of `EDGES`."""
 
 EDGES = ("drop", "clip", "all")
-"""They do not exist; or they do, and what reaches past the end counts for nothing: just enough of them, or all."""
+"""What happens to windows that reach past a finite dimension.
+
+"drop": they do not exist. "clip": just enough of them exist to cover the dimension. "all": all of them exist that
+touch the tensor. What reaches past the end is discarded.
+"""
 
 LARGEST = 2**53
-"""Sizes, strides and offsets are exact in every store's metadata, and leave room for products within int64."""
+"""Limit of sizes, strides and offsets: exact in every store's metadata, with room for products within int64."""
 
 MOST_DIMENSIONS = 32
-"""numpy and HDF5 have limits of that kind too, of 64 and 32."""
+"""The most dimensions of a window. HDF5 has the same limit, numpy allows 64."""
 
 MOST_OVERLAP = 2**17
-"""Windows over one pixel: all of them must be there before it is complete."""
+"""The most windows over one pixel. All of them must be computed before the pixel is complete."""
 
 
 def _integers(name: str, value: object, dims: int | None, minimum: int | None) -> Index:
@@ -81,7 +85,7 @@ class TensorWindow:
     size : tuple of int
         Extent of one window in pixels, one entry per dimension of the tensor.
     stride : int or tuple of int, optional
-        Distance in pixels between neighbouring windows. Default: `size`, windows side by side.
+        Distance in pixels between neighbouring windows. Default: `size`, so that windows lie side by side.
     offset : int or tuple of int, optional
         Pixel at which window 0 starts. Default: 0.
     dimension_map : tuple of (int or None), optional
@@ -92,7 +96,7 @@ class TensorWindow:
     Raises
     ------
     ValidationError
-        If an entry is no int, a size or stride is not positive, or the lengths differ.
+        If an entry is not an int, a size or stride is not positive, or the lengths differ.
 
     Examples
     --------
@@ -149,7 +153,7 @@ class TensorWindow:
 
     def start(self, window_index: Sequence[int]) -> Index:
         """The first pixel of the window at `window_index`."""
-        # Without `followed`: each window of a read comes here several times.
+        # `followed` would be too slow: each window of a read calls this several times.
         follows = self.dimension_map or range(len(self.size))
         return tuple(
             [
@@ -183,7 +187,8 @@ class TensorWindow:
         Raises
         ------
         ValidationError
-            If `pixel_slices` or `tensor_shape` has not one entry per dimension, a slice has no end, or `edge` is none.
+            If `pixel_slices` or `tensor_shape` does not have one entry per dimension, a slice lacks its start or stop,
+            or `edge` is invalid.
         """
         shape = (None,) * self.ndim if tensor_shape is None else members(tensor_shape)
         if shape is None or len(shape) != self.ndim:
@@ -203,22 +208,22 @@ class TensorWindow:
         return itertools.product(*map(range, low, high))
 
     def padded(self, margin: int | Sequence[int]) -> TensorWindow:
-        """The same window with `margin` pixels more on each side: for an arg that ``f`` is given with a halo.
+        """The same window with `margin` more pixels on each side, for an arg that ``f`` reads with a halo.
 
-        Window ``i`` covers what it did and the margin around it: stride and `dimension_map` stay as they are.
+        Window ``i`` covers its pixels and the margin around them; stride and `dimension_map` are unchanged.
 
         Parameters
         ----------
         margin : int or tuple of int
-            Pixels, from 0 on; one entry per dimension, or an int for all that follow a window coordinate: what
-            `dimension_map` keeps in place stays as it is. A finite dimension that follows a coordinate, but in which
-            there is one window only, needs a 0: ``TensorWindow((3, 64, 64)).padded((0, 2, 2))`` for an arg of shape
-            ``(3, None, None)``.
+            Pixels, 0 or more. A tuple has one entry per dimension. An int applies to all dimensions that follow a
+            window coordinate, not to those that `dimension_map` keeps in place. Give 0 for a finite dimension that
+            follows a coordinate but has only one window: ``TensorWindow((3, 64, 64)).padded((0, 2, 2))`` for an arg of
+            shape ``(3, None, None)``.
 
         Raises
         ------
         ValidationError
-            If an entry is no int or is negative, the length differs, or a dimension that stays in place is given a
+            If an entry is not an int or is negative, the length differs, or a dimension that stays in place is given a
             margin.
 
         Examples
@@ -254,7 +259,7 @@ class TensorWindow:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TensorWindow:
-        """The window that `to_dict` described; ValidationError if it is none."""
+        """The window that `to_dict` described. Raises ValidationError if `data` does not describe a window."""
         if not isinstance(data, Mapping) or "size" not in data:
             raise ValidationError(f"a window must be a dict with a size, got {quoted(data)}")
         return cls(data["size"], data.get("stride"), data.get("offset"), data.get("dimension_map"))
@@ -288,12 +293,12 @@ def _checked_map(dimension_map: Sequence[int | None], dims: int) -> tuple[int | 
 
 
 def checked_edge(edge: object, shape: Shape) -> Edge | None:
-    """What a user says of windows that reach past finite dimensions, one entry per dimension; None where all drop.
+    """The user's `edge` as a tuple with one entry per dimension; None if all entries are "drop".
 
     Raises
     ------
     ValidationError
-        If it is neither one of `EDGES` nor one of them, or None, per dimension.
+        If it is neither one of `EDGES`, nor a sequence with one of them or None per dimension.
     """
     given = (edge,) * len(shape) if isinstance(edge, str) else members(edge)
     entries = [None if entry is None else word(entry) or "" for entry in given or ()]
@@ -306,7 +311,7 @@ def checked_edge(edge: object, shape: Shape) -> Edge | None:
 
 
 def followed(window: TensorWindow) -> tuple[int | None, ...]:
-    """The window coordinate that each dimension follows, None where it stays."""
+    """The window coordinate that each dimension follows, None for a dimension that stays in place."""
     mapped = window.dimension_map
     return tuple(range(len(window.size))) if mapped is None else mapped
 
@@ -334,7 +339,7 @@ def halved(extents: Sequence[int], most: float) -> list[int]:
 
 
 def starts_of(window: TensorWindow, indices: IntArray) -> IntArray:
-    """The first pixels of many windows: (N, coordinates) in, (N, ndim) out."""
+    """The first pixel of each of many windows: (N, coordinates) in, (N, ndim) out."""
     columns = [
         np.full(len(indices), offset, dtype=np.int64) if k is None else indices[:, k] * stride + offset
         for k, stride, offset in zip(followed(window), window.stride, window.offset, strict=True)
@@ -343,14 +348,14 @@ def starts_of(window: TensorWindow, indices: IntArray) -> IntArray:
 
 
 def coordinates_of(window: TensorWindow) -> int:
-    """How many window coordinates there are up to the last that a dimension follows."""
+    """The number of window coordinates, up to the last one that a dimension follows."""
     return max((k + 1 for k in followed(window) if k is not None), default=0)
 
 
 def narrow(window: TensorWindow, starts: IntArray, stops: IntArray, low: IntArray, high: IntArray) -> None:
-    """Leave of N boxes of windows ``[low, high)`` those windows that intersect N regions ``[starts, stops)``, in place.
+    """Narrow N boxes of windows ``[low, high)``, in place, to the windows that intersect N regions ``[starts, stops)``.
 
-    ``high`` may end below ``low`` then.
+    Afterwards ``high`` may be below ``low``.
     """
     for d, (k, size, stride, offset) in enumerate(
         zip(followed(window), window.size, window.stride, window.offset, strict=True)
@@ -366,20 +371,20 @@ def narrow(window: TensorWindow, starts: IntArray, stops: IntArray, low: IntArra
 
 
 _MOST_ALONG_DIAGONAL = 2**18
-"""More windows than these are not counted pixel by pixel."""
+"""If more windows than this lie along a diagonal, the pixels that they cover are not counted."""
 
 
 def _just_enough(size: int, stride: int, offset: int, extent: int) -> tuple[int, int]:
-    """The first and the last window that it takes to cover ``[0, extent)``: more would lie farther outside.
+    """The first and the last window that are needed to cover ``[0, extent)``.
 
-    Where windows leave gaps, either may lie outside too.
+    If windows leave gaps, either of them may lie outside.
     """
     first = -offset // stride
     return first, max(first, -((size + offset - extent) // stride))
 
 
 def _covered(dims: Sequence[tuple[int, int, int, int]], first: int, last: int) -> int:
-    """How many pixels windows cover of dimensions, each (size, stride, offset, extent), which move together."""
+    """The number of pixels that windows cover in dimensions that move together, each (size, stride, offset, extent)."""
     if len(dims) == 1:
         ((size, stride, offset, extent),) = dims
         begin, end = first * stride + offset, last * stride + offset + size
@@ -391,7 +396,7 @@ def _covered(dims: Sequence[tuple[int, int, int, int]], first: int, last: int) -
     windows = np.arange(first, last + 1)[:, None]
     size, stride, offset, extent = np.array(dims, dtype=np.int64).T
     low, high = np.maximum(windows * stride + offset, 0), np.minimum(windows * stride + offset + size, extent)
-    # A pixel is covered by windows that follow each other: it counts once, less what each shares with the next.
+    # The windows that cover a pixel are consecutive. Subtracting what each shares with the next counts it once.
     shared = np.maximum(high[:-1] - low[1:], 0)
     return int((high - low).prod(axis=1).sum() - shared.prod(axis=1).sum())
 
@@ -405,16 +410,17 @@ class WindowGrid:
     Parameters
     ----------
     window : TensorWindow
-        Which pixels a window covers.
+        The pixels that each window covers.
     shape : tuple of (int or None)
         Shape of the tensor.
     edge : tuple of str, optional
-        Per dimension, what happens to windows that reach past a finite one. Default: they are dropped.
+        Per dimension, one of `EDGES`. Default: windows that reach past a finite dimension are dropped.
 
     Attributes
     ----------
     dimensions : list of (int or None, int, int, int, int or None)
-        Per dimension the window coordinate that it follows, size, stride and offset of the window, and its extent.
+        For each dimension: the window coordinate that it follows, the window's size, stride and offset, and the extent
+        of the tensor.
     """
 
     def __init__(self, window: TensorWindow, shape: Shape, edge: Edge | None = None) -> None:
@@ -430,7 +436,7 @@ class WindowGrid:
         self._stop = [last + 1 for last in self.last]
 
     def _extent(self) -> tuple[list[int], list[int]]:
-        """The smallest and largest index per coordinate; no window exists where last < first."""
+        """The smallest and largest index per coordinate; no window exists if last < first."""
         moving = {k for k, *_ in self.dimensions}
         first = [-UNBOUNDED if k in moving else 0 for k in range(self.ndim)]
         last = [UNBOUNDED if k in moving else 0 for k in range(self.ndim)]
@@ -438,7 +444,7 @@ class WindowGrid:
         for d, (k, size, stride, offset, extent) in enumerate(self.dimensions):
             if extent is None:
                 continue
-            # Windows that lie in the dimension with all of it, or with some of it.
+            # A window must lie in the dimension with all of its pixels, or with at least one.
             least = size if d not in self._clipped else 1
             if k is None:
                 exists &= least - size <= offset <= extent - least
@@ -467,7 +473,7 @@ class WindowGrid:
         return starts, stops
 
     def inside(self, start: Sequence[int], stop: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        """What lies in the tensor of the pixels ``[start, stop)`` that windows of it reach."""
+        """The pixels ``[start, stop)``, cut off at the ends of the dimensions that windows may reach past."""
         if not self._clipped:
             return start, stop
         low, high = list(start), list(stop)
@@ -509,7 +515,7 @@ class WindowGrid:
         return unique_points(points)
 
     def covers(self, start: Sequence[int], stop: Sequence[int]) -> bool:
-        """Whether windows leave no pixel of the region uncovered. Where coordinates are shared, False is a maybe."""
+        """Whether windows cover every pixel of the region. If dimensions share a coordinate, False is not certain."""
         if self._everywhere:
             return True
         low, high = self.box(start, stop)
@@ -526,24 +532,24 @@ class WindowGrid:
 
     @cached_property
     def _everywhere(self) -> bool:
-        """Whether windows without end, side by side or over each other, cover all pixels that there are."""
+        """Whether all dimensions are unbounded and windows leave no gaps, so that every pixel is covered."""
         return self._followed == tuple(range(self.ndim)) and all(
             extent is None and stride <= size for _, size, stride, _, extent in self.dimensions
         )
 
     def exist(self, indices: IntArray) -> npt.NDArray[np.bool_]:
-        """Which of many windows exist, and are not farther out than any read reaches: (N, coordinates) in, (N,) out."""
+        """Whether each of many windows exists and can be reached by a read: (N, coordinates) in, (N,) out."""
         exist = np.asarray(((indices >= self.first) & (indices <= self.last)).all(axis=1))
         for k, size, stride, offset, _ in self.dimensions:
             if k is not None:
-                # The index is compared, as products with it could wrap around.
+                # Indices are compared instead of pixels, because products of indices could overflow.
                 low = -((COORDINATE_LIMIT + offset + size - 1) // stride)
                 high = (COORDINATE_LIMIT - 1 - offset) // stride
                 exist &= (indices[:, k] >= low) & (indices[:, k] <= high)
         return exist
 
     def alone(self, d: int) -> WindowGrid:
-        """One dimension, as if it were the only one."""
+        """The grid of dimension `d`, as if it were the only one."""
         k, size, stride, offset, extent = self.dimensions[d]
         window = TensorWindow((size,), stride, offset, (None if k is None else 0,))
         return WindowGrid(window, (extent,), self._edge[d : d + 1])
@@ -560,9 +566,9 @@ class WindowGrid:
 
     @property
     def uncovered(self) -> int:
-        """How many pixels of the finite dimensions no window covers, wherever along the unbounded ones.
+        """The number of pixels of the finite dimensions that no window covers, at any place of the unbounded ones.
 
-        0 along a diagonal of more windows than can be counted.
+        0 if more windows lie along a diagonal than can be counted.
         """
         pixels = 1
         moved: dict[int, list[tuple[int, int, int, int]]] = {}
@@ -577,13 +583,13 @@ class WindowGrid:
 
     @cached_property
     def row_dim(self) -> int | None:
-        """The dimension along which windows of one row follow each other: that of the last coordinate, if it is one."""
+        """The dimension along which windows of a row are arranged: the only one that follows the last coordinate."""
         followers = [d for d, k in enumerate(self._followed) if k == self.ndim - 1]
         return followers[0] if len(followers) == 1 else None
 
     @cached_property
     def overlap(self) -> int:
-        """At most how many windows cover one pixel."""
+        """The largest number of windows that cover one pixel."""
         counts = [max(0, last - first + 1) for first, last in zip(self.first, self.last, strict=True)]
         for k, size, stride, _, _ in self.dimensions:
             if k is not None:

@@ -1,8 +1,8 @@
-"""`Reduction`: what is stored of pixels that hold more values than are worth keeping.
+"""`Reduction`: store a function of each pixel's values, such as the argmax of class scores, instead of all of them.
 
-The windows of a tensor with a reduction are gathered as those of another tensor, which holds all values of a pixel
-along its first dimension; stored is what they become. So the incomplete tiles of a classification hold scores, and
-the complete ones labels.
+The windows of a tensor with a reduction are blended in another, "gathered" tensor, which has all values of a pixel
+along its first dimension. Complete tiles store only the results. So in a classification, incomplete tiles contain
+scores and complete tiles contain labels.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from infinite_tensor.values.weights import Unknown, WeightedMean, check_mean, li
 _Function = Callable[[torch.Tensor], torch.Tensor]
 
 LANES = 64
-"""A multiple of what vector loops of torch take at a time; what they leave over may differ in the last bit."""
+"""A multiple of the width of torch's vector loops; elements left over by these loops may differ in the last bit."""
 _AT_ONCE = 2**14
-"""Values that are reduced at once: without torch's threads, which a forked process lacks, and in a fast cache."""
+"""Values reduced at once: few enough for a fast cache and for torch to use no threads, which a forked process lacks."""
 
 
 def _softmax(values: torch.Tensor) -> torch.Tensor:
@@ -40,38 +40,39 @@ def _softmax(values: torch.Tensor) -> torch.Tensor:
 
 _ARGMAX = "argmax"
 _KEEPING: Mapping[str, _Function] = {"softmax": _softmax, "sigmoid": torch.sigmoid}
-"""Those with a name that return as many values as they are given."""
+"""The named functions that return as many values as they are given."""
 _NAMES = (_ARGMAX, *_KEEPING)
 
 
 @dataclass(frozen=True, init=False, repr=False)
 class Reduction:
-    """What is stored of each pixel: a function of all the values that its windows were blended to.
+    """Store a function of each pixel's blended values instead of the values themselves.
 
     With ``reduce=Reduction(function, in_channels)``, ``f`` returns windows with `in_channels` values per pixel along
-    their first dimension: of shape ``(in_channels, *output_window.size)`` where a pixel becomes a single number, of
-    shape ``(in_channels, *output_window.size[1:])`` where it becomes `out_channels` of them, which lie along the
-    first dimension of the tensor. Windows are blended as they are; when all that cover a pixel are there, its values
-    are reduced. Stored are only the results, and the values of pixels of which some windows are still missing.
+    their first dimension. If each pixel is reduced to a single number, windows have shape
+    ``(in_channels, *output_window.size)``; if it is reduced to `out_channels` numbers, which lie along the first
+    dimension of the tensor, they have shape ``(in_channels, *output_window.size[1:])``. Windows are blended first; a
+    pixel is reduced when all windows that cover it are blended. The store keeps only the results, and the unreduced
+    values of pixels that still lack some windows.
 
     Parameters
     ----------
     function : str or callable
-        ``"argmax"``: the number of the largest value, the first one of equal ones. ``"softmax"`` or ``"sigmoid"``: as
-        many values as before. Or ``function(values) -> result``: `values` holds those of N pixels, shape
-        ``(in_channels, N)``, the result has shape ``(N,)`` or ``(out_channels, N)`` and the dtype of the tensor. It
-        must reduce each pixel by itself.
+        ``"argmax"``: the index of the largest value, the first one if several are equal. ``"softmax"`` or
+        ``"sigmoid"``: as many results as values. Or ``function(values) -> result``: `values` has shape
+        ``(in_channels, N)`` for N pixels, the result has shape ``(N,)`` or ``(out_channels, N)`` and the dtype of the
+        tensor. The function must reduce each pixel independently of the others.
     in_channels : int
-        How many values per pixel ``f`` returns.
+        The number of values per pixel that ``f`` returns.
     out_channels : int, optional
-        How many values per pixel a callable returns. Default: a single one, along no dimension.
+        The number of values per pixel that a callable returns. Default: a single value, without a channel dimension.
     dtype : torch.dtype or str
-        What ``f`` returns, and windows are blended in.
+        The dtype that ``f`` returns, and in which windows are blended.
 
     Raises
     ------
     ValidationError
-        If an argument is none of these.
+        If an argument is invalid.
 
     Notes
     -----
@@ -91,11 +92,11 @@ class Reduction:
     function: str | _Function
     """The function, or its name."""
     in_channels: int
-    """How many values per pixel ``f`` returns."""
+    """The number of values per pixel that ``f`` returns."""
     out_channels: int | None
-    """How many values per pixel are stored; None for a single one, along no dimension."""
+    """The number of values per pixel that are stored; None for a single one, without a channel dimension."""
     dtype: torch.dtype
-    """What ``f`` returns."""
+    """The dtype that ``f`` returns."""
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class Reduction:
         put(self, "dtype", known)
 
     def _reaches(self) -> Mapping[str, object]:
-        """What a reduction is looked at for."""
+        """The objects that a fingerprint of the reduction covers."""
         return {"reduce": self.function}
 
     def __repr__(self) -> str:
@@ -138,7 +139,7 @@ class Reduction:
 
 
 def reduced(reduction: Reduction, values: torch.Tensor) -> torch.Tensor:
-    """What values of shape (in_channels, N) become."""
+    """Reduce values of shape (in_channels, N)."""
     function = reduction.function
     if function == _ARGMAX:
         numbers = torch.empty(values.shape[1:], dtype=labels_dtype(len(values)), device=values.device)
@@ -148,7 +149,7 @@ def reduced(reduction: Reduction, values: torch.Tensor) -> torch.Tensor:
 
 
 def unknown_in(blend_or_reduction: object) -> Unknown | None:
-    """What of a blend or a reduction is not known, as only its name is stored."""
+    """The function or weights of a blend or a reduction that are not known, because only their name is stored."""
     found = blend_or_reduction
     if isinstance(found, WeightedMean):
         found = found.weights
@@ -158,7 +159,7 @@ def unknown_in(blend_or_reduction: object) -> Unknown | None:
 
 
 def reduction_to_json(reduction: Reduction) -> dict[str, Any]:
-    """What a definition says of a reduction, by a name that stands for its function."""
+    """A reduction as it is recorded in a definition, with its function by name."""
     function, unknown = reduction.function, unknown_in(reduction)
     return {
         "function": unknown.name if unknown else function if isinstance(function, str) else function_name(function),
@@ -169,9 +170,9 @@ def reduction_to_json(reduction: Reduction) -> dict[str, Any]:
 
 
 def reduction_from_json(stored: object) -> Reduction:
-    """The reduction that `reduction_to_json` described, of which a function that was given is not known.
+    """The reduction that `reduction_to_json` described; a function that the user gave is replaced by an `Unknown`.
 
-    ValidationError for what it cannot have described.
+    Raises ValidationError for any other document.
     """
     if not isinstance(stored, Mapping) or not isinstance(stored.get("function"), str):
         raise ValidationError(f"reduce must describe a Reduction, got {quoted(stored)}")
@@ -187,9 +188,9 @@ def reduction_from_json(stored: object) -> Reduction:
 def check_reduction(
     reduction: object, shape: Shape, window: TensorWindow, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """ValidationError where `reduction` is no Reduction, or does not fit the rest of a tensor.
+    """Raise ValidationError if `reduction` is no Reduction, or does not fit the rest of a tensor.
 
-    A function that is given is tried once, on a few pixels.
+    A user's function is tried once, on a few pixels.
     """
     if not isinstance(reduction, Reduction):
         raise ValidationError(
@@ -217,14 +218,14 @@ def _largest(dtype: torch.dtype) -> int:
 
 
 def labels_dtype(channels: int) -> torch.dtype:
-    """The smallest dtype for the numbers of channels."""
+    """The smallest dtype that can represent the index of each channel."""
     return next(each for each in (torch.uint8, torch.int16, torch.int32, torch.int64) if _largest(each) >= channels - 1)
 
 
 def _check_channels(channels: int, shape: Shape, window: TensorWindow) -> None:
     follows, *others = followed(window)
     alone = follows is None or follows not in others
-    # A window that begins between the channels of others would be one of the same pixels.
+    # A window that begins between the channels of other windows would cover the same pixels.
     alone = alone and window.offset[0] == 0 and window.stride[0] >= channels
     if not (alone and shape[0] == window.size[0] == channels):
         raise ValidationError(
@@ -235,7 +236,7 @@ def _check_channels(channels: int, shape: Shape, window: TensorWindow) -> None:
 
 
 def gathered_blend(reduction: Reduction | None, blend: Any) -> Any:
-    """The blend of the tensor that windows are gathered in."""
+    """The blend of the gathered tensor."""
     adds_dimension = reduction is not None and reduction.out_channels is None
     return lifted(blend) if adds_dimension and isinstance(blend, WeightedMean) else blend
 
@@ -243,19 +244,19 @@ def gathered_blend(reduction: Reduction | None, blend: Any) -> Any:
 def check_gathered_mean(
     reduction: Reduction | None, blend: Any, window: TensorWindow, dtype: torch.dtype, blend_init: object
 ) -> None:
-    """ValidationError where `blend` is a weighted mean that does not fit what is gathered of a tensor."""
+    """Raise ValidationError if `blend` is a weighted mean that does not fit the gathered tensor."""
     if reduction is not None:
         window, dtype = gathered_window(reduction, window), reduction.dtype
     check_mean(gathered_blend(reduction, blend), window, dtype, blend_init)
 
 
 def gathered_shape(reduction: Reduction, shape: Shape) -> Shape:
-    """The shape of the tensor that windows are gathered in."""
+    """The shape of the gathered tensor."""
     return (reduction.in_channels, *(shape if reduction.out_channels is None else shape[1:]))
 
 
 def gathered_window(reduction: Reduction, window: TensorWindow) -> TensorWindow:
-    """The windows of the tensor that windows are gathered in: all channels, and the same pixels."""
+    """The windows of the gathered tensor: all channels of the same pixels."""
     channels, follows = reduction.in_channels, followed(window)
     if reduction.out_channels is None:
         moved = [None if k is None else k + 1 for k in follows]
@@ -273,7 +274,7 @@ class Reducer:
     dtype : torch.dtype
         The dtype of the tensor.
     grid : WindowGrid
-        Its windows.
+        The windows of the tensor.
     """
 
     def __init__(self, reduction: Reduction, dtype: torch.dtype, grid: WindowGrid) -> None:
@@ -284,20 +285,20 @@ class Reducer:
         self._pixels_at_once = max(1, _AT_ONCE // reduction.in_channels // LANES) * LANES
 
     def lifted(self, index: Index) -> Index:
-        """The index, among what is gathered, of a window or tile of the tensor."""
+        """The index in the gathered tensor of a window or tile of the tensor."""
         return (0, *index) if self._adds_dimension else index
 
     def lowered(self, index: Index) -> Index:
-        """Back from `lifted`."""
+        """The inverse of `lifted`."""
         return index[1:] if self._adds_dimension else index
 
     def over(self, start: Sequence[int], shape: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The block of all values of the pixels of a block of the tensor: its start and its shape."""
+        """The start and shape of the gathered block that has all values of the pixels of a block of the tensor."""
         pixels = 0 if self._adds_dimension else 1
         return [0, *start[pixels:]], [self._reduction.in_channels, *shape[pixels:]]
 
     def reduce(self, values: Array, start: Sequence[int], target: Array) -> None:
-        """Write what values become, of which `over` said where they lie, into `target`, which begins at `start`."""
+        """Reduce the gathered block `values`, which `over` located, into `target`, which begins at `start`."""
         channels, result = self._reduction.out_channels, target
         if channels is not None and len(target) != channels:
             result = _empty_like(target, (channels, *target.shape[1:]))
@@ -313,7 +314,7 @@ class Reducer:
         self._blank_uncovered(start, target)
 
     def _parts(self, values: Array) -> Iterator[tuple[slice, ...]]:
-        """Boxes of pixels, so few that they may be reduced at once."""
+        """Cut the pixels into boxes that are small enough to be reduced at once."""
         extents = list(values.shape[1:])
         whole = tuple(slice(0, n) for n in extents)
         if as_tensor(values).device.type != "cpu":
@@ -333,7 +334,7 @@ class Reducer:
         target[...] = reduced.reshape(target.shape)
 
     def _called(self, values: torch.Tensor) -> torch.Tensor:
-        """What values of shape (in_channels, N) become."""
+        """Reduce values of shape (in_channels, N), and check the result of a user's function."""
         function, channels, count = self._reduction.function, self._reduction.out_channels, values.shape[1]
         if isinstance(function, str):
             return _KEEPING[function](values).to(self._dtype)
@@ -352,7 +353,7 @@ class Reducer:
         return reduced.detach()
 
     def tried(self, device: torch.device) -> None:
-        """ValidationError if the function fails on a few pixels, or returns something else than it must."""
+        """Raise ValidationError if the function fails on a few pixels, or returns a wrong shape or dtype."""
         given = torch.zeros(self._reduction.in_channels, LANES, dtype=self._reduction.dtype, device=device)
         try:
             with torch.no_grad():
@@ -377,7 +378,7 @@ class Reducer:
 
 
 def _argmax(values: Array, target: Array) -> None:
-    """Write the number of the largest value of each pixel, the first one of equal ones; NaN counts as the largest."""
+    """Write the index of each pixel's largest value, the first one if several are equal; NaN counts as the largest."""
     if not isinstance(values, np.ndarray):
         target[...] = as_array(values.argmax(0).to(as_tensor(target).dtype))
         return
@@ -388,14 +389,14 @@ def _argmax(values: Array, target: Array) -> None:
 
 
 def _numbers_of_largest(values: Any) -> Any:
-    """`numpy.argmax` over the first dimension, in a tenth of its time: channel by channel, from a fast cache."""
+    """`numpy.argmax` over the first dimension, ten times as fast: channel by channel, from a fast cache."""
     largest = values[0].copy()
     numbers = np.zeros(largest.shape, np.min_scalar_type(len(values) - 1))
     greater, number = np.empty(largest.shape, bool), np.empty_like(numbers)
     for channel in range(1, len(values)):
         np.greater(values[channel], largest, out=greater)
         np.maximum(largest, values[channel], out=largest)
-        # Numbers grow from channel to channel, so that the larger one is the later.
+        # Channel numbers increase, so the maximum is the later channel.
         np.multiply(greater, numbers.dtype.type(channel), out=number)
         np.maximum(numbers, number, out=numbers)
     if values.dtype.kind == "f" and np.isnan(largest).any():
@@ -409,7 +410,7 @@ def _empty_like(target: Array, shape: Sequence[int]) -> Array:
 
 
 def flattened(values: Array) -> torch.Tensor:
-    """A copy of values as (channels, N), filled up by its first pixel to a multiple of `LANES`, on the CPU."""
+    """Return values as (channels, N). On the CPU, N is padded with the first pixel to a multiple of `LANES`."""
     channels, *extents = values.shape
     count = math.prod(extents)
     if as_tensor(values).device.type != "cpu":

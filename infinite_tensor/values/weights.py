@@ -1,8 +1,8 @@
-"""`WeightedMean`: how much each pixel of a window counts where windows overlap, and how their mean is carried out.
+"""`WeightedMean`: the weight of each pixel of a window where windows overlap, and how the mean is computed.
 
-Weighted windows are summed, and divided by the sum of their weights. That follows from geometry, so nothing but the
-weighted sum is kept of a tensor. It is worked out for small blocks of whole strides: nearly all of them lie alike among
-the windows, and share one.
+Weighted windows are summed, and the result is divided by the sum of their weights. That divisor follows from geometry,
+so only the weighted sum is stored. The divisor is computed for small blocks of whole strides; nearly all blocks have
+the same position relative to the windows, and share one divisor.
 """
 
 from __future__ import annotations
@@ -33,39 +33,40 @@ _Profile: TypeAlias = npt.NDArray[np.float32]
 _LEAST_GAUSSIAN = 1e-3
 _SIGMA_SCALE = 0.125
 _SIGMA_SCALES = 1e-6, 1e6
-"""Between these, no power of one overflows."""
+"""Within these limits, no power of a scale overflows."""
 _SERIAL = 2**14
-"""Elements that torch works on without its threads."""
+"""The number of elements that torch processes without its threads."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class WeightedMean:
     """A blend: each pixel is the mean of all windows that cover it, weighted by where it lies in them.
 
-    Where windows of values v have weights w over a pixel, the pixel is ``sum(w * v) / sum(w)``; one that no window
-    covers is 0. The sums are float32 for float16, bfloat16 and float32, and float64 for float64; real and imaginary
-    parts are summed on their own. A tensor of integers or bools has no mean.
+    If the windows over a pixel have values v and weights w there, the pixel is ``sum(w * v) / sum(w)``; a pixel that no
+    window covers is 0. The sums are float32 for float16, bfloat16 and float32, and float64 for float64; real and
+    imaginary parts are summed separately. Tensors of integers or bools cannot use it.
 
     Parameters
     ----------
     weights : str, torch.Tensor or array
-        ``"mean"``: all alike. ``"linear"``: rises from each side to the middle. ``"hann"``: a squared sine.
+        ``"mean"``: all equal. ``"linear"``: rises from each side to the middle. ``"hann"``: a squared sine.
         ``"gaussian"``: a bell curve, the weights of MONAI's ``sliding_window_inference``. Each is the product of
-        one profile per dimension that slides: one that follows a window coordinate with a stride below its size. Along
-        others it is 1. Or weights of any shape that broadcasts to the size of the window: finite and positive.
+        one profile per sliding dimension; a dimension slides if it follows a window coordinate with a stride smaller
+        than the window. Along other dimensions the weight is 1. Or finite and positive weights of any shape that
+        broadcasts to the size of the window.
     sigma_scale : float or sequence of float
-        Standard deviation of ``"gaussian"``, in sizes of the window: one number, or one per dimension.
+        Standard deviation of ``"gaussian"`` as a fraction of the window size: one number, or one per dimension.
 
     Raises
     ------
     ValidationError
-        If `weights` is none of these, or `sigma_scale` is no number between 1e-6 and 1e6.
+        If `weights` is none of these, or `sigma_scale` is not between 1e-6 and 1e6.
 
     Notes
     -----
-    ``"gaussian"`` is computed by `torch.exp`, like MONAI's weights, to which it is equal in every bit. Processors
-    differ in the last bit of that function, and machines with different ones in the last bits of pixels. The other
-    kinds, and weights that are given, are the same everywhere.
+    ``"gaussian"`` is computed by `torch.exp` and equals MONAI's weights bit for bit. The last bit of `torch.exp`
+    depends on the processor, so pixels may differ in their last bits between machines. All other weights are the same
+    everywhere.
 
     Examples
     --------
@@ -88,14 +89,14 @@ class WeightedMean:
 
     @property
     def weights(self) -> str | torch.Tensor | Unknown:
-        """The kind of weights, or a copy of those that were given, or what is stored of them."""
+        """The kind of weights, or a copy of the given weights, or an `Unknown` if only their digest is stored."""
         if isinstance(self._given, torch.Tensor):
             return self._given.clone()
         return self._kind or self._given  # type: ignore[return-value]
 
     @property
     def sigma_scale(self) -> float | tuple[float, ...]:
-        """Standard deviation of ``"gaussian"``, in sizes of the window."""
+        """Standard deviation of ``"gaussian"`` as a fraction of the window size."""
         return self._sigma_scale
 
     def __eq__(self, other: object) -> bool:
@@ -115,26 +116,26 @@ class WeightedMean:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Stands for a function, or for weights, of which only a name or a digest is stored.
+    """A placeholder for a function or weights of which only a name or a digest is stored.
 
     Attributes
     ----------
     name : str
-        What is stored.
+        The stored name or digest.
     given : str
-        As what a user gives it.
+        The argument by which a user passes it, as it appears in an error message.
     """
 
     name: str
     given: str
 
     def __call__(self, *_values: torch.Tensor) -> torch.Tensor:
-        """Raise ValidationError: there is nothing to call."""
+        """Raise ValidationError, because the function itself is not known."""
         raise ValidationError(f"this needs {self.name!r}; give it to store.open(..., {self.given})")
 
 
 def mean_to_json(mean: WeightedMean) -> dict[str, Any]:
-    """What a definition says of a mean: its kind, or a digest of the weights that were given."""
+    """A mean as it is recorded in a definition: its kind, or a digest of the given weights."""
     weights, scale = mean.weights, mean.sigma_scale
     if isinstance(weights, Unknown):
         return {"weights": weights.name}
@@ -148,9 +149,9 @@ def mean_to_json(mean: WeightedMean) -> dict[str, Any]:
 
 
 def mean_from_json(stored: object) -> WeightedMean:
-    """The mean that `mean_to_json` described, of which weights that were given are not known.
+    """The mean that `mean_to_json` described; weights that the user gave are replaced by an `Unknown`.
 
-    ValidationError for what it cannot have described.
+    Raises ValidationError for any other document.
     """
     if not isinstance(stored, Mapping) or not isinstance(stored.get("weights"), str):
         raise ValidationError(f"blend must be a name, a weighted mean or None, got {quoted(stored)}")
@@ -163,18 +164,18 @@ def mean_from_json(stored: object) -> WeightedMean:
 
 
 def lifted(mean: WeightedMean) -> WeightedMean:
-    """The same mean of windows with one dimension more, in front, which does not slide."""
+    """The same mean for windows with an additional first dimension, which does not slide."""
     scale = mean.sigma_scale
     return WeightedMean("gaussian", (scale[0], *scale)) if isinstance(scale, tuple) else mean
 
 
 def is_even(mean: WeightedMean) -> bool:
-    """Whether a mean is known to have weights that are all 1."""
+    """Whether a mean has weights that are known to be all 1."""
     return isinstance(mean.weights, str) and mean.weights == "mean"
 
 
 def weights_over(mean: WeightedMean, window: TensorWindow) -> torch.Tensor:
-    """The weights of a window, on the CPU: one dimension for each of its, of extent 1 where they do not differ."""
+    """The weights of a window, on the CPU; dimensions along which they are equal may have extent 1."""
     kind, scale = mean.weights, mean.sigma_scale
     if isinstance(kind, torch.Tensor):
         return kind.reshape((1,) * (window.ndim - kind.ndim) + kind.shape)
@@ -182,7 +183,7 @@ def weights_over(mean: WeightedMean, window: TensorWindow) -> torch.Tensor:
         return kind()
     scales = scale if isinstance(scale, tuple) else (scale,) * window.ndim
     weights = np.ones((), dtype=np.float32)
-    # In this order, as each product is rounded.
+    # The order matters, because each product is rounded.
     for n, each, slides in zip(window.size, scales, _sliding(window), strict=True):
         profile = _PROFILES[kind](n, each) if slides else np.ones(1, dtype=np.float32)
         weights = weights[..., None] * profile
@@ -192,7 +193,7 @@ def weights_over(mean: WeightedMean, window: TensorWindow) -> torch.Tensor:
 
 
 def check_dtype(mean: WeightedMean, dtype: torch.dtype) -> None:
-    """ValidationError unless values of this dtype have a mean with these weights."""
+    """Raise ValidationError if values of this dtype cannot be averaged with these weights."""
     if not (dtype.is_floating_point or dtype.is_complex):
         raise ValidationError(
             f"blend {mean!r} divides, and {dtype} holds no fractions: use torch.float32, and convert what is read "
@@ -203,9 +204,9 @@ def check_dtype(mean: WeightedMean, dtype: torch.dtype) -> None:
 
 
 def check_mean(blend: object, window: TensorWindow, dtype: torch.dtype, blend_init: object) -> None:
-    """ValidationError where `blend` is a weighted mean that does not fit the rest of a definition.
+    """Raise ValidationError if `blend` is a weighted mean that does not fit the rest of a definition.
 
-    Nothing of the size of a window is allocated.
+    Allocates nothing of the size of a window.
     """
     if not isinstance(blend, WeightedMean):
         return
@@ -240,7 +241,7 @@ def accumulator_of(dtype: torch.dtype) -> torch.dtype:
 
 
 def _sliding(window: TensorWindow) -> list[bool]:
-    """Which dimensions slide: windows at neighbouring coordinates overlap along them."""
+    """Whether each dimension slides, which means that neighbouring windows overlap along it."""
     return [
         k is not None and stride < n for k, stride, n in zip(followed(window), window.stride, window.size, strict=True)
     ]
@@ -256,8 +257,8 @@ def _linear(n: int, _scale: float) -> _Profile:
 
 
 def _hann(n: int, _scale: float) -> _Profile:
-    # Each side by itself, and by the sine of Python, so that the weights are symmetric and do not depend on numpy's
-    # vector instructions.
+    # One half is computed and mirrored, so the weights are symmetric. Python's sine does not depend on numpy's vector
+    # instructions.
     half = [math.sin(math.pi * (k + 0.5) / n) ** 2 for k in range((n + 1) // 2)]
     return np.array(half + half[: n // 2][::-1], dtype=np.float64).astype(np.float32)
 
@@ -277,7 +278,7 @@ _PROFILES: Mapping[str, Callable[[int, float], _Profile]] = {
     "gaussian": _gaussian,
 }
 KINDS = tuple(_PROFILES)
-"""The kinds of weights that have a name."""
+"""The names of the kinds of weights."""
 
 
 def _checked_kind(given: str) -> str:
@@ -338,7 +339,7 @@ def _digest(weights: torch.Tensor) -> str:
     values = weights.numpy().astype("<f8")
     shape = list(values.shape)
     while shape[:1] == [1]:
-        # What broadcasts to the same weights is the same.
+        # Weights that broadcast to the same values have the same digest.
         del shape[0]
     digest = hashlib.sha256(repr(tuple(shape)).encode())
     digest.update(values.reshape(-1).data)
@@ -346,7 +347,7 @@ def _digest(weights: torch.Tensor) -> str:
 
 
 AT_ONCE = 2**15 - 1
-"""Elements that are worked on at once: without torch's threads, which a forked process lacks, and in a fast cache."""
+"""Elements processed at once: few enough for a fast cache and for torch to use no threads, which a fork lacks."""
 _IN_TILE = 2**16
 _MOST_IN_TILE = 2**18
 _SUMS_BYTES = 2**25
@@ -364,7 +365,7 @@ class Averaging:
     grid : WindowGrid
         The windows of the tensor.
     accumulator : torch.dtype
-        What weighted values are summed in.
+        The dtype in which weighted values are summed.
     fold_row : callable
         ``fold_row(target, start, row, index)`` sums windows in their order; see `Blender.fold_row`.
     """
@@ -384,9 +385,9 @@ class Averaging:
         self._sums: dict[tuple[torch.device, _Place], Array] = {}
 
     def put(self, target: Array, incoming: Array, within: Sequence[slice], *, first: bool) -> None:
-        """Add ``weights * incoming`` to `target`, or, of the first window, write it there.
+        """Add ``weights * incoming`` to `target`; for the first window, overwrite `target` instead.
 
-        `within` is the part of a window that `incoming` holds, maybe of several windows.
+        `within` is the part of a window that `incoming` contains, for one or several windows.
         """
         weights = self._weights_on(as_tensor(target).device)[tuple(within)]
         if target.ndim > weights.ndim:
@@ -396,11 +397,11 @@ class Averaging:
             if first:
                 torch.mul(values, factor, out=into)
             else:
-                # Rounded by itself: nothing here may become one operation.
+                # The product must be rounded before it is added, so this must not be a fused operation.
                 into.add_(values * factor)
 
     def divide(self, summed: Array, start: Sequence[int], target: Array) -> None:
-        """Write what is `summed` of a block that begins at pixel `start`, divided by the sum of the weights."""
+        """Divide `summed`, a block that begins at pixel `start`, by the sum of the weights, into `target`."""
         device = as_tensor(summed).device
         for tile, to, of in self._tiles(start, summed.shape):
             for part in parts_of((target[to], summed[to], self._sum(tile, device)[of])):
@@ -419,7 +420,7 @@ class Averaging:
 
     @cached_property
     def _uniform(self) -> list[bool]:
-        """Along which dimensions the sum of the weights is the same: one window spans the tensor, weighted alike."""
+        """Whether the sum of weights is constant along each dimension: one window spans it with equal weights."""
         grid, weights = self._grid, weights_over(self._mean, self._grid.window)
         at = grid.window.start(tuple(grid.first))
         return [
@@ -433,7 +434,7 @@ class Averaging:
 
     @cached_property
     def _tile(self) -> Index:
-        """Extents of the blocks that sums of weights are worked out for: whole strides, as square as may be."""
+        """The size of the blocks for which sums of weights are computed: whole strides, as square as possible."""
         grid, window = self._grid, self._grid.window
         tile = [window.stride[d] if d in grid.moving else window.size[d] for d in range(window.ndim)]
         tile = [1 if uniform else n for uniform, n in zip(self._uniform, tile, strict=True)]
@@ -442,7 +443,7 @@ class Averaging:
     def _tiles(
         self, start: Sequence[int], shape: Sequence[int]
     ) -> Iterator[tuple[Index, tuple[slice, ...], tuple[slice, ...]]]:
-        """The tiles of a block, with where they lie in it, and which part of them lies in it."""
+        """For each tile that meets a block: the tile, its place in the block, and the part of it that lies there."""
         cuts: list[list[tuple[int, slice, slice]]] = []
         for a, n, size, uniform in zip(start, shape, self._tile, self._uniform, strict=True):
             if uniform:
@@ -458,7 +459,7 @@ class Averaging:
             yield tile, to, of
 
     def _sum(self, tile: Index, device: torch.device) -> Array:
-        """The sum of the weights over each pixel of a tile; 1 where there is no window, whose pixels are 0."""
+        """The sum of the weights over each pixel of a tile; 1 where no window covers the pixel, because it is 0."""
         start = tuple(map(operator.mul, tile, self._tile))
         low, high = self._grid.box(start, list(map(operator.add, start, self._tile)))
         first = self._grid.window.start(tuple(low))
@@ -489,7 +490,7 @@ _Blocks: TypeAlias = tuple[Array, Array, Array]
 
 
 def parts_of(blocks: _Blocks) -> list[_Blocks]:
-    """Blocks of one shape and what broadcasts to it, on the CPU cut alike into parts that are worked on at once."""
+    """On the CPU, cut two blocks of one shape, and a factor that broadcasts to it, into parts of at most `AT_ONCE`."""
     target, values, factor = blocks
     count = math.prod(target.shape)
     if count <= AT_ONCE or as_tensor(target).device.type != "cpu":
@@ -505,9 +506,9 @@ def parts_of(blocks: _Blocks) -> list[_Blocks]:
 
 
 def _tensors(blocks: _Blocks) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Blocks as tensors. The real and imaginary parts of complex values are a dimension of their own.
+    """Blocks as tensors. Complex values get an additional dimension for their real and imaginary parts.
 
-    Multiplied as one number, what is infinite in one of them would make the other NaN.
+    In a complex product, an infinite real part would turn the imaginary part into NaN, and vice versa.
     """
     target, values, factor = as_tensor(blocks[0]), as_tensor(blocks[1]), as_tensor(blocks[2])
     if values.is_complex():
