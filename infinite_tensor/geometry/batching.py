@@ -10,14 +10,14 @@ from infinite_tensor.support.given import as_index, members, quoted
 
 @dataclass(frozen=True)
 class Batching:
-    """How many windows a call of ``f`` takes: ``sizes`` are the allowed numbers, ascending."""
+    """How many windows a call of ``f`` takes: ``sizes`` are the allowed batch sizes, ascending."""
 
     given: int | tuple[int, ...] | None
     sizes: tuple[int, ...]
 
     @classmethod
     def of(cls, given: object) -> Batching:
-        """From the ``batch_size`` that a user gave.
+        """Create a `Batching` from the user's ``batch_size``.
 
         Raises
         ------
@@ -43,15 +43,15 @@ class Batching:
 
     @property
     def largest(self) -> int:
-        """Most windows that one call takes."""
+        """The largest number of windows that one call takes."""
         return self.sizes[-1]
 
     def full(self, count: int) -> int:
-        """How many of `count` windows fill the largest calls."""
+        """How many of `count` windows can go into calls of the largest size."""
         return count - count % self.largest
 
     def calls(self, count: int) -> int:
-        """How many calls `count` windows take."""
+        """The number of calls that `count` windows need."""
         calls = 0
         for size in reversed(self.sizes):
             often, count = divmod(count, size)
@@ -59,5 +59,5 @@ class Batching:
         return calls + (count > 0)
 
     def first(self, count: int) -> int:
-        """How many of `count` windows the next call takes: as many as may be."""
+        """How many of `count` windows the next call takes: as many as possible."""
         return next((size for size in reversed(self.sizes) if size <= count), count)

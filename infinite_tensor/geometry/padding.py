@@ -1,9 +1,8 @@
-"""What a window reads of an arg: which of its pixels, and what stands beyond the ends of its finite dimensions.
+"""What a window reads of an arg: which of its pixels, and which padding beyond the ends of its finite dimensions.
 
-Beyond an end, a padding says which pixel inside stands for one outside, in the words of `numpy.pad`. Of a dimension of
-n pixels, pixel p is, for "edge", the nearest one; for "wrap", ``p mod n``; for "symmetric", the image in mirrors that
-stand on the borders of the first and the last pixel; for "reflect", in mirrors through their centres. "constant" has no
-pixel, but a value.
+A padding maps each pixel outside to a pixel inside, with the names of `numpy.pad`. In a dimension of n pixels, pixel p
+is mapped to the nearest pixel by "edge", and to ``p mod n`` by "wrap". "symmetric" mirrors at the outer borders of the
+first and the last pixel, "reflect" at their centres. "constant" gives a value instead of a pixel.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from infinite_tensor.geometry.window_sets import FARTHEST, BoxUnion, IndexProduc
 PADDINGS = ("error", "constant", "edge", "reflect", "symmetric", "wrap")
 
 _MOST_IMAGES = 16
-"""More images of a pixel than so many, along one dimension, are taken for everywhere."""
+"""If a pixel has more images than this along one dimension, it is assumed to be read everywhere along it."""
 
 
 class ArgReads:
-    """Which pixels of an arg its consumer's windows read.
+    """Computes which pixels of an arg its consumer's windows read.
 
     Parameters
     ----------
     window : TensorWindow
-        Through which it is read, in coordinates of the consumer's ctx.
+        The arg window, in coordinates of the consumer's ctx.
     shape : tuple of (int or None)
         The shape of the arg.
     paddings : sequence of str or None
-        What stands beyond its ends, one of `PADDINGS` per dimension; None where nothing may reach there.
+        The padding of each dimension, one of `PADDINGS`; None if no window may reach beyond the arg.
 
     Attributes
     ----------
     padded : dict of int to (int, str)
-        The dimensions that may be left, each with its extent and its padding.
+        The dimensions that windows may reach beyond, each with its extent and its padding.
     """
 
     def __init__(self, window: TensorWindow, shape: Shape, paddings: Sequence[str] | None) -> None:
@@ -50,9 +49,9 @@ class ArgReads:
         self._size = np.array(window.size, dtype=np.int64)
 
     def regions(self, starts: IntArray) -> tuple[IntArray, IntArray]:
-        """The pixels that windows read which begin at some pixels: (N, ndim) in, starts and stops of boxes out.
+        """The pixels read by windows that begin at `starts`: (N, ndim) in, starts and stops of boxes out.
 
-        One box for each window; more where it goes around an end, none where all is constant.
+        A window reads one box; more if it wraps around an end, none if all of it is constant padding.
         """
         stops = starts + self._size
         for d, (extent, mode) in self.padded.items():
@@ -68,13 +67,13 @@ class ArgReads:
         return starts, stops
 
     def leaves(self, start: Sequence[int]) -> bool:
-        """Whether a window that begins at a pixel reaches beyond an end."""
+        """Whether a window that begins at pixel `start` reaches beyond an end."""
         return any(start[d] < 0 or start[d] + self.window.size[d] > extent for d, (extent, _) in self.padded.items())
 
     def parts(self, d: int, start: int) -> list[tuple[int, int]]:
-        """The intervals of a dimension that a window reads which begins at a pixel of it, in the order of the window.
+        """The intervals of dimension `d` that a window reads which begins at `start`, in the order of the window.
 
-        None where all is constant. Of the interval of a mirrored one the order is its own.
+        Empty if all of it is constant padding. An interval that is read mirrored is still given in ascending order.
         """
         stop = start + self.window.size[d]
         if d not in self.padded:
@@ -84,7 +83,7 @@ class ArgReads:
         return [(int(low[0]), int(high[0])) for low, high in images if low[0] < high[0]]
 
     def intervals(self, windows: IndexProduct) -> Intervals | None:
-        """The pixels that some windows read; None where they read none."""
+        """The pixels that these windows read; None if they read none."""
         reached = Intervals.of_windows(self.window, windows)
         starts, stops = list(reached.starts), list(reached.stops)
         for d, (extent, mode) in self.padded.items():
@@ -96,9 +95,9 @@ class ArgReads:
         return Intervals(tuple(starts), tuple(stops))
 
     def hulls(self, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray, bool]:
-        """The smallest boxes around the pixels that boxes of windows read, of which there may be none.
+        """For each box of pixels that windows reach, the smallest box around the pixels that they read; maybe empty.
 
-        And whether all of what lies in these boxes is read.
+        Also returns whether the windows read all pixels of these boxes.
         """
         low, high, whole = starts.copy(), stops.copy(), True
         for d, (extent, mode) in self.padded.items():
@@ -111,7 +110,7 @@ class ArgReads:
         return low, high, whole
 
     def readers(self, pixels: BoxUnion, grid: WindowGrid) -> BoxUnion:
-        """The windows of the consumer, by its grid, that read some of the pixels; maybe more, where very many do."""
+        """The windows of the consumer's `grid` that read any of the pixels; possibly more windows, if very many do."""
         low, high = pixels.low, pixels.high
         for d, (extent, mode) in self.padded.items():
             reach = _reach(grid, self.window, d)
@@ -125,7 +124,7 @@ class ArgReads:
 
 
 def positions(mode: str, extent: int, start: int, size: int) -> IntArray:
-    """The pixel inside for each of `size` pixels from `start` on; of those beyond the end of a constant one, -1."""
+    """The pixel inside for each of `size` pixels from `start`; -1 for those that are constant padding."""
     pixels = np.arange(start, start + size, dtype=np.int64)
     if mode == "constant":
         return np.where((pixels >= 0) & (pixels < extent), pixels, -1)
@@ -133,7 +132,7 @@ def positions(mode: str, extent: int, start: int, size: int) -> IntArray:
 
 
 def _mapped(mode: str, extent: int, pixels: IntArray) -> IntArray:
-    """The pixels inside that stand for some, where none is constant."""
+    """The pixels inside that `pixels` are mapped to by a mode other than "constant"."""
     if mode == "edge":
         inside = np.clip(pixels, 0, extent - 1)
     elif mode == "wrap":
@@ -148,7 +147,7 @@ def _mapped(mode: str, extent: int, pixels: IntArray) -> IntArray:
 
 
 def _images(mode: str, extent: int, starts: IntArray, stops: IntArray) -> list[tuple[IntArray, IntArray]]:
-    """What stands for each interval ``[start, stop)``, none of them empty: one interval, of "wrap" two; maybe empty."""
+    """Map each non-empty interval ``[start, stop)`` to the pixels inside: one interval, two for "wrap"; maybe empty."""
     if mode == "constant":
         return [(np.clip(starts, 0, extent), np.clip(stops, 0, extent))]
     if mode == "wrap":
@@ -159,7 +158,7 @@ def _images(mode: str, extent: int, starts: IntArray, stops: IntArray) -> list[t
     first, last = _mapped(mode, extent, starts), _mapped(mode, extent, stops - 1)
     low, high = np.minimum(first, last), np.maximum(first, last)
     if mode != "edge":
-        # A mirror within the interval is the lowest or the highest pixel of it.
+        # If the interval contains a mirror, that is the lowest or the highest pixel of its image.
         period = 2 * extent if mode == "symmetric" else max(1, 2 * extent - 2)
         low[(stops - 1) // period > starts // period] = 0
         high[(stops - extent) // period > (starts - extent + 1) // period] = extent - 1
@@ -167,7 +166,7 @@ def _images(mode: str, extent: int, starts: IntArray, stops: IntArray) -> list[t
 
 
 def _united(starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
-    """Intervals, none of them empty, in ascending order, joined where they touch."""
+    """Sort non-empty intervals, and join those that touch or overlap."""
     order = np.argsort(starts, kind="stable")
     starts, stops = starts[order], np.maximum.accumulate(stops[order])
     apart = np.ones(len(starts), dtype=bool)
@@ -184,7 +183,7 @@ def _reach(grid: WindowGrid, window: TensorWindow, d: int) -> tuple[int, int]:
 
 
 def _outside(mode: str, extent: int, low: int, high: int, reach: tuple[int, int]) -> Sequence[tuple[int, int]]:
-    """Intervals of what pixels ``[low, high)`` stand for, themselves and beyond the ends, as far as `reach`."""
+    """The intervals within `reach` that the padding maps to pixels ``[low, high)``, including these themselves."""
     if mode == "constant":
         return [(low, high)]
     if mode == "edge":

@@ -1,4 +1,4 @@
-"""Boxes of integer points, many at a time: their points without a Python loop, and the limits of what is worked on."""
+"""Lists the points of many boxes of integers without a Python loop, and limits how many are processed at once."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ COORDINATE_LIMIT = 2**51
 """Pixels of an unbounded dimension lie in [-2**51, 2**51): exact in every store's metadata."""
 
 MOST_AT_ONCE = 2**23
-"""Windows or tiles that are worked on at once; the indices of more would fill the memory."""
+"""The most windows or tiles that are processed at once; the indices of more would not fit into memory."""
 
 _FEW = 16
 """With fewer points, Python is faster than numpy."""
 
 MOST_PAIRS = 2**25
-"""Windows, each counted once for every region that needs it: rows of arrays, which take less memory."""
+"""The most windows, counted once per region that needs them. They are rows of arrays, which take less memory."""
 
 
 def points_of_boxes(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
@@ -40,11 +40,11 @@ def points_of_boxes(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
     Raises
     ------
     ValidationError
-        If they are more than fit into memory.
+        If there are more points than fit into memory.
     """
     count, ndim = low.shape
     widths = np.maximum(high - low, 0)
-    # As floats, which do not wrap around.
+    # As floats, which do not overflow.
     check_count(float(widths.prod(axis=1, dtype=np.float64).sum()), MOST_PAIRS)
     volumes = widths.prod(axis=1)
     owner = np.arange(count).repeat(volumes)
@@ -62,7 +62,7 @@ def points_of_box(low: Sequence[int], high: Sequence[int]) -> IntArray:
     Raises
     ------
     ValidationError
-        If they are too many to work on.
+        If there are too many points.
     """
     widths = [max(0, b - a) for a, b in zip(low, high, strict=True)]
     count = math.prod(widths)
@@ -79,7 +79,7 @@ def points_of_box(low: Sequence[int], high: Sequence[int]) -> IntArray:
 def unique_rows(rows: IntArray) -> IntArray:
     """The distinct rows of an array, in lexicographic order.
 
-    `numpy.unique` with an axis compares structured values, and takes longer.
+    Faster than `numpy.unique` with an axis, which compares structured values.
     """
     rows = rows[np.lexsort(rows.T[::-1])]
     distinct = np.ones(len(rows), dtype=bool)
@@ -88,7 +88,7 @@ def unique_rows(rows: IntArray) -> IntArray:
 
 
 def unique_points(points: IntArray) -> IntArray:
-    """The distinct rows of `points`, in lexicographic order; ValidationError if they are too many to work on."""
+    """The distinct rows of `points`, in lexicographic order; raises ValidationError if there are too many."""
     if len(points) < 2:
         return points
     low = points.min(axis=0)
@@ -117,12 +117,12 @@ def with_entry(point: Sequence[int], d: int, value: int) -> Index:
 
 
 def is_empty(low: Sequence[int], high: Sequence[int]) -> bool:
-    """Whether a half-open box holds no point."""
+    """Whether a half-open box contains no point."""
     return not all(map(operator.lt, low, high))
 
 
 def joined(points: IntArray, more: IntArray) -> IntArray:
-    """`points`, followed by those of `more` that are not among them."""
+    """`points`, followed by those of `more` that are not in `points`."""
     if not len(points) or not len(more):
         return points if len(points) else more
     known = set(as_tuples(points))
@@ -131,7 +131,7 @@ def joined(points: IntArray, more: IntArray) -> IntArray:
 
 
 def inside(point: Index, low: Sequence[int], high: Sequence[int]) -> bool:
-    """Whether a half-open box holds a point."""
+    """Whether a half-open box contains the point."""
     return all(a <= i < b for i, a, b in zip(point, low, high, strict=True))
 
 
@@ -142,7 +142,7 @@ def as_tuples(points: IntArray) -> list[Index]:
 
 
 def rows_of(points: IntArray) -> list[tuple[int, int]]:
-    """Where rows begin and end among `points`: runs in which only the last coordinate grows, by one at a time."""
+    """Where rows begin and end in `points`. In a row, only the last coordinate increases, by one at a time."""
     if len(points) < _FEW:
         tuples = points.tolist()
         breaks = [i for i in range(1, len(tuples)) if tuples[i] != [*tuples[i - 1][:-1], tuples[i - 1][-1] + 1]]
@@ -154,7 +154,7 @@ def rows_of(points: IntArray) -> list[tuple[int, int]]:
 
 
 def check_count(count: float, most: int) -> None:
-    """ValidationError if `count` windows or tiles are more than `most`."""
+    """Raise ValidationError if `count` windows or tiles are more than `most`."""
     if count > most:
         raise ValidationError(
             f"this needs {count:.3g} windows or tiles at once, more than {most}; read a smaller region, or use "

@@ -1,4 +1,4 @@
-"""What a user may write between brackets, the region of pixels it stands for, and the blocks that it is read in."""
+"""Parses the index of a read, ``tensor[...]``, into a region of pixels, and cuts the region into blocks to read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from infinite_tensor.support.allocation import IN_PARTS, is_lack_of_memory, new_
 from infinite_tensor.support.given import as_index, quoted
 
 Region: TypeAlias = SupportsIndex | slice | EllipsisType | tuple[Any, ...]
-"""What is written between the brackets of a read that returns one tensor."""
+"""The index of a read that returns one tensor."""
 
 _SUPPORTED = "supported are ints, slices and Ellipsis"
 
@@ -38,7 +38,7 @@ sl = _RegionBuilder()
 
 
 class Selection(NamedTuple):
-    """A box of pixels ``[start, stop)`` to read, and what to keep of it.
+    """A box of pixels ``[start, stop)`` to read, and which of its pixels to keep.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Selection(NamedTuple):
     steps : tuple of int
         Per dimension, the step from one wanted pixel to the next; a negative one also reverses them.
     squeezed : tuple of int
-        Dimensions that were indexed with an int and vanish from the result.
+        Dimensions that were indexed with an int and are dropped from the result.
     """
 
     start: Index
@@ -62,12 +62,12 @@ class Selection(NamedTuple):
 
     @property
     def pixels(self) -> tuple[range, ...]:
-        """Per dimension, those that are wanted, in ascending order."""
+        """Per dimension, the wanted pixels in ascending order."""
         return tuple([range(a, b, abs(step)) for a, b, step in zip(self.start, self.stop, self.steps, strict=True)])
 
     @property
     def size(self) -> Index:
-        """Shape of the pixels that are wanted."""
+        """Shape of the wanted pixels."""
         return tuple(map(len, self.pixels)) if self.is_thinned else self.shape
 
     @property
@@ -76,12 +76,12 @@ class Selection(NamedTuple):
         return self.steps.count(1) < len(self.steps) and (max(self.steps) > 1 or min(self.steps) < -1)
 
     def pick(self, pixels: torch.Tensor) -> torch.Tensor:
-        """What the user asked for, from the pixels that are wanted, in ascending order.
+        """Turn the wanted pixels, in ascending order, into the result: reverse and squeeze dimensions.
 
         Raises
         ------
         OutOfMemoryError
-            If there is no room for what a negative step reverses, which is a copy.
+            If there is no memory for the copy that a negative step needs.
         """
         if min(self.steps) < 0:
             pixels = self._reversed(pixels)
@@ -106,9 +106,9 @@ def _flip(pixels: torch.Tensor, dims: list[int]) -> torch.Tensor:
 
 
 def parse(indices: object, shape: Shape, labels: Sequence[object] | None = None) -> Selection:
-    """The selection that ``tensor[indices]`` means on a tensor of `shape`; a selection of such a tensor is one already.
+    """Parse the index of ``tensor[indices]`` for a tensor of `shape`. A `Selection` is returned as it is.
 
-    `labels` are what messages call the dimensions. Default: their numbers.
+    Error messages call the dimensions by `labels`. Default: their numbers.
 
     Raises
     ------
@@ -149,9 +149,9 @@ def _expand(indices: Sequence[object], shape: Shape) -> list[object]:
 
 
 def _box_of_slice(entry: slice, label: object, extent: int | None) -> tuple[int, int, int]:
-    """The smallest interval that holds the slice's pixels, and its step."""
+    """The smallest interval that contains the slice's pixels, and the step."""
     if extent is None and entry.step is None and type(entry.start) is type(entry.stop) is int:
-        # Most reads are of this kind.
+        # A fast path, because most reads are of this kind.
         return (entry.start, entry.stop, 1) if entry.start < entry.stop else (0, 0, 1)
     start, stop, step = (_slice_part(part, entry, label) for part in (entry.start, entry.stop, entry.step))
     step = 1 if step is None else step
@@ -217,14 +217,14 @@ T = TypeVar("T")
 
 
 class Block(NamedTuple):
-    """One of them.
+    """One block of a selection.
 
     Attributes
     ----------
     start, shape : tuple of int
-        Its box of pixels.
+        The box of pixels of the block.
     place : tuple of slice
-        Where those that are wanted stand among the pixels of the selection.
+        The place of its wanted pixels in the result.
     """
 
     start: Index
@@ -236,17 +236,17 @@ class Block(NamedTuple):
 class Blocks:
     """All blocks of a selection, in lexicographic order.
 
-    Where a step is larger than the windows of a tensor, each pixel along that dimension is a block of its own. Every
-    window that shares a pixel with a block has one that is wanted.
+    If a step is larger than the windows of a tensor, each wanted pixel along that dimension is a separate block. So
+    every window that intersects a block contains a wanted pixel.
 
     Attributes
     ----------
     selection : Selection
-        What is read.
+        The pixels to read.
     window : TensorWindow
-        The windows that it is read from.
+        The windows of the tensor.
     far : tuple of bool
-        Along which dimensions windows fit between two pixels that are wanted.
+        Per dimension, whether a window fits between two wanted pixels.
     lows, highs : tuple of sequence of int
         Per dimension, where blocks begin and end.
     """
@@ -259,7 +259,7 @@ class Blocks:
 
     @classmethod
     def of(cls, selection: Selection, window: TensorWindow) -> Self:
-        """As few as there can be."""
+        """The smallest possible number of blocks."""
         pixels = selection.pixels
         far = tuple([along.step > size for along, size in zip(pixels, window.size, strict=True)])
         lows = [along if is_far else [along.start] for along, is_far in zip(pixels, far, strict=True)]
@@ -270,7 +270,7 @@ class Blocks:
         return cls(selection, window, far, tuple(lows), tuple(highs))
 
     def cut(self, most: int) -> Self:
-        """Cut at the borders of windows, so that the box of a block has no more than so many pixels where possible."""
+        """Cut the blocks at borders of windows, so that each has at most `most` pixels where possible."""
         lows, highs = list(self.lows), list(self.highs)
         left = math.prod([b[0] - a[0] for is_far, a, b in zip(self.far, lows, highs, strict=True) if not is_far])
         for d, (k, wanted) in enumerate(zip(followed(self.window), self.selection.pixels, strict=True)):
@@ -285,7 +285,7 @@ class Blocks:
 
     @property
     def pixels(self) -> int:
-        """How many pixels the boxes have, or the windows around single pixels."""
+        """The number of pixels of all boxes; blocks of a single pixel count with the size of a window."""
         along = zip(self.far, self.lows, self.highs, self.window.size, strict=True)
         return math.prod([len(low) * size if is_far else high[-1] - low[0] for is_far, low, high, size in along])
 
@@ -308,7 +308,7 @@ class Blocks:
             yield Block(*zip(*parts, strict=True))
 
     def fill(self, block: Block, out: torch.Tensor, read: Callable[[Index, torch.Tensor], T]) -> T:
-        """Have ``read(start, box)`` write one of them, and what is wanted of it into `out`; what that returns."""
+        """Read a block by ``read(start, box)`` and copy its wanted pixels to `out`; return what `read` returned."""
         target = out[block.place]
         if target.shape == block.shape:
             return read(block.start, target)
@@ -319,7 +319,7 @@ class Blocks:
 
 
 def _cut(wanted: range, rows: int, offset: int) -> list[int]:
-    """The first pixels that are wanted of each `rows` pixels, which begin at `offset` and its multiples."""
+    """The first wanted pixel of each cell of `rows` pixels; the cells are aligned to `offset`."""
     first, last = ((pixel - offset) // rows for pixel in (wanted[0], wanted[-1]))
     borders = [cell * rows + offset for cell in range(first + 1, last + 1)]
     return [wanted[0], *[wanted[-((wanted[0] - border) // wanted.step)] for border in borders]]

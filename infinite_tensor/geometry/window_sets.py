@@ -1,8 +1,8 @@
-"""Sets of windows, pixels and tiles, without naming each: what a chain needs, and what depends on what has changed.
+"""Compact sets of windows, pixels and tiles: what a chain needs, and what depends on changed windows.
 
-What a box of pixels needs of a tensor is, for each window coordinate, a set of indices, in all their combinations: so
-10**12 windows are counted on two arrays of 10**6 (`WindowSet`). What depends on windows that have changed is a union of
-boxes, a bit more than exact where they are very many (`BoxUnion`).
+The windows that a box of pixels needs are all combinations of one set of indices per window coordinate. So 10**12
+windows are counted with two arrays of 10**6 (`WindowSet`). What depends on changed windows is a union of boxes, which
+may be slightly too large if there are very many boxes (`BoxUnion`).
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from infinite_tensor.geometry.points import Index, IntArray, as_tuples, points_o
 from infinite_tensor.geometry.window import TensorWindow, WindowGrid, followed, narrow
 
 _MOST_PARTS = 10
-"""More sets of windows that overlap each other are not counted one against the other."""
+"""The windows in more overlapping sets than this are not counted exactly."""
 
 
 Indices: TypeAlias = "range | IntArray"
 """A set of window indices along one coordinate, in ascending order."""
 
 MOST_BOXES = 2**12
-"""A union of more boxes is taken for the smallest box around them."""
+"""A union of more boxes is replaced by the smallest box around them."""
 FARTHEST = 2**53
-"""No read reaches a pixel that is farther out in an unbounded dimension."""
+"""No read reaches farther than this in an unbounded dimension."""
 _FEW_POINTS = 2**20
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """Pixels of a tensor: per dimension some intervals ``[start, stop)``, in all their combinations.
+    """Pixels of a tensor: all combinations of intervals ``[start, stop)`` of each dimension.
 
     Attributes
     ----------
     starts, stops : tuple of int64 array
-        Per dimension the bounds of its intervals in pixels, both ascending.
+        Per dimension, the bounds of its intervals in pixels, both ascending.
     """
 
     starts: tuple[IntArray, ...]
@@ -54,7 +54,7 @@ class Intervals:
 
     @classmethod
     def of_windows(cls, window: TensorWindow, product: IndexProduct) -> Intervals:
-        """The pixels that some windows read of an arg, or reach beyond its ends."""
+        """The pixels of an arg that these windows reach, including those beyond its ends."""
         starts, stops = [], []
         for d, k in enumerate(followed(window)):
             size, stride, offset = window.size[d], window.stride[d], window.offset[d]
@@ -70,7 +70,7 @@ class Intervals:
 
     @classmethod
     def covered(cls, grid: WindowGrid, product: IndexProduct) -> Intervals:
-        """The pixels of a tensor that some of its windows cover."""
+        """The pixels of a tensor that these windows cover."""
         reached = cls.of_windows(grid.window, product)
         ends = [(FARTHEST, -FARTHEST) if extent is None else (extent, 0) for extent in grid.shape]
         starts = [np.maximum(a, low) for a, (_, low) in zip(reached.starts, ends, strict=True)]
@@ -78,7 +78,7 @@ class Intervals:
         return cls(tuple(starts), tuple(stops))
 
     def within(self, start: Sequence[int], stop: Sequence[int]) -> Intervals:
-        """What of the pixels lies in the box ``[start, stop)``."""
+        """The part of the pixels that lies in the box ``[start, stop)``."""
         kept = [
             (low < last) & (high > first)
             for low, high, first, last in zip(self.starts, self.stops, start, stop, strict=True)
@@ -98,25 +98,25 @@ class Intervals:
 
     @property
     def hull(self) -> tuple[list[int], list[int]]:
-        """The smallest box that holds all of the pixels, of which there is at least one."""
+        """The smallest box around the pixels. There must be at least one."""
         return [int(start[0]) for start in self.starts], [int(stop[-1]) for stop in self.stops]
 
 
 @dataclass(frozen=True)
 class IndexProduct:
-    """Windows whose index lies in a set per coordinate.
+    """All windows whose index combines one set of integers per coordinate.
 
     Attributes
     ----------
     coordinates : tuple of range or int64 array
-        Per coordinate, its set in ascending order; a range where there are no gaps.
+        The set of each coordinate in ascending order; a range if it has no gaps.
     """
 
     coordinates: tuple[Indices, ...]
 
     @classmethod
     def touching(cls, grid: WindowGrid, intervals: Intervals) -> IndexProduct:
-        """The windows of a grid that hold at least one of the pixels."""
+        """The windows of a grid that cover at least one of the pixels."""
         sets: list[list[Indices]] = [[] for _ in range(grid.ndim)]
         window = grid.window
         apart = False
@@ -129,7 +129,7 @@ class IndexProduct:
                 low = np.maximum(-((offset + size - 1 - starts) // stride), grid.first[k])
                 high = np.minimum((stops - 1 - offset) // stride, grid.last[k])
                 sets[k].append(_merged(low, high))
-        # A coordinate that no dimension follows is 0; without any window, it is nothing.
+        # A coordinate that no dimension follows is 0, or empty if there is no window at all.
         whole = [
             range(a, b + 1) if of == [] else reduce(_common, of)
             for a, b, of in zip(grid.first, grid.last, sets, strict=True)
@@ -138,11 +138,11 @@ class IndexProduct:
 
     @property
     def count(self) -> int:
-        """How many windows they are."""
+        """The number of windows."""
         return math.prod(len(indices) for indices in self.coordinates)
 
     def holds(self, windows: IntArray) -> npt.NDArray[np.bool_]:
-        """Which of some windows, (N, coordinates) in, are among them."""
+        """Whether each of these windows, (N, coordinates) in, is in the product."""
         held = np.ones(len(windows), dtype=bool)
         for column, indices in zip(windows.T, self.coordinates, strict=True):
             if isinstance(indices, range):
@@ -152,11 +152,11 @@ class IndexProduct:
         return held
 
     def lies_in(self, other: IndexProduct) -> bool:
-        """Whether another product holds all of them."""
+        """Whether another product contains all of these windows."""
         return self.meet(other).count == self.count
 
     def within(self, grid: WindowGrid) -> IndexProduct:
-        """Those that exist on a grid, which may have more coordinates: there they are 0."""
+        """The windows that exist on a grid. If the grid has more coordinates, these are 0."""
         clipped: list[Indices] = []
         more = (range(1),) * (grid.ndim - len(self.coordinates))
         for indices, first, last in zip((*self.coordinates, *more), grid.first, grid.last, strict=True):
@@ -167,12 +167,12 @@ class IndexProduct:
         return IndexProduct(tuple(clipped))
 
     def meet(self, other: IndexProduct) -> IndexProduct:
-        """The windows that are in both."""
+        """The windows that are in both products."""
         return IndexProduct(tuple(map(_common, self.coordinates, other.coordinates)))
 
 
 class WindowSet:
-    """All that the tensors downstream need of one tensor: windows in any of some products."""
+    """The windows that the tensors downstream need of one tensor: a union of products."""
 
     def __init__(self) -> None:
         self.parts: list[IndexProduct] = []
@@ -180,29 +180,29 @@ class WindowSet:
 
     @classmethod
     def touching(cls, grid: WindowGrid, intervals: Iterable[Intervals]) -> WindowSet:
-        """The windows of a grid that hold pixels of any of some spans."""
+        """The windows of a grid that cover a pixel of any of the intervals."""
         return cls.all_of(IndexProduct.touching(grid, span) for span in intervals)
 
     @classmethod
     def all_of(cls, parts: Iterable[IndexProduct]) -> WindowSet:
-        """The windows in any of some products; more than these, and not `exact`, where they cannot be counted."""
+        """The union of products. If it cannot be counted, the result is a larger set that is not `exact`."""
         needs = cls()
         for part in parts:
             needs.add(part)
         return needs if needs.countable else needs._hull()
 
     def add(self, part: IndexProduct) -> None:
-        """These windows are needed as well."""
+        """Add the windows of `part`."""
         if part.count and not any(part.lies_in(known) for known in self.parts):
             self.parts = [known for known in self.parts if known.meet(part).count < known.count] + [part]
 
     @property
     def countable(self) -> bool:
-        """Whether `count` can tell."""
+        """Whether there are few enough parts for `count`."""
         return len(self.parts) <= _MOST_PARTS
 
     def _hull(self) -> WindowSet:
-        """One product that holds all of the windows, and maybe more."""
+        """One product that contains all of the windows, and maybe more."""
         columns = zip(*(part.coordinates for part in self.parts), strict=True)
         bounds = [(min(int(of[0]) for of in column), max(int(of[-1]) for of in column)) for column in columns]
         hull = WindowSet()
@@ -211,7 +211,7 @@ class WindowSet:
         return hull
 
     def count(self) -> int:
-        """How many windows there are in all parts, each once."""
+        """The number of windows in all parts, each counted once."""
         total = 0
         for number in range(1, len(self.parts) + 1):
             for parts in itertools.combinations(self.parts, number):
@@ -220,7 +220,7 @@ class WindowSet:
 
 
 def separable(window: TensorWindow) -> bool:
-    """Whether what some windows read of an arg is told by each coordinate on its own: none moves two dimensions."""
+    """Whether no coordinate moves two dimensions, so that the dimensions of what windows read are independent."""
     moving = [k for k in followed(window) if k is not None]
     return len(moving) == len(set(moving))
 
@@ -237,7 +237,7 @@ def _common(a: Indices, b: Indices) -> Indices:
 
 
 def _merged(low: IntArray, high: IntArray) -> Indices:
-    """All integers of some intervals ``[low, high]``, whose bounds ascend, each once."""
+    """All integers, each once, of the intervals ``[low, high]``, whose bounds ascend."""
     kept = low <= high
     low, high = low[kept], high[kept]
     if not len(low):
@@ -253,12 +253,12 @@ def _merged(low: IntArray, high: IntArray) -> Indices:
 
 @dataclass(frozen=True, eq=False)
 class BoxUnion:
-    """A union of half-open boxes of integer points, none of them empty; they may overlap.
+    """A union of non-empty half-open boxes of integer points, which may overlap.
 
     Attributes
     ----------
     low, high : int64 array of shape (N, ndim)
-        Their bounds.
+        The bounds of the boxes.
     """
 
     low: IntArray
@@ -266,7 +266,7 @@ class BoxUnion:
 
     @classmethod
     def of(cls, low: npt.ArrayLike, high: npt.ArrayLike) -> BoxUnion:
-        """The union of boxes ``[low, high)``, some of which may be empty; a bit more where they are very many."""
+        """The union of boxes ``[low, high)``, which may be empty; slightly larger if there are very many boxes."""
         bounds = np.stack([np.asarray(low, dtype=np.int64), np.asarray(high, dtype=np.int64)], axis=1)
         bounds = bounds[(bounds[:, 0] < bounds[:, 1]).all(axis=1)]
         bounds = unique_rows(bounds.reshape(len(bounds), 2 * bounds.shape[2])).reshape(-1, *bounds.shape[1:])
@@ -278,25 +278,25 @@ class BoxUnion:
         return bool(len(self.low))
 
     def joined(self, other: BoxUnion) -> BoxUnion:
-        """The points of both."""
+        """The points of both unions."""
         return BoxUnion.of(np.concatenate([self.low, other.low]), np.concatenate([self.high, other.high]))
 
     @property
     def hull(self) -> tuple[Index, Index]:
-        """The smallest box around all points, of which there is at least one."""
+        """The smallest box around all points. There must be at least one."""
         return tuple(self.low.min(axis=0).tolist()), tuple(self.high.max(axis=0).tolist())
 
     @property
     def most_points(self) -> float:
-        """How many points there are at most."""
+        """An upper bound of the number of points."""
         return float((self.high - self.low).prod(axis=1, dtype=np.float64).sum())
 
     def points(self) -> set[Index]:
-        """All points; not to be called where there are too many."""
+        """All points. Check `most_points` first: there may be too many to list."""
         return set(as_tuples(points_of_boxes(self.low, self.high)[0]))
 
     def held(self, points: Sequence[Index]) -> list[Index]:
-        """Those of some points that are in it."""
+        """The given points that lie in the union."""
         if not points or not self:
             return []
         if self.most_points <= _FEW_POINTS:
@@ -310,7 +310,7 @@ class BoxUnion:
 
 
 def same_windows(windows: BoxUnion, coordinates: int, grid: WindowGrid) -> BoxUnion:
-    """The windows on another grid that share their first coordinates with some; further ones are 0."""
+    """The windows on another grid that share their first coordinates with `windows`; other coordinates are 0."""
     low, high = _every_window(grid, len(windows.low))
     low[:, :coordinates] = np.maximum(low[:, :coordinates], windows.low[:, :coordinates])
     high[:, :coordinates] = np.minimum(high[:, :coordinates], windows.high[:, :coordinates])
@@ -318,12 +318,12 @@ def same_windows(windows: BoxUnion, coordinates: int, grid: WindowGrid) -> BoxUn
 
 
 def all_windows(grid: WindowGrid) -> BoxUnion:
-    """The windows that a read may need."""
+    """All windows that a read may need."""
     return BoxUnion.of(*_every_window(grid, 1))
 
 
 def _every_window(grid: WindowGrid, times: int) -> tuple[IntArray, IntArray]:
-    """The bounds of the box of all windows that a read may need, some times over."""
+    """The bounds of the box of all windows that a read may need, repeated `times` times."""
     start = [-FARTHEST if extent is None else 0 for extent in grid.shape]
     stop = [FARTHEST if extent is None else extent for extent in grid.shape]
     low, high = (np.array([bounds], dtype=np.int64) for bounds in grid.box(start, stop))
@@ -337,16 +337,16 @@ def windows_over(grid: WindowGrid, start: Sequence[int], stop: Sequence[int]) ->
 
 
 def pixels_of(grid: WindowGrid, windows: BoxUnion) -> BoxUnion:
-    """The pixels of a tensor that some of its windows cover.
+    """The pixels of a tensor that these windows cover.
 
-    Exact unless there are very many boxes to tell apart: where windows leave gaps, or lie along a diagonal.
+    If windows leave gaps or lie along a diagonal, there may be too many boxes; then the result is larger than exact.
     """
     windows = _split(grid.window, windows)
     return BoxUnion(grid.bounds(windows.low)[0], grid.bounds(windows.high - 1)[1])
 
 
 def _split(window: TensorWindow, windows: BoxUnion) -> BoxUnion:
-    """The same windows in boxes that each cover one box of pixels, unless these are too many."""
+    """Split windows into boxes that each cover one box of pixels, unless there would be too many."""
     follows = followed(window)
     strides = zip(follows, window.size, window.stride, strict=True)
     gaps = {k for k, size, stride in strides if k is not None and stride > size}
@@ -361,12 +361,12 @@ def _split(window: TensorWindow, windows: BoxUnion) -> BoxUnion:
 
 
 def readers_of(pixels: BoxUnion, grid: WindowGrid, window: TensorWindow) -> BoxUnion:
-    """The windows of a consumer, by its grid, that read some of the pixels of an arg through its arg window."""
+    """The windows of the consumer's `grid` that read any of the pixels of an arg through the arg window."""
     low, high = _every_window(grid, len(pixels.low))
     narrow(window, pixels.low, pixels.high, low, high)
     return BoxUnion.of(low, high)
 
 
 def tiles_of(grid: WindowGrid, pixels: BoxUnion) -> BoxUnion:
-    """The tiles, windows of a grid without gaps, that hold some of the pixels."""
+    """The tiles that contain any of the pixels; `grid` has the tiles as windows without gaps."""
     return BoxUnion.of(*grid.boxes(pixels.low, pixels.high))
