@@ -1,7 +1,7 @@
-"""Digests of arrays: of all that is in them, or of samples of what lies in a file and is large. And stamps of files.
+"""Digests of arrays, and stamps of files. The digest of a large array in a file covers only samples of it.
 
-A stamp tells that a file may hold something else than before, without a look at all of it. It is a text for each place,
-which people know by its path or URL; where nothing can be told there is none.
+A stamp changes when a file may have changed, and is found without reading the file: for example its size and time of
+change. There is one text per path or URL; none if the file system tells nothing.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Array: TypeAlias = "np.ndarray[Any, Any] | np.generic"
 Box: TypeAlias = tuple[slice, ...]
 
 _ALL_BYTES = 2**26
-"""Of what does not lie in memory, a digest sees all up to this size, and samples of what is larger."""
+"""The digest of an array that is not in memory covers all of it up to this size, and samples if it is larger."""
 _SAMPLES = 64
 _SAMPLE_BYTES = 2**12
 _STEP_BYTES = 2**22
 _ROW_BYTES = 2**28
-"""The most that is read at once so that a chunk is decoded once."""
+"""The most that is read at once to avoid decoding a chunk twice."""
 CHUNK_BYTES = 2**27
-"""Larger chunks are read in parts: Dask has some that no memory holds."""
+"""Larger chunks are read in parts, because some Dask chunks do not fit into memory."""
 
 
 def is_large(shape: Sequence[int], itemsize: int) -> bool:
-    """Whether a digest is of the CRC-32C of each 4 MiB, or of samples; it is of the bytes of all else."""
+    """Whether a digest covers samples or the CRC-32C of each 4 MiB, rather than all bytes."""
     return math.prod(shape) * itemsize > _ALL_BYTES
 
 
@@ -48,23 +48,24 @@ def digest_of_regions(
     in_file: bool,
     chunks: Sequence[int] | None = None,
 ) -> str:
-    """SHA-256 of values, as bytes in C order; beyond 64 MiB of the CRC-32C of each 4 MiB, in a file of samples.
+    """SHA-256 of values as bytes in C order.
 
-    A sample is a run of values of up to 4 KiB. 64 of them are spread evenly along each dimension; the first and the
-    last are at the two ends of the array.
+    Beyond 64 MiB, it is the SHA-256 of the CRC-32C of each 4 MiB, or of samples if the array is in a file. A sample is
+    a run of values of up to 4 KiB. 64 samples are spread evenly along each dimension; the first and the last are at the
+    two ends of the array.
 
     Parameters
     ----------
     read : callable
-        ``read(region)``: the bytes of a region, which has both ends of each slice.
+        ``read(region)`` returns the bytes of a region, whose slices have a start and a stop.
     shape : sequence of int
-        Extents.
+        The shape of the array.
     itemsize : int
-        Bytes of an element.
+        The size of an element in bytes.
     in_file : bool
-        Whether it lies in a file, or wherever else to read all of it takes long.
+        Whether the array lies in a file, or another place where reading all of it takes long.
     chunks : sequence of int, optional
-        What is decoded at once where it lies. Each chunk is read once, unless a row of chunks takes more than 256 MiB.
+        The chunks of the stored array. Each chunk is read once, unless a row of chunks takes more than 256 MiB.
     """
     if is_large(shape, itemsize) and in_file:
         samples = list(_samples(shape, itemsize))
@@ -82,7 +83,7 @@ def digest_of_regions(
 def _by_chunk(
     read: Callable[[Box], Any], samples: Sequence[Box], itemsize: int, chunks: Sequence[int]
 ) -> list[np.ndarray[Any, Any]]:
-    """The bytes of each sample; all that is needed of a chunk is read at once."""
+    """The bytes of each sample, reading each chunk only once."""
     found = [np.empty((*extents_of(sample), itemsize), np.uint8) for sample in samples]
     needed: dict[tuple[int, ...], list[tuple[int, Box]]] = {}
     for number, sample in enumerate(samples):
@@ -103,7 +104,7 @@ def _by_chunk(
 
 
 def extents_of(region: Box) -> tuple[int, ...]:
-    """The shape of a region, which has both ends of each slice."""
+    """The shape of a region, whose slices have a start and a stop."""
     return tuple(each.stop - each.start for each in region)
 
 
@@ -112,7 +113,7 @@ def _within(part: Box, box: Box) -> Box:
 
 
 def _checksums(contents: Iterable[Any]) -> Iterator[bytes]:
-    """The CRC-32C of each 4 MiB of what stands in a row, however it comes."""
+    """The CRC-32C of each 4 MiB of the concatenated contents, however these are cut."""
     crc, room = 0, _STEP_BYTES
     for content in contents:
         rest = np.frombuffer(content, np.uint8)
@@ -127,7 +128,7 @@ def _checksums(contents: Iterable[Any]) -> Iterator[bytes]:
 
 
 def digest_of_array(array: Array) -> str:
-    """SHA-256 of dtype, shape and values, as `digest_of_regions` looks at them."""
+    """SHA-256 of dtype, shape and the digest of the values by `digest_of_regions`."""
     values, digest = np.asarray(array), ""
     if values.nbytes:
         digest = digest_of_regions(
@@ -141,15 +142,16 @@ def digest_of_array(array: Array) -> str:
 
 def checksum(content: Any) -> bytes:
     """The CRC-32C of bytes, which is ten times as fast as SHA-256."""
-    # It takes arrays of numpy as they are, and no memoryview.
+    # google_crc32c takes numpy arrays without a copy, but no memoryview.
     return google_crc32c.value(np.frombuffer(content, np.uint8)).to_bytes(4, "little")  # type: ignore[no-any-return]
 
 
 def memory_map_of(array: object) -> np.memmap[Any, Any] | None:
-    """The memory map of a file that an array shows a part of."""
+    """The memory map that an array is a view of, or None."""
     base = array
     while isinstance(base, np.ndarray):
-        # What was computed from a memmap is one without pages, and changes to a copy on write are in no file.
+        # A result computed from a memmap is a memmap without a file mapping. With copy-on-write (mode "c"), changes
+        # are not in the file.
         if isinstance(base, np.memmap) and getattr(base, "_mmap", None) is not None and base.mode != "c":
             return base if base.filename is not None else None
         base = base.base
@@ -157,9 +159,9 @@ def memory_map_of(array: object) -> np.memmap[Any, Any] | None:
 
 
 def check_unmasked(values: Any, has: str) -> None:
-    """ValidationError, which begins with `has`, if elements of an array are masked, as numpy and astropy have it."""
+    """Raise ValidationError if an array of numpy or astropy has masked elements; the message begins with `has`."""
     mask = values.mask if hasattr(type(values), "mask") else None
-    # netCDF4 has a mask of that name which says what reads do.
+    # The attribute `mask` of netCDF4 is a setting, not a mask.
     is_mask = isinstance(mask, np.ndarray | np.bool_ | bool) and not hasattr(values, "set_auto_mask")
     if is_mask and np.any(mask):
         raise ValidationError(
@@ -170,12 +172,12 @@ def check_unmasked(values: Any, has: str) -> None:
 
 
 def cut(chunks: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Chunks, halved along their longest dimension until they take up to 128 MiB."""
+    """Halve chunks along their longest dimension until they take at most 128 MiB."""
     return tuple(halved(chunks, CHUNK_BYTES / itemsize))
 
 
 def contiguous_box(shape: Sequence[int], itemsize: int, nbytes: int) -> list[int]:
-    """The extents of a box of up to so many bytes, whose elements follow each other in C order."""
+    """The shape of a box of at most `nbytes` bytes whose elements are contiguous in C order."""
     room, box = max(1, nbytes // itemsize), []
     for extent in reversed(shape):
         box.append(max(1, min(extent, room)))
@@ -184,10 +186,10 @@ def contiguous_box(shape: Sequence[int], itemsize: int, nbytes: int) -> list[int
 
 
 def _steps(shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None) -> Iterator[Box]:
-    """All of an array, in C order, in boxes of about 4 MiB or of one row of chunks, so that each chunk lies in one."""
+    """Cut an array, in C order, into boxes of about 4 MiB or of one row of chunks, so that no box cuts a chunk."""
     box = contiguous_box(shape, itemsize, _STEP_BYTES)
     if chunks is not None:
-        # Chunks have one element before this dimension; a row of them is whole behind it.
+        # Before dimension d, chunks have one element. A row of chunks spans all dimensions after d.
         d = next((d for d, n in enumerate(chunks) if n > 1), len(chunks) - 1)
         row = [*[1] * d, min(chunks[d], shape[d]), *shape[d + 1 :]]
         row_bytes = math.prod(row) * itemsize
@@ -200,13 +202,13 @@ def _steps(shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None) ->
 
 
 def _samples(shape: Sequence[int], itemsize: int) -> Iterator[Box]:
-    """A few places of a large array: no two of them at the same level of a dimension that is long enough."""
+    """Sample regions of a large array; no two have the same position along a dimension that is long enough."""
     box = contiguous_box(shape, itemsize, _SAMPLE_BYTES)
     steps = _SAMPLES - 1
     for i in range(_SAMPLES):
         region = []
         for d, (extent, n) in enumerate(zip(shape, box, strict=True)):
-            # Multiples of 38, near the golden ratio of 63, keep places apart in two dimensions and more.
+            # 38 is near 63 times the golden ratio, so its multiples spread the samples in two and more dimensions.
             at = i if i == steps else i * 38**d % steps
             start = (at * (extent - n) + steps // 2) // steps
             region.append(slice(start, start + n))
@@ -216,23 +218,23 @@ def _samples(shape: Sequence[int], itemsize: int) -> Iterator[Box]:
 Stamps: TypeAlias = dict[str, str]
 
 _MOST_FILES = 100_000
-"""Of a folder that is listed."""
+"""The most files of a local folder that are listed."""
 _MOST_REQUESTED = 10_000
-"""Of a listing that takes requests."""
+"""The most files that are listed by requests to a server."""
 _TELLING = ("ETag", "etag", "e_tag", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
-"""What file systems tell of a file that changes with its content, the surest first."""
+"""Properties that file systems report and that change with the content of a file, the most reliable first."""
 _BESIDE = (".aux.xml", ".ovr")
-"""Files that programs write beside a raster, and that hold none of its pixels."""
+"""Extensions of files that programs write next to a raster and that contain none of its full-resolution pixels."""
 
 
 def stamps_of_file(path: str | os.PathLike[str]) -> Stamps:
-    """Size and time of change of a local file; of a folder, of all files in it."""
+    """The size and modification time of a local file, or of all files in a folder."""
     found = Path(path).absolute()
     return _told(str(found), lambda: _of_folder(found) if found.is_dir() else _of_status(found.stat()))
 
 
 def stamps_of_place(place: str) -> Stamps:
-    """What lies at a path or a URL."""
+    """The stamp of a path or a URL."""
     url = urlsplit(place)
     if "://" not in place or url.scheme == "file":
         return stamps_of_file(unquote(url.path) if url.scheme == "file" else place)
@@ -240,7 +242,7 @@ def stamps_of_place(place: str) -> Stamps:
 
 
 def stamps_of_raster(path: str, files: Iterable[str]) -> Stamps:
-    """The files that hold a raster, as rasterio knows it by `path`."""
+    """The stamps of the files of a raster that rasterio opens by `path`."""
     held = [each for each in files if not each.endswith(_BESIDE)]
     if held == [path] or not all(map(os.path.exists, held)):
         return stamps_of_place(path)
@@ -248,10 +250,10 @@ def stamps_of_raster(path: str, files: Iterable[str]) -> Stamps:
 
 
 def stamps_of_array(array: Any, file: str | None) -> Stamps:
-    """An array of some library that does not lie in memory; `file` is known to be the one it is mapped from."""
+    """The stamps of an array of any library that is not in memory; `file` is the file that it is mapped from."""
     library = type(array).__module__.partition(".")[0]
     if file is not None or library == "h5py":
-        # One field of a table has no file, and a dataset that has.
+        # A view of one field of a table has no `file`, but its dataset has.
         return stamps_of_file(file or getattr(array, "_dset", array).file.filename)
     if library == "zarr":
         return _of_zarr(array)
@@ -261,13 +263,13 @@ def stamps_of_array(array: Any, file: str | None) -> Stamps:
         source = array.encoding.get("source")
         return stamps_of_place(source) if isinstance(source, str) else stamps_of_array(_read_by_xarray(array), None)
     if library == "infinite_tensor":
-        # A blob, which counts its edits.
+        # A TensorBlob counts its edits in `version`.
         return {str(array.tile_store): str(array.version)}
     return {}
 
 
 def _read_by_xarray(variable: Any) -> Any:
-    """The array of another library that lies within the wrappers of a lazy variable."""
+    """The array of another library inside the wrappers of a lazy xarray variable."""
     inner = getattr(variable, "_data", None)
     while type(inner).__module__.startswith("xarray."):
         inner = getattr(inner, "array", getattr(inner, "_array", None))
@@ -308,13 +310,13 @@ def _of_url(url: str) -> str | None:
 
     files, path = url_to_fs(url)
     if "http" in files.protocol:
-        # Its ukey is the URL alone.
+        # For HTTP, ukey depends on the URL alone.
         return _entry(files.info(path))
     return str(files.ukey(path))
 
 
 def _entry(info: Mapping[str, Any]) -> str | None:
-    """Size and what else is told of a file; None where nothing else is."""
+    """The size and another property of a file; None if no such property is reported."""
     known = [str(info[name]) for name in _TELLING if info.get(name) is not None]
     return f"{info.get('size')} {known[0]}" if known else None
 
@@ -343,7 +345,7 @@ def _of_zarr(array: Any) -> Stamps:
 def _of_objects(files: Any, path: str) -> str | None:
     if "http" in files.protocol:
         return None
-    # That of the store works on an event loop of zarr.
+    # The file system of the store runs on zarr's event loop, so a synchronous one is needed.
     waiting = getattr(files, "sync_fs", None)
     if waiting is None:
         options = {name: value for name, value in files.storage_options.items() if name not in ("asynchronous", "loop")}
@@ -361,7 +363,7 @@ def _objects(store: Any, prefix: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _all_told(entries: Iterable[tuple[str, str | None]]) -> str | None:
-    """One stamp of several files; None where one of them tells nothing."""
+    """One stamp for several files; None if any of them has none."""
     found = list(entries)
     known = [(key, entry) for key, entry in found if entry is not None]
     return _listed(known) if known and len(known) == len(found) else None

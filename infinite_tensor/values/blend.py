@@ -1,19 +1,19 @@
-"""How overlapping windows become one pixel.
+"""Blends overlapping windows into pixels.
 
 Windows are always folded in lexicographic order of their index, so the bits of a pixel do not depend
 on the order in which windows were computed. The default sum starts from the first window that covers a
 pixel rather than from 0: ``0.0 + -0.0`` is ``0.0`` and an addition may change a NaN, a copy does neither.
-Which part of a window comes first is geometry: the part that the previous window along no coordinate
-covers. It is a few boxes, the same for every inner window, so no mask is needed. A blend that keeps the first
-window or the last starts from the first one too, so nothing is blended with `blend_init`.
+A window is the first to cover those of its pixels that the previous window covers along no coordinate.
+These are a few boxes, the same for every inner window, so no mask is needed. The blends "first" and "last"
+also start from the first window, so they never use `blend_init`.
 
-On the CPU, torch computes most of a block with vector instructions and what remains at its end one by one; the
-two may differ in the last bit (logaddexp, atan2, pow), or in the sign of a zero (maximum). A blend that is given
-is therefore called on flat blocks that leave no remainder, so that the bits of a pixel do not depend on where in
-a block it lies. A graphics processor computes all pixels alike.
+On the CPU, torch computes most of a block with vector instructions and the remainder one element at a time; the
+two may differ in the last bit (logaddexp, atan2, pow), or in the sign of a zero (maximum). A user's blend is
+therefore called on flat blocks that leave no remainder, so that the bits of a pixel do not depend on its position
+in a block. A GPU computes all pixels in the same way.
 
-A weighted mean is folded like the sum, in its accumulator's dtype, and finished by a division; what has been folded
-by any other blend are the pixels.
+A weighted mean is folded like the sum, in its accumulator's dtype, and finished by a division. Other blends need no
+finishing.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from infinite_tensor.values.weights import (
 )
 
 _LEFT_TO_NUMPY = frozenset(map(np.dtype, ("uint16", "uint32", "uint64", "complex64", "complex128")))
-"""torch cannot add the former, and to add the latter it multiplies: what is infinite becomes NaN."""
+"""torch cannot add these unsigned integers, and it adds complex numbers by a multiplication that turns inf into NaN."""
 _FLAT = 2**14
-"""Most elements of a flat block: so many are not shared out among threads, whose parts would end anywhere.
+"""The most elements of a flat block: torch does not split so few among threads, whose parts could end anywhere.
 
-Not even by `torch.nn.functional.gelu`, which shares out more among more than two threads.
+Even `torch.nn.functional.gelu`, which splits earlier than others with more than two threads, does not.
 """
 _SAME_EVERYWHERE = (torch.fmax, torch.fmin)
-"""Blends that give the same bits wherever a pixel lies in a block, of any shape."""
+"""Blends that give the same bits for any shape of block and any position of a pixel in it."""
 _SAME_INTEGERS = (torch.maximum, torch.minimum)
-"""The same holds of these where there is neither NaN nor -0.0, of which torch's loops pick different ones."""
+"""Blends that do so without NaN and -0.0; of NaNs or zeros, torch's vector and scalar loops pick different ones."""
 
 _Box: TypeAlias = tuple[Index, Index]
 
@@ -87,14 +87,14 @@ class Blender:
         Its dtype.
     blend : callable, WeightedMean, "first", "last" or None
         ``blend(existing, incoming) -> combined``, elementwise; on the CPU it is called on flat blocks. "first" and
-        "last" keep that window of those that cover a pixel; None sums.
+        "last" keep the first or last window over each pixel; None sums.
     blend_init : number or None
-        What a pixel holds before its first window; None is 0.
+        The value of a pixel before its first window; None is 0.
 
     Attributes
     ----------
     accumulator : torch.dtype
-        What windows are folded in; `dtype` for all but a weighted mean.
+        The dtype in which windows are folded; `dtype` for all blends but a weighted mean.
     """
 
     def __init__(self, grid: WindowGrid, dtype: torch.dtype, blend: Blend | None, blend_init: Number | None) -> None:
@@ -107,7 +107,7 @@ class Blender:
             self.accumulator = accumulator_of(dtype)
             sums = Blender(grid, self.accumulator.to_real(), None, None)
             self._mean = Averaging(blend, grid, self.accumulator, sums.fold_row)
-            # The sum of values whose weights are all 1 is a plain one.
+            # If all weights are 1, the weighted sum is a plain sum.
             self._weighs = not is_even(blend) or self.accumulator != dtype
             blend = None
         self._blend = blend
@@ -119,32 +119,32 @@ class Blender:
         self._row_parts: dict[tuple[bool, ...], list[_Part]] = {}
 
     def begun(self, target: Array) -> Array:
-        """A block of the accumulator's dtype to fold all windows over `target` into: that itself, if it has it."""
+        """A block of the accumulator's dtype to fold all windows over `target` into; `target` itself if it has it."""
         if self.accumulator == self._dtype:
             return target
         return as_array(torch.empty(target.shape, dtype=self.accumulator, device=as_tensor(target).device))
 
     def finish(self, block: Array, start: Sequence[int], target: Array) -> None:
-        """Write the pixels into `target` that a block is, which begins at `start`, once all windows are folded into it.
+        """Write the final pixels of a block that begins at `start`, with all windows folded into it, to `target`.
 
-        Both may be the same, and are where nothing is left to do.
+        `block` and `target` may be the same; they are the same if there is nothing left to do.
         """
         if self._mean is not None:
             self._mean.divide(block, start, target)
 
     def blank(self, block: Array) -> None:
-        """Set every pixel of a block to what it holds before its first window."""
+        """Set every pixel of a block to its value before the first window."""
         init = 0 if self._init is None else self._init
         if isinstance(block, np.ndarray):
-            # Without threads, which would not be there in a forked process.
+            # numpy uses no threads, which would be missing in a forked process.
             block.fill(init)
         else:
             block.fill_(init)
 
     def prepare(self, block: Array, start: Sequence[int]) -> None:
-        """`blank` for a block that begins at pixel `start` and that all its windows will now be folded into.
+        """Call `blank` on a block that begins at pixel `start`, before all its windows are folded into it.
 
-        Needless, and left out, where every pixel is copied from its first window.
+        Does nothing if every pixel is copied from its first window anyway.
         """
         stop = list(map(operator.add, start, block.shape))
         if not (self._first is _Action.COPY and self._grid.covers(start, stop)):
@@ -153,10 +153,10 @@ class Blender:
     def fold(
         self, target: Array, target_start: Sequence[int], source: Array, source_start: Sequence[int], index: Index
     ) -> None:
-        """Blend what `source` holds of window `index` into `target`, where the two overlap.
+        """Blend `source`, a part of window `index`, into `target`, where the two overlap.
 
         `target_start` and `source_start` are the pixels at which the two blocks begin. Every earlier
-        window that covers a pixel of both must have been folded into it before.
+        window that covers a pixel of both must already be folded into `target`.
         """
         low, high, to, of = [], [], [], []
         for a, n, b, m in zip(target_start, target.shape, source_start, source.shape, strict=True):
@@ -167,7 +167,7 @@ class Blender:
             to.append(slice(begin - a, end - a))
             of.append(slice(begin - b, end - b))
         parts = self._parts_of(index)
-        # Where in a window something lies decides its weight only.
+        # The position in a window matters only for its weights.
         origin = self._grid.window.start(index) if self._weighs else None
         if len(parts) == 1:
             within = of if origin is None else _slices(low, high, origin)
@@ -183,16 +183,16 @@ class Blender:
                 self._put(part.action, target, there, source[here], within)
 
     def fold_row(self, target: Array, target_start: Sequence[int], row: Array, index: Index) -> None:
-        """`fold` for whole windows that follow each other along the last coordinate, at once.
+        """Fold whole windows that are consecutive along the last coordinate, all at once.
 
-        ``row[i]`` is the window at `index`, moved on by i along the last coordinate.
+        ``row[i]`` is the window at `index`, moved by i along the last coordinate.
         """
         grid = self._grid
         count = len(row)
         if count == 1 and self._copies:
             self._copy(target, target_start, row[0], index)
             return
-        # The first window along a coordinate has other parts than those after it.
+        # The first window along a coordinate has different parts from those after it.
         singles = count if grid.row_dim is None or count == 1 else int(index[-1] == grid.first[-1])
         for i in range(singles):
             moved = (*index[:-1], index[-1] + i)
@@ -201,7 +201,7 @@ class Blender:
             self._fold_row(target, target_start, row[singles:], (*index[:-1], index[-1] + singles))
 
     def _copy(self, target: Array, target_start: Sequence[int], window: Array, index: Index) -> None:
-        """`fold` for one window of those that are alone over their pixels: what most reads come down to."""
+        """`fold` for one window that overlaps no other, which is the case in most reads."""
         to, of = [], []
         for (k, size, stride, offset, _), a, n in zip(self._grid.dimensions, target_start, target.shape, strict=True):
             begin = (offset if k is None else index[k] * stride + offset) - a
@@ -218,13 +218,13 @@ class Blender:
         for part in self._row_parts_of(index):
             low = [max(s + p, t) for s, p, t in zip(start, part.low, target_start, strict=True)]
             high = [min(s + p, t + n) for s, p, t, n in zip(start, part.high, target_start, target.shape, strict=True)]
-            # Of window i the part covers [low + i * stride, high + i * stride) along the row.
+            # This part of window i covers [low + i * stride, high + i * stride) along the row.
             low[axis], high[axis] = start[axis] + part.low[axis], start[axis] + part.high[axis]
             first = max(0, (begin - high[axis]) // stride + 1)
             last = min(len(row), -((low[axis] - end) // stride))
             if first >= last or not all(map(operator.lt, low, high)):
                 continue
-            # Windows that the target holds a whole stride of form a block of cells, one for each.
+            # Windows of which the target contains a whole stride form a block of cells, one for each window.
             inner, outer = max(first, -((low[axis] - begin) // stride)), min(last, (end - low[axis]) // stride)
             if outer - inner < 2:
                 inner = outer = last
@@ -244,7 +244,7 @@ class Blender:
     def _put(
         self, action: _Action, target: Array, to: tuple[slice, ...], incoming: Array, within: Sequence[slice]
     ) -> None:
-        """Carry out one part of a fold, of which `incoming` is the part `within` a window."""
+        """Carry out `action` for one part of a fold; `incoming` is the part `within` of a window."""
         if self._weighs:
             assert self._mean is not None
             self._mean.put(target[to], incoming, within, first=action is _Action.COPY)
@@ -257,7 +257,7 @@ class Blender:
             target[to] = self._combined(self._blend, target[to], incoming)
 
     def _combined(self, blend: Callable[..., torch.Tensor], existing: Array, incoming: Array) -> Array:
-        # Copies, so that a blend which writes into its arguments harms nothing that is stored.
+        # Copies, so that a blend that writes into its arguments does not damage stored values.
         if self._takes_any_shape or as_tensor(existing).device.type != "cpu":
             combined = _called(blend, *(as_tensor(copied(block)) for block in (existing, incoming)))
         else:
@@ -268,7 +268,7 @@ class Blender:
     def _combined_flat(
         self, blend: Callable[..., torch.Tensor], existing: torch.Tensor, incoming: torch.Tensor
     ) -> torch.Tensor:
-        """Blend what `flattened` gave; the pixels that fill it up are still there."""
+        """Blend two blocks from `flattened`, including the pixels that pad them."""
         if len(existing) <= _FLAT:
             return _called(blend, existing, incoming)
         for begin in range(0, len(existing), _FLAT):
@@ -277,7 +277,7 @@ class Blender:
         return existing
 
     def _parts_of(self, index: Index) -> list[_Part]:
-        """The parts of window `index`, and what is done with each; those that are seen first in it come first."""
+        """The parts of window `index`, each with its action; parts that no earlier window covers come first."""
         if self._alike:
             return self._whole
         inner = tuple(map(operator.gt, index, self._grid.first))
@@ -287,7 +287,7 @@ class Blender:
 
     @cached_property
     def _alike(self) -> bool:
-        """Whether the same happens to all pixels of a window."""
+        """Whether all pixels of a window have the same action."""
         return self._first is self._later or self._grid.overlap_free
 
     @cached_property
@@ -300,10 +300,10 @@ class Blender:
         return [_Part((0,) * self._grid.ndim, self._grid.window.size, self._first)]
 
     def _row_parts_of(self, index: Index) -> list[_Part]:
-        """The parts of each window in a row from `index` on, in an order in which all windows can go through one first.
+        """The parts of each window in a row from `index`, in an order that lets all windows be folded part by part.
 
-        Cut to at most a stride, one part of neighbouring windows does not overlap. A pixel that several of
-        them cover lies the further back in a window the earlier that is: so the parts at the far end come first.
+        Parts are cut to at most one stride, so that the same part of neighbouring windows does not overlap. Earlier
+        windows cover a shared pixel nearer to their end, so the parts at the end come first.
         """
         inner = tuple(map(operator.gt, index, self._grid.first))
         if inner not in self._row_parts:
@@ -341,7 +341,7 @@ class Blender:
 
 
 def _actions_of(blend: Blend | None, blend_init: Number | None) -> tuple[_Action, _Action]:
-    """What happens to pixels that a window is the first to cover, and to those that an earlier one covers."""
+    """The action for pixels that a window is the first to cover, and the action for pixels covered before."""
     if isinstance(blend, str):
         return _Action.COPY, _Action.KEEP if blend == "first" else _Action.COPY
     if blend is not None:
@@ -350,7 +350,7 @@ def _actions_of(blend: Blend | None, blend_init: Number | None) -> tuple[_Action
 
 
 def _cut(box: _Box, dims: list[int], extents: list[int]) -> tuple[list[_Box], _Box]:
-    """Cut from `box` what lies below `extents` in all of `dims`: the boxes that remain, and what was cut."""
+    """Cut the part below `extents` in all of `dims` from `box`. Returns the boxes that remain, and the part cut off."""
     rest: list[_Box] = []
     low, high = box
     for d, extent in zip(dims, extents, strict=True):
@@ -362,7 +362,7 @@ def _cut(box: _Box, dims: list[int], extents: list[int]) -> tuple[list[_Box], _B
 
 
 def _cells(block: Array, axis: int, stride: int) -> Array:
-    """A view of a block in which `axis` is cut every `stride` pixels; the number of the cut comes first."""
+    """A view of a block with `axis` cut every `stride` pixels; the first dimension counts the cuts."""
     shape = block.shape
     cut = block.reshape((*shape[:axis], shape[axis] // stride, stride, *shape[axis + 1 :]))
     order = (axis, *range(axis), *range(axis + 1, len(shape) + 1))
@@ -377,11 +377,11 @@ def _add(target: Array, source: Array) -> None:
     if not isinstance(target, np.ndarray):
         target += source
     elif target.dtype in _LEFT_TO_NUMPY:
-        # Operands in this order keep the NaN that torch's addition keeps, and like torch it does not warn.
+        # This order of operands keeps the same NaN as torch's addition. torch does not warn, so numpy must not either.
         with np.errstate(all="ignore"):
             np.add(source, target, out=target)
     elif target.size <= AT_ONCE:
-        # In a third of numpy's time.
+        # torch takes a third of numpy's time.
         torch.from_numpy(target).add_(torch.from_numpy(source))
     else:
         for into, part, _ in parts_of((target, source, source)):
@@ -389,12 +389,12 @@ def _add(target: Array, source: Array) -> None:
 
 
 def check_blend(blend: Blend | None, dtype: torch.dtype, device: torch.device) -> None:
-    """Try `blend` once on a small block, so that a blend that cannot work is found at construction.
+    """Try `blend` once on a small block, so that a wrong blend is found at construction.
 
     Raises
     ------
     ValidationError
-        If it fails on `dtype`, or returns something else than it was given.
+        If it fails on `dtype`, or returns another dtype, device or shape than it was given.
     """
     if blend is None or isinstance(blend, str):
         return
@@ -413,7 +413,7 @@ def check_blend(blend: Blend | None, dtype: torch.dtype, device: torch.device) -
 
 
 def _called(blend: Callable[..., torch.Tensor], existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
-    """What a blend makes of two blocks; ValidationError where it is another kind of block."""
+    """Call a blend on two blocks; raises ValidationError if it returns another kind of block."""
     expected = existing.dtype, existing.device, existing.shape
     combined = blend(existing, incoming)
     is_dense = isinstance(combined, torch.Tensor) and not combined.is_nested and combined.layout is torch.strided

@@ -1,4 +1,4 @@
-"""Checks of what a user gives an `InfiniteTensor`: each says what was given and what was expected."""
+"""Checks of the arguments of an `InfiniteTensor`. Each error says what was given and what was expected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from infinite_tensor.values.dtypes import checked_dtype
 
 
 def check_callable(f: object) -> None:
-    """`f` can be called."""
+    """Check that `f` can be called."""
     if not callable(f):
         raise ValidationError(
             f"f must be callable, got {quoted(f)}; give a function f(ctx, *regions) that returns a tensor, or read "
@@ -41,7 +41,7 @@ def checked_shape(shape: object) -> Shape:
 
 
 def check_output_window(window: object, shape: Shape, edge: Edge | None) -> None:
-    """The output window has one entry per dimension, follows coordinates that exist, and overlaps within reason."""
+    """Check that the window has one entry per dimension, follows existing coordinates, and overlaps within limits."""
     if not isinstance(window, TensorWindow):
         raise ValidationError(f"output_window must be a TensorWindow, got {quoted(window)}")
     if window.ndim != len(shape):
@@ -59,12 +59,12 @@ def check_output_window(window: object, shape: Shape, edge: Edge | None) -> None
 
 
 def check_windows(tensor_id: str, grid: WindowGrid, labels: Sequence[str]) -> None:
-    """There is at least one window. `labels` are what messages call the dimensions.
+    """Check that there is at least one window. Messages call the dimensions by `labels`.
 
     Raises
     ------
     ValidationError
-        If there is none, which says in which dimension none fits.
+        If there is no window. The message names the dimensions in which none fits.
     """
     if not grid.empty:
         return
@@ -85,9 +85,10 @@ def check_windows(tensor_id: str, grid: WindowGrid, labels: Sequence[str]) -> No
 
 
 def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], definitions: Sequence[ArgDefinition]) -> None:
-    """Each arg has a window of its dimensions that leaves finite ones only where they are padded, as far as known now.
+    """Check the window of each arg: its dimensions, and that it reaches beyond a finite one only if that is padded.
 
-    `args` are known to be InfiniteTensors; `grid` are the windows of the tensor that reads them.
+    Checks only what is known at construction. `args` must be InfiniteTensors; `grid` has the windows of the tensor
+    that reads them.
     """
     checked_windows(args, [definition.window for definition in definitions])
     for at, (arg, definition) in enumerate(zip(args, definitions, strict=True)):
@@ -96,12 +97,12 @@ def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], definition
 
 
 def checked_paddings(args: Sequence[Any], given: object) -> tuple[tuple[Padding, ...] | None, ...]:
-    """What a user says of the pixels beyond the ends of each arg; None where no window may leave it.
+    """The paddings of each arg, one per dimension, from the user's `args_padding`; None for an arg without padding.
 
     Raises
     ------
     ValidationError
-        If it is neither a padding, nor one per arg, each for all of its dimensions or one per dimension.
+        If `given` is neither one padding nor one entry per arg, where an entry may have one padding per dimension.
     """
     entries = (given,) * len(args) if _is_one_padding(given) else members(given)
     if entries is None or len(entries) != len(args):
@@ -116,12 +117,12 @@ _PADDINGS = ", ".join(f'"{mode}"' for mode in PADDINGS if mode != "constant") + 
 
 
 def _is_one_padding(given: object) -> bool:
-    """Whether it is meant for all that it may be spread over."""
+    """Whether `given` is a single padding, which applies to all args or dimensions."""
     return given is None or isinstance(given, str) or constant_of(given) is not None
 
 
 def constant_of(given: object) -> complex | None:
-    """The value in ``("constant", value)``; None for everything else."""
+    """The value in ``("constant", value)``; None for anything else."""
     entries = members(given)
     return number(entries[1]) if entries is not None and len(entries) == 2 and word(entries[0]) == "constant" else None
 
@@ -160,7 +161,7 @@ def _padding(name: str, dtype: torch.dtype, given: object) -> Padding:
 
 
 def checked_windows(args: Sequence[Any], windows: Sequence[object]) -> tuple[TensorWindow, ...]:
-    """`windows`, if they are one for each arg, of its dimensions."""
+    """Return `windows` if there is one TensorWindow per arg, with the dimensions of the arg."""
     if len(args) != len(windows):
         raise ValidationError(
             f"args_windows must have one TensorWindow per arg: {len(args)} args, {len(windows)} windows"
@@ -176,7 +177,7 @@ def checked_windows(args: Sequence[Any], windows: Sequence[object]) -> tuple[Ten
 
 
 def check_followed(name: str, window: TensorWindow, coordinates: int) -> None:
-    """The dimensions of a window follow coordinates of the consumer's ctx, of which there are `coordinates`."""
+    """Check that a window only follows coordinates of the consumer's ctx, which has `coordinates` entries."""
     for d, k in enumerate(followed(window)):
         if k is not None and k >= coordinates:
             raise ValidationError(
@@ -200,7 +201,7 @@ def _check_known_extents(tensor_id: str, grid: WindowGrid, at: int, arg: Any, de
 
 
 def outside_arg(names: str, at: int, arg_id: str, label: str, low: int, high: int, extent: int) -> RegionError:
-    """The error for an arg window that leaves a finite dimension of its arg."""
+    """The error for an arg window that reaches beyond a finite dimension of its arg."""
     return RegionError(
         f"args_windows[{at}] of tensor {names} reads pixels [{low}, {high}) in dimension {label} of {arg_id!r}, "
         f"which ends at [0, {extent}); change the window, or say by args_padding (padding in map and predict) what "
@@ -211,9 +212,9 @@ def outside_arg(names: str, at: int, arg_id: str, label: str, low: int, high: in
 def move_target(
     device: torch.device, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[torch.device, torch.dtype]:
-    """Where ``.to(*args, **kwargs)`` would bring a tensor that is now on `device` in `dtype`.
+    """The device and dtype to which ``.to(*args, **kwargs)`` moves a tensor that is now on `device` in `dtype`.
 
-    torch itself reads the arguments, so all its forms work and its TypeErrors come through.
+    torch itself parses the arguments, so all its forms work and it raises its own TypeErrors.
     """
     flags = [arg for arg in args if isinstance(arg, bool)]
     if kwargs.get("copy") or (len(flags) > 1 and flags[1]):
@@ -233,7 +234,7 @@ def move_target(
 
 
 def dense(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """The values of a tensor, as one without a gradient; ValidationError that calls it by a name where it has none."""
+    """The values of a tensor without gradient; raises ValidationError, which calls it `name`, if it is not dense."""
     if tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
         raise ValidationError(
             f"{name} must be a dense tensor with values, got {tensor.dtype} of layout {tensor.layout} on "
@@ -247,7 +248,8 @@ def dense(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def stand_in(given: Any) -> Any:
-    """The tensor that stands for `given`, a `TensorBlob` say; otherwise `given` itself."""
-    # Of its class: an object may compute its attributes. Tensors of torch, such as MONAI's, have a method of this name.
+    """``given.as_tensor()`` if `given` has such a method, as a `TensorBlob` has; otherwise `given` itself."""
+    # Looked up on the class, because an object may compute its attributes. Some torch tensors, such as MONAI's, have a
+    # method of this name too.
     as_tensor = None if isinstance(given, torch.Tensor) else getattr(type(given), "as_tensor", None)
     return given if as_tensor is None else as_tensor(given)

@@ -1,4 +1,4 @@
-"""Coarser pixels: what is made of each block of pixels, as overviews and pyramids need it."""
+"""Coarsens pixels for overviews and pyramids: each block of pixels becomes one."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from infinite_tensor.values.definition import Json, json_number
 from infinite_tensor.values.meaning import nodata_in
 
 _ON_ONE_THREAD = 2**15
-"""torch spreads work on more numbers over threads, which takes longer where others write and compute meanwhile."""
+"""torch uses threads for more numbers than this, which is slower while other threads write and compute."""
 
 _Entries: TypeAlias = list[tuple[int, torch.Tensor]]
-"""The pixels of blocks that have the same number in their block, with their weight, in lexicographic order."""
+"""For each position in a block, in lexicographic order: its weight, and the pixels of all blocks at this position."""
 
 
 class Blocks(NamedTuple):
-    """How pixels lie in blocks, along one dimension.
+    """How pixels are grouped into blocks along one dimension.
 
     Attributes
     ----------
     factor : int
-        So many pixels make a block; the last block may have fewer.
+        The number of pixels in a block; the last block may have fewer.
     weight : int
-        So many pixels of the finest level are in each pixel.
+        The number of pixels of the finest level in each pixel.
     last : int
-        So many are in the last one, where the finest level ends in it.
+        The same for the last pixel, in which the finest level may end.
     """
 
     factor: int
@@ -43,7 +43,7 @@ class Blocks(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Blocks of one size along one dimension: their numbers, their pixels, and the weights of the pixels of one."""
+    """Blocks of one size along one dimension: their numbers, their pixels, and the weight of each pixel of a block."""
 
     blocks: slice
     pixels: slice
@@ -51,23 +51,24 @@ class _Part(NamedTuple):
 
 
 def coarse(pixels: torch.Tensor, along: Sequence[Blocks], method: str, nodata: torch.Tensor | None) -> torch.Tensor:
-    """One pixel for each block of pixels; for a block always the same, whatever else there is.
+    """Reduce each block of pixels to one pixel, which depends on nothing outside the block.
 
     Parameters
     ----------
     pixels : torch.Tensor
-        Beginning with a whole block in each dimension.
+        The pixels; in each dimension they begin with a whole block.
     along : sequence of Blocks
-        One for each dimension.
+        The blocks of each dimension.
     method : str
         "mean", "max", "min", "mode" or "nearest"; see `check_method`.
     nodata : torch.Tensor or None
-        What stands for a pixel that is missing, as NaN does, and for a block without any other; it is broadcast.
+        The value that marks a missing pixel, in addition to NaN, and the result of a block of missing pixels. It is
+        broadcast.
 
     Returns
     -------
     torch.Tensor
-        Of the dtype of `pixels`.
+        The coarser pixels, of the dtype of `pixels`.
     """
     computed = _computed(method, pixels.dtype, nodata)
     shape = [-(-n // each.factor) for n, each in zip(pixels.shape, along, strict=True)]
@@ -91,7 +92,7 @@ def coarse(pixels: torch.Tensor, along: Sequence[Blocks], method: str, nodata: t
 
 
 def check_method(method: str, dtype: torch.dtype) -> None:
-    """ValidationError if there is no such method, or it is none for pixels of a dtype."""
+    """Raise ValidationError if there is no such method, or it does not support the dtype."""
     if method not in _METHODS:
         raise ValidationError(f"method must be one of {', '.join(map(repr, _METHODS))}, got {method!r:.80}")
     fitting = [name for name in _METHODS if fits(name, dtype)]
@@ -100,7 +101,7 @@ def check_method(method: str, dtype: torch.dtype) -> None:
 
 
 def fits(method: str, dtype: torch.dtype) -> bool:
-    """Whether a method is one for pixels of a dtype."""
+    """Whether a method supports a dtype."""
     if method == "nearest":
         return True
     if dtype is torch.uint64 or dtype.is_complex:
@@ -109,7 +110,7 @@ def fits(method: str, dtype: torch.dtype) -> bool:
 
 
 def _computed(method: str, dtype: torch.dtype, nodata: torch.Tensor | None) -> torch.dtype:
-    """The dtype that pixels are computed in: torch has no arithmetic for some, and not all hold nodata."""
+    """The dtype for the computation: torch has no arithmetic for some dtypes, and some cannot represent nodata."""
     if method == "nearest" or dtype is torch.bool:
         return dtype
     if dtype.is_floating_point:
@@ -122,7 +123,7 @@ def _every(first: int, step: int) -> slice:
 
 
 def _most_blocks(shape: Sequence[int], device: torch.device) -> list[int]:
-    """How many blocks are worked on at once, along each dimension."""
+    """The number of blocks that are processed at once, along each dimension."""
     if device.type != "cpu" or torch.get_num_threads() == 1:
         return [*shape]
     found, most = [], _ON_ONE_THREAD
@@ -133,7 +134,7 @@ def _most_blocks(shape: Sequence[int], device: torch.device) -> list[int]:
 
 
 def _parts(extent: int, along: Blocks, most: int) -> Iterator[_Part]:
-    """The whole blocks, `most` at a time, and the last one if it has fewer pixels than others, or a lighter one."""
+    """The whole blocks, `most` at a time; then the last block, if it has fewer pixels or a pixel of another weight."""
     whole = extent // along.factor
     if extent % along.factor or along.last != along.weight:
         whole = (extent - 1) // along.factor
@@ -149,14 +150,14 @@ def _mean(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
     """The sum, in the order of the entries, over the sum of their weights."""
     terms = (pixels if weight == 1 else pixels * weight for weight, pixels in entries)
     total = next(terms)
-    # Not into the pixels themselves.
+    # A new tensor, so that the pixels are not overwritten.
     total = total + next(terms) if len(entries) > 1 else total.clone()
     for term in terms:
         total += term
-    # A sum without NaN has none among its terms.
+    # If the sum is not NaN, no pixel is NaN.
     if nodata is None and not (total.is_floating_point() and math.isnan(total.sum().item())):
         return _over(total, sum(weight for weight, _ in entries))
-    # 0.0 would turn a sum of -0.0 into 0.0.
+    # Starting from 0.0 would turn a sum of -0.0 into 0.0.
     total, count = torch.full_like(total, -0.0), torch.zeros_like(total)
     for weight, pixels in entries:
         missing = _is_missing(pixels, nodata)
@@ -167,9 +168,9 @@ def _mean(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
 
 
 def _over(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
-    """A quotient, which may take the place of `total`; of integers rounded, a half to the even one."""
+    """``total / count``, maybe in place of `total`. Integers are rounded, halves to even."""
     if total.is_floating_point():
-        # By a tensor: a GPU multiplies by the inverse of a number.
+        # The divisor is a tensor, because a GPU multiplies by the inverse of a plain number instead of dividing.
         return total.div_(torch.as_tensor(count, dtype=total.dtype, device=total.device))
     quotient = total.div(count, rounding_mode="floor")
     twice = 2 * (total - quotient * count)
@@ -180,7 +181,7 @@ def _over(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
 def _best(
     better: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], entries: _Entries, nodata: torch.Tensor | None
 ) -> torch.Tensor:
-    """What is better than the others; of NaN and a number, that is the number."""
+    """The best pixel of each block. A number is better than NaN."""
     best, *others = [pixels for _, pixels in entries]
     for pixels in others:
         found = better(best, pixels)
@@ -192,7 +193,7 @@ def _best(
 
 
 def _mode(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
-    """What there is most often; of several, the smallest."""
+    """The most frequent value of each block; the smallest one if several are equally frequent."""
     ordered: Iterator[torch.Tensor] = iter(torch.stack([pixels for _, pixels in entries]).sort(dim=0).values)
     best = next(ordered)
     before, run = best, torch.ones_like(best, dtype=torch.int32)
@@ -223,29 +224,29 @@ def _is_missing(pixels: torch.Tensor, nodata: torch.Tensor | None) -> torch.Tens
 
 
 KEY = "infinite_tensor.coarsen"
-"""Under which the version of a coarser tensor says how it is made."""
+"""The key in the version of a coarser tensor under which its settings are recorded."""
 
 
 @dataclass(frozen=True)
 class Coarsening:
-    """The ``f`` of a coarser tensor: windows of the finer one go in, and pixels of the coarser one come out.
+    """The ``f`` of a coarser tensor: takes windows of the finer tensor and returns pixels of the coarser one.
 
     Attributes
     ----------
     shape : tuple of int or None
-        Of the finer tensor.
+        The shape of the finer tensor.
     factor : tuple of int
-        How many of its pixels make one, per dimension.
+        How many pixels of the finer tensor make one coarser pixel, per dimension.
     method : str
-        How; see `coarse`.
+        The method; see `coarse`.
     weight : tuple of int
-        How many pixels of the finest level make one of the finer tensor, per dimension.
+        How many pixels of the finest level make one pixel of the finer tensor, per dimension.
     finest : tuple of int or None
         The shape of the finest level.
     nodata : number, tuple of (number or None), or None
-        What stands for a missing pixel; a tuple has one for each entry of the dimension `along`.
+        The value that marks a missing pixel; a tuple has one per index of the dimension `along`.
     along : int or None
-        That dimension.
+        The dimension along which `nodata` varies.
     """
 
     shape: Shape
@@ -281,7 +282,7 @@ class Coarsening:
         return Blocks(self.factor[d], weight, last)
 
     def _missing(self, pixels: torch.Tensor, starts: Sequence[int]) -> torch.Tensor | None:
-        """What stands for a missing pixel of a region; None where no pixel can be that."""
+        """The values that mark missing pixels of a region; None if no pixel can be missing."""
         if self.nodata is None or self.method == "nearest":
             return None
         floating, d = pixels.is_floating_point(), self.along
@@ -299,7 +300,7 @@ class Coarsening:
 
     @property
     def version(self) -> Json:
-        """What tells it from others, beside the tensor that it is of; `of_version` reads it back."""
+        """The settings that, together with the finer tensor, identify this `f`; `of_version` reads them back."""
         said: dict[str, Json] = {"factor": [*self.factor], "method": self.method}
         if {*self.weight} != {1}:
             said |= {"weight": [*self.weight], "finest": [*self.finest]}
@@ -311,7 +312,7 @@ class Coarsening:
 
     @classmethod
     def of_version(cls, version: object, shape: Shape, dtype: torch.dtype) -> Self | None:
-        """That of a tensor of this shape and dtype, which a definition says; None where it says another ``f``."""
+        """The coarsening of a finer tensor of this shape and dtype that `version` records; None for another ``f``."""
         said: Any = version.get(KEY) if isinstance(version, dict) else None
         if not isinstance(said, dict):
             return None
@@ -334,7 +335,7 @@ class Coarsening:
 
 
 def scales(levels: Sequence[Coarsening]) -> list[tuple[int, ...]]:
-    """How many pixels of a tensor one of each of its levels is, per dimension, the lowest level first."""
+    """How many pixels of a tensor make one pixel of each of its levels, per dimension, the lowest level first."""
 
     def product(below: Sequence[int], factor: Sequence[int]) -> tuple[int, ...]:
         return tuple(map(operator.mul, below, factor))
