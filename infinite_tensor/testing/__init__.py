@@ -1,6 +1,6 @@
 """The conformance suite for backends of `PersistentTileStore`; runs under pytest.
 
-Subclass `PersistentStoreTests` in a test module, say how the store is opened, and run pytest:
+Subclass `PersistentStoreTests` in a test module, define how the store is opened, and run pytest:
 
     from infinite_tensor.testing import PersistentStoreTests
 
@@ -8,15 +8,15 @@ Subclass `PersistentStoreTests` in a test module, say how the store is opened, a
         def open_store(self, location, **options):
             return MyTileStore(location, **options)
 
-It tests what a backend does; what all stores do above their backends is tested where the library is developed.
+The suite tests only the backend. The tests of this library cover what all stores have in common.
 
-What a test has written it looks at through another store object on the same location, so that neither a cache
-nor the store object itself can vouch for what is stored.
+Each test reads what it has written through another store object on the same location, so that it sees what is stored
+and not what a cache or the first object remembers.
 """
 
 import pytest
 
-# Before they are imported: then a failing assert says what it has compared.
+# This must run before the imports. It makes a failing assert show the values that it compared.
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in ("tensors", "tiles")))
 
 from infinite_tensor.testing.tensors import DefinitionTests, GroupTests, LifeTests, UpkeepTests  # noqa: E402
@@ -34,11 +34,11 @@ class PersistentStoreTests(
     GroupTests,
     LifeTests,
 ):
-    """What every backend must do. Override `open_store`, and `location` where a path will not do.
+    """The tests that every backend must pass. Override `open_store`, and `location` if the store is not at a path.
 
     Attributes
     ----------
     concurrent : bool
-        Whether two store objects may be open on one location at a time. Where they may not, what needs
-        two is skipped.
+        Whether two store objects may be open on one location at the same time. If False, tests that need
+        two are skipped.
     """

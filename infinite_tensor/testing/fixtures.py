@@ -1,4 +1,4 @@
-"""What the suite is told of a backend, and what its tests store: tensors of one function, and pixels of any bits."""
+"""The methods that an author of a backend overrides, and the tensors and pixels that the tests store."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ HOSTILE_IDS = {
     "url": "memory://x",
     "format": "{0} %s =41",
 }
-"""Ids that would do harm if they were used as they are, by what is special of them."""
+"""Ids that would do harm if they were used unchanged, by what is special about them."""
 
 
 class Ramp:
-    """The ``f`` of the tensors here: tells window and pixel, and remembers its calls."""
+    """The ``f`` of the tensors in the tests. Its values identify window and pixel, and it records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[Index] = []
@@ -63,30 +63,30 @@ class Ramp:
 
 
 class OtherRamp(Ramp):
-    """A changed ``f``."""
+    """An ``f`` with other values."""
 
     def __call__(self, ctx: Index, *regions: torch.Tensor) -> torch.Tensor:
-        """The same with the other sign."""
+        """The negative of a `Ramp`."""
         return -super().__call__(ctx, *regions)
 
 
 def tensor_on(store: PersistentTileStore | MemoryTileStore, f: Ramp, name: str = "t", **options: Any) -> InfiniteTensor:
-    """A tensor of the suite on a store."""
+    """Create a tensor of the suite on a store."""
     return InfiniteTensor((None, None), f, options.pop("window", WINDOW), tile_store=store, tensor_id=name, **options)
 
 
 def reader_of(store: PersistentTileStore | MemoryTileStore, f: Ramp, tensor: InfiniteTensor) -> InfiniteTensor:
-    """A tensor that is computed from another one."""
+    """Create a tensor that is computed from another one."""
     return tensor_on(store, f, "top", args=[tensor], args_windows=[WINDOW])
 
 
 def declare(store: PersistentTileStore, name: str = "t", dtype: torch.dtype = torch.float32) -> None:
-    """Have the store know a tensor as long as it lives, for tests that then call its storage methods."""
+    """Declare a tensor to a store for as long as the store object lives, for tests that call storage methods."""
     vars(store).setdefault("_declared", []).append(tensor_on(store, Ramp(), name, dtype=dtype))
 
 
 def pixels(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
-    """Pixels of arbitrary bits: NaN with payloads, and -0.0, for dtypes that have them."""
+    """Pixels of random bits; for dtypes that have them, with NaNs with payloads and -0.0."""
     generator = torch.Generator().manual_seed(seed)
     size = (*shape, dtype.itemsize)
     raw = torch.randint(0, 2 if dtype is torch.bool else 256, size, dtype=torch.uint8, generator=generator)
@@ -98,7 +98,7 @@ def pixels(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    """Whether two blocks are the same in dtype, shape and every bit, or both None."""
+    """Whether two blocks have the same dtype, shape and bits, or are both None."""
     if a is None or b is None:
         return a is b
     if (a.dtype, a.shape) != (b.dtype, b.shape):
@@ -107,17 +107,17 @@ def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 
 
 class BackendTests:
-    """What an author of a backend overrides; all parts of the suite build on it."""
+    """The methods that an author of a backend overrides; the base class of all parts of the suite."""
 
     concurrent: ClassVar[bool] = True
 
     def open_store(self, location: Any, **options: Any) -> PersistentTileStore:
-        """Open the store that lives at `location`, or create it.
+        """Open the store at `location`, or create it.
 
         Parameters
         ----------
         location : object
-            What the fixture `location` gave; the same for all stores that a test opens.
+            The value of the fixture `location`; the same for all stores that a test opens.
         **options
             `tile_size`, `cache_size_bytes` and `cache_size_tiles`, for `PersistentTileStore`.
         """
@@ -125,20 +125,20 @@ class BackendTests:
 
     @pytest.fixture
     def location(self, tmp_path: Path) -> Any:
-        """A place that no other test uses and where nothing is yet; a path below `tmp_path` unless overridden."""
+        """An empty place that no other test uses. Default: a path below `tmp_path`."""
         return tmp_path / "store"
 
     def damage_tile(self, location: Any, tensor_id: str, tile: Index) -> None:
-        """Change what is stored of a complete tile, behind the back of the store.
+        """Damage a stored complete tile without using the store.
 
-        Override it to have `verify` tested. No store is open on `location` meanwhile.
+        Override this method to test `verify`. It is called while no store is open on `location`.
 
         Parameters
         ----------
         location : object
-            Where the store is.
+            The location of the store.
         tensor_id : str
-            A tensor in it.
+            The id of a tensor in the store.
         tile : tuple of int
             One of its complete tiles.
         """
@@ -147,7 +147,7 @@ class BackendTests:
     def _open(
         self, location: Any, *declared: str, dtype: torch.dtype = torch.float32, **options: Any
     ) -> PersistentTileStore:
-        """The store, which knows the tensors that are declared."""
+        """Open the store and declare tensors to it."""
         store = self.open_store(location, **{"tile_size": TILE, **options})
         for name in declared:
             declare(store, name, dtype)
@@ -156,23 +156,23 @@ class BackendTests:
     def _write(
         self, location: Any, tiles: Tiles, partials: Partials | None = None, dtype: torch.dtype = torch.float32
     ) -> None:
-        """Write tiles, and parts of tiles, through a store object that is closed then."""
+        """Write tiles and partial tiles through a store object, and close it."""
         with self._open(location, "t", dtype=dtype) as store:
             store._write_tiles("t", tiles)
             store._write_partials("t", partials or {})
 
     def _tiles(self, location: Any, tiles: Sequence[Index], dtype: torch.dtype = torch.float32) -> list[Any]:
-        """Tiles as a store object reads them that has just been opened."""
+        """Read tiles through a newly opened store object."""
         with self._open(location, "t", dtype=dtype) as store:
             return list(store._read_tiles("t", tiles))
 
     def _partials(self, location: Any, tiles: Sequence[Index], dtype: torch.dtype = torch.float32) -> list[Any]:
-        """What is known of incomplete tiles, as a store object reads it that has just been opened."""
+        """Read partial tiles through a newly opened store object."""
         with self._open(location, "t", dtype=dtype) as store:
             return list(store._read_partials("t", tiles))
 
     def _open_with(self, method: str, location: Any, *declared: str) -> PersistentTileStore:
-        """The same for a test of an optional method, which is skipped where the backend has none."""
+        """Open the store for a test of an optional method; skip the test if the backend does not have it."""
         store = self._open(location, *declared)
         if not offers(store, method):
             store.close()

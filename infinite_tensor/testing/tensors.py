@@ -1,4 +1,4 @@
-"""Tensors and groups: how they are told apart, found again and refused, what reads see of them, and their upkeep."""
+"""Tests of tensors and groups: how they are identified, reopened, refused, read and maintained."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from infinite_tensor.tilestore.store import contents_of
 
 
 class DefinitionTests(BackendTests):
-    """How tensors are told apart, found again and listed."""
+    """How tensors are identified, reopened and listed."""
 
     def test_a_definition_is_read_back_as_it_was_written(self, location: Any) -> None:
-        """A backend may add fields, but leaves those it was given."""
+        """A backend may add fields, but must not change those that it was given."""
         version = {"seed": 3, "scale": 0.1, "name": "ü", "none": None, "list": [1, [True]], "limit": float("inf")}
         with self._open(location) as store:
             tensor = tensor_on(store, Ramp(), version=version, blend_init=float("nan"))
@@ -54,7 +54,7 @@ class DefinitionTests(BackendTests):
             assert store._read_definition("t") is None
 
     def test_the_first_definition_stays(self, location: Any) -> None:
-        """Who creates a tensor second leaves what is there."""
+        """Creating a tensor a second time changes nothing."""
         with self._open(location, "t") as store:
             first = store._read_definition("t")
             assert first is not None
@@ -63,7 +63,7 @@ class DefinitionTests(BackendTests):
             assert store._read_definition("t") == first
 
     def test_a_deleted_tensor_leaves_nothing(self, location: Any) -> None:
-        """Also for one of the same id that comes after it; other tensors stay."""
+        """A later tensor of the same id finds nothing either; other tensors stay."""
         ones = torch.ones(TILE, TILE)
         with self._open(location) as store:
             for name in ("t", "other"):
@@ -83,7 +83,7 @@ class DefinitionTests(BackendTests):
 
     @pytest.mark.parametrize("tensor_id", HOSTILE_IDS.values(), ids=HOSTILE_IDS)
     def test_a_hostile_id_is_stored_safely_or_refused(self, location: Any, tensor_id: str, tmp_path: Path) -> None:
-        """Nothing is written beside the store, and other tensors are unharmed."""
+        """Nothing is written outside the store, and other tensors are unchanged."""
         with self._open(location) as store:
             expected = tensor_on(store, Ramp(), "x")[0:9, 0:9]
             try:
@@ -101,7 +101,7 @@ class DefinitionTests(BackendTests):
             assert [path for path in tmp_path.iterdir() if path != location] == []
 
     def test_ids_that_differ_only_in_case_are_two(self, location: Any) -> None:
-        """Also where file names do not tell them apart."""
+        """Also on file systems that ignore case."""
         ids = ("map", "Map", "MAP", "=4Dap", "m=41p")
         with self._open(location) as store:
             for number, name in enumerate(ids):
@@ -113,21 +113,21 @@ class DefinitionTests(BackendTests):
                 assert same_bits(store._read_tiles(name, [(0, 0)])[0], torch.full((TILE, TILE), float(number)))
 
     def test_tensors_are_listed(self, location: Any) -> None:
-        """Those of other store objects too."""
+        """Also those that another store object created."""
         with self._open_with("_list_tensors", location, "ü/b", "a"):
             pass
         with self._open(location) as store:
             assert store.tensor_ids() == ["a", "ü/b"]
 
     def test_tensors_are_described(self, location: Any) -> None:
-        """Those of other store objects too."""
+        """Also those that another store object created."""
         with self._open_with("_describe_tensor", location) as store:
             tensor_on(store, Ramp(), "ü/b")[0:10, 0:10]
             declare(store, "a")
         with self._open(location) as store:
             empty, filled = store.tensor_info("a"), store.tensor_info("ü/b")
         assert (empty.tiles_complete, empty.tiles_partial, empty.bytes_stored) == (0, 0, 0)
-        # Windows -1 to 3 reach from pixel -3 to 13, over tiles -1 to 2, of which 0 and 1 need no other window.
+        # Windows -1 to 3 cover pixels -3 to 13 in tiles -1 to 2. Tiles 0 and 1 need no other window.
         assert (filled.tiles_complete, filled.tiles_partial) == (4, 12)
         assert filled.bytes_stored > 0
         assert filled.definition["tensor_id"] == "ü/b"
@@ -163,10 +163,10 @@ _GROUP = {"format": 1, "group_id": "g", "members": [{"key": ["ü", "x"], "scale"
 
 
 class GroupTests(BackendTests):
-    """Definitions of groups, for backends that keep them."""
+    """Definitions of groups, for backends that store them."""
 
     def test_a_group_is_read_back_as_it_was_written(self, location: Any) -> None:
-        """A backend may add fields, but leaves those it was given."""
+        """A backend may add fields, but must not change those that it was given."""
         with self._open_with("_read_group", location) as store:
             assert store._read_group("g") is None
             store._write_group("g", _GROUP)
@@ -177,7 +177,7 @@ class GroupTests(BackendTests):
             assert store.group_ids() == ["g"]
 
     def test_a_group_that_is_there_is_not_replaced(self, location: Any) -> None:
-        """The first one wins."""
+        """The first definition stays."""
         with self._open_with("_read_group", location) as store:
             store._write_group("g", _GROUP)
             store._write_group("g", {**_GROUP, "members": []})
@@ -186,7 +186,7 @@ class GroupTests(BackendTests):
             assert stored["members"] == _GROUP["members"]
 
     def test_a_group_and_a_tensor_may_have_one_id(self, location: Any) -> None:
-        """Neither lists, verifies or clears the other, and no group is garbage."""
+        """Listing, verifying or clearing one does not affect the other, and `gc` deletes no group."""
         with self._open_with("_read_group", location) as store:
             tensor = tensor_on(store, Ramp())
             tensor[0:10, 0:10]
@@ -207,7 +207,7 @@ class GroupTests(BackendTests):
 
     @pytest.mark.parametrize("name", HOSTILE_IDS.values(), ids=HOSTILE_IDS)
     def test_a_group_of_a_hostile_id_is_kept_in_the_store(self, location: Any, name: str, tmp_path: Path) -> None:
-        """Nothing is written beside the store, and other groups are unharmed."""
+        """Nothing is written outside the store, and other groups are unchanged."""
         with self._open_with("_read_group", location) as store:
             beside = set(tmp_path.parent.iterdir())
             contents_of(store).store_group(name, {**_GROUP, "group_id": name})
@@ -222,10 +222,10 @@ class GroupTests(BackendTests):
 
 
 class LifeTests(BackendTests):
-    """What reads see, through any number of store objects."""
+    """What reads return, through any number of store objects."""
 
     def test_a_tensor_that_is_made_again_calls_f_zero_times(self, location: Any) -> None:
-        """Its values are those of a store in memory, bit for bit."""
+        """Its values equal those of a store in memory, bit for bit."""
         expected = tensor_on(MemoryTileStore(), Ramp())[-20:25, -9:30]
         with self._open(location) as store:
             assert same_bits(tensor_on(store, Ramp())[-20:25, -9:30], expected)
@@ -235,7 +235,7 @@ class LifeTests(BackendTests):
         assert f.calls == []
 
     def test_a_tensor_opens_from_its_id(self, location: Any) -> None:
-        """Without ``f`` it serves what is stored, and names what is not."""
+        """Without ``f`` it reads what is stored, and an error names what is not."""
         with self._open(location) as store:
             expected = tensor_on(store, Ramp())[0:12, 0:12]
         with self._open(location) as store:
@@ -245,7 +245,7 @@ class LifeTests(BackendTests):
                 tensor[0:12, 0:40]
 
     def test_partial_tiles_survive_a_close(self, location: Any) -> None:
-        """Only windows that no session has computed run; the bits are those of one session."""
+        """A session computes only windows that none before it computed, and gets the bits of a single session."""
         expected = tensor_on(MemoryTileStore(), Ramp())[-6:18, -6:18]
         f = Ramp()
         for corner in ((5, 5), (-6, 12), (12, -6), (-6, -6), (2, 2)):
@@ -258,7 +258,7 @@ class LifeTests(BackendTests):
         assert len(f.calls) == len(set(f.calls))
 
     def test_a_cleared_tensor_starts_anew(self, location: Any) -> None:
-        """The object that is there already, and one of another definition; other tensors keep what they have."""
+        """Both for an existing tensor object and for another definition; other tensors are unchanged."""
         f, g = Ramp(), Ramp()
         with self._open(location) as store:
             tensor, other = tensor_on(store, f), tensor_on(store, g, "other")
@@ -275,7 +275,7 @@ class LifeTests(BackendTests):
         assert len(g.calls) == calls
 
     def test_what_is_invalidated_is_computed_anew_also_by_the_next_store_object(self, location: Any) -> None:
-        """With what was computed from it; what is elsewhere stays."""
+        """So is everything computed from it; tiles elsewhere stay."""
         with self._open_with("_delete_tiles", location) as store:
             tensor = tensor_on(store, Ramp())
             reader_of(store, Ramp(), tensor)[0:20, 0:20]
@@ -295,7 +295,7 @@ class LifeTests(BackendTests):
         assert not {index for index in f.calls + g.calls if max(index) > 3}
 
     def test_a_closed_store_says_so_and_with_opens_it_again(self, location: Any) -> None:
-        """Closing twice is no error, and tensors made before work again."""
+        """Closing twice is not an error, and existing tensor objects work again."""
         f = Ramp()
         store = self._open(location)
         tensor = tensor_on(store, f)
@@ -332,7 +332,7 @@ class UpkeepTests(BackendTests):
     """Finding damage, repairing it, and collecting garbage."""
 
     def test_what_was_written_verifies(self, location: Any) -> None:
-        """Complete and partial tiles, of a tensor that this store object knows and of one that it does not."""
+        """Both complete and partial tiles, whether or not the store object has used the tensor."""
         with self._open_with("_verify_tensor", location) as store:
             tensor_on(store, Ramp())[0:10, 0:10]
             assert store.verify("t") == []
@@ -343,7 +343,7 @@ class UpkeepTests(BackendTests):
                 store.verify("x")
 
     def test_a_damaged_tile_is_missing_and_listed_and_a_repair_drops_it(self, location: Any) -> None:
-        """The others stay; once it is written again, nothing is damaged."""
+        """Other tiles stay. After the tile is written again, nothing is damaged."""
         if type(self).damage_tile is BackendTests.damage_tile:
             pytest.skip("nothing tells how to damage a tile")
         tiles: dict[Index, torch.Tensor] = {(0, j): pixels(torch.float32, TILE, TILE, seed=j) for j in range(-2, 2)}

@@ -1,4 +1,4 @@
-"""Tiles, complete and partial, as the storage methods move them, and as copies move them to another store and back."""
+"""Tests of complete and partial tiles: how storage methods keep them, and how copies move them between stores."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from infinite_tensor.tilestore.persistent.backend import offers
 from infinite_tensor_stores import ZarrTileStore
 
 _FAR = 2**51 // TILE
-"""Tiles from -_FAR to _FAR - 1 hold all pixels."""
+"""Tiles from -_FAR to _FAR - 1 contain all pixels."""
 
 
 class TileTests(BackendTests):
-    """Every bit of every tile, where it belongs."""
+    """Complete tiles are stored exactly and under the right index."""
 
     @each_dtype
     def test_tiles_keep_every_bit(self, location: Any, dtype: torch.dtype) -> None:
-        """NaN payloads and -0.0 included."""
+        """Including NaN payloads and -0.0."""
         tile = pixels(dtype, TILE, TILE)
         self._write(location, {(0, 0): tile}, dtype=dtype)
         (found,) = self._tiles(location, [(0, 0)], dtype=dtype)
         assert same_bits(found, tile)
 
     def test_tiles_come_in_the_order_asked_for(self, location: Any) -> None:
-        """Many in one call, with None where there is none."""
+        """Many in one call, with None for absent tiles."""
         tiles: dict[Index, torch.Tensor] = {(i, -i): pixels(torch.float32, TILE, TILE, seed=i) for i in range(150)}
         self._write(location, tiles)
         asked = [(i, -i if i % 3 else 1) for i in reversed(range(150))]
@@ -46,14 +46,14 @@ class TileTests(BackendTests):
         assert all(same_bits(tile, tiles.get(index)) for tile, index in zip(found, asked, strict=True))
 
     def test_a_tile_of_nothing_but_fill_values_is_there(self, location: Any) -> None:
-        """An absent tile and an empty-looking one differ."""
+        """It is not taken for an absent tile."""
         self._write(location, {(0, 0): torch.zeros(TILE, TILE)})
         there, absent = self._tiles(location, [(0, 0), (0, 1)])
         assert same_bits(there, torch.zeros(TILE, TILE))
         assert absent is None
 
     def test_a_tile_that_is_written_again_replaces_the_old_one(self, location: Any) -> None:
-        """As happens to a damaged tile once it is computed again."""
+        """As for a damaged tile that is computed again."""
         tile = pixels(torch.float32, TILE, TILE)
         with self._open(location, "t") as store:
             store._write_tiles("t", {(0, 0): torch.zeros(TILE, TILE), (0, 1): tile})
@@ -61,7 +61,7 @@ class TileTests(BackendTests):
         assert all(same_bits(found, tile) for found in self._tiles(location, [(0, 0), (0, 1)]))
 
     def test_tiles_and_partial_tiles_reach_to_the_limits_of_the_coordinates(self, location: Any) -> None:
-        """Pixels from -2**51 to 2**51 - 1, and neighbours are not mixed up."""
+        """Pixels from -2**51 to 2**51 - 1 work, and neighbouring tiles are not confused."""
         far: list[Index] = [(_FAR - 1, -_FAR), (-_FAR, _FAR - 1), (_FAR - 2, -_FAR), (-1, 0), (0, -1)]
         partial: list[Index] = [(_FAR - 1, _FAR - 1), (-_FAR, -_FAR), (-_FAR, _FAR - 2), (3, 4), (4, 3)]
         tiles = {index: pixels(torch.float32, TILE, TILE, seed=n) for n, index in enumerate(far)}
@@ -72,7 +72,7 @@ class TileTests(BackendTests):
         assert all(map(same_bits, prefixes, tiles.values()))
 
     def test_equal_indices_of_two_tensors_do_not_meet(self, location: Any) -> None:
-        """Each tensor has tiles of its own."""
+        """Each tensor has separate tiles."""
         ones = torch.ones(TILE, TILE)
         with self._open(location, "a", "b") as store:
             store._write_tiles("a", {(0, 0): ones})
@@ -83,7 +83,7 @@ class TileTests(BackendTests):
             assert same_bits(store._read_tiles("a", [(0, 0)])[0], ones)
 
     def test_deleted_tiles_are_gone_and_can_come_back(self, location: Any) -> None:
-        """Complete and partial ones, by a store object that has not looked at them; others stay."""
+        """Both complete and partial tiles, through a store object that has not read them; other tiles stay."""
         ones = torch.ones(TILE, TILE)
         with self._open_with("_delete_tiles", location, "t") as store:
             store._write_tiles("t", {(0, 0): ones, (-1, 7): ones, (1, 1): ones})
@@ -106,7 +106,7 @@ class TileTests(BackendTests):
         assert begun.prefix_length == 1
 
     def test_each_deletion_of_tiles_is_told_to_all(self, location: Any) -> None:
-        """Also to store objects that are open already, and of one tensor only."""
+        """Also to store objects that are already open, and only for the tensor concerned."""
         ones = torch.ones(TILE, TILE)
         with self._open_with("_generation", location, "t", "other") as store, self._open(location, "t") as second:
             store._write_tiles("t", {(0, 0): ones, (0, 1): ones})
@@ -121,11 +121,11 @@ class TileTests(BackendTests):
 
 
 class PartialTileTests(BackendTests):
-    """What is added to a partial tile stays until it is deleted."""
+    """Everything added to a partial tile stays until it is deleted."""
 
     @each_dtype
     def test_partial_tiles_keep_every_bit(self, location: Any, dtype: torch.dtype) -> None:
-        """Of the prefix and of each piece."""
+        """Both of the prefix and of each piece."""
         prefix, piece, other = (pixels(dtype, *shape) for shape in ((TILE, TILE), (2, 3), (1, 4)))
         self._write(location, {}, {(0, 0): PartialTile(prefix, 2, {(0, -7): piece, (1, 2**50): other})}, dtype=dtype)
         found, absent = self._partials(location, [(0, 0), (0, 1)], dtype=dtype)
@@ -138,13 +138,13 @@ class PartialTileTests(BackendTests):
         assert same_bits(found.pieces[1, 2**50], other)
 
     def test_parts_of_a_partial_tile_add_up(self, location: Any) -> None:
-        """Whichever store object wrote them: the longest prefix wins, pieces unite."""
+        """The longest prefix and all pieces are kept, no matter which store object wrote them."""
         a, b, c = (pixels(torch.float32, 2, 2, seed=n) for n in range(3))
         short, long = (pixels(torch.float32, TILE, TILE, seed=n) for n in range(2))
         with self._open(location, "t") as store:
             store._write_partials("t", {(0, 0): PartialTile(pieces={(0, 5): a})})
             store._write_partials("t", {(0, 0): PartialTile(long, 3, {(0, 6): b})})
-        # Nothing has been read through this object: it must find the end of the log by itself.
+        # This store object has read nothing yet, so it must find the end of the log itself.
         self._write(location, {}, {(0, 0): PartialTile(short, 1, {(0, 7): c}), (9, 9): PartialTile(short, 1)})
         (found,) = self._partials(location, [(0, 0)])
         assert found is not None
@@ -154,14 +154,14 @@ class PartialTileTests(BackendTests):
         assert all(same_bits(found.pieces[0, 5 + n], piece) for n, piece in enumerate((a, b, c)))
 
     def test_a_partial_tile_is_no_complete_one(self, location: Any) -> None:
-        """Nor the other way round."""
+        """And a complete tile is not a partial one."""
         ones = torch.ones(TILE, TILE)
         self._write(location, {(0, 1): ones}, {(0, 0): PartialTile(ones, 1)})
         assert self._tiles(location, [(0, 0)]) == [None]
         assert self._partials(location, [(0, 1)]) == [None]
 
     def test_a_deleted_partial_tile_is_gone_and_can_begin_anew(self, location: Any) -> None:
-        """All its parts; those of other tiles stay; one that is not there is no error."""
+        """All its parts are deleted and other tiles stay. Deleting an absent partial tile is not an error."""
         ones = torch.ones(TILE, TILE)
         with self._open(location, "t") as store:
             for length in (1, 2, 3):
@@ -179,7 +179,7 @@ class PartialTileTests(BackendTests):
         assert begun.pieces.keys() == {(4, 4)}
 
     def test_a_deleted_partial_tile_takes_the_parts_of_others_with_it(self, location: Any) -> None:
-        """Also those that were added after this store object looked."""
+        """Also parts that were added after this store object read the tile."""
         self._needs_two_stores()
         ones = torch.ones(TILE, TILE)
         with self._open_with("_delete_tiles", location, "t") as store, self._open(location, "t") as other:
@@ -196,7 +196,7 @@ class PartialTileTests(BackendTests):
         assert same_bits(found.prefix, 2 * ones)
 
     def test_parts_that_two_add_at_once_are_all_kept(self, location: Any) -> None:
-        """A backend that reads, adds and writes back loses those that the other has added meanwhile."""
+        """A backend that reads, adds and writes back would lose parts that another adds meanwhile."""
         self._needs_two_stores()
         piece, together, count = torch.ones(1, 1), Barrier(2), 30
 
@@ -215,21 +215,21 @@ class PartialTileTests(BackendTests):
 
 
 _REGION = sl[-30:30, -30:30]
-"""Holds all that the tests here store: a backend that cannot list tiles is told where to look."""
+"""Contains everything that these tests store, for backends that cannot list tiles."""
 
 
 class CopyTests(BackendTests):
-    """Every tile, complete or not, in either direction."""
+    """Copies of complete and partial tiles, from and to the backend."""
 
     @pytest.fixture(name="beside")
     def _beside(self) -> Iterator[ZarrTileStore]:
-        """Another store, of this library."""
+        """A second store, of this library."""
         with ZarrTileStore(MemoryStore(), tile_size=TILE) as store:
             yield store
 
     @each_dtype
     def test_copies_have_every_bit(self, location: Any, beside: ZarrTileStore, dtype: torch.dtype) -> None:
-        """Of complete tiles, of the first windows of a tile, and of pieces of later ones; there and back again."""
+        """For complete tiles, prefixes and pieces of partial tiles; there and back again."""
         tile, prefix, piece = (pixels(dtype, *shape, seed=n) for n, shape in enumerate([(TILE, TILE)] * 2 + [(2, 3)]))
         part = PartialTile(prefix, 1, {(1, 0): piece})
         self._write(location, {(0, 0): tile, (-2, 3): prefix}, {(1, 1): part}, dtype=dtype)
@@ -250,7 +250,7 @@ class CopyTests(BackendTests):
     def test_a_copy_continues_and_computes_nothing_that_was_stored(
         self, location: Any, beside: ZarrTileStore, forth: bool
     ) -> None:
-        """Tiles that are not complete included; what is computed next has the bits of a tensor that was never moved."""
+        """Including partial tiles; what is computed later has the bits of a tensor that was never copied."""
         expected = tensor_on(MemoryTileStore(), Ramp())[-6:24, -6:24]
         f = Ramp()
         with self._open(location) as store:
@@ -265,7 +265,7 @@ class CopyTests(BackendTests):
         assert len(f.calls) == len(set(f.calls))
 
     def test_a_damaged_tile_is_left_out_of_a_copy(self, location: Any, beside: ZarrTileStore) -> None:
-        """It is told of, and missing there."""
+        """The copy reports it, and the target does not have it."""
         if type(self).damage_tile is BackendTests.damage_tile:
             pytest.skip("nothing tells how to damage a tile")
         tiles: dict[Index, torch.Tensor] = {(0, j): pixels(torch.float32, TILE, TILE, seed=j) for j in range(3)}
@@ -279,7 +279,7 @@ class CopyTests(BackendTests):
         assert [tile is None for tile in found] == [False, True, False]
 
     def test_a_backend_that_cannot_list_tiles_asks_for_a_region(self, location: Any, beside: ZarrTileStore) -> None:
-        """Others copy all that there is, wherever it lies."""
+        """Other backends copy everything, wherever it lies."""
         far: Index = (2**50 // TILE, -(2**50) // TILE)
         with self._open(location, "t") as store:
             store._write_tiles("t", {far: torch.ones(TILE, TILE), (0, 0): torch.ones(TILE, TILE)})
@@ -290,7 +290,7 @@ class CopyTests(BackendTests):
                     store.copy("t", beside, progress=False)
 
     def test_encoded_tiles_are_those_that_were_stored(self, location: Any) -> None:
-        """Written as they were read, they are the same tiles; a backend that hands none over says so."""
+        """Encoded tiles can be read from one tensor and written to another. Backends without an encoding skip this."""
         tile = pixels(torch.float32, TILE, TILE)
         with self._open(location, "t", "u") as store:
             store._write_tiles("t", {(0, 0): tile})
