@@ -1,4 +1,4 @@
-"""Large regions: what they cost, computing them ahead of reads, and what is stored of them."""
+"""Filling large regions: plan the cost, compute ahead of reads, and read only what is stored."""
 
 from infinite_tensor.filling.mask import Mask
 from infinite_tensor.filling.plan import FilledRegion, FillPlan, TensorPlan

@@ -1,8 +1,8 @@
-"""Filling a region on a Dask cluster.
+"""Fills a region on a Dask cluster.
 
-Tensors are filled one after the other, those that others read first, each in shards. A shard stores its own tiles
-alone, so windows across the border of two are computed by both. One that is lost with its worker is run again, and
-computes what had not been stored.
+Tensors are filled one after the other, each after those that it reads, and each in shards. A shard stores only its own
+tiles, so two neighbouring shards both compute the windows across their border. A shard that is lost with its worker
+runs again, and computes what was not stored yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 _SHARDS_PER_THREAD = 4
-"""Some end before others, and workers may come later."""
+"""More than one, because shards take different times, and workers may join later."""
 
 
 def fill_on_cluster(
@@ -36,20 +36,20 @@ def fill_on_cluster(
     """Fill as `infinite_tensor.filling.fill.fill` does, on the workers of `client`."""
     _check_shared(job)
     chain = chain_of(map(node_of, tensors))
-    # What is known here of tiles in progress will be out of date.
+    # The workers will change the tiles, so what this process knows of them will be out of date.
     _forget(chain)
     needs, _ = demands(job.targets, named=not all(target.is_whole for target in job.targets))
     count = _SHARDS_PER_THREAD * max(1, sum(client.nthreads().values()))
-    # Of a tensor in memory, the shard that needs a window computes it.
+    # Tensors in memory have no shards: a shard that needs a window of one computes it.
     shards = {demand.node: list(shares_of(demand, count)) for demand in reversed(needs) if _is_filled(demand)}
     total = sum(share.missing for shares in shards.values() for share in shares)
     done: list[Done] = []
     with Tally(total, progress, sum(map(len, shards.values()))) as tally:
-        # Of this fill alone: what is equal may just be released by one that was interrupted.
+        # Without a hash, so that the payload is not shared with an interrupted fill that is about to release it.
         payload = client.scatter(_pickled(list(tensors)), broadcast=True, hash=False)
         try:
             for node, shares in shards.items():
-                # The dashboard goes by what stands before the last hyphen.
+                # The dashboard groups tasks by the part of the key before the last hyphen.
                 name = f"fill {node.spec.tensor_id}".replace("-", "_") + f"-{secrets.token_hex(4)}"
                 futures = [
                     client.submit(
@@ -74,7 +74,7 @@ def fill_on_cluster(
 
 
 def _gathered(client: Client, futures: list[Future[Done]], chain: Sequence[Node], tally: Tally) -> list[Done]:
-    """What shards have done, when all are; what one of them raises ends the others."""
+    """Wait for all shards and return their results. If one fails, cancel the others and raise its error."""
     from distributed import as_completed  # noqa: PLC0415  (an extra)
 
     found = []
@@ -96,13 +96,13 @@ def _is_filled(demand: Demand) -> bool:
 
 
 def _reports(job: Job, chain: Sequence[Node], done: Sequence[Done]) -> list[TensorReport]:
-    """What was done, per tensor, and what a mask has left out."""
+    """The report of each tensor."""
     written: dict[str, list[Done]] = {}
     for each in done:
         written.setdefault(each.process, []).append(each)
     skipped, reports = job.skipped, []
     for at, node in enumerate(chain):
-        # A process may be at several shards at a time.
+        # A process may run several shards at the same time.
         tiles, nbytes = (
             sum(
                 max(each.after[at][n] for each in of) - min(each.before[at][n] for each in of)
@@ -134,7 +134,7 @@ def _check_shared(job: Job) -> None:
 
 
 def _forget(chain: Sequence[Node]) -> None:
-    """Have tiles looked up again that others store."""
+    """Look up tiles again, because other processes store some."""
     for node in chain:
         node.contents.refresh(node.spec.tensor_id)
 
@@ -144,16 +144,16 @@ def _forget(chain: Sequence[Node]) -> None:
 
 @dataclass(frozen=True)
 class Done:
-    """What a shard has done, per tensor of the chain, sources first.
+    """The result of a shard, per tensor of the chain, sources first.
 
     Attributes
     ----------
     process : str
-        Names the process that it ran in.
+        The name of the process in which the shard ran.
     windows : list of int
-        Windows that it has computed.
+        The number of windows that it computed.
     before, after : list of (int, int)
-        Tiles and bytes that the process had stored when it began, and when it ended.
+        The tiles and bytes that the process had stored when the shard began and when it ended.
     """
 
     process: str
@@ -167,7 +167,7 @@ _unpickling = threading.Lock()
 
 
 def fill_share(payload: bytes, position: int, share: Share, workers: int | None, max_memory: int | None) -> Done:
-    """Compute and store what is missing of one shard of a tensor."""
+    """Compute and store the missing windows of one shard of a tensor."""
     with _unpickling:
         chain = _chain(payload)
     node = chain[position]
@@ -190,5 +190,5 @@ def _written(chain: Sequence[Node]) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=4)
 def _chain(payload: bytes) -> list[Node]:
-    """A chain, which the shards of a process share, so that each store is opened once."""
+    """The unpickled chain. The shards of a process share it, so that each store is opened once."""
     return chain_of(map(node_of, pickle.loads(payload)))  # noqa: S301  (the client's)

@@ -1,12 +1,12 @@
-"""How a large region is cut: into shards, one for each of several processes, and these into bands and steps.
+"""Cuts a large region into shards, one per process, and each shard into bands and steps.
 
-A process works through a region in bands along its longest dimension, and through each band in steps. Within a band,
-what the next steps need of the tensors upstream is held, whatever their caches keep; between bands it is not. So bands
-are as wide as memory allows. Regions of several tensors that share some upstream are worked through side by side, band
-by band.
+A process fills a region band by band, along its longest dimension, and each band step by step. Within a band, the
+windows of upstream tensors that later steps need stay in memory, whatever the caches keep; between bands they do not.
+So bands are as wide as memory allows. Regions of several tensors that share an upstream tensor are filled side by side,
+band by band.
 
-The processes know nothing of each other. A box of tiles is cut in two, and each part again, until there is a shard for
-every process. So any number of them will do, primes too, for which a grid of shards could only be a row of slabs.
+The processes do not communicate. A box of tiles is cut in two, and each part again, until there is a shard for every
+process. This works for any number of processes, also a prime, for which a grid of shards could only be a row of slabs.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from infinite_tensor.tilestore.layout import TileLayout
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 _STEP_BYTES = 2**23
-"""About as much of the tensor is worked on in one step."""
+"""About this much of the tensor is computed in one step."""
 _ENOUGH_STEPS = 64
-"""So many steps of a band tell how much it holds."""
+"""The memory of a band is estimated from this many steps."""
 
 
 @dataclass(frozen=True)
 class Bands:
-    """How a region is cut.
+    """A region cut into bands and steps.
 
     Attributes
     ----------
     target : Target
         The region.
     origin : tuple of int
-        The first pixel of the tile that holds the first one of the region.
+        The first pixel of the tile that contains the first pixel of the region.
     along : int
-        The dimension along which steps follow each other.
+        The dimension along which the steps of a band are arranged.
     extents : tuple of int
-        Extent of a step per dimension in pixels, from the origin on; the last of each dimension may be smaller.
+        The size of a step in pixels, counted from the origin; the last step along each dimension may be smaller.
     """
 
     target: Target
@@ -58,12 +58,12 @@ class Bands:
 
     @property
     def steps(self) -> int:
-        """How many steps there are in all bands."""
+        """The number of steps in all bands."""
         return math.prod(len(self._bounds(d)) for d in range(len(self.origin)))
 
     @property
     def band_count(self) -> int:
-        """How many bands there are."""
+        """The number of bands."""
         return self.steps // len(self._bounds(self.along))
 
     def __iter__(self) -> Iterator[NumberedRegions]:
@@ -79,16 +79,16 @@ class Bands:
             yield NumberedRegions.alone(starts, stops)
 
     def _bounds(self, d: int) -> list[tuple[int, int]]:
-        """The region along one dimension, in steps."""
+        """The steps along dimension `d`, as bounds in pixels."""
         cuts = range(self.origin[d] + self.extents[d], self.target.stop[d], self.extents[d])
         return list(itertools.pairwise([self.target.start[d], *cuts, self.target.stop[d]]))
 
 
 def cut_into_bands(target: Target, most_bytes: int, least_bands: int = 1, unit: Index | None = None) -> Bands:
-    """Cut a region at the borders of tiles, into at least so many bands.
+    """Cut a region at the borders of tiles into at least `least_bands` bands.
 
-    If that can be, the `held_bytes` of a band are at most `most_bytes`. With a `unit`, it is cut into multiples of that
-    from its first pixel on.
+    If possible, the `held_bytes` of a band are at most `most_bytes`. With a `unit`, the region is cut at multiples of
+    it, counted from its first pixel.
     """
     root = target.node
     tile = root.contents.layout(root.spec).tile_shape if unit is None else unit
@@ -111,9 +111,9 @@ def cut_into_bands(target: Target, most_bytes: int, least_bands: int = 1, unit: 
 
 
 def side_by_side(cuts: Mapping[Node, Bands]) -> Iterator[dict[Node, NumberedRegions]]:
-    """The bands of several regions, which have as many each: the first of all, the second, and so on.
+    """Yield the first bands of all regions, then the second bands, and so on. All regions have equally many bands.
 
-    Their steps are numbered by how far along the band they end, so that one that reads others comes after them.
+    Steps are numbered by how far along the band they end, so that a step comes after the steps that it reads.
     """
     for bands in zip(*cuts.values(), strict=True):
         ends = [_how_far(band, each.along) for band, each in zip(bands, cuts.values(), strict=True)]
@@ -134,7 +134,7 @@ def _how_far(band: NumberedRegions, along: int) -> FloatArray:
 
 
 def held_bytes(cuts: Mapping[Node, Bands]) -> int:
-    """The most that a read through bands side by side holds, in bytes, if each tensor is held as far as needed."""
+    """The most bytes that a read keeps in memory for bands side by side, if it keeps only what later steps need."""
     bands = next(side_by_side(cuts))
     lifetimes = Lifetimes({node: band.before(_ENOUGH_STEPS * len(cuts)) for node, band in bands.items()})
     return lifetimes.held_bytes({node for each in cuts.values() for node in each.target.chain})
@@ -143,7 +143,7 @@ def held_bytes(cuts: Mapping[Node, Bands]) -> int:
 def shard_of(
     layout: TileLayout, start: Sequence[int], stop: Sequence[int], rank: int, count: int
 ) -> tuple[Index, Index]:
-    """One of `count` parts of the pixels ``[start, stop)``, cut between tiles; empty where there are not enough."""
+    """One of `count` parts of the pixels ``[start, stop)``, cut between tiles; empty if there are too few tiles."""
     low, high = shard_of_tiles(*layout.box(start, stop), rank, count)
     size = layout.tile_shape
     first, last = (
@@ -154,14 +154,14 @@ def shard_of(
 
 
 def shard_of_tiles(low: Sequence[int], high: Sequence[int], rank: int, count: int) -> tuple[list[int], list[int]]:
-    """One of `count` boxes that the tiles ``[low, high)`` fall into: about as many each, nearly cubes as far as may be.
+    """One of `count` boxes that the tiles ``[low, high)`` are cut into: about equally large, and as cubic as possible.
 
     Parameters
     ----------
     low, high : sequence of int
         Bounds of the box, in tiles.
     rank, count : int
-        Which shard, of how many. Where there are fewer tiles than shards, the last ones are empty.
+        The number of the shard, and the number of shards. If there are fewer tiles than shards, the last are empty.
 
     Returns
     -------
@@ -186,7 +186,11 @@ def shard_of_tiles(low: Sequence[int], high: Sequence[int], rank: int, count: in
 
 
 def _halved(extents: Sequence[int], d: int, count: int) -> tuple[int, int, int, int, int]:
-    """A cut along one dimension, the better the less: most tiles of a shard, extent, where, and shards before it."""
+    """The best cut along dimension `d`, as a tuple of which the smallest is best.
+
+    Its entries are the most tiles of a shard, the negative extent, `d`, the place of the cut, and the number of shards
+    before it.
+    """
     across = math.prod(extents) // extents[d]
     at = min(max(1, _rounded(extents[d] * (count // 2), count)), extents[d] - 1)
     rest = extents[d] - at

@@ -1,4 +1,4 @@
-"""Computing and storing a region ahead of reads."""
+"""Compute and store a region ahead of reads."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from infinite_tensor.tilestore.store import TileStore, contents_of
 
 _DEFAULT_HELD = 2**29
 _CACHE_BYTES = 2**26
-"""What a store without a limit may keep."""
+"""The most that a store without a limit may cache."""
 _CACHE_SHARE = 8
-"""Of `max_memory`, a store may keep one part of so many."""
+"""A store may cache `max_memory` divided by this."""
 _OVERHEAD = 2**26
-"""What waits to be written, and results that have not been handed to a store yet."""
+"""Memory for tiles that wait to be written, and for results that no store has received yet."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class Job:
     Attributes
     ----------
     targets : tuple of Target
-        The regions, which begin and end with tiles. A tensor comes after those that it reads.
+        The regions, which begin and end at borders of tiles. A tensor comes after those that it reads.
     passes : tuple of mapping of Node to Bands
-        The same in parts, each with its order. Those of one pass are filled side by side.
+        The regions in passes, which are filled one after the other. The regions of one pass are filled side by side.
     peak_memory : int
-        The most memory that it is expected to hold, in bytes.
+        The most memory that the fill is expected to use, in bytes.
     max_memory : int or None
-        The most that it may hold.
+        The most memory that it may use.
     """
 
     targets: tuple[Target, ...]
@@ -75,17 +75,17 @@ class Job:
 
     @property
     def chain(self) -> list[Node]:
-        """The tensors that are filled and all upstream, each after those that it reads."""
+        """The filled tensors and all upstream tensors, each after those that it reads."""
         return chain_of([target.node for target in self.targets])
 
     @property
     def band_count(self) -> int:
-        """How many bands are worked through one after the other."""
+        """The number of bands, which are filled one after the other."""
         return sum(bands.band_count for each in self.passes for bands in itertools.islice(each.values(), 1))
 
     @property
     def skipped(self) -> Counter[Node]:
-        """How many tiles masks leave out of the regions, per tensor that is filled."""
+        """The number of tiles of the regions that masks exclude, per filled tensor."""
         found: Counter[Node] = Counter()
         for target in self.targets:
             found[target.node] += target.box_count - target.tile_count
@@ -93,11 +93,11 @@ class Job:
 
     @property
     def stores(self) -> list[TileStore]:
-        """Where these are stored."""
+        """The stores of the chain."""
         return _stores_of(self.chain)
 
     def plan(self, shards: int | None = None) -> FillPlan:
-        """What it costs, beside what is stored; if every tensor that is stored is filled in so many shards."""
+        """The cost of what is not stored yet, if every persistent tensor is filled in `shards` separate shards."""
         needs, exact = demands(self.targets)
         if shards is not None:
             needs = [in_shares(demand, shards) for demand in needs]
@@ -107,7 +107,7 @@ class Job:
 
 
 class Request(NamedTuple):
-    """What is to be filled of a tensor: a region, or what a mask takes of it."""
+    """The region of a tensor to fill, or the part of it that a mask selects."""
 
     tensor: NodeHolder
     selection: Selection
@@ -122,12 +122,12 @@ def prepare(
     *,
     in_blocks: bool = True,
 ) -> Job:
-    """What it takes to fill regions of some tensors, or a shard of them; with the `levels` of each, block by block.
+    """Prepare to fill regions of tensors, or a shard of them; with `levels`, tensors and levels block by block.
 
     Raises
     ------
     MemoryTooSmallError
-        If it cannot be done within `max_memory`.
+        If the fill does not fit into `max_memory`.
     ValidationError
         If a mask does not cover a region.
     """
@@ -147,7 +147,10 @@ def prepare(
 
 
 def job_for(targets: Sequence[Target], max_memory: int | None) -> Job:
-    """How regions of tensors are filled, each after those that it reads; MemoryTooSmallError if they cannot be."""
+    """The job that fills regions of tensors, each after those that it reads.
+
+    Raises MemoryTooSmallError if the fill does not fit into `max_memory`.
+    """
     return _job(targets, _families(targets), max_memory)
 
 
@@ -158,7 +161,7 @@ def _job(targets: Sequence[Target], parts: Sequence[Sequence[Target]], max_memor
 
 
 def _families(targets: Sequence[Target]) -> list[list[Target]]:
-    """Regions, those together whose tensors share some upstream, or read each other."""
+    """Group the regions of tensors that share an upstream tensor or read each other."""
     families: list[tuple[set[Computation], list[Target]]] = []
     for target in targets:
         chain, together, apart = {node.computation for node in chain_of([target.node])}, [target], []
@@ -172,7 +175,7 @@ def _families(targets: Sequence[Target]) -> list[list[Target]]:
 
 
 def _passes_of(parts: Sequence[Sequence[Target]], max_memory: int | None) -> list[tuple[dict[Node, Bands], int]]:
-    """How regions are worked through, part after part. Of several that need more memory, the one is told that most."""
+    """The passes of all parts, one after the other. If several need too much memory, reports the largest."""
     found, refused = [], []
     for targets in parts:
         try:
@@ -185,11 +188,11 @@ def _passes_of(parts: Sequence[Sequence[Target]], max_memory: int | None) -> lis
 
 
 def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dict[Node, Bands], int]]:
-    """How regions are worked through: side by side where memory allows it. And how much memory each pass takes."""
+    """The passes, each with the memory that it needs. Regions are filled side by side if memory allows it."""
     nodes = [target.node for target in targets]
     caches, held = _kept(targets, max_memory), _held(targets, max_memory)
     if len(set(nodes)) == len(nodes):
-        # Levels hold little beside the tensor that they are of.
+        # Levels need little memory compared with their tensor.
         cuts = _cut(targets, held // max(1, sum(not target.is_level for target in targets)))
         even = len({bands.band_count for bands in cuts.values()}) == 1
         needed = held_bytes(cuts) if even else 0
@@ -207,17 +210,20 @@ def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dic
 
 
 def _kept(targets: Sequence[Target], max_memory: int | None) -> int:
-    """What the stores may keep in memory meanwhile, in bytes."""
+    """The bytes that the stores may cache during the fill."""
     return sum(_kept_by(store, max_memory) for store in _stores_of(chain_of([target.node for target in targets])))
 
 
 def _held(targets: Sequence[Target], max_memory: int | None) -> int:
-    """What a fill may hold beside that and what waits to be written, in bytes."""
+    """The bytes that are left for a fill after the caches of the stores and the tiles that wait to be written."""
     return _DEFAULT_HELD if max_memory is None else max_memory - _kept(targets, max_memory) - _OVERHEAD
 
 
 def _least(nodes: Sequence[Node], beside_caches: int) -> int:
-    """The `max_memory` that leaves so much beside the caches, which grow with it up to a limit; in whole MiB."""
+    """The smallest `max_memory`, in whole MiB, that leaves `beside_caches` bytes for everything but the caches.
+
+    The caches grow with `max_memory`, up to a limit.
+    """
     stores, most, least = _stores_of(chain_of(nodes)), 0, beside_caches
     while most < least:
         most = -(-least // 2**20) * 2**20
@@ -226,7 +232,7 @@ def _least(nodes: Sequence[Node], beside_caches: int) -> int:
 
 
 def _cut(targets: Sequence[Target], most_bytes: int) -> dict[Node, Bands]:
-    """Regions of different tensors, cut into as many bands each, if that can be."""
+    """Cut regions of different tensors into the same number of bands, if possible."""
     cuts = {target.node: cut_into_bands(target, most_bytes) for target in targets}
     most = max(bands.band_count for bands in cuts.values())
     fewer = [bands.target for bands in cuts.values() if bands.band_count < most]
@@ -234,7 +240,7 @@ def _cut(targets: Sequence[Target], most_bytes: int) -> dict[Node, Bands]:
 
 
 def _kept_by(store: TileStore, max_memory: int | None) -> int:
-    """What a store may keep in memory during a fill, in bytes."""
+    """The bytes that a store may cache during a fill."""
     limit = contents_of(store).cache_limit
     if max_memory is None:
         return _CACHE_BYTES if limit is None else limit
@@ -243,12 +249,12 @@ def _kept_by(store: TileStore, max_memory: int | None) -> int:
 
 
 def _stores_of(nodes: Sequence[Node]) -> list[TileStore]:
-    """The stores of some tensors, each once."""
+    """The stores of tensors, each once."""
     return list({id(node.store): node.store for node in nodes}.values())
 
 
 def is_filled(request: Request) -> bool:
-    """Whether no window is missing that a fill would compute."""
+    """Whether a fill would have no window to compute."""
     target = _to_fill(node_of(request.tensor), request)
     if target is None or target.node.computation.copied:
         return True
@@ -261,7 +267,7 @@ def is_filled(request: Request) -> bool:
 
 
 def coverage(request: Request, state: object) -> torch.Tensor:
-    """Which tiles are in a state, for each tile that a region touches; see `InfiniteTensor.coverage`."""
+    """Whether each tile that a region touches is in the given state; see `InfiniteTensor.coverage`."""
     node, start = node_of(request.tensor), request.selection.start
     states = TILE_STATES if request.where is None else (*TILE_STATES, SKIPPED)
     named = word(state)
@@ -276,7 +282,7 @@ def coverage(request: Request, state: object) -> torch.Tensor:
 
 
 def _to_fill(node: Node, request: Request, shard: tuple[int, int] | None = None) -> Target | None:
-    """The pixels of all tiles that hold a region; in memory, where windows are kept, those of the region."""
+    """The pixels to fill: all tiles that a region touches; for a store in memory, which keeps windows, the region."""
     start, stop = request.selection.start, request.selection.stop
     if is_empty(start, stop):
         return None
@@ -289,16 +295,16 @@ def _to_fill(node: Node, request: Request, shard: tuple[int, int] | None = None)
 
 
 def _masked(node: Node, request: Request, start: Index, stop: Index, *, confined: bool = False) -> Target | None:
-    """Some pixels of the tiles that hold a region, where there are any, with what the mask takes of the region.
+    """The target for pixels ``[start, stop)``, with the tiles that the mask of the request selects; None if empty.
 
-    Nothing is stored outside of them where they are `confined`, as a shard is, or where there is a mask.
+    With a mask, or if `confined` like a shard, nothing is stored outside these tiles.
     """
     if is_empty(start, stop):
         return None
     layout = node.contents.layout(node.spec)
     if request.where is None:
         return Target(node, start, stop, WantedTiles.all_of(layout, start, stop) if confined else None)
-    # Whole tiles reach past the region, and so past its mask.
+    # Whole tiles may reach past the region, and thus past its mask.
     low, high = request.selection.start, request.selection.stop
     return Target(
         node, start, stop, request.where.tiles(layout, tuple(map(max, low, start)), tuple(map(min, high, stop)))
@@ -308,14 +314,14 @@ def _masked(node: Node, request: Request, start: Index, stop: Index, *, confined
 def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillReport:
     """Compute and store what is missing, pass after pass.
 
-    A Ctrl-C, or an error of ``f``, ends it after what is done has been stored.
+    A Ctrl-C or an error of ``f`` ends the fill after finished windows are stored.
     """
     before = {node: node.contents.written(node.spec.tensor_id) for node in job.chain}
-    # What is stored shows as it is met: to look for it beforehand would take a listing.
+    # The fill finds what is stored as it proceeds. Looking it up beforehand would need a listing.
     targets = job.targets
     estimate = estimated(targets)
     if estimate.outside is not None and all(target.is_whole for target in targets):
-        # Before hours of work that end there. A mask may leave out the windows that are meant.
+        # Raise it now rather than after hours of work. A mask may exclude the windows that reach outside.
         raise estimate.outside
     total = int(estimate.windows * share_of(targets))
     with Tally(total, progress, _pixels(targets)) as tally:
@@ -342,7 +348,7 @@ def carry_out(job: Job, workers: int | None, tally: Tally) -> None:
                         {node: _wanted(cuts[node].target, band) for node, band in bands.items()}, taken, tally, workers
                     )
     finally:
-        # One that another exception has cut through takes nothing more.
+        # A store that another exception has interrupted is closed and cannot be flushed.
         for store in job.stores:
             if not store.closed:
                 store.flush()
@@ -351,7 +357,7 @@ def carry_out(job: Job, workers: int | None, tally: Tally) -> None:
 def _reports(job: Job, before: Mapping[Node, tuple[int, int]], tally: Tally) -> Iterator[TensorReport]:
     skipped = job.skipped
     for node, earlier in before.items():
-        # A tensor that has been cleared meanwhile is counted from 0 again.
+        # If the tensor was cleared meanwhile, its counts started from 0 again.
         written = zip(node.contents.written(node.spec.tensor_id), earlier, strict=True)
         tiles, nbytes = (max(0, now - then) for now, then in written)
         yield TensorReport(node.spec.tensor_id, tally.windows[node], tiles, nbytes, skipped[node])
@@ -360,7 +366,7 @@ def _reports(job: Job, before: Mapping[Node, tuple[int, int]], tally: Tally) -> 
 def _fill(
     wanted: Mapping[Node, NumberedRegions], taken: Mapping[Node, TakenTiles], tally: Tally, workers: int | None
 ) -> None:
-    """Compute and store what is missing of regions side by side."""
+    """Compute and store the missing parts of the regions of one band, side by side."""
     rest, steps = _renumbered({node: _unfinished(node, band) for node, band in wanted.items()})
     sizes, stores = _sizes(rest) if rest else [], [node.contents for node in rest]
     tally.pass_parts(sum(_sizes(wanted)) - sum(sizes))
@@ -369,7 +375,7 @@ def _fill(
 
 
 def _wanted(target: Target, band: NumberedRegions) -> NumberedRegions:
-    """What is wanted of the steps of a band: of one step maybe several regions, which have its number."""
+    """The wanted regions of the steps of a band. A step may have several regions, all with its number."""
     if target.wanted is None:
         return band
     regions = itertools.starmap(target.regions, zip(band.starts.tolist(), band.stops.tolist(), strict=True))
@@ -378,8 +384,8 @@ def _wanted(target: Target, band: NumberedRegions) -> NumberedRegions:
 
 
 def _unfinished(node: Node, band: NumberedRegions) -> NumberedRegions:
-    """The regions of a band from where it is not complete on, without those that are."""
-    # Where nothing is stored, to ask for each tile would only cost time.
+    """The regions of a band that are not complete. If the first is not, all of them are returned."""
+    # If nothing is stored, checking each tile would only cost time.
     regions = zip(band.starts.tolist(), band.stops.tolist(), strict=True)
     if not any(node.contents.is_complete(node.spec, *first) for first in itertools.islice(regions, 1)):
         return band
@@ -388,7 +394,10 @@ def _unfinished(node: Node, band: NumberedRegions) -> NumberedRegions:
 
 
 def _renumbered(bands: Mapping[Node, NumberedRegions]) -> tuple[dict[Node, NumberedRegions], list[range]]:
-    """The bands that have regions, each with a number of its own, without gaps; and the numbers of each step."""
+    """Renumber the regions of all bands without gaps, each with a separate number.
+
+    Returns the bands that have regions, and the range of numbers of each step.
+    """
     of_each = [band.numbers for band in bands.values()]
     steps = np.concatenate(of_each)
     order = np.argsort(steps, kind="stable")
@@ -405,7 +414,7 @@ def _renumbered(bands: Mapping[Node, NumberedRegions]) -> tuple[dict[Node, Numbe
 
 
 def _sizes(bands: Mapping[Node, NumberedRegions]) -> list[int]:
-    """How many pixels each region has, in the order of their numbers."""
+    """The number of pixels of each region, in the order of their numbers."""
     numbers = np.concatenate([band.numbers for band in bands.values()])
     sizes = np.concatenate([(band.stops - band.starts).prod(axis=1) for band in bands.values()])
     found: list[int] = sizes[np.argsort(numbers, kind="stable")].tolist()
@@ -413,7 +422,7 @@ def _sizes(bands: Mapping[Node, NumberedRegions]) -> list[int]:
 
 
 def writable(job: Job) -> Job:
-    """What is left to fill where some stores are read-only; ValidationError where one of these lacks something."""
+    """The job without tensors in read-only stores; raises ValidationError if one of these is not complete."""
     for target in job.targets:
         node, regions = target.node, zip(*target.all_regions, strict=True)
         if node.contents.read_only and not all(node.contents.is_complete(node.spec, *each) for each in regions):
@@ -427,7 +436,7 @@ def writable(job: Job) -> Job:
 
 
 def _lend(job: Job, lent: threading.Lock) -> None:
-    """Give stores that may keep more a limit for the time of a fill, but for those in memory that are filled."""
+    """Limit the caches of the stores for the time of a fill, except stores in memory that are filled themselves."""
     filled = {id(target.node.store) for target in job.targets}
     for store in job.stores:
         if id(store) not in filled or contents_of(store).outlives_process:

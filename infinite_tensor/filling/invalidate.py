@@ -1,4 +1,4 @@
-"""Dropping windows that are wrong, and everything that was computed from them."""
+"""Drops wrong windows, and everything that was computed from them."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class TensorInvalidation:
     Attributes
     ----------
     tensor_id : str
-        Its id.
+        The id of the tensor.
     store : str
-        The store that holds it.
+        The store of the tensor.
     windows : int
-        Windows that were dropped from memory; 0 in a persistent store.
+        The number of windows dropped from memory; 0 in a persistent store.
     tiles : int
-        Stored tiles, complete and partial ones, that were dropped; 0 in memory.
+        The number of stored tiles dropped, both complete and partial; 0 in memory.
     start, stop : tuple of (int or None)
-        The box around all pixels that are wrong, whether or not anything was stored there; None where it has no end.
+        The box around all wrong pixels, whether or not anything was stored there; None where it has no end.
     """
 
     tensor_id: str
@@ -62,12 +62,12 @@ class TensorInvalidation:
 
 @dataclass(frozen=True)
 class Invalidation(Tabular):
-    """What `InfiniteTensor.invalidate` has dropped.
+    """What `InfiniteTensor.invalidate` dropped.
 
     Attributes
     ----------
     tensors : tuple of TensorInvalidation
-        The tensor, and those that are computed from it, each after those that it reads.
+        The tensor and the tensors computed from it, each after those that it reads.
     """
 
     tensors: tuple[TensorInvalidation, ...]
@@ -81,12 +81,12 @@ class Invalidation(Tabular):
 
     @property
     def windows(self) -> int:
-        """Windows that were dropped from memory, of all tensors."""
+        """The number of windows dropped from memory, of all tensors."""
         return sum(tensor.windows for tensor in self.tensors)
 
     @property
     def tiles(self) -> int:
-        """Stored tiles that were dropped, of all tensors."""
+        """The number of stored tiles dropped, of all tensors."""
         return sum(tensor.tiles for tensor in self.tensors)
 
     @property
@@ -98,7 +98,7 @@ _NO_END = FARTHEST // 2
 
 
 class _Tensor(NamedTuple):
-    """A tensor in a store, whether or not there is an object of it in this process."""
+    """A tensor in a store, whether or not this process has an object for it."""
 
     store: Contents
     spec: TensorSpec
@@ -108,17 +108,17 @@ _Wrong: TypeAlias = list[tuple[_Tensor, BoxUnion]]
 
 
 Requests: TypeAlias = "Sequence[tuple[Node, Selection | None]]"
-"""Tensors, each with what is wrong of it: None for all."""
+"""Tensors, each with its wrong region; None for all of it."""
 
 
 def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
-    """Drop the windows of tensors that touch selections of them, and what was computed from these.
+    """Drop the windows of tensors that touch the selections, and everything that was computed from them.
 
-    Dependants are dropped first. So whatever ends this early, what is left is as it was before: nothing stands on
-    pixels that are computed again, and a second call does the rest.
+    Dependants are dropped first. So if this ends early, nothing that is left depends on pixels that were dropped, and a
+    second call does the rest.
     """
     if any(node.contents.closed for node in nodes_alive()):
-        # A tensor that only waits for the garbage collector needs no open store.
+        # A tensor that only awaits garbage collection must not require its store to be open.
         gc.collect()
     stores = {id(node.contents): node.contents for node, _ in requests}
     while True:
@@ -131,9 +131,9 @@ def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
 def _drop_in(
     stores: Mapping[int, Contents], requests: Requests, *, dependants: bool
 ) -> Invalidation | dict[int, Contents]:
-    """Drop what is wrong, if these are all stores that are concerned; else all that are.
+    """Drop wrong windows if `stores` includes all stores concerned; otherwise return all of these.
 
-    No read begins in them meanwhile, so nobody comes to depend on what will be dropped.
+    Meanwhile no read begins in `stores`, so nothing new can depend on what will be dropped.
     """
     for node, _ in requests:
         node.contents.check_open()
@@ -161,7 +161,7 @@ def _told(tensor: _Tensor, windows: BoxUnion, dropped: Dropped) -> TensorInvalid
 
 
 def _wrong_windows(requests: Requests, *, dependants: bool) -> _Wrong:
-    """The windows that are wrong, of the tensors and of what is computed from them, each after those it reads."""
+    """The wrong windows of the tensors and their dependants, each tensor after those that it reads."""
     family = _Family()
     wrong: dict[_Key, BoxUnion] = {}
     for node, selection in requests:
@@ -169,7 +169,7 @@ def _wrong_windows(requests: Requests, *, dependants: bool) -> _Wrong:
         begun = all_windows(grid) if selection is None else windows_over(grid, selection.start, selection.stop)
         root = family.enter(node.contents, node.spec)
         _join(wrong, root, begun)
-        # Calls of one f have computed the windows of all its outputs.
+        # Each call of f computed the windows of all its outputs.
         for key in family.beside(root) if dependants else ():
             _join(wrong, key, same_windows(begun, node.computation.coordinates, family.tensors[key].spec.grid))
     if not dependants:
@@ -196,7 +196,7 @@ _Key: TypeAlias = tuple[int, str, str]
 
 
 class _Family:
-    """Who reads whom, of all tensors that are alive in this process, and of those that are stored beside them."""
+    """Which tensor reads which, among all tensors alive in this process and those in the same stores."""
 
     def __init__(self) -> None:
         self.tensors: dict[_Key, _Tensor] = {}
@@ -209,13 +209,13 @@ class _Family:
                 self._readers[key][reader, upstream.window, upstream.padding] = None
 
     def enter(self, store: Contents, spec: TensorSpec) -> _Key:
-        """Know of a tensor."""
+        """Add a tensor, and return its key."""
         key = id(store), spec.tensor_id, spec.definition.digest
         self.tensors.setdefault(key, _Tensor(store, spec))
         return key
 
     def beside(self, key: _Key) -> list[_Key]:
-        """The tensors that the ``f`` of one computes as well."""
+        """The other outputs of the ``f`` of a tensor."""
         self._search(self.tensors[key].store)
         spec = self.tensors[key].spec
         return [
@@ -225,13 +225,13 @@ class _Family:
         ]
 
     def readers(self, key: _Key) -> list[tuple[_Key, ArgReads]]:
-        """The tensors that read one, each with how it does."""
+        """The tensors that read a tensor, each with its `ArgReads`."""
         self._search(self.tensors[key].store)
         shape = self.tensors[key].spec.shape
         return [(reader, ArgReads(window, shape, modes_of(padding))) for reader, window, padding in self._readers[key]]
 
     def _search(self, store: Contents) -> None:
-        """Find out what else a store holds."""
+        """Add the tensors that a store contains."""
         if id(store) not in self._searched:
             self._searched.add(id(store))
             for spec in store.specs_downstream():

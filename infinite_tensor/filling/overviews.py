@@ -1,4 +1,4 @@
-"""What a fill computes of the levels of a tensor, and in which order."""
+"""Which parts of the levels of a tensor a fill computes, and in which order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from infinite_tensor.values.coarse import Coarsening, scales
 
 
 def with_levels(base: Target, levels: Sequence[Node]) -> list[Target]:
-    """What is to be filled of a tensor and its levels, each of which is computed from the one before."""
+    """The targets for a tensor and its levels, each of which is computed from the one before."""
     targets = [base]
     for level in levels:
         found = _above(targets[-1], level)
@@ -30,17 +30,17 @@ def with_levels(base: Target, levels: Sequence[Node]) -> list[Target]:
 
 
 def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Target]]:
-    """The parts of a tensor and its levels that are filled together: coarser pixels soon after finer ones.
+    """Yield the parts of a tensor and its levels that are filled together, coarser pixels soon after finer ones.
 
     Parameters
     ----------
     targets : sequence of Target
-        The tensor first, and then what is to be filled of its levels.
+        The target of the tensor, then those of its levels.
     most_bytes : int
-        So much of the tensor is in one part, if that can be.
+        The most bytes of the tensor in one part, if possible.
     """
     base = targets[0]
-    # How many pixels of the tensor lie in a pixel of each level, and in a tile or window of it.
+    # How many pixels of the tensor one pixel of each level covers (sizes), and one tile or window of it (blocks).
     sizes = [(1,) * len(base.start), *scales([_coarsening(target.node) for target in targets[1:]])]
     blocks = [_layout(base).tile_shape]
     for target, size in zip(targets[1:], sizes[1:], strict=True):
@@ -74,7 +74,7 @@ def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Ta
 
 
 def _part(target: Target, bounds: Sequence[Sequence[int]]) -> Target | None:
-    """The tiles of a target that end between these bounds, rounded up."""
+    """The part of a target between these bounds, rounded up to tiles."""
     edges = [
         [
             min(max(-(-n // tile) * tile, a), b)
@@ -100,7 +100,7 @@ def _coarsening(level: Node) -> Coarsening:
 
 
 def _above(below: Target, level: Node) -> Target | None:
-    """The tiles of a level whose windows read no other pixels of the one below than those that are filled."""
+    """The tiles of a level whose windows read only filled pixels of the tensor or level below."""
     coarser, finer, factors = level.contents.layout(level.spec), _layout(below), _coarsening(level).factor
     ends = below.node.spec.shape
     start = tuple([-(-a // k) for a, k in zip(below.start, factors, strict=True)])
@@ -111,14 +111,14 @@ def _above(below: Target, level: Node) -> Target | None:
     filled = cast("WantedTiles", below.wanted or WantedTiles.all_of(finer, below.start, below.stop))
     wanted = np.array(filled.wanted)
     for d, (factor, end) in enumerate(zip(factors, ends, strict=True)):
-        # The windows that tiles touch, what they read, and in which tiles that lies.
+        # For each tile: the windows that it touches, the pixels that they read, and the finer tiles of these.
         edges = np.arange(low[d], high[d] + 1) * coarser.tile_shape[d]
         window = level.spec.grid.window.size[d]
         first, last = edges[:-1] // window * window * factor, -(-edges[1:] // window) * window * factor
         last = last if end is None else np.minimum(last, end)
         inside = (below.start[d] <= first) & (last <= below.stop[d])
         ranges = np.stack([first, last + finer.tile_shape[d] - 1], axis=-1) // finer.tile_shape[d] - filled.low[d]
-        # One more than there are, so that ranges may end there.
+        # One additional entry, because `reduceat` needs a valid index for the end of the last range.
         padded = np.insert(wanted, wanted.shape[d], values=True, axis=d)
         all_of = np.logical_and.reduceat(padded, ranges.clip(0, wanted.shape[d]).reshape(-1), axis=d)
         wanted = all_of.take(range(0, 2 * len(first), 2), axis=d)

@@ -1,4 +1,4 @@
-"""What is stored of a tensor, and nothing else."""
+"""`StoredOnly`: a view of the stored part of a tensor that never computes."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from infinite_tensor.tensor import InfiniteTensor
 
 _AT_ONCE_BYTES = 2**24
-"""Tiles of about so many bytes are looked up at once,"""
+"""About how many bytes of tiles are looked up at once."""
 _AT_ONCE = 2**12
-"""and no more than so many."""
+"""The most tiles that are looked up at once."""
 
 
 class StoredOnly:
-    """What is stored of a tensor: a view that is read as the tensor is, and never computes.
+    """A view of a tensor that reads what is stored and never computes.
 
-    A tile counts as a whole. Where `InfiniteTensor.coverage` tells that a tile needs no computation, its pixels are
-    what a read of the tensor returns; elsewhere they are `fill_value`, windows that are stored of such a tile or not.
-    What the tensor computes later, here or in another process, the view shows later.
+    The view decides tile by tile. If `InfiniteTensor.coverage` reports that a tile needs no computation, its pixels are
+    the same as in a read of the tensor; otherwise all its pixels are `fill_value`, even if some of its windows are
+    stored. The view also shows what the tensor, in this or another process, computes later.
 
     Attributes
     ----------
     tensor : InfiniteTensor
-        What it shows.
+        The tensor.
     fill_value : number
-        What stands where a tile is missing.
+        The value of pixels in missing tiles.
     nodata : number or None
-        The same, as files and arrays of others are told; None where nobody has given it.
+        The nodata value for exported files and arrays: `fill_value` if the user gave one, otherwise None.
     """
 
     def __init__(self, tensor: InfiniteTensor, fill_value: Number | None) -> None:
@@ -65,7 +65,7 @@ class StoredOnly:
 
     @property
     def shape(self) -> Shape:
-        """Extent per dimension, None for an unbounded one."""
+        """Shape of the tensor, None for an unbounded dimension."""
         return self._node.spec.shape
 
     @property
@@ -80,7 +80,7 @@ class StoredOnly:
 
     @property
     def device(self) -> torch.device:
-        """Where results are."""
+        """The device of results."""
         return self._node.spec.device
 
     @overload
@@ -91,12 +91,12 @@ class StoredOnly:
     def __getitem__(self, indices: object) -> Any: ...
 
     def __getitem__(self, indices: object) -> Any:
-        """What is stored of a region, or of each of a list of regions.
+        """Read the stored pixels of a region, or of each of a list of regions.
 
         Parameters
         ----------
         indices
-            As `InfiniteTensor` takes them.
+            As for `InfiniteTensor`.
 
         Returns
         -------
@@ -105,7 +105,7 @@ class StoredOnly:
         Raises
         ------
         RegionError
-            (an IndexError) If `indices` is no region of the tensor.
+            (an IndexError) If `indices` is not a region of the tensor.
         """
         regions = indices if isinstance(indices, list) else [indices]
         selections = [parse(region, self.shape, self._node.spec.labels) for region in regions]
@@ -115,25 +115,25 @@ class StoredOnly:
     def to_xarray(
         self, region: object = None, coords: Mapping[str, Any] | None = None, *, lazy: bool = True
     ) -> xarray.DataArray:
-        """As `InfiniteTensor.to_xarray`, of what is stored; `nodata` is its attribute ``_FillValue``."""
-        # What is seen of a tensor stands on tensors.
+        """Like `InfiniteTensor.to_xarray`, with stored pixels only; the attribute ``_FillValue`` is `nodata`."""
+        # Imported here because views import tensors.
         from infinite_tensor.views.arrays import xarray_of  # noqa: PLC0415
 
         return xarray_of(self, region, coords, lazy=lazy)
 
     def to_dask(self, region: object = None, chunks: Any = "tiles") -> dask.array.Array:
-        """As `InfiniteTensor.to_dask`, of what is stored; each array has another name, as what is stored changes."""
-        # What is seen of a tensor stands on tensors.
+        """Like `InfiniteTensor.to_dask`, with stored pixels only. Each array has a new name, because these change."""
+        # Imported here because views import tensors.
         from infinite_tensor.views.arrays import dask_of  # noqa: PLC0415
 
         return dask_of(self, region, chunks)
 
     def export(self, region: object, target: str | os.PathLike[str], **options: Any) -> None:
-        """As `InfiniteTensor.export`, with its options, of what is stored, and with `nodata`."""
+        """Like `InfiniteTensor.export`, with the same options, but with stored pixels only, and with `nodata`."""
         self.tensor.export(region, target, compute=False, fill_value=self.nodata, **options)
 
     def show(self, region: object = None, **options: Any) -> Axes:
-        """As `InfiniteTensor.show`, with its options, of what is stored; the rest is left blank."""
+        """Like `InfiniteTensor.show`, with the same options, but with stored pixels only; the rest is left blank."""
         return self.tensor.show(region, compute=False, **options)
 
     def __repr__(self) -> str:
@@ -147,10 +147,10 @@ class StoredOnly:
 def stored_pixels(
     node: Node, selection: Selection, fill_value: Number, missing: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """What is stored of a region of a tensor, and `fill_value` where a tile is missing.
+    """Read the stored pixels of a region, with `fill_value` where a tile is missing.
 
-    With `missing`, a bool tensor of the size of the selection, tiles do not count as a whole: it tells which pixels are
-    those of windows that are missing.
+    With `missing`, a bool tensor of the size of the selection, partial tiles are read too. It is set to True for the
+    pixels whose windows are missing.
     """
     contents = node.contents
     in_part: Container[Index] = ()
@@ -170,14 +170,14 @@ def stored_pixels(
                 except Exception:
                     if not views.moved:
                         raise
-                # To another dtype or device, meanwhile.
+                # If the tensor was moved to another dtype or device meanwhile, read again.
                 if not views.moved:
                     return selection.pick(out)
 
 
 @torch.inference_mode(mode=False)
 def whole_pixels(node: Node, selections: Sequence[Selection]) -> list[torch.Tensor | None]:
-    """The pixels of some regions, each in one tile; None for those in tiles that are not stored whole."""
+    """The pixels of regions, each inside one tile; None for a region whose tile is not stored whole."""
     contents = node.contents
     with store_call(contents, CLAIMS):
         contents.flush_if_requested()
@@ -202,14 +202,14 @@ def _copy(
     missing: torch.Tensor | None,
     in_part: Container[Index],
 ) -> None:
-    """Write the pixels of a selection that lie in whole tiles, and what is stored of partial ones, into `out`.
+    """Copy the stored pixels of a selection to `out`, and set `missing` to True for the others.
 
-    The others are `missing`.
+    Without `missing`, only whole tiles are read; with it, stored windows of partial tiles as well.
     """
     layout = node.contents.layout(node.spec)
     if missing is not None:
         missing.fill_(True)
-    # Each in one tile.
+    # Each block lies in one tile.
     blocks = Blocks.of(selection, layout.grid.window).cut(1)
     rest = iter(blocks)
     at_once = min(max(1, _AT_ONCE_BYTES // layout.tile_bytes), _AT_ONCE)
@@ -229,7 +229,7 @@ def _copy(
 
 
 def _lacking(grid: WindowGrid, access: Access, block: Block) -> torch.Tensor:
-    """Which pixels of a block are those of windows that are not stored."""
+    """Which pixels of a block are covered by windows that are not stored."""
     starts = np.array([block.start], dtype=np.int64)
     lows, highs = grid.bounds(access.add(starts, starts + block.shape))
     lacks = torch.zeros(block.shape, dtype=torch.bool)
@@ -243,7 +243,7 @@ def _write(pixels: torch.Tensor, _start: Index, box: torch.Tensor) -> None:
 
 
 def _read_around(access: Access, lacks: torch.Tensor, start: Index, box: torch.Tensor) -> None:
-    """Read the pixels of a block that it does not lack, in boxes between borders of those that it does."""
+    """Read the pixels of a block that `lacks` does not mark, in boxes."""
     sides = []
     for d, extent in enumerate(lacks.shape):
         changes = lacks.diff(dim=d).movedim(d, 0).reshape(extent - 1, lacks.numel() // extent).any(1)
