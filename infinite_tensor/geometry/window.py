@@ -317,9 +317,9 @@ def followed(window: TensorWindow) -> tuple[int | None, ...]:
 
 
 def whole_strides(grid: WindowGrid, tile: Sequence[int], pixels: float, most: float) -> list[int]:
-    """The extents of about so many pixels, as square as may be: `tile`, several times where there are several windows.
+    """The extents of a box of about `pixels` pixels: multiples of `tile` where windows move, as square as possible.
 
-    Where `tile` itself has more than `most`, it is halved.
+    If `tile` itself has more than `most` pixels, it is halved.
     """
     sizes, room = list(tile), pixels / math.prod(tile)
     for number, d in enumerate(sorted(grid.moving, key=lambda d: -sizes[d])):
@@ -330,7 +330,7 @@ def whole_strides(grid: WindowGrid, tile: Sequence[int], pixels: float, most: fl
 
 
 def halved(extents: Sequence[int], most: float) -> list[int]:
-    """Extents, halved along the longest one until they have no more than so many pixels."""
+    """Halve the longest of the extents until they have at most `most` pixels."""
     parts = list(extents)
     while math.prod(parts) > most:
         longest = parts.index(max(parts))
