@@ -1,1 +1,1 @@
-"""How a read happens: plan it over the whole chain of tensors, execute bottom up, assemble the result."""
+"""Reads: plan over the whole chain of tensors, compute sources first, assemble the result."""

@@ -1,4 +1,4 @@
-"""From selections to result tensors."""
+"""Reads selections of tensors into result tensors."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ T = TypeVar("T")
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 _BLOCK_BYTES = 16 * 2**20
-"""A larger read is carried out block by block, so that upstream windows are released early."""
+"""Larger reads are split into blocks of this size, so that upstream windows are released early."""
 _MOST_WAITING = 1024
-"""Regions of a stream that wait for a batch to fill."""
+"""The most regions of a stream that wait for a full batch."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A selection of one tensor, and what it is read into.
+    """A selection of one tensor, and the result tensor for it.
 
     Attributes
     ----------
     node : Node
         The tensor.
     blocks : Blocks
-        The selection, in blocks that are each worked on at once.
+        The selection, in blocks that are each read at once.
     out : Tensor
-        The pixels that are wanted.
+        The wanted pixels.
     """
 
     node: Node
@@ -56,7 +56,7 @@ class _Part:
 
     @cached_property
     def nbytes(self) -> int:
-        """About how much is held to read all of it at once."""
+        """About how many bytes of memory it takes to read all of it at once."""
         size = self.blocks.pixels * self.node.spec.dtype.itemsize
         if True not in self.blocks.far:
             return size
@@ -65,17 +65,17 @@ class _Part:
 
     @cached_property
     def bounds(self) -> Regions:
-        """Where its blocks start and stop."""
+        """The bounds of its blocks."""
         return self.blocks.bounds()
 
     def weights(self) -> FloatArray:
-        """About how much is held to read each of its blocks."""
+        """About how many bytes of memory it takes to read each of its blocks."""
         starts, stops = self.bounds
         pixels: FloatArray = np.prod(stops - starts, axis=1, dtype=np.float64)
         return pixels * (self.nbytes / float(pixels.sum()))
 
     def cut(self, most: int) -> _Part:
-        """In blocks of so many bytes."""
+        """The same part in blocks of at most `most` bytes, if possible."""
         return replace(self, blocks=self.blocks.cut(max(1, most // self.node.spec.dtype.itemsize)))
 
 
@@ -87,12 +87,12 @@ def _largest_unit(node: Node) -> int:
 def read_together(
     requests: Sequence[tuple[Node, Sequence[Selection]]], workers: int | None = None
 ) -> list[list[torch.Tensor]]:
-    """Compute what is missing of selections of several tensors in one plan, and return what they select, per request.
+    """Read selections of several tensors with one plan; return the selected pixels per request.
 
-    A window that several of them need runs once, whatever the caches of the stores keep.
+    A window that several selections need is computed once, whatever the caches of the stores keep.
     """
     if torch.is_inference_mode_enabled():
-        # Tensors that are born in it could not be used outside of it.
+        # Tensors created in inference mode could not be used outside of it.
         with torch.inference_mode(mode=False):
             return read_together(requests, workers)
     while True:
@@ -109,13 +109,13 @@ def read_together(
 
 
 _Selected: TypeAlias = list[tuple[Selection, torch.Tensor]]
-"""Selections of one tensor, each with the pixels that are wanted of it."""
+"""Selections of one tensor, each with the result tensor for its wanted pixels."""
 _Request: TypeAlias = tuple[Node, TensorSpec, _Selected]
-"""What is to be read of a tensor, and what it was when memory was allocated for that."""
+"""The selections of a tensor to read, and its spec when the results were allocated."""
 
 
 def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[list[_Selected], list[_Request]]:
-    """The results, with what stores have in memory; and those parts that are still to be read."""
+    """Allocate the results, and fill in what stores have in memory. Also returns the selections still to be read."""
     read: list[_Selected] = []
     absent: list[_Request] = []
     for node, wanted in requests:
@@ -133,7 +133,7 @@ def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[li
 def _filled(
     node: Node, selection: Selection, out: torch.Tensor, read: Callable[[Index, torch.Tensor], T]
 ) -> Iterable[T]:
-    """What ``read(start, out)`` returns of each block of a selection, as it writes the pixels of that."""
+    """Read the blocks of a selection by ``read(start, out)``, lazily, and yield what each of these calls returns."""
     if not selection.is_thinned:
         return [read(selection.start, out)]
     blocks = Blocks.of(selection, node.spec.grid.window).cut(_BLOCK_BYTES // node.spec.dtype.itemsize)
@@ -141,7 +141,7 @@ def _filled(
 
 
 def _written(request: _Request, workers: int | None) -> bool:
-    """Have an ``f`` that can write regions write some; whether it has."""
+    """If ``f`` can write regions directly, let it write those of the request. Returns whether it has."""
     node, _, parts = request
     writer, contents = node.computation.writer, node.contents
     if writer is None or contents.outlives_process or (workers or node.computation.workers) > 1:
@@ -153,7 +153,7 @@ def _written(request: _Request, workers: int | None) -> bool:
 
 
 def _compute(requests: Sequence[_Request], workers: int | None) -> bool:
-    """Read what is not in memory. False where a tensor has been moved meanwhile, so that all must be read again."""
+    """Read what is not in memory. Returns False if a tensor was moved meanwhile, so that all must be read again."""
     nodes = resolved([node for node, _, _ in requests])
     with Views(CLAIMS.reader(workers)) as views:
         for node, (given, spec, _) in zip(nodes, requests, strict=True):
@@ -176,7 +176,7 @@ def _compute(requests: Sequence[_Request], workers: int | None) -> bool:
 
 
 def _read_at_once(parts: Sequence[_Part], views: Views) -> None:
-    """Read what is one step: nothing is released on the way, so no order matters."""
+    """Read everything in one step. Nothing is released on the way, so the order does not matter."""
     regions: dict[Node, list[Regions]] = {}
     for part in parts:
         regions.setdefault(part.node, []).append(part.bounds)
@@ -193,7 +193,7 @@ def _joined(bounds: Sequence[Regions]) -> Regions:
 
 
 def _read_in_steps(requests: Sequence[Sequence[_Part]], views: Views) -> None:
-    """Read what is large in blocks, of all tensors at the same pace, so that what they share can be released early."""
+    """Read large selections in blocks, at the same pace for all tensors, so that what they share is released early."""
     sizes = [sum([part.nbytes for part in own]) for own in requests]
     parts: list[_Part] = []
     begins: list[FloatArray] = []
@@ -224,7 +224,7 @@ def _read_in_steps(requests: Sequence[Sequence[_Part]], views: Views) -> None:
 
 
 def _steps(weights: Sequence[float]) -> list[range]:
-    """Runs of neighbouring blocks, each about as large as one block may be."""
+    """Group neighbouring blocks into steps of about `_BLOCK_BYTES`."""
     steps, first, size = [], 0, 0.0
     for number, weight in enumerate(weights):
         size += weight
@@ -236,7 +236,7 @@ def _steps(weights: Sequence[float]) -> list[range]:
 
 @torch.inference_mode(mode=False)
 def stream(node: Node, selections: Iterable[Selection], workers: int | None = None) -> Iterator[list[torch.Tensor]]:
-    """Read selections in order, in full batches, yielding those that are ready after each batch."""
+    """Read selections in order and in full batches; after each batch, yield the results that are ready."""
     streamed = _Stream(node, workers)
     try:
         for selection in selections:
@@ -249,7 +249,7 @@ def stream(node: Node, selections: Iterable[Selection], workers: int | None = No
 
 
 class _Stream:
-    """Selections that are read one after the other. Each method is a call into the stores, and nothing in between."""
+    """Selections that are read one after the other. The stores are in use only during a call of a method."""
 
     def __init__(self, node: Node, workers: int | None) -> None:
         self._node = node
@@ -259,7 +259,7 @@ class _Stream:
         self._waiting_bytes = 0
 
     def add(self, selection: Selection) -> list[torch.Tensor]:
-        """One more follows; what is ready now."""
+        """Add a selection, and return the results that are ready."""
         with store_call(self._node.contents, CLAIMS):
             self._node.contents.flush_if_requested()
             if self._loop is None:
@@ -267,27 +267,27 @@ class _Stream:
             self._loop.add([Blocks.of(selection, self._node.spec.grid.window).bounds()])
             self._waiting.append(selection)
             self._waiting_bytes += self._bytes_of(selection)
-            # Stored regions behind one window that does not fill a batch must not pile up.
+            # A window that waits for a full batch must not hold up many stored regions behind it.
             crowded = len(self._waiting) >= _MOST_WAITING or self._waiting_bytes >= _BLOCK_BYTES
             return self._computed(self._loop, to_the_end=crowded)
 
     def finish(self) -> list[torch.Tensor]:
-        """None follows; what is left."""
+        """End the stream, and return the remaining results."""
         with store_call(self._node.contents, CLAIMS):
             return [] if self._loop is None else self._computed(self._loop, to_the_end=True)
 
     def close(self) -> None:
-        """Release what is held."""
-        # A stream that was dropped may be closed in the middle of anything; what it holds then goes with it.
+        """Release the stores and the memory that the stream uses."""
+        # A dropped stream may be closed by the garbage collector at any moment; then its memory is freed with it.
         with contextlib.suppress(StoreError), store_call(self._node.contents):
             self._views.close()
 
     def _computed(self, loop: Loop, *, to_the_end: bool) -> list[torch.Tensor]:
-        """Compute what fills batches, or all; read the selections that are ready, and release what only they needed."""
+        """Compute full batches, or all; read the selections that are ready, and release what only they needed."""
         try:
             ready = loop.compute(to_the_end=to_the_end)
         finally:
-            # Of the tensors upstream nothing is held between batches.
+            # Between batches, nothing of the upstream tensors is kept.
             self._views.close(1)
         results = []
         access = self._views.of(self._node)

@@ -1,4 +1,4 @@
-"""Calling ``f``: reading what it is given of its args, checking what it returns, and handing that to the stores."""
+"""Calls ``f``: reads the regions of its args, checks what it returns, and hands that to the stores."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LATEST_SECONDS = 0.05
 
 
 class Calls:
-    """Calls of the ``f`` of a computation for windows that a read has to have."""
+    """Calls the ``f`` of a computation for the windows that a read needs."""
 
     def __init__(self, work: Work) -> None:
         self._computation = computation = work.workload.computation
@@ -50,15 +50,15 @@ class Calls:
         self._keys = [check.key for check in self._checks if check.key is not None]
 
     def run(self, positions: Sequence[int], put: Callable[..., None]) -> None:
-        """One call; ``put(position, *windows)`` is handed what it returned for each window, checked, for each tensor.
+        """Call ``f`` once, and ``put(position, *windows)`` for each window, with one checked result per tensor.
 
-        They are to be copied at once: ``f`` may use its buffer again.
+        `put` must copy the windows at once, because ``f`` may reuse its buffer.
 
         Raises
         ------
         ValidationError, ShapeMismatchError, DtypeMismatchError, DeviceMismatchError
-            If ``f`` does not return what was declared. What ``f`` raises comes through. Either way the
-            message ends with the tensor and the windows that were being computed.
+            If ``f`` does not return what was declared. An error of ``f`` itself is passed on. Both get a
+            note with the tensor and the windows that were being computed.
         """
         others: Sequence[Array] = ()
         try:
@@ -110,7 +110,7 @@ class Calls:
 
 
 class _Check:
-    """Turns what ``f`` returned for a tensor into an array, if it is what was declared."""
+    """Checks that what ``f`` returned for a tensor is what was declared, and turns it into an array."""
 
     def __init__(self, spec: TensorSpec) -> None:
         self._spec = spec
@@ -119,19 +119,19 @@ class _Check:
         self._named = "" if self.key is None else f" for {show(self.key)}"
 
     def array_of(self, output: object) -> Array:
-        """A view of it, or of what it stands for."""
+        """Check one window, and return a view of it."""
         if self._dtype is not None and type(output) is torch.Tensor:
             try:
                 array = output.numpy()
             except (RuntimeError, TypeError):
-                # It needs a gradient, say, or is on another device.
+                # For example, it requires a gradient, or is on another device.
                 return self._slow(output)
             if array.dtype == self._dtype and array.shape == self._size:
                 return array
         return self._slow(output)
 
     def arrays_of(self, returned: object, count: int) -> Sequence[Array]:
-        """Views of what `f` returned for `count` windows, for each of them: from a list, or one stacked tensor."""
+        """Check what `f` returned for `count` windows, a list or one stacked tensor, and return a view per window."""
         if self._dtype is not None and type(returned) is torch.Tensor and returned.shape == (count, *self._size):
             with contextlib.suppress(RuntimeError, TypeError):
                 stacked = returned.numpy()
@@ -192,7 +192,7 @@ class _Check:
 
 
 def _entries(output: object, keys: Sequence[Key]) -> list[Any]:
-    """What a dictionary holds under some keys, and under no others."""
+    """The values of a dictionary under these keys; it must have no others."""
     listed = ", ".join(map(show, keys))
     if not isinstance(output, Mapping):
         raise ValidationError(f"f must return a dict with the keys {listed}, got {type(output).__name__}")
@@ -221,12 +221,12 @@ def _as_list(returned: object, count: int) -> Sequence[object]:
 
 
 def _source_of(f: Callable[..., Any]) -> str:
-    """What a function of a user is called, and where it is defined, for messages."""
+    """The name of the user's function and the place of its definition, for messages."""
     f = innermost(f)
     kind, code = type(f), getattr(f, "__code__", None)
     if code is not None:
         return f", by {f.__name__} defined in {code.co_filename}:{code.co_firstlineno}"
-    # A network, say, or a function of torch.
+    # For example, a network or a function of torch.
     return (
         "" if str(kind.__module__).startswith("infinite_tensor.") else f", by {getattr(f, '__name__', kind.__name__)}"
     )
@@ -237,7 +237,7 @@ def _windows(count: int) -> str:
 
 
 def region_of(upstream: Input, access: Access, start: Sequence[int]) -> torch.Tensor:
-    """What a window reads of an arg, from pixel `start` on; nobody else has the tensor."""
+    """Read the region of an arg that begins at pixel `start` into a new tensor."""
     if upstream.reads.padded and upstream.reads.leaves(start):
         return _padded(upstream, access, start)
     spec = upstream.node.spec
@@ -250,7 +250,7 @@ def _padded(upstream: Input, access: Access, start: Sequence[int]) -> torch.Tens
     spec, reads, size = upstream.node.spec, upstream.reads, upstream.window.size
     parts = [reads.parts(d, first) for d, first in enumerate(start)]
     if not all(parts):
-        # All of it is constant along some dimension.
+        # Along some dimension, all of the region is constant padding.
         return as_tensor(_with_constants(upstream, as_array(_new(size, upstream)), start))
     inside = as_array(_new([sum(b - a for a, b in part) for part in parts], upstream))
     for box in itertools.product(*map(_placed, parts)):
@@ -269,13 +269,13 @@ def _new(size: Sequence[int], upstream: Input) -> torch.Tensor:
 
 
 def _placed(parts: Sequence[tuple[int, int]]) -> list[tuple[int, slice]]:
-    """Where intervals begin that are read, and where each goes: one after the other."""
+    """For each interval, where it begins and its place in the result, one after the other."""
     ends = list(itertools.accumulate(b - a for a, b in parts))
     return [(a, slice(end - (b - a), end)) for (a, b), end in zip(parts, ends, strict=True)]
 
 
 def _taken(block: Array, d: int, index: IntArray) -> Array:
-    """The entries of a block at some places along a dimension; a copy unless it is all of them in order."""
+    """The entries of a block at `index` along dimension `d`; a copy unless these are all entries in order."""
     if len(index) == block.shape[d] and bool((index == np.arange(len(index))).all()):
         return block
     if isinstance(block, np.ndarray):
@@ -284,7 +284,7 @@ def _taken(block: Array, d: int, index: IntArray) -> Array:
 
 
 def _with_constants(upstream: Input, region: Array, start: Sequence[int]) -> Array:
-    """Fill in what lies beyond the ends of constant dimensions; where two meet, the last dimension's value wins."""
+    """Fill in the constants beyond the ends of dimensions; where two meet, the value of the last dimension wins."""
     assert upstream.padding is not None
     for d, (extent, mode) in upstream.reads.padded.items():
         if mode == "constant":
@@ -295,10 +295,11 @@ def _with_constants(upstream: Input, region: Array, start: Sequence[int]) -> Arr
 
 
 class Deposits:
-    """Gathers what a thread computes, so that stores are handed much at a time, though never late.
+    """Collects the windows that a thread computes, so that stores get many at a time, but without a long delay.
 
-    Windows of a tensor lie side by side in blocks, so that neighbours can be worked on at once. Who waits for them may
-    have them sent, as this thread may be in an ``f`` that waits for that one; what fails then is raised here.
+    The windows of a tensor lie side by side in blocks, so that stores can process neighbours at once. A thread that
+    waits for some of them may have them sent, because this thread may be in an ``f`` that waits for that thread. An
+    error of such a `send` is raised later in this thread.
     """
 
     def __init__(self, work: Work) -> None:
@@ -308,7 +309,7 @@ class Deposits:
         self._flush_requests = -1
         self._specs = [result.node.spec.gathered for result in workload.results]
         self._largest = max([math.prod(spec.grid.window.size) * spec.dtype.itemsize for spec in self._specs])
-        # There is nothing to gather, and to copy them would take as long as to blend them.
+        # A block would contain only one such large window, and copying it would take as long as blending it.
         keeps = any(result.access.keeps_outputs for result in workload.results)
         self._straight = not keeps and 2 * self._largest > _BLOCK_BYTES
         self._first: Array = ()
@@ -316,12 +317,12 @@ class Deposits:
         self._begin = self._end = self._length = 0
         self._positions: list[int] = []
         self._sent = time.monotonic()
-        # Reentrant: a user may be told of what is stored, and read.
+        # Reentrant, because `notice` may call a user's function, which may read.
         self._lock = threading.RLock()
         self._error: Exception | None = None
 
     def put(self, position: int, window: Array, *others: Array) -> None:
-        """Take in the windows at this position, one for each tensor, which are not kept by reference."""
+        """Copy the windows at this position, one per tensor."""
         if self._straight:
             with changing():
                 self._deposit([position], [each[None] for each in (window, *others)])
@@ -332,13 +333,13 @@ class Deposits:
                 self.send()
                 self._allocate()
             end = 0
-        # In most cases there is one: this runs for each window.
+        # This runs for each window, and in most cases there is only one tensor.
         self._first[end] = window
         if others:
             for block, other in zip(self._others, others, strict=True):
                 block[end] = other
         self._positions.append(position)
-        # From now on it may be sent.
+        # From now on, other threads may send it.
         self._end = end + 1
 
     def _allocate(self) -> None:
@@ -351,7 +352,7 @@ class Deposits:
         self._positions = []
 
     def tend(self) -> None:
-        """Store what has been gathered, if that is some time ago or a store has been asked to flush."""
+        """Store what was collected if the last time was a while ago, or if a store was asked to flush."""
         if time.monotonic() - self._sent > _LATEST_SECONDS:
             self.send()
         if Contents.flush_requests != self._flush_requests:
@@ -363,7 +364,7 @@ class Deposits:
                         store.flush_if_requested()
 
     def send(self) -> None:
-        """Store what has been gathered."""
+        """Store what was collected."""
         with changing(), self._lock:
             begin, end = self._begin, self._end
             self._begin = end
@@ -377,7 +378,7 @@ class Deposits:
     def _send_anyhow(self) -> None:
         try:
             self.send()
-        except Exception as error:  # noqa: BLE001  (the thread that has computed them raises it)
+        except Exception as error:  # noqa: BLE001  (raised later by the thread that computed the windows)
             self._error = error
 
     def _deposit(self, positions: Sequence[int], blocks: Sequence[Array]) -> None:
@@ -388,7 +389,7 @@ class Deposits:
                 if notice is not None:
                     notice(result.node, count)
         finally:
-            # Stored or not, nobody is at them any more.
+            # Stored or not, this thread no longer computes them.
             CLAIMS.end(self._worker, positions)
 
     def __enter__(self) -> Worker:

@@ -1,4 +1,4 @@
-"""Tensors as the engine sees them: outputs of computations."""
+"""Chains of tensors as the engine sees them: computations and the tensors that they compute."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class TensorInStore:
     Attributes
     ----------
     spec : TensorSpec
-        What is computed and stored.
+        The spec of the tensor.
     store : TileStore
-        Where it is stored.
+        The store of the tensor.
     named : bool
-        Whether a user gave its id, by which it is found again.
+        Whether a user gave its id, so that it can be reopened.
     contents : Contents
-        What that store holds.
+        The contents of the store.
     """
 
     spec: TensorSpec
@@ -52,7 +52,7 @@ class TensorInStore:
         self.hashed: int = hash((id(self.store), self.spec.tensor_id))
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are the same stored tensor: built twice, it is computed once."""
+        """Whether both are the same stored tensor, so that a tensor that is built twice is computed once."""
         return self is other or (
             isinstance(other, TensorInStore)
             and self.store is other.store
@@ -64,36 +64,36 @@ class TensorInStore:
         return self.hashed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields; the hash is one of this process."""
+        """Pickle the fields without the hash, which is only valid in this process."""
         return type(self), (self.spec, self.store, self.named)
 
 
 @dataclass(eq=False)
 class Computation:
-    """What one ``f`` computes: a tensor, or several of which each call returns a window.
+    """One ``f`` and what it computes: one tensor, or several tensors of which each call returns a window.
 
     Attributes
     ----------
     tensors : tuple of TensorInStore
         The tensors.
     f : callable or None
-        Computes windows; None for a tensor that was opened for reading what is stored.
+        Computes windows; None for a tensor that was opened without ``f`` to read what is stored.
     batching : Batching
         How many windows a call of `f` takes.
     inputs : tuple of Input
         The upstream tensors, each with the window through which it is read.
     coordinates : int
-        How many entries a window index has for `f`. Of each tensor's own index these are the first; the others are 0.
+        The length of the window index that `f` gets. It is the beginning of each tensor's index; the rest is 0.
     depth : int
-        Length of the longest chain upstream of it; 0 where it reads no other tensor.
+        The length of the longest chain upstream; 0 if it reads no other tensor.
     computable : bool
-        Whether it has an `f`, and everything upstream of it too.
+        Whether this and all upstream computations have an `f`.
     writer : RegionWriter or None
-        `f`, where it can write regions of its tensor without windows.
+        `f`, if it can write regions of its tensor without windows.
     copied : bool
-        Whether it copies pixels from memory, and never computes a window.
+        Whether pixels are only copied from memory, so that no window is ever computed.
     function, code
-        The function of a user that `f` calls in the end, and the code that it had when the tensor was built.
+        The user's function that `f` finally calls, and the code that it had when the tensor was built.
     """
 
     tensors: tuple[TensorInStore, ...]
@@ -123,7 +123,7 @@ class Computation:
     def registered(
         cls, tensors: Sequence[TensorInStore], f: Callable[..., Any] | None, batching: Batching, args: Iterable[Node]
     ) -> Computation:
-        """The computation of tensors that are made known to their stores; `args` may be none where `f` is None."""
+        """Register tensors with their stores, and return their computation. `args` may be empty if `f` is None."""
         nodes = [*args]
         for tensor in tensors:
             stored = tensor.contents.outlives_process
@@ -141,33 +141,33 @@ class Computation:
         return cls(tuple(tensors), f, batching, inputs, coordinates)
 
     def warn_of_other_code(self) -> None:
-        """FunctionChangedWarning, once, where its function was given other code: by a reload of its module, say."""
+        """Issue one FunctionChangedWarning if the function got other code, for example by a reload of its module."""
         if self.code is not None and self.function.__code__ is not self.code:
             self.code = self.function.__code__
             warn_of_other_code(self.tensors[0].spec)
 
     @property
     def nodes(self) -> list[Node]:
-        """Its tensors."""
+        """The tensors, as nodes."""
         return [Node(self, tensor) for tensor in self.tensors]
 
     @property
     def names(self) -> str:
-        """The ids of its tensors, for messages."""
+        """The ids of the tensors, for messages."""
         return ", ".join(repr(tensor.spec.tensor_id) for tensor in self.tensors)
 
     @property
     def workers(self) -> int:
-        """On how many threads `f` runs, unless a read says."""
+        """The number of threads that run `f`, unless a read sets another."""
         return self.tensors[0].contents.workers
 
     def own(self, windows: IntArray) -> IntArray:
-        """Window indices of one of its tensors, (N, ndim), as `f` is given them: (N, coordinates)."""
+        """Convert window indices of one of the tensors, (N, ndim), to those that `f` gets, (N, coordinates)."""
         return windows[:, : self.coordinates]
 
 
 def _with_meaning(spec: TensorSpec, f: Callable[..., Any] | None, args: Sequence[Node]) -> TensorSpec:
-    """The same tensor, with what its source or its args say of its pixels."""
+    """The same spec, with the meaning of its pixels that follows from its source or its args."""
     definition = spec.definition
     if definition.meaning is not None:
         return spec
@@ -184,7 +184,7 @@ def _with_meaning(spec: TensorSpec, f: Callable[..., Any] | None, args: Sequence
 
 
 def _writer_of(f: Callable[..., Any] | None, spec: TensorSpec) -> RegionWriter | None:
-    """`f`, where it can write regions of the tensor that it is the ``f`` of: each pixel is that of one window."""
+    """`f`, if it can write regions of its tensor directly, so that each pixel belongs to exactly one window."""
     if not isinstance(f, RegionWriter):
         return None
     definition, size = spec.definition, spec.grid.window.size
@@ -194,18 +194,18 @@ def _writer_of(f: Callable[..., Any] | None, spec: TensorSpec) -> RegionWriter |
 
 
 class Node:
-    """One tensor of a chain, and what computes it.
+    """One tensor of a chain, and its computation.
 
     Attributes
     ----------
     computation : Computation
-        What computes it.
+        The computation of the tensor.
     tensor : TensorInStore
         The tensor in its store.
     store, contents
-        Those of `tensor`.
+        The store of `tensor` and its contents.
     token : str
-        What compiled code finds it by.
+        The key by which compiled code finds the node.
     """
 
     __slots__ = ("__weakref__", "computation", "contents", "store", "tensor", "token")
@@ -219,11 +219,11 @@ class Node:
 
     @property
     def spec(self) -> TensorSpec:
-        """What is computed and stored."""
+        """The spec of the tensor."""
         return self.tensor.spec
 
     def indices(self, windows: IntArray) -> IntArray:
-        """Windows as ``f`` is given them, (N, coordinates), as this tensor's own: (N, ndim)."""
+        """Convert window indices that ``f`` gets, (N, coordinates), to those of this tensor, (N, ndim)."""
         more = self.spec.grid.ndim - windows.shape[1]
         return np.pad(windows, ((0, 0), (0, more))) if more else windows
 
@@ -236,13 +236,13 @@ class Node:
 
 
 class NodeHolder(Protocol):
-    """An `InfiniteTensor`, of which the engine asks for no more than its node."""
+    """An `InfiniteTensor`, of which the engine uses only the node."""
 
     _node: Node
 
 
 def node_of(tensor: NodeHolder) -> Node:
-    """What the engine knows of an `InfiniteTensor`, which has no public name for it."""
+    """The node of an `InfiniteTensor`, which has no public name."""
     return tensor._node  # noqa: SLF001  (the one place that asks a tensor for it)
 
 
@@ -250,7 +250,7 @@ _alive: weakref.WeakValueDictionary[int, Computation] = weakref.WeakValueDiction
 
 
 def nodes_alive() -> list[Node]:
-    """All tensors of this process that somebody may still read or compute."""
+    """All tensors of this process that are not garbage-collected."""
     alive = (reference() for reference in _alive.valuerefs())
     return [node for computation in alive if computation is not None for node in computation.nodes]
 
@@ -266,7 +266,7 @@ class Input:
     window : TensorWindow
         The window through which it is read, in coordinates of the consumer's ctx.
     padding : tuple of Padding or None
-        What stands beyond its ends, per dimension.
+        The padding beyond its ends, per dimension.
     """
 
     node: Node
@@ -275,14 +275,14 @@ class Input:
 
     @cached_property
     def reads(self) -> ArgReads:
-        """Which pixels are read."""
+        """Computes which pixels are read."""
         return ArgReads(self.window, self.node.spec.shape, modes_of(self.padding))
 
 
 def resolved(nodes: Sequence[Node]) -> list[Node]:
-    """The same tensors, where one stands for all that are equal in their chains: the first that has an ``f``.
+    """Replace equal tensors in the chains of `nodes` by one node each: the first that has an ``f``.
 
-    A tensor may be there as it was opened without ``f``, and as it was built with it.
+    A tensor may occur twice, once opened without ``f`` and once built with it.
     """
     if not [node for node in nodes if not node.computation.computable]:
         return list(nodes)
@@ -296,7 +296,7 @@ def resolved(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _first_with_f(nodes: Iterable[Node]) -> dict[Node, Node]:
-    """For each tensor in some chains, the one that stands for it."""
+    """For each tensor in the chains, the first equal one that has an ``f``, or the first if none has."""
     chosen: dict[Node, Node] = {}
     seen: set[int] = set()
     stack = [*nodes][::-1]
@@ -313,19 +313,19 @@ def _first_with_f(nodes: Iterable[Node]) -> dict[Node, Node]:
 
 
 def consumers_first(roots: Iterable[Node]) -> dict[Computation, list[Node]]:
-    """The computations of `roots` and everything upstream, each before those that it reads. Without recursion.
+    """The computations of `roots` and everything upstream, each before those that it reads.
 
-    With each come the tensors that it computes in this chain: of several that compute one tensor, one does, which is
-    one that has an ``f`` if any has.
+    Each comes with the tensors that it computes in this chain. If several computations have the same tensor, only one
+    of them computes it, if possible one that has an ``f``. Not recursive, because chains may be long.
     """
     return dict(reversed(_upstream_first(resolved([*roots]), {}).items()))
 
 
 def _upstream_first(roots: Iterable[Node], chosen: Mapping[Node, Node]) -> dict[Computation, list[Node]]:
-    """`consumers_first`, the other way round; where a tensor is in `chosen`, what stands there takes its place."""
+    """`consumers_first` in the reverse order. A tensor in `chosen` is replaced by its entry there."""
     finished: dict[Computation, list[Node]] = {}
     entered: set[Node] = set()
-    # The tensors of computations that have been entered and not finished, with what is still to be entered for each.
+    # The tensors of each computation that is entered but not finished, with its inputs that are not entered yet.
     stack: list[tuple[list[Node], Iterator[Node]]] = [([], iter(roots))]
     while stack:
         nodes, rest = stack[-1]
@@ -348,13 +348,13 @@ def _upstream_first(roots: Iterable[Node], chosen: Mapping[Node, Node]) -> dict[
 
 
 def chain_of(roots: Iterable[Node]) -> list[Node]:
-    """All tensors that reads of `roots` may compute, each after those that it reads."""
+    """All tensors that a read of `roots` may compute, each after those that it reads."""
     return [node for nodes in reversed(consumers_first(roots).values()) for node in nodes]
 
 
 @contextmanager
 def keeping_little(root: Node, room: int) -> Iterator[None]:
-    """Within it, each store that reads of `root` may use keeps no more in memory than now and so many bytes."""
+    """A context in which each store that a read of `root` uses caches at most `room` bytes more than now."""
     lent = threading.Lock()
     with lent:
         for contents in {node.contents for node in chain_of([root])}:

@@ -1,15 +1,15 @@
-"""Single flight: of all reads of this process, one computes a window, and the others wait for it.
+"""Single flight: if several reads of this process need a window, one computes it and the others wait.
 
-A window is claimed when the call of ``f`` that computes it begins, and no earlier: so reads of one region share its
-windows call by call. A read goes up the chain by depth, from tensors that read no other to the one that is read. At
-each depth it first computes what nobody is computing as its turn comes, and leaves out what others have stored
-meanwhile. Then it waits for what it met, and computes what they have left, where an ``f`` raised.
+A window is claimed when the call of ``f`` that computes it begins, and no earlier. So reads of the same region share
+its windows call by call. A read proceeds by depth, from tensors that read no other to the one that is read. At
+each depth it first computes the windows that no other read is computing, without those that others have stored
+meanwhile. Then it waits for the windows that others are computing, and computes those that they left because an ``f``
+raised.
 
-So a thread waits only while another one is at work, unless an ``f`` reads a tensor itself. Such a nested read waits
-too, but not for a thread that waits, directly or through others, for the one that it is part of: what that one has
-begun it computes itself, once more, by calls for one window each. So it does not matter which windows lie in one call
-of an ``f`` that reads others of them, and a window that is computed by itself and read by that call needs itself, which
-is an error.
+So a thread waits only while another one computes, unless an ``f`` reads a tensor itself. Such a nested read waits
+too, except for a thread that waits, directly or through others, for the read that it is part of. The windows which that
+thread has begun it computes again itself, by calls for one window each. So an ``f`` may read other windows of its
+own call. But a window that is computed by a call of its own, and is read by that call, needs itself, which is an error.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import show_interrupt
 
 _SOON_SECONDS = 0.05
-"""After so long without a change, what others have computed and not stored is looked at."""
+"""After so many seconds without a change, a waiting thread makes others store what they have computed."""
 
 
 class Work:
-    """Windows of one computation that a read has to have. Used with the lock of `Claims` held.
+    """The windows of one computation that a read needs. Use it only while holding the lock of `Claims`.
 
     Attributes
     ----------
     workload : Workload
-        The windows, as the read was planned.
+        The windows, from the plan of the read.
     indices : list of tuple of int
-        Their indices, as ``f`` is given them.
+        Their indices, as ``f`` gets them.
     reader : Reader
         The read.
     running : threading.Lock
-        Held while the read is at it: what a read has begun that has ended, in whatever way, nobody computes.
+        Locked while the read runs. If it is not, the read has ended in some way, and its claims are void.
     peers : list of Work
-        What reads are to compute of this computation, this one among them.
+        The works of all reads on this computation, including this one.
     is_shared : bool
-        Whether others may have begun or stored some of the windows.
+        Whether other reads may have begun or stored some of the windows.
     workers : list of Worker
-        The threads that are at it.
+        The threads that compute the windows.
     left : list of int
-        Positions of the windows that have their turn, those that have had it first.
+        Positions of the windows to compute; those that were already taken up come first.
     met : list of int
-        Positions of those that others were computing as their turn came.
+        Positions of the windows that other reads were computing when this read came to them.
     """
 
     def __init__(self, workload: Workload, reader: Reader, running: threading.Lock) -> None:
@@ -67,24 +67,24 @@ class Work:
         self.take(list(range(len(self.indices))))
 
     def take(self, positions: list[int], *, singly: bool = False) -> None:
-        """It is the turn of these windows; `singly`, each by a call of its own, whoever else computes it."""
+        """Set the windows to compute; if `singly`, each by a separate call, even if another read computes it."""
         self.left, self._had, self._singly = positions, 0, singly
         self._largest = 1 if singly else self.workload.computation.batching.largest
 
     @property
     def calls(self) -> int:
-        """How many calls are left, if nobody else computes any of these windows."""
+        """The number of calls that are left if no other read computes any of these windows."""
         count = len(self.left) - self._had
         return count if self._singly else self.workload.computation.batching.calls(count)
 
     def next(self) -> list[int]:
-        """The positions of the next call, of windows that nobody computes and nobody has stored; none at the end."""
+        """The positions for the next call, of windows that are neither stored nor being computed; empty at the end."""
         while count := len(self.left) - self._had:
             size = self._largest if count >= self._largest else self.workload.computation.batching.first(count)
             turn = slice(self._had, self._had + size)
             positions = self.left[turn]
             if self.is_shared:
-                # What others store of these is held from now on.
+                # From now on, the read keeps in memory what others store of these.
                 absent = self.workload.absent(positions)
                 held = [] if self._singly else [each for each in positions if self.holder(each)]
                 self.met += held
@@ -97,29 +97,29 @@ class Work:
         return []
 
     def holder(self, position: int) -> Worker | None:
-        """Who computes a window."""
+        """The worker that computes a window, or None."""
         index = self.indices[position]
         at_it = [peer for peer in self.peers if peer.running.locked()]
         return next((worker for peer in at_it for worker in peer.workers if index in worker.begun), None)
 
     def holders(self) -> dict[int, Worker]:
-        """Who computes the windows that it has met, where somebody still does."""
+        """The workers that still compute the windows in `met`."""
         return {position: holder for position in self.met if (holder := self.holder(position)) is not None}
 
 
 class Worker:
-    """A thread at work on a `Work`.
+    """A thread that computes windows of a `Work`.
 
     Attributes
     ----------
     work : Work
         The work.
     thread : int
-        The thread.
+        The id of the thread.
     current : list of int
-        Positions of the windows that its call of ``f`` computes.
+        Positions of the windows of its current call of ``f``.
     begun : dict of tuple of int to None
-        The windows that it has begun and not stored.
+        The windows that it has begun and not stored yet.
     """
 
     def __init__(self, work: Work, send: Callable[[], None]) -> None:
@@ -131,12 +131,12 @@ class Worker:
         self.token = _calling.set((*_calling.get(), weakref.ref(self)))
 
     def send(self) -> None:
-        """Have what it has computed stored, on any thread."""
+        """Store what the worker has computed. May be called on any thread."""
         if (send := self._send()) is not None:
             send()
 
     def computes_only(self, computation: Computation, index: Index) -> bool:
-        """Whether its call of ``f`` is for this window and no other."""
+        """Whether its current call of ``f`` is for this window only."""
         current = [self.work.indices[position] for position in self.current]
         return self.work.workload.computation == computation and current == [index]
 
@@ -144,7 +144,8 @@ class Worker:
 _calling: ContextVar[tuple[weakref.ref[Worker], ...]] = ContextVar("calling", default=())
 """The workers whose ``f`` made this call, from the outermost read inward.
 
-Weakly: a copy of the context keeps no store alive. What an ``f`` does on threads of its own is not seen as nested.
+Weak references, so that a copy of the context keeps no store alive. Reads on threads that an ``f`` starts are not
+recognized as nested.
 """
 
 
@@ -155,23 +156,23 @@ def _callers() -> list[Worker]:
 
 
 def is_nested() -> bool:
-    """Whether an ``f`` makes this call, as far as that is seen."""
+    """Whether an ``f`` makes this call, as far as this can be recognized."""
     return bool(_callers())
 
 
 _Wait: TypeAlias = tuple[frozenset[int], Work]
-"""Threads that wait, the last one and those whose ``f`` it serves, and what has met the windows that they wait for."""
+"""A waiting thread together with those whose ``f`` it serves, and the work whose windows they wait for."""
 
 
 class Claims:
-    """Who computes what in this process."""
+    """Which thread of this process computes which windows."""
 
     def __init__(self) -> None:
         self._renew_after_fork()
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
-        # In a forked child there are no reads but the one that forked, if any, which stands alone.
+        # In a forked child, the only read is the one that forked, if any.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._works: dict[Computation, list[Work]] = {}
@@ -179,14 +180,14 @@ class Claims:
         self._deposits = 0
 
     def reader(self, workers: int | None = None, notice: Callable[[Node, int], None] | None = None) -> Reader:
-        """A read that begins now, on so many threads; see `Reader`."""
+        """Begin a read on `workers` threads; see `Reader`."""
         return Reader(self._deposits, workers, notice)
 
     def join(self, plan: Sequence[Workload], reader: Reader, running: threading.Lock) -> list[tuple[int, list[Work]]]:
-        """What a read is at from now on, at each depth of its plan, until it does `leave` it."""
+        """Register the works of a read, until it calls `leave`. Returns them for each depth of its plan."""
         for caller in _callers():
             if caller.thread == threading.get_ident():
-                # What this thread has computed may be what the f that it runs reads.
+                # The f that this thread runs may read what the thread has computed before.
                 caller.send()
         stages: dict[int, list[Work]] = {}
         with self._lock:
@@ -204,7 +205,7 @@ class Claims:
         return sorted(stages.items())
 
     def leave(self, works: Sequence[Work]) -> None:
-        """A read is at these works no more, if it still was."""
+        """Unregister works of a read, if they still are registered."""
         with self._lock:
             for work in works:
                 if work in work.peers:
@@ -213,7 +214,7 @@ class Claims:
                         self._works.pop(work.workload.computation, None)
 
     def cut_through(self, error: BaseException) -> None:  # noqa: ARG002  (whatever it is)
-        """A read has ended without an end: what it was at is nobody's any more."""
+        """Drop the claims of a read that was interrupted before it could unregister its works."""
         with self._lock:
             self._waits.pop(threading.get_ident(), None)
             for peers in self._works.values():
@@ -221,23 +222,23 @@ class Claims:
             self._changed.notify_all()
 
     def start(self, work: Work, send: Callable[[], None]) -> Worker:
-        """Have this thread be at a work, with all that it does in this context, until `stop`."""
+        """Make this thread, and all that it does in this context, a worker of a work, until `stop`."""
         worker = Worker(work, send)
         with self._lock:
             work.workers.append(worker)
         return worker
 
     def stop(self, worker: Worker) -> None:
-        """What a thread has begun and not stored, since ``f`` raised, nobody computes any more."""
+        """Remove a worker. The windows that it has begun and not stored, because ``f`` raised, become free."""
         _calling.reset(worker.token)
         with self._lock:
             worker.work.workers.remove(worker)
             self._tell()
 
     def begin(self, worker: Worker) -> list[int]:
-        """Positions of the windows that a thread computes next, by one call of ``f``; none where all have had a turn.
+        """Positions of the windows that a thread computes by its next call of ``f``; empty at the end.
 
-        At rest, an interrupt may end the read at any line of this.
+        Between calls, an interrupt may end the read at any line of this.
         """
         with self._lock:
             worker.current = positions = worker.work.next()
@@ -246,7 +247,7 @@ class Claims:
             return positions
 
     def end(self, worker: Worker, positions: Sequence[int]) -> None:
-        """Windows that a thread has begun have been stored."""
+        """Record that windows which a thread had begun are stored."""
         with self._lock:
             worker.work.reader.own_deposits += 1
             self._deposits += 1
@@ -255,17 +256,17 @@ class Claims:
             self._tell()
 
     def _tell(self) -> None:
-        # Most often nobody waits.
+        # In most cases, no thread waits.
         if self._waits:
             self._changed.notify_all()
 
     def take_up(self, work: Work) -> bool:
-        """Wait for windows that others were computing as their turn came; whether this read is to compute some now.
+        """Wait for windows that other reads were computing. Returns whether this read must compute some of them now.
 
         Raises
         ------
         ValidationError
-            If one of them is in the making by the one who asks, so that it would need itself.
+            If the calling ``f`` is computing one of them, so that the window would need itself.
         """
         callers = _callers()
         here = frozenset([threading.get_ident(), *(caller.thread for caller in callers)])
@@ -285,13 +286,13 @@ class Claims:
                 is_told = not held or self._wait(here, work)
             show_interrupt()
             if not is_told:
-                # Who has computed one of them may be in an `f` that waits for this thread, unseen.
+                # A thread that has computed one of them may be in an `f` that waits for this thread unnoticed.
                 for holder in set(held.values()):
                     holder.send()
         return False
 
     def _wait(self, here: frozenset[int], work: Work) -> bool:
-        """Wait for a change; False where there is none for a while."""
+        """Wait for a change; returns False if there is none for a while."""
         thread = threading.get_ident()
         self._waits[thread] = here, work
         try:
@@ -300,19 +301,19 @@ class Claims:
             del self._waits[thread]
 
     def _waits_for(self, thread: int, others: frozenset[int]) -> bool:
-        """Whether a thread is one of some others, or waits for one of them, directly or through more."""
+        """Whether a thread is one of `others`, or waits for one of them, directly or through other threads."""
         seen: set[int] = set()
         unseen = {thread}
         while unseen and unseen.isdisjoint(others):
             seen |= unseen
-            # As it is now: who waits may not have noticed yet that something has changed.
+            # The current holders: a waiting thread may not have noticed a change yet.
             found = [work.holders() for waiting, work in self._waits.values() if not waiting.isdisjoint(unseen)]
             unseen = {holder.thread for holders in found for holder in holders.values()} - seen
         return bool(unseen)
 
 
 def _check_needs(work: Work, positions: Sequence[int], callers: Sequence[Worker]) -> None:
-    """ValidationError where one of the ``f`` that make a call is computing one of the windows that it needs."""
+    """Raise ValidationError if one of the calling ``f`` is itself computing one of the windows that are needed."""
     computation = work.workload.computation
     for position in positions:
         index = work.indices[position]

@@ -1,6 +1,6 @@
-"""Reads in code that torch compiles or exports: an operator, of which the compiler knows the shapes and no more.
+"""Reads in code that torch compiles or exports: a custom operator of which the compiler knows only the shapes.
 
-The rest of a read, with its threads and its storage, is nothing that could be traced.
+The rest of a read uses threads and storage, which torch cannot trace.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NODES: weakref.WeakValueDictionary[str, Node] = weakref.WeakValueDictionary()
 
 
 def token_of(node: Node) -> str:
-    """What compiled code finds a tensor by in this process; a new one at each call."""
+    """A key by which compiled code finds a tensor in this process; a new one for each call."""
     token = secrets.token_hex(8)
     _NODES[token] = node
     return token
@@ -29,7 +29,7 @@ def token_of(node: Node) -> str:
 def read_together(
     requests: Sequence[tuple[Node, Sequence[Selection]]], workers: int | None
 ) -> list[list[torch.Tensor]]:
-    """What selections of several tensors select, as many of each, while torch traces it."""
+    """Read selections of several tensors while torch traces the code. Each tensor has the same number of selections."""
     tokens = " ".join([node.token for node, _ in requests])
     boxes = [number for _, wanted in requests for selection in wanted for number in _box(selection)]
     like = [torch.empty(0, dtype=node.spec.dtype, device=node.spec.device) for node, _ in requests]
@@ -39,13 +39,13 @@ def read_together(
 
 
 def _box(selection: Selection) -> list[int]:
-    """A selection as numbers, four for each dimension."""
+    """A selection as a list of numbers, four per dimension."""
     squeezed = [int(d in selection.squeezed) for d in range(len(selection.start))]
     return [*selection.start, *selection.stop, *selection.steps, *squeezed]
 
 
 def _requests(tokens: str, boxes: Sequence[int]) -> list[tuple[Node, list[Selection]]]:
-    """The tensors, and the selections of each, of which there are as many for every tensor."""
+    """The tensors, each with its selections."""
     nodes = [_node_of(token) for token in tokens.split(" ")]
     count = len(boxes) // sum(4 * len(node.spec.shape) for node in nodes)
     numbers = iter([int(number) for number in boxes])
@@ -68,12 +68,12 @@ def _node_of(token: str) -> Node:
 
 
 def _unread(selection: Selection, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of the shape of what is read."""
+    """An empty tensor of the shape of the read."""
     pixels = selection.pick(torch.empty(selection.size, dtype=dtype, device="meta"))
     return torch.empty(pixels.shape, dtype=dtype, device=device)
 
 
-# torch before 2.7 does not derive a schema from list[int].
+# The schema is explicit because torch before 2.7 does not derive one from list[int].
 @torch.library.custom_op(
     "infinite_tensor::read_together",
     mutates_args=(),
@@ -85,7 +85,7 @@ def _read_together(
     like: list[torch.Tensor],  # noqa: ARG001
     workers: int | None,
 ) -> list[torch.Tensor]:
-    """The pixels of each selection of each tensor; `like` has the dtypes and devices that the code was compiled for."""
+    """Read each selection of each tensor. `like` has the dtypes and devices that the code was compiled for."""
     return [pixels for of_tensor in read_at_once(_requests(tokens, boxes), workers) for pixels in of_tensor]
 
 

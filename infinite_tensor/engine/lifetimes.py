@@ -1,4 +1,4 @@
-"""How far back each tensor of a chain is still needed, while regions are read one after the other."""
+"""Which part of each tensor of a chain is still needed while regions are read one after the other."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from infinite_tensor.geometry.window import starts_of
 _Boxes: TypeAlias = tuple[IntArray, IntArray]
 
 _NOWHERE = 2**62
-"""Where a region begins that a tensor has no part in; it ends at the negative."""
+"""The start of a region in which a tensor has no part; its end is the negative."""
 
 
 @dataclass(frozen=True)
 class NumberedRegions:
-    """Regions of one tensor, among those of others with which they are worked on.
+    """Regions of one tensor, numbered together with those of the other tensors in the same read.
 
     Attributes
     ----------
     numbers : int64 array of shape (N,)
-        Their positions in the common order, ascending.
+        The positions of the regions in the common order, ascending.
     starts, stops : int64 array of shape (N, ndim)
-        Their bounds in pixels.
+        The bounds of the regions in pixels.
     """
 
     numbers: IntArray
@@ -39,16 +39,16 @@ class NumberedRegions:
 
     @classmethod
     def alone(cls, starts: IntArray, stops: IntArray) -> Self:
-        """Regions that follow each other, beside no others."""
+        """Regions of a read that has no other tensors."""
         return cls(np.arange(len(starts)), starts, stops)
 
     def before(self, number: int) -> Self:
-        """Those with lower numbers."""
+        """The regions with lower numbers."""
         count = int(np.searchsorted(self.numbers, number))
         return type(self)(self.numbers[:count], self.starts[:count], self.stops[:count])
 
     def between(self, first: int, last: int) -> tuple[IntArray, IntArray]:
-        """Bounds of the regions with these numbers, without the last."""
+        """Bounds of the regions with numbers from `first` up to but not including `last`."""
         if len(self.numbers) and first <= self.numbers[0] and self.numbers[-1] < last:
             return self.starts, self.stops
         part = slice(*np.searchsorted(self.numbers, [first, last]).tolist())
@@ -56,17 +56,19 @@ class NumberedRegions:
 
 
 class Lifetimes:
-    """Tells what of each tensor no later region needs. Windows that a region before has needed too are there by then.
+    """Computes which part of each tensor no later region needs.
+
+    It assumes that windows which an earlier region needed are already computed.
 
     Parameters
     ----------
     roots : mapping of Node to NumberedRegions
-        The tensors that are read, and where.
+        The tensors that are read, and their regions.
 
     Attributes
     ----------
     last_depth : int
-        That at which `roots` are read for themselves, when all windows are there.
+        The depth at which `roots` themselves are read, after all windows are computed.
     """
 
     def __init__(self, roots: Mapping[Node, NumberedRegions]) -> None:
@@ -82,11 +84,11 @@ class Lifetimes:
             read = [node for node in nodes if node in self._reach]
             numbers, low, high, whole = self._windows(computation, read)
             for node in computation.nodes:
-                # What nobody reads is stored, and released.
+                # A tensor that nothing reads is only stored, and released.
                 if node not in self._reach:
                     own = ArgReads(node.spec.grid.window, node.spec.shape, None)
                     self._reads(node, own, numbers, low, high, computation.depth)
-            # Of a hull, not all needs to be there.
+            # If the boxes are hulls, not all of their windows are computed.
             if whole:
                 new, low = _new(low, high)
                 numbers, low, high = numbers[new], low[new], high[new]
@@ -99,9 +101,9 @@ class Lifetimes:
         self._until = {node: np.maximum.accumulate(last, axis=0) for node, (_, last) in self._reach.items()}
 
     def _windows(self, computation: Computation, nodes: Sequence[Node]) -> tuple[IntArray, IntArray, IntArray, bool]:
-        """The box of windows that each region needs of a computation, for the numbers of regions that need any.
+        """The box of windows that each region needs of a computation, with the numbers of the regions that need any.
 
-        And whether all windows of the boxes are needed.
+        Also returns whether all windows of the boxes are needed.
         """
         boxes = []
         for node in nodes:
@@ -116,9 +118,9 @@ class Lifetimes:
         return numbers, low[numbers], high[numbers], whole
 
     def _reads(self, node: Node, reads: ArgReads, numbers: IntArray, low: IntArray, high: IntArray, depth: int) -> bool:
-        """Boxes of windows read a tensor, or are windows of it, at this depth of the chain.
+        """Record that boxes of windows read a tensor, or are windows of it, at this depth of the chain.
 
-        Whether they read all that lies between what they read.
+        Returns whether they read all pixels of the hull of what they read.
         """
         begin = starts_of(reads.window, low)
         end = starts_of(reads.window, np.maximum(high - 1, low)) + np.array(reads.window.size)
@@ -134,23 +136,23 @@ class Lifetimes:
         return all_of_it
 
     def _spread(self, numbers: IntArray, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
-        """Bounds for each number of the common order."""
+        """Bounds for each number of the common order, `_NOWHERE` for the numbers without a region."""
         first = np.full((self._count, starts.shape[1]), _NOWHERE, dtype=np.int64)
         last = -first
         first[numbers], last[numbers] = starts, stops
         return first, last
 
     def held_bytes(self, nodes: Iterable[Node]) -> int:
-        """About the most that is held at once of some tensors, in bytes."""
+        """About the most bytes of these tensors that are in memory at once."""
         held = [node for node in nodes if not node.computation.copied]
         return int(sum(self._most_pixels(node) * node.spec.gathered_bytes for node in held))
 
     def read_at(self, node: Node) -> int:
-        """The greatest depth of a tensor that reads this one; what is read for itself is when all others have been."""
+        """The greatest depth at which a tensor reads this one; `last_depth` for the tensors that the user reads."""
         return self._read_at[node]
 
     def before(self, node: Node, number: int) -> Sequence[int] | None:
-        """The pixel before which, in every dimension, nothing is read from region `number` on; None at the end."""
+        """The pixel before which region `number` and later ones read nothing, in every dimension; None at the end."""
         firsts = self._before[node]
         if number >= len(firsts) or firsts[number, 0] == _NOWHERE:
             return None
@@ -158,7 +160,7 @@ class Lifetimes:
         return first
 
     def _most_pixels(self, node: Node) -> int:
-        """About how many pixels of a tensor are held at once, at most."""
+        """About the most pixels of a tensor that are in memory at once."""
         spec = node.spec
         held = (self._before[node][:, 0] < _NOWHERE) & (self._until[node][:, 0] > -_NOWHERE)
         reached = self._until[node][held] - self._before[node][held] + np.array(spec.grid.window.size, dtype=np.int64)
@@ -167,16 +169,16 @@ class Lifetimes:
 
 
 def _is_one(hull: _Boxes, box: _Boxes, other: _Boxes) -> bool:
-    """Whether each hull of two boxes is one of them, and holds nothing between them."""
+    """Whether each hull of two boxes equals one of them, so that it contains nothing in addition."""
     each = [((hull[0] == given[0]) & (hull[1] == given[1])).all(axis=1) for given in (box, other)]
     return bool((each[0] | each[1]).all())
 
 
 def _new(low: IntArray, high: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
-    """Which of boxes that follow each other hold what none before does, and the corner from which on each does.
+    """Which of consecutive boxes contain points that no earlier box contains, and the corner at which these begin.
 
-    What is known of those before is one box, which grows along one dimension at a time. Where a box does not grow out
-    of that, all of it counts as new.
+    The earlier boxes are summed up in one box, which grows along one dimension at a time. If a box does not extend that
+    box, all of it counts as new.
     """
     new, corners, nothing = np.ones(len(low), dtype=bool), low.copy(), [0] * low.shape[1]
     known = nothing, [*nothing]

@@ -1,7 +1,7 @@
-"""The one loop of reads, streams and fills: regions step by step, what is missing of them in batches, sources first.
+"""The common loop of reads, streams and fills. It computes the missing windows of regions in batches, sources first.
 
-A step adds regions. What is missing of them is computed as far as it fills batches, and the rest with a later step. A
-step may be read once all of its windows are there.
+Each step adds regions. Their missing windows are computed as far as they fill batches, the rest with a later step. A
+step may be read as soon as all of its windows are computed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from infinite_tensor.support.stopping import end_if_unwanted
 from infinite_tensor.support.threads import begin
 
 Regions: TypeAlias = tuple[IntArray, IntArray]
-"""Where some regions of a tensor start and stop, in pixels: two arrays of shape (N, ndim)."""
+"""The starts and stops of regions of a tensor in pixels: two arrays of shape (N, ndim)."""
 
 
 class Loop:
-    """Computes what is missing of regions of some tensors, step by step.
+    """Computes the missing windows of regions of tensors, step by step.
 
     Parameters
     ----------
@@ -43,28 +43,28 @@ class Loop:
     views : Views
         The read.
     release : callable, optional
-        ``release(depth)`` is called when all windows of tensors at that depth of the chain are there.
+        ``release(depth)`` is called when all windows of tensors at that depth of the chain are computed.
 
     Attributes
     ----------
     read : int
-        How many steps may be read, the first ones; while windows are computed, as soon as these are there.
+        The number of steps that may be read. While windows are computed, it already includes the steps that need them.
     """
 
     def __init__(self, nodes: Iterable[Node], views: Views, release: Callable[[int], None] | None = None) -> None:
         self._views = views
         self._release = release
         self._queues = [_Queue(node, views) for node in nodes]
-        # Of each step that may not be read, the number of windows of each tensor that must have been computed for it.
+        # For each step that may not be read yet: per tensor, how many windows must be computed in total before it may.
         self._unread: deque[list[int]] = deque()
         self.read = 0
 
     def add(self, regions: Sequence[Regions]) -> None:
-        """One more step: some regions of each tensor, or none."""
+        """Add a step: regions of each tensor, maybe none."""
         self._unread.append([queue.add(*each) for queue, each in zip(self._queues, regions, strict=True)])
 
     def compute(self, *, to_the_end: bool) -> range:
-        """Compute what fills batches, or all of what is missing; which steps may be read from now on."""
+        """Compute full batches, or all missing windows. Returns the steps that may now be read."""
         taken = [queue.take(all_of_them=to_the_end) for queue in self._queues]
         before = self.read
         while self._unread and all(map(operator.le, self._unread[0], [computed for _, computed in taken])):
@@ -77,7 +77,7 @@ class Loop:
 
 
 class _Queue:
-    """Windows of one tensor that are missing, in the order in which they are to be computed."""
+    """The missing windows of one tensor, in the order of their computation."""
 
     def __init__(self, node: Node, views: Views) -> None:
         self.node = node
@@ -87,10 +87,10 @@ class _Queue:
         self._added = 0
 
     def add(self, starts: IntArray, stops: IntArray) -> int:
-        """Regions follow; how many windows must have been computed for them, all in all."""
+        """Add regions. Returns how many windows must be computed in total before they may be read."""
         waiting = len(self._windows)
         if waiting:
-            # What another tensor of the same read needed as well is there by now.
+            # Some may be computed by now, because another tensor of the same read needed them too.
             absent = self._access.absent(self._windows)
             self._windows, self._numbers = self._windows[absent], self._numbers[absent]
             waiting = len(self._windows)
@@ -102,7 +102,7 @@ class _Queue:
         return self._added
 
     def take(self, *, all_of_them: bool) -> tuple[IntArray, int]:
-        """The windows to compute next, and how many have been computed after these; what fills no batch waits."""
+        """The windows to compute next, in full batches, and how many are computed in total after these."""
         windows, count = self._windows, len(self._windows)
         count = count if all_of_them else self.node.computation.batching.full(count)
         self._windows, self._numbers = windows[count:], self._numbers[count:]
@@ -112,23 +112,23 @@ class _Queue:
 def run_steps(
     regions: Mapping[Node, NumberedRegions], steps: Sequence[range], views: Views, ready: Callable[[int], None]
 ) -> None:
-    """Compute what is missing of regions; ``ready(number)`` is called for each once all its windows are there.
+    """Compute the missing windows of regions, and call ``ready(number)`` for each region that is complete.
 
-    Of tensors that only others read, no more is held than later steps need.
+    Of upstream tensors, only what later steps need is kept in memory.
 
     Parameters
     ----------
     regions : mapping of Node to NumberedRegions
-        The regions of each tensor, numbered through.
+        The regions of each tensor, numbered together.
     steps : sequence of range
-        Which numbers are worked on at once, from the first to the last.
+        The numbers of the regions of each step.
     views : Views
         The read.
     """
     lifetimes = Lifetimes(regions) if len(steps) > 1 else None
 
     def release(depth: int) -> None:
-        """When all windows at a depth of the chain are there, release what only they have read."""
+        """After all windows at a depth of the chain are computed, release what only they have read."""
         if lifetimes is not None:
             unread = steps[loop.read].start if loop.read < len(steps) else steps[-1].stop
             for node, access in views.items():
@@ -146,14 +146,13 @@ def run_steps(
 
 
 def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], None] | None = None) -> None:
-    """Return when windows of some tensors, which `views` of these reported missing, are there.
+    """Compute windows that `views` reported missing, with all missing windows that they need, sources first.
 
-    They are computed, with all that they need and that is missing too, sources first; what another read is
-    computing already is waited for. ``f`` runs under `torch.no_grad`. ``after(depth)`` is called when all windows of
-    tensors at that depth of the chain are there.
+    If another read is already computing some of them, wait for these. ``f`` runs under `torch.no_grad`.
+    ``after(depth)`` is called when all windows of tensors at that depth of the chain are computed.
     """
     if torch.is_inference_mode_enabled():
-        # A tensor that is born in it could not be blended into later.
+        # Tensors created in inference mode could not be blended into later.
         with torch.inference_mode(mode=False):
             run(wanted, views, after)
             return
@@ -176,20 +175,20 @@ def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], No
 
 
 def _carry_out(work: Work) -> None:
-    """Compute what nobody else is computing."""
+    """Compute the windows that no other read is computing."""
     workers = work.reader.workers or work.workload.computation.workers
     if workers == 1 or work.calls <= 1:
         _work(work)
     else:
-        # Modes of torch are a thread's own.
+        # Each thread must enter no_grad itself, because torch's modes are thread-local.
         _on_threads(min(workers, work.calls), torch.no_grad()(partial(_work, work)))
 
 
 def _work(work: Work, may_continue: Callable[[], bool] | None = None) -> None:
-    """Compute windows until none is left; several threads may be at it."""
-    # Without args, nothing that others see is changed between calls, until what has been gathered is stored.
+    """Compute windows until none is left. Several threads may do so for the same work."""
+    # Without args, nothing that other threads see changes between calls, until the collected windows are stored.
     between_calls = nullcontext() if work.workload.computation.inputs else at_rest()
-    # What an f reads is a part of its call, which is finished.
+    # A nested read is part of a call of f, and such a call is always finished.
     may_end = not is_nested()
     deposits = Deposits(work)
     with deposits as worker, between_calls:
@@ -204,8 +203,8 @@ def _work(work: Work, may_continue: Callable[[], bool] | None = None) -> None:
 def _on_threads(count: int, work: Callable[[Callable[[], bool]], None]) -> None:
     """Run ``work(may_continue)`` on `count` threads at once.
 
-    The first error that one of them raises comes through, and so does a Ctrl-C. From then on ``may_continue()`` is
-    false, which must bring the others to an end soon: they are waited for.
+    Raises the first error of any thread, or a Ctrl-C. From then on ``may_continue()`` is false, so that the other
+    threads end soon; this function waits for them.
     """
     errors: list[BaseException] = []
     stores = entered()
@@ -221,7 +220,7 @@ def _on_threads(count: int, work: Callable[[Callable[[], bool]], None]) -> None:
     try:
         threads += filter(None, (begin(partial(contextvars.copy_context().run, run)) for _ in range(count)))
         if not threads:
-            # None can be started any more: the interpreter exits.
+            # No thread can be started, because the interpreter is exiting.
             work(lambda: not errors)
         for ended in threads:
             wait_for(ended)

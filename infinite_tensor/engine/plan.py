@@ -1,4 +1,4 @@
-"""Which windows a read must compute, over the whole chain of tensors, each once."""
+"""The plan of a read: which windows it must compute over the whole chain of tensors, each once."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from infinite_tensor.values.checks import outside_arg
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _REACH = 2 * COORDINATE_LIMIT
-"""Halos may reach beyond the last pixel that can be read; what lies there is computed and not stored."""
+"""Halos may reach this far, beyond the last pixel that can be read; pixels there are computed but not stored."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a workload computes of one tensor; N is the number of its windows.
+    """The N windows that a workload computes of one tensor.
 
     Attributes
     ----------
     node : Node
         The tensor.
     access : Access
-        Its store's view of this read.
+        The access of this read to the tensor's store.
     windows : int64 array of shape (N, ndim)
-        The tensor's own index of each window.
+        The index of each window, in this tensor's coordinates.
     exists : bool array of shape (N,) or None
-        Which of them it has; None where it has all.
+        Which of the windows exist in this tensor; None if all do.
     missing : bool array of shape (N,)
-        Which of them are needed and not stored. The others come along with those of another tensor.
+        Which of the windows are needed and not stored. The others are computed only because another output needs them.
     """
 
     node: Node
@@ -51,18 +51,18 @@ class Result:
     missing: Mask
 
     def absent(self, which: list[int]) -> Mask:
-        """Which of some windows are needed and still not there."""
+        """Which of these windows are needed and still not stored."""
         absent = self.missing[which]
         if absent.any():
             absent[absent] = self.access.absent(self.windows[which][absent])
         return absent
 
     def deposit(self, positions: Sequence[int], outputs: Array) -> int:
-        """Store the windows at some positions, as far as the tensor has them; how many it has."""
+        """Store the windows at these positions that exist in the tensor. Returns their number."""
         windows = self.windows[positions]
         if self.exists is not None:
             kept = self.exists[positions]
-            # A view where all are kept: a store may work on neighbours at once.
+            # Without a copy if all are kept, so that a store can process neighbours at once.
             windows, outputs = windows[kept], outputs if kept.all() else outputs[kept]
         if len(windows):
             self.access.deposit(windows, outputs)
@@ -71,18 +71,18 @@ class Result:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a plan has one computation compute.
+    """The windows that one computation must compute.
 
     Attributes
     ----------
     computation : Computation
         The computation.
     windows : int64 array of shape (N, coordinates)
-        The windows, as ``f`` is given them, in the order in which they run.
+        The window indices that ``f`` gets, in the order in which they run.
     results : tuple of Result
-        Per tensor that it computes, what becomes of them.
+        The result for each tensor that the computation computes.
     sources : tuple of (Access, int64 array of shape (N, ndim of the arg))
-        Per arg, where it is read from, and the first pixel of each window's region.
+        For each arg, the access through which it is read, and the first pixel of each window's region.
     """
 
     computation: Computation
@@ -91,7 +91,7 @@ class Workload:
     sources: tuple[tuple[Access, IntArray], ...]
 
     def absent(self, positions: list[int]) -> list[int]:
-        """Those of some windows that are needed and still not there; what others store of these is held from now on."""
+        """The windows that are needed and still not stored. The read keeps the others in memory from now on."""
         if not positions:
             return []
         absent = reduce(np.logical_or, [result.absent(positions) for result in self.results])
@@ -99,7 +99,7 @@ class Workload:
 
 
 def regions_of(consumers: Sequence[Workload], node: Node) -> tuple[IntArray, IntArray] | None:
-    """Start and stop of the regions that some workloads read of a tensor, or None."""
+    """The starts and stops of the regions that `consumers` read of a tensor, or None."""
     starts, stops = [], []
     for workload in consumers:
         for upstream, (_, begin) in zip(workload.computation.inputs, workload.sources, strict=True):
@@ -111,14 +111,14 @@ def regions_of(consumers: Sequence[Workload], node: Node) -> tuple[IntArray, Int
 
 
 def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
-    """The plan of a read: all that must run to have windows of some tensors, which `views` of these reported missing.
+    """Plan a read: everything that must run to compute the `wanted` windows, which `views` reported missing.
 
     Each workload comes before those that it reads from.
 
     Raises
     ------
     TileAccessError
-        If windows are missing of a tensor that has no ``f``.
+        If a tensor without ``f`` lacks windows.
     RegionError
         If an arg window reaches outside a finite dimension of its arg.
     """
@@ -140,7 +140,7 @@ def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
 
 
 def _missing(node: Node, wanted: Mapping[Node, IntArray], workloads: Sequence[Workload], views: Views) -> IntArray:
-    """The windows of a tensor that are wanted for themselves, then those that workloads read and nobody has stored."""
+    """The missing windows of a tensor: first those in `wanted`, then those that `workloads` read."""
     asked = wanted.get(node)
     if asked is None:
         asked = np.empty((0, node.spec.grid.ndim), dtype=np.int64)
@@ -155,7 +155,7 @@ def _result(node: Node, windows: IntArray, missing: IntArray | None, views: View
 
 
 def _among(windows: IntArray, some: IntArray | None) -> Mask:
-    """Which of the windows are among some of them."""
+    """Which of `windows` are in `some`."""
     among = np.zeros(len(windows), dtype=bool)
     if some is not None and len(some) == len(windows):
         among.fill(True)
@@ -168,7 +168,7 @@ def _among(windows: IntArray, some: IntArray | None) -> Mask:
 def _check_computable(node: Node, missing: Mapping[Node, IntArray]) -> None:
     if node.computation.f is None:
         raise _unavailable(node, missing[node])
-    # What is stored for good was computed from the args that its definition names, not from what they became.
+    # Persistent windows were computed from the args in the definition, not from what the args were moved to since.
     for at, (upstream, arg) in enumerate(zip(node.computation.inputs, node.spec.definition.args, strict=True)):
         if node.contents.outlives_process and upstream.node.spec.definition.digest != arg.digest:
             raise ValidationError(
@@ -178,12 +178,12 @@ def _check_computable(node: Node, missing: Mapping[Node, IntArray]) -> None:
 
 
 def arg_starts(computation: Computation, at: int, upstream: Input, windows: IntArray) -> IntArray:
-    """The first pixel that each window reads of an arg, whose finite dimensions hold its region or are padded.
+    """The first pixel that each window reads of an arg. There must be at least one window.
 
     Raises
     ------
     RegionError
-        If they do not; there is at least one window.
+        If a window reaches beyond a finite dimension of the arg that is not padded.
     """
     outside = reach_error(computation, at, upstream, windows.min(axis=0).tolist(), windows.max(axis=0).tolist())
     if outside is not None:
@@ -194,9 +194,9 @@ def arg_starts(computation: Computation, at: int, upstream: Input, windows: IntA
 def reach_error(
     computation: Computation, at: int, upstream: Input, first: Sequence[int], last: Sequence[int]
 ) -> RegionError | None:
-    """What is wrong with what some windows read of an arg; `first` and `last` are their least and largest coordinates.
+    """The error for windows that reach beyond a finite dimension of an arg that is not padded; None if none does.
 
-    None where the finite dimensions of the arg hold it or are padded.
+    `first` and `last` are the smallest and largest coordinates of the windows.
     """
     window, spec = upstream.window, upstream.node.spec
     for d, (k, extent) in enumerate(zip(followed(window), spec.shape, strict=True)):

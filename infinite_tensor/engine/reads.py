@@ -1,7 +1,7 @@
-"""One read, and what it holds of the tensors that it touches; and dropping windows while reads are in progress.
+"""A read and its accesses to tensors, and dropping windows while reads are in progress.
 
-A read notices that windows have been dropped since it began: what it computes from their pixels is its own from then
-on, and stored nowhere.
+A read notices if windows were dropped since it began. It still uses what it computes from their pixels, but no longer
+stores it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from infinite_tensor.values.spec import TensorSpec
 
 @dataclass
 class Reader:
-    """One read, as seen beside others.
+    """The state of one read that matters to other reads.
 
     Attributes
     ----------
     deposits_before : int
-        How often something had been stored in this process when it began.
+        The number of deposits in this process before the read began.
     workers : int or None
-        On how many threads it runs ``f``; None leaves that to each tensor's store.
+        The number of threads that run ``f``; None leaves this to each tensor's store.
     notice : callable or None
-        ``notice(node, count)`` is told of windows that it has computed and stored, by the thread that did.
+        ``notice(node, count)`` is called after windows are computed and stored, in the thread that computed them.
     own_deposits : int
-        How often it has stored something itself.
+        The number of deposits that this read has made itself.
     """
 
     deposits_before: int
@@ -45,12 +45,12 @@ T = TypeVar("T")
 
 
 class Dropping:
-    """Counts how often windows have been dropped in this process.
+    """Drops windows, and counts how often this happens in this process.
 
     Attributes
     ----------
     count : int
-        How often that was begun.
+        How often dropping has begun.
     """
 
     def __init__(self) -> None:
@@ -62,13 +62,13 @@ class Dropping:
         self._lock = threading.RLock()
 
     def carry_out(self, stores: Sequence[Contents], drop: Callable[[], T]) -> T:
-        """Call ``drop()``, which drops windows of these stores: one thread does at a time, and no read begins there."""
+        """Call ``drop()``, which drops windows of these stores, in one thread at a time, while no read begins there."""
         with store_call(*stores), self._lock:
             return self._paused(stores, drop)
 
     def _paused(self, stores: Sequence[Contents], drop: Callable[[], T]) -> T:
         if stores:
-            # Not by an ExitStack: another exception in the middle of that would leave the store paused.
+            # Recursion instead of an ExitStack: an exception inside ExitStack could leave a store paused.
             with stores[0].paused():
                 return self._paused(stores[1:], drop)
         self.count += 1
@@ -79,14 +79,14 @@ DROPPING = Dropping()
 
 
 class Views:
-    """One read's views of its tensors, an access for each; they are closed together.
+    """The accesses of one read to its tensors, which are closed together.
 
     Parameters
     ----------
     reader : Reader
         The read.
     taken : mapping of Node to Tiles
-        The tiles that windows of some tensors are stored in; elsewhere it is all.
+        For some tensors, the only tiles in which windows are stored; for all others, every tile.
     """
 
     def __init__(self, reader: Reader, taken: Mapping[Node, Tiles] | None = None) -> None:
@@ -97,11 +97,11 @@ class Views:
         self._drops = DROPPING.count
 
     def of(self, node: Node) -> Access:
-        """The access to `node`, opened when it is first asked for."""
+        """The access to `node`, opened at the first call."""
         access = self._of.get(node)
         if access is None:
             enter(node.contents)
-            # In one step: a tensor may be moved to another dtype or device at any moment.
+            # Under the lock, because a tensor may be moved to another dtype or device at any moment.
             with node.contents.lock:
                 spec = node.spec
                 access = node.contents.access(spec)
@@ -112,14 +112,14 @@ class Views:
                 access = StraightAccess(node.computation.writer, access)
             self._opened.append((node, spec, access))
             if DROPPING.count != self._drops and any(other.outdated for other in self._of.values()):
-                # What this tensor is computed from may have been dropped since it was read.
+                # Windows that this tensor is computed from may have been dropped since they were read.
                 access.detach()
             self._of[node] = access
         return access
 
     @property
     def moved(self) -> bool:
-        """Whether a tensor has been moved to another dtype or device since it was accessed."""
+        """Whether a tensor was moved to another dtype or device since it was accessed."""
         return any(node.tensor.spec is not spec for node, spec, _ in self._opened)
 
     def items(self) -> list[tuple[Node, Access]]:
@@ -133,7 +133,7 @@ class Views:
         self.close()
 
     def close(self, first: int = 0) -> None:
-        """Close them, the last one first; all but the `first` ones, with which a read goes on."""
+        """Close the accesses, the last one first, except the `first` ones, with which the read continues."""
         self._of = {node: access for node, _, access in self._opened[:first]}
         self._drops = DROPPING.count
         while len(self._opened) > first:

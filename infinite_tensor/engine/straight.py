@@ -1,4 +1,4 @@
-"""What a read holds of a tensor whose pixels lie in memory already: nothing."""
+"""The access to a tensor whose pixels are already in memory, so that a read need not keep any."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from infinite_tensor.tilestore.contents import Access
 
 
 class StraightAccess(Access):
-    """No window is ever missing: pixels are written where they are wanted.
+    """An access that copies pixels directly to the result, so that no window is ever missing.
 
     Parameters
     ----------
     writer : RegionWriter
-        It copies them.
+        Copies the pixels.
     stored : Access
-        What the store would hold of the tensor, which tells whether its windows have been dropped.
+        The access to the tensor's store, which tells whether windows were dropped.
     """
 
     def __init__(self, writer: RegionWriter, stored: Access) -> None:
@@ -35,15 +35,15 @@ class StraightAccess(Access):
         return np.empty((0, starts.shape[1]), dtype=np.int64)
 
     def whole(self, tiles: Sequence[Index]) -> list[Index]:
-        """All tiles may be read."""
+        """All tiles can be read."""
         return list(tiles)
 
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
-        """None is."""
+        """No window is absent."""
         return np.zeros(len(windows), dtype=bool)
 
     def deposit(self, windows: IntArray, outputs: Array) -> None:  # noqa: ARG002
-        """Never called, since none is missing."""
+        """Never called, because no window is missing."""
         raise AssertionError
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
@@ -52,16 +52,16 @@ class StraightAccess(Access):
             self._writer.write(start, out)
 
     def keep(self, start: Sequence[int] | None) -> None:
-        """Release nothing: nothing is held."""
+        """Do nothing, because there is nothing to release."""
 
     @property
     def outdated(self) -> bool:
-        """Whether windows have been dropped since: what was computed from the pixels before is not stored any more."""
+        """Whether windows were dropped since the access was opened, so that results must no longer be stored."""
         return self._stored.outdated
 
     def detach(self) -> None:
-        """Store nothing, as ever."""
+        """Do nothing, because nothing is ever stored."""
 
     def close(self) -> None:
-        """End the look at the store."""
+        """Close the access to the store."""
         self._stored.close()
