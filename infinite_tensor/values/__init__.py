@@ -1,1 +1,1 @@
-"""What decides a pixel: definition, functions and blends, and the checks of what users give."""
+"""Everything that decides the value of a pixel: definitions, functions and blends; and the checks of user input."""

@@ -1,6 +1,6 @@
-"""What identifies a stored tensor: everything that decides its values, as a value that JSON can hold.
+"""The definition of a stored tensor: everything that decides its values, in a form that JSON can represent.
 
-Names of dimensions decide none: they are free to be given later, but never to be contradicted.
+Dimension names do not affect values. They may be added later, but not changed.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 Dims: TypeAlias = "tuple[str, ...] | None"
-"""The name of each dimension, a default one where it has none; None where no dimension has a name."""
+"""The name of each dimension, or its default name; None if no dimension has a name."""
 
 _LONGEST = 100
 _DEFAULT = re.compile(r"dim_\d+", re.ASCII)
 
 
 def default_name(d: int) -> str:
-    """What a dimension without a name is called."""
+    """The default name of a dimension."""
     return f"dim_{d}"
 
 
@@ -51,18 +51,18 @@ def names_of(dims: Dims, ndim: int) -> tuple[str, ...]:
 
 
 def label_of(d: int, name: str) -> str:
-    """What messages call a dimension: its number, with its name if it has one."""
+    """A dimension as messages show it: its number, with its name if it has one."""
     return f"{d} ({name!r})" if name != default_name(d) else str(d)
 
 
 def checked_dims(dims: object, ndim: int) -> Dims:
-    """`dims`, if they are names of so many dimensions.
+    """Return `dims` if they are valid names of `ndim` dimensions.
 
     Raises
     ------
     ValidationError
-        If there is not one for each, or one is no printable str of 1 to 100 characters, is there twice, or is the
-        default name of another dimension.
+        If there is not one name per dimension, or a name is not a printable str of 1 to 100 characters, occurs twice,
+        or is the default name of another dimension.
     """
     if dims is None:
         return None
@@ -81,9 +81,9 @@ def checked_dims(dims: object, ndim: int) -> Dims:
 
 
 def joined_dims(stored: Dims, given: Dims) -> Dims:
-    """The names of a stored tensor, and those given for dimensions that have none there.
+    """The names of a stored tensor, with the given names for dimensions that have none.
 
-    The stored ones alone, where one that is given contradicts them.
+    If a given name contradicts a stored one, only the stored names.
     """
     if stored is None or given is None:
         return stored or given
@@ -94,25 +94,25 @@ def joined_dims(stored: Dims, given: Dims) -> Dims:
 
 
 def contradict(names: tuple[str, ...], given: tuple[str, ...]) -> bool:
-    """Whether a name that is given for a dimension is not the one in `names`."""
+    """Whether a given name of a dimension differs from the one in `names`."""
     return any(new not in (default_name(d), name) for d, (name, new) in enumerate(zip(names, given, strict=True)))
 
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Number: TypeAlias = "bool | int | float | complex"
 Blend: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | WeightedMean | Literal['first', 'last']"
-"""A function of the pixels so far and those of the next window; weights; or which window over a pixel is to be kept."""
+"""A function of the pixels so far and those of the next window; a weighted mean; or which window to keep."""
 
 
 class Padding(NamedTuple):
-    """What stands beyond the ends of one dimension of an arg.
+    """The padding beyond the ends of one dimension of an arg.
 
     Attributes
     ----------
     mode : str
         One of `infinite_tensor.geometry.padding.PADDINGS`; "error" for an unbounded dimension.
     value : number or None
-        The value of a constant one.
+        The value for the mode "constant".
     """
 
     mode: str
@@ -124,17 +124,17 @@ class Padding(NamedTuple):
 
 
 def modes_of(padding: tuple[Padding, ...] | None) -> list[str] | None:
-    """The modes of an arg's padding, per dimension; None where it has none."""
+    """The modes of an arg's padding, per dimension; None if it has no padding."""
     return None if padding is None else [each.mode for each in padding]
 
 
 class Content:
-    """A version that takes a look at all of some content, which is taken when something is stored or compared.
+    """A version that is the digest of some content. The digest is computed when something is stored or compared.
 
     Parameters
     ----------
     digest : callable
-        ``digest() -> str`` of the content.
+        ``digest() -> str`` computes the digest of the content.
     """
 
     def __init__(self, digest: Callable[[], str]) -> None:
@@ -148,10 +148,10 @@ class Content:
 
 @dataclass(frozen=True, eq=False)
 class ArgDefinition:
-    """One upstream tensor: the window through which it is read, and what it is.
+    """An arg in a definition: the window through which it is read, and its own definition.
 
-    ``of`` is its definition, or the digest of one. ``tensor_id`` is None where the user gave none, ``padding`` where no
-    window may leave the arg.
+    ``of`` is the definition of the arg, or a digest of it. ``tensor_id`` is None if the user gave no id. ``padding`` is
+    None if no window may reach beyond the arg.
     """
 
     window: TensorWindow
@@ -161,11 +161,11 @@ class ArgDefinition:
 
     @property
     def digest(self) -> str:
-        """Stands for everything that decides its values, upstream of it included."""
+        """A digest of everything that decides the arg's values, including everything upstream."""
         return self.of if isinstance(self.of, str) else self.of.digest
 
     def __eq__(self, other: object) -> bool:
-        """Whether both read the same pixels of tensors of the same id."""
+        """Whether both read the same pixels of tensors with the same id."""
         mine = self.values(), self.tensor_id
         return isinstance(other, ArgDefinition) and mine == (other.values(), other.tensor_id)
 
@@ -173,7 +173,7 @@ class ArgDefinition:
         return hash((self.window, self.tensor_id, self.padding))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the digest, not all that is upstream."""
+        """Pickle the digest instead of all upstream definitions."""
         return type(self), (self.window, self.digest, self.tensor_id, self.padding)
 
     def values(self) -> dict[str, Json]:
@@ -184,10 +184,10 @@ class ArgDefinition:
 
 @dataclass(frozen=True)
 class Definition:
-    """What decides the values of a tensor, and the functions that compute them.
+    """Everything that decides the values of a tensor, and the functions that compute them.
 
-    Two definitions with the same `digest` and the same functions give the same values. What the functions were is kept
-    beside it, and compared apart.
+    Two definitions with the same `digest` and the same functions give the same values. The record of the functions is
+    stored next to the definition and compared separately.
     """
 
     shape: Shape
@@ -199,15 +199,15 @@ class Definition:
     version: Json | Content
     functions: Functions = field(compare=False)
     edge: Edge | None = None
-    """What happens to windows that reach past finite dimensions; None where all are dropped."""
+    """What happens to windows that reach past finite dimensions; None if all of them are dropped."""
     output: Key | None = None
-    """Under which keys an ``f`` that computes several tensors returns this one."""
+    """The keys under which an ``f`` that computes several tensors returns this one."""
     dims: Dims = None
-    """The names of its dimensions, which values do not depend on."""
+    """The names of the dimensions. Values do not depend on them."""
     reduction: Mapping[str, Json] | None = None
-    """What blended pixels are reduced by, before they are stored."""
+    """The reduction of blended pixels before they are stored."""
     meaning: Meaning | StoredMeaning | None = field(default=None, compare=False)
-    """What is known of its pixels beside their values, which do not depend on it."""
+    """What is known about the pixels in addition to their values. Values do not depend on it."""
 
     def values(self) -> dict[str, Json]:
         """The part that decides values, as JSON."""
@@ -220,19 +220,19 @@ class Definition:
             "blend_init": self.blend_init,
             "version": self.version.said if isinstance(self.version, Content) else self.version,
         }
-        # What is not given leaves no trace, so that what was stored before there was such a thing is still the same.
+        # Defaults are left out, so that definitions stored before these fields existed are still equal.
         given = {"edge": self.edge, "output": self.output}
         values |= {name: list(value) for name, value in given.items() if value is not None}
         return values if self.reduction is None else values | {"reduce": dict(self.reduction)}
 
     @property
     def fill(self) -> Json:
-        """What a pixel holds that no window covers, as JSON; None is 0."""
+        """The value of a pixel that no window covers, as JSON; None is 0."""
         return self.blend_init if self.reduction is None else None
 
     @cached_property
     def gathered(self) -> Definition:
-        """The tensor that windows are gathered in, as ``f`` returns them: this one, or that which is reduced to it."""
+        """The definition of the gathered tensor, in which windows are blended; without a reduction, this one."""
         if self.reduction is None:
             return self
         reduction = reduction_from_json(self.reduction)
@@ -256,7 +256,7 @@ class Definition:
         return hashlib.sha256(_canonical(self.values()).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Json]:
-        """Everything, as JSON; `infinite_tensor.tilestore.stored_definition` reads it back."""
+        """The whole definition as JSON; `infinite_tensor.tilestore.stored_definition` reads it back."""
         stored = self.values()
         for entry, arg in zip(stored["args"], self.args, strict=True):  # type: ignore[arg-type]
             entry["tensor_id"] = arg.tensor_id  # type: ignore[index, call-overload]
@@ -267,7 +267,7 @@ class Definition:
 
 
 def same(one: Definition, other: Definition) -> bool:
-    """Whether two definitions give the same values; of one and the same, nothing is worked out."""
+    """Whether two definitions give the same values. No digest is computed if they are the same object."""
     return one is other or one.digest == other.digest
 
 
@@ -299,7 +299,7 @@ def _nested(values: list[Any]) -> bool:
 def _show(path: str, value: object) -> str:
     if value is not _ABSENT:
         return repr(value)
-    # A definition leaves defaults out that older stores did not have.
+    # A definition leaves out the defaults of fields that did not exist in older stores.
     return next((repr(default) for field, default in _DEFAULTS if field.fullmatch(path)), "nothing")
 
 
@@ -308,19 +308,19 @@ def _canonical(value: object) -> str:
 
 
 DEEPEST_JSON = 100
-"""How deep lists and dicts may lie in each other: what recurses over them must come to an end."""
+"""How deep lists and dicts may be nested; a limit for functions that recurse over them."""
 
 _LARGEST_INT = 10**4000
-"""Python refuses to write and to read an int of more than 4300 digits."""
+"""Python refuses to write or parse an int of more than 4300 digits."""
 
 
 def json_value(name: str, value: object, deepest: int = DEEPEST_JSON) -> Json:
-    """`value` as JSON holds it: tuples become lists, non-finite numbers the strings NaN and Infinity.
+    """Convert `value` to JSON: tuples become lists, non-finite numbers the strings NaN and Infinity.
 
     Raises
     ------
     ValidationError
-        If JSON has no form for it, it lies more than `deepest` levels deep, or an int has over 4000 digits.
+        If JSON cannot represent it, it nests more than `deepest` levels, or an int has over 4000 digits.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -351,12 +351,12 @@ def _json_number(number: float) -> Json:
 
 
 def pixel_value(name: str, value: object, dtype: torch.dtype) -> Number:
-    """A number that a user gives for a pixel, as `dtype` holds it: 1 and 1.0 are the same float32.
+    """Convert a number that a user gives for a pixel to `dtype`, so that 1 and 1.0 are the same float32.
 
     Raises
     ------
     ValidationError
-        If `value` is no number, or not one that `dtype` can hold. Fractions are rounded where `dtype` has any.
+        If `value` is not a number, or `dtype` cannot represent it. For a floating `dtype`, fractions are rounded.
     """
     plain = number(value)
     if plain is None or (isinstance(plain, bool) and dtype is not torch.bool):
@@ -365,12 +365,12 @@ def pixel_value(name: str, value: object, dtype: torch.dtype) -> Number:
 
 
 def json_scalar(name: str, value: object, dtype: torch.dtype) -> Json:
-    """A `pixel_value` as JSON holds it, None for None; `scalar_from_json` reads it back."""
+    """A `pixel_value` as JSON, None for None; `scalar_from_json` reads it back."""
     return None if value is None else json_number(pixel_value(name, value, dtype))
 
 
 def json_number(value: Number) -> Json:
-    """A number as JSON holds it, a complex one as a list of two; `scalar_from_json` reads it back."""
+    """A number as JSON, a complex one as a list of two; `scalar_from_json` reads it back."""
     if isinstance(value, complex):
         return [_json_number(value.real), _json_number(value.imag)]
     return value if isinstance(value, bool) else _json_number(value)
@@ -391,7 +391,7 @@ def _as_dtype(name: str, value: Number, dtype: torch.dtype) -> Number:
 
 
 def scalar_from_json(stored: object) -> Number | None:
-    """The pixel value that `json_scalar` wrote; ValidationError for what it cannot have written."""
+    """The pixel value that `json_scalar` wrote; raises ValidationError for anything else."""
     if stored is None or isinstance(stored, bool):
         return stored
     if isinstance(stored, list) and len(stored) == 2:
@@ -414,11 +414,11 @@ _NAMED: Mapping[str, Blend] = {
     "last": "last",
     **{kind: WeightedMean(kind) for kind in KINDS},
 }
-"""What users may write for a blend."""
+"""The blends that a user may give by name."""
 
 
 def resolved_blend(given: object) -> Blend | None:
-    """The blend that a user gives, perhaps by its name; ValidationError for what is none."""
+    """The blend that a user gives, directly or by its name; raises ValidationError if it is not a blend."""
     name = word(given)
     if name is not None and name in _NAMED:
         return _NAMED[name]
@@ -432,10 +432,10 @@ def resolved_blend(given: object) -> Blend | None:
 
 
 def blend_name(blend: Blend | None) -> Json:
-    """What a definition says of a blend.
+    """A blend as it is recorded in a definition.
 
-    Of a function that is module and qualified name; of a lambda or a partial, whose names say nothing, just that.
-    "first" and "last" are their own names, which cannot be those of functions: there is no dot in them.
+    A function is recorded by module and qualified name, a lambda or partial only as anonymous. "first" and "last" stay
+    as they are; they cannot be confused with functions, because they have no dot.
     """
     if blend is None or isinstance(blend, str):
         return blend
@@ -452,9 +452,10 @@ _KNOWN: tuple[Blend, ...] = (
 
 
 def blend_of(name: Json) -> Blend | None:
-    """The blend that `blend_name` named, as far as it is ours or one of torch's own: nothing in a store is imported.
+    """The blend that `blend_name` recorded, if it is one of this library or a known one of torch.
 
-    Another one stands as one that raises ValidationError when it is needed; that is an `Unknown`.
+    Nothing that a store names is imported. Any other blend becomes an `Unknown`, which raises ValidationError if it is
+    called.
     """
     if name is None:
         return None
@@ -474,7 +475,7 @@ def functions_of(
     *,
     told: bool = False,
 ) -> Functions:
-    """The functions of a tensor, with those of everything upstream; `told`: a version says what cannot be seen."""
+    """The functions of a tensor and everything upstream. `told`: the user's version covers what is opaque in them."""
     ours = f if isinstance(f, Calling) else None
     if ours is not None and not ours.stored:
         return Functions()

@@ -1,4 +1,4 @@
-"""Digests of networks and tensors, wherever and however they are kept, and whether the mode of a network matters."""
+"""Digests of networks and tensors of any device and layout, and whether training mode matters for a network."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from infinite_tensor.values.arrays import checksum
 from infinite_tensor.values.objects import assigned_by, bare, name_of, parts_of_attribute, sha256_of, uses_of
 
 _LEAF = 1 << 22
-"""Bytes that are hashed by themselves, so that threads share the work."""
+"""The size in bytes of the parts that are hashed separately, so that threads can share the work."""
 _MOST_LISTED = 1000
-"""Modules and tensors of one list or dict in a module."""
+"""The most modules and tensors of one list or dict in a module."""
 
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _MANGLED = re.compile(rb"[./]?___torch_mangle_\d+")
-"""What TorchScript numbers classes of one name by, in the order in which a process has met them."""
+"""Numbers by which TorchScript distinguishes classes of the same name; they depend on the order in a process."""
 _NOT_CODE = (".debug_pkl", "version", "serialization_id")
-"""Files of a TorchScript archive that say nothing of what it computes."""
+"""Files of a TorchScript archive that do not affect what it computes."""
 
 OF_MODULES = frozenset(vars(nn.Module()))
 """The attributes that torch gives every module."""
@@ -46,20 +46,20 @@ _OF_SPARSE = {
     torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
-"""The methods that return what a sparse tensor is made of."""
+"""The methods that return the parts of a sparse tensor."""
 
 
 def digest(module: nn.Module) -> str:
-    """SHA-256 of what a network is, as hexadecimal digits: other weights give another digest.
+    """SHA-256 of a network's structure and weights, as hexadecimal digits. Other weights give another digest.
 
-    Covered are, for each submodule, its class by name, its `extra_repr`, whether it is in training mode where its code
-    reads that, and of each parameter, buffer (also of those that are not in the ``state_dict``) and tensor among
-    its attributes its name, dtype, shape and bytes. What a submodule has in the ``state_dict`` beside these counts too:
-    the packed weights of a quantized layer, say. Modules and tensors in lists and dicts count like those beside them,
-    TorchScript by all that it is saved as. Buffers and tensors that `forward` assigns do not count: they are caches.
+    For each submodule, the digest covers its class name, its `extra_repr`, training mode if its code reads that, and
+    the name, dtype, shape and bytes of each parameter, buffer (also those that are not in the ``state_dict``) and
+    tensor among its attributes. It also covers other entries of the ``state_dict``, such as the packed weights of a
+    quantized layer, and modules and tensors in lists and dicts. TorchScript is covered by everything that saving it
+    writes. Buffers and tensors that `forward` assigns are not covered, because they are caches.
 
-    It does not depend on the device, on strides, on `requires_grad`, or on the process. ``torch.compile``,
-    ``DataParallel`` and ``DistributedDataParallel`` around a module or a submodule do not count.
+    The digest does not depend on the device, on strides, on `requires_grad`, or on the process, nor on
+    ``torch.compile``, ``DataParallel`` or ``DistributedDataParallel`` around a module or a submodule.
 
     Parameters
     ----------
@@ -69,22 +69,22 @@ def digest(module: nn.Module) -> str:
     Returns
     -------
     str
-        64 hexadecimal digits, the same in every process and on all machines of one byte order.
+        64 hexadecimal digits, the same in every process and on all machines with the same byte order.
 
     Raises
     ------
     ValidationError
-        If `module` is no module, or a parameter or buffer has no values that can be read: it is on the device ``meta``,
-        or of a lazy module that has not been called yet; or a submodule does not tell what it is made of.
+        If `module` is not a module; if a parameter or buffer has no readable values, because it is on the device
+        ``meta`` or belongs to a lazy module that was not called yet; or if the parts of a submodule cannot be read.
 
     Notes
     -----
-    Tensors are cut into leaves of 4 MiB, which ``torch.get_num_threads()`` threads hash at the same time; the digest is
-    that of the digests of all leaves, in order. A tensor is hashed once in a process, unless it has changed since: its
-    storage, its version, or, on the CPU, a CRC-32C of its bytes.
+    Tensors are cut into leaves of 4 MiB, which ``torch.get_num_threads()`` threads hash in parallel; the digest is
+    computed from the digests of all leaves, in order. A process hashes a tensor only once, unless its storage, its
+    version, or, on the CPU, a CRC-32C of its bytes has changed since.
 
-    Code, hooks and plain attributes do not count, unless `extra_repr` tells of them. An `InfiniteBuffer` counts by the
-    definition of its tensor.
+    Code, hooks and plain attributes are not covered, unless they appear in `extra_repr`. An `InfiniteBuffer` is covered
+    by the definition of its tensor.
 
     Examples
     --------
@@ -103,13 +103,13 @@ def digest(module: nn.Module) -> str:
 
 
 def digest_of_module(module: nn.Module, filled: AbstractSet[str] = frozenset()) -> str:
-    """`digest` of a network, less what is in lists and dicts of such names, which code is known to fill."""
+    """`digest` of a network, without the contents of lists and dicts named in `filled`, which its code fills."""
     try:
         return _Modules(filled).digest(module, "")
     except ValidationError:
         raise
     except Exception as error:
-        # Attributes and the state of a module may be computed by code of a user.
+        # Attributes and state of a module may be computed by a user's code.
         raise ValidationError(
             f"digest: {name_of(type(module))} cannot be looked through: {type(error).__name__}: {error}; set "
             "version= to something else that identifies the weights"
@@ -121,7 +121,7 @@ def digest_of_script(scripted: Any) -> str:
     said = []
     with zipfile.ZipFile(io.BytesIO(scripted.save_to_buffer())) as archive:
         for name in archive.namelist():
-            # In a folder, whose name says nothing.
+            # All files are in a folder, whose name does not matter.
             inside = name.partition("/")[2]
             if not inside.endswith(_NOT_CODE) and not inside.startswith("traced_inputs"):
                 said.append(_MANGLED.sub(b"", inside.encode()) + b"\0" + _unmangled(inside, archive.read(name)))
@@ -129,23 +129,23 @@ def digest_of_script(scripted: Any) -> str:
 
 
 def _unmangled(name: str, content: bytes) -> bytes:
-    """What a file of TorchScript says, without numbers of this process, and in any order of its lines."""
+    """The content of a TorchScript file without the numbers of this process, with the lines of code sorted."""
     if name.endswith(".pkl"):
-        # In it, strings stand behind their lengths. Nothing is run.
+        # A pickle stores the lengths of strings, so it is disassembled before numbers are cut out. Nothing is run.
         content = "\n".join(f"{op.name} {arg!r}" for op, arg, _ in pickletools.genops(content)).encode()
         return _MANGLED.sub(b"", content)
     return b"\n".join(sorted(_MANGLED.sub(b"", content).split(b"\n"))) if name.endswith(".py") else content
 
 
 class _Modules:
-    """Digests of a module and of those in it, each looked at once."""
+    """Digests of a module and its submodules, each computed once."""
 
     def __init__(self, filled: AbstractSet[str]) -> None:
         self._filled = filled
         self._known: dict[int, str] = {}
 
     def digest(self, module: nn.Module, path: str) -> str:
-        """Of a module, and before it of all in it. A loop instead of recursion: modules may lie deep in each other."""
+        """Compute the digest of a module after those of its submodules. Not recursive, as modules may nest deeply."""
         waiting: list[tuple[nn.Module, str, tuple[_Named, _Named] | None]] = [(bare(module), path, None)]
         while waiting:
             net, path, held = waiting.pop()
@@ -154,7 +154,7 @@ class _Modules:
             elif isinstance(net, torch.jit.ScriptModule):
                 self._known[id(net)] = digest_of_script(net)
             elif id(net) not in self._known:
-                # Until it is known: one in it may hold it.
+                # A placeholder until the digest is known, because a submodule may contain this module.
                 self._known[id(net)] = "circle"
                 held = _held(net, path)
                 waiting.append((net, path, held))
@@ -167,7 +167,7 @@ class _Modules:
         if net.training and mode_matters(net):
             yield "in training mode"
         made = assigned_by(kind)
-        # Parameters count in any case.
+        # Parameters are always covered.
         for name, where, each in tensors:
             container, is_in_one, _ = name.partition("[")
             is_made = container in made or (is_in_one and container in self._filled)
@@ -180,18 +180,18 @@ class _Modules:
 
 
 _Named: TypeAlias = list[tuple[str, str, Any]]
-"""Tensors or modules, each with its name in a module and its path from the outermost one."""
+"""Tensors or modules, each with its name in a module and its path from the outermost module."""
 
 
 def _held(net: nn.Module, path: str) -> tuple[_Named, _Named]:
-    """The tensors and the modules that a module holds, in lists and dicts among its attributes too."""
+    """The tensors and modules of a module, including those in lists and dicts among its attributes."""
     found: tuple[_Named, _Named] = [], []
 
     def put(name: str, value: object) -> None:
         if isinstance(value, torch.Tensor | nn.Module):
             found[isinstance(value, nn.Module)].append((name, f"{path}.{name}", value))
 
-    # Private to torch, but its methods leave out what has two names, and some networks have such of their own.
+    # These are private, but the public methods leave out members with two names, and some networks override them.
     for each in (net._parameters, net._buffers, net._modules):  # noqa: SLF001
         for name, value in each.items():
             put(name, value)
@@ -208,19 +208,19 @@ def _held(net: nn.Module, path: str) -> tuple[_Named, _Named]:
 
 
 def _extra(module: nn.Module) -> str:
-    """The settings of a module, as it tells them; the same in every process."""
+    """The settings that a module reports in `extra_repr`, without addresses, so the same in every process."""
     if isinstance(module, nn.ParameterList | nn.ParameterDict):
-        # It tells of the devices of its parameters, and of nothing else that does not count anyhow.
+        # Its extra_repr has the devices of its parameters, and otherwise only what is covered anyway.
         return ""
     described = getattr(type(module), "_digested", type(module).extra_repr)
     try:
         return _ADDRESS.sub("", str(described(module)))
-    except Exception as error:  # noqa: BLE001  (a user's own, and of use to people only)
+    except Exception as error:  # noqa: BLE001  (a user's extra_repr, which is only for people)
         return f"raises {name_of(type(error))}"
 
 
 def _rest_of_state(module: nn.Module, tensors: Collection[str]) -> Iterator[tuple[str, object]]:
-    """What a module has in its ``state_dict`` beside `tensors`, its parameters and buffers."""
+    """The entries of a module's ``state_dict`` other than `tensors`, its parameters and buffers."""
     kind = type(module)
     own = (kind._save_to_state_dict, kind.get_extra_state)  # noqa: SLF001  (what modules override)
     if own == (nn.Module._save_to_state_dict, nn.Module.get_extra_state) or hasattr(kind, "_digested"):  # noqa: SLF001
@@ -231,7 +231,7 @@ def _rest_of_state(module: nn.Module, tensors: Collection[str]) -> Iterator[tupl
 
 
 def _state(name: str, value: object) -> Iterator[str]:
-    """What an entry of a ``state_dict`` is; of one that is neither a tensor nor plain, its class."""
+    """The content of an entry of a ``state_dict``; only its class if it is neither a tensor nor a plain value."""
     if isinstance(value, torch.Tensor):
         yield digest_of_tensor(value, name)
     elif isinstance(value, list | tuple | dict):
@@ -245,7 +245,7 @@ def _state(name: str, value: object) -> Iterator[str]:
 
 
 def digest_of_tensor(tensor: torch.Tensor, name: str = ".a tensor") -> str:
-    """Dtype, shape, and the digest of the bytes; ValidationError where there are none to be had."""
+    """Dtype, shape, and the digest of the bytes; raises ValidationError if the tensor has no readable values."""
     if is_lazy(tensor) or tensor.is_meta:
         state = "is of a lazy module that has not been called yet" if is_lazy(tensor) else "is on meta"
         raise ValidationError(f"digest: {name[1:]!r} {state}, and has no values; load the weights first")
@@ -259,7 +259,7 @@ def digest_of_tensor(tensor: torch.Tensor, name: str = ".a tensor") -> str:
 
 
 _hashes: dict[int, tuple[weakref.ref[torch.Tensor], tuple[Any, ...], str]] = {}
-"""What was hashed before, by the ids of tensors, with what told their content then."""
+"""Known digests by the ids of tensors, with the `state_of` each tensor when it was hashed."""
 
 
 def _hashed(tensor: torch.Tensor) -> str:
@@ -267,7 +267,7 @@ def _hashed(tensor: torch.Tensor) -> str:
     known = _hashes.get(id(tensor))
     if known is not None and known[0]() is tensor and state is not None and known[1] == state:
         return known[2]
-    # The extent of a dimension in which others are nested is a number of this process.
+    # The extent of a nested dimension is a symbol that is only valid in this process.
     shape = [extent if isinstance(extent, int) else "nested" for extent in tensor.shape]
     said = " ".join((str(tensor.dtype), str(shape), *_parts_said(tensor.detach())))
     if state is not None:
@@ -277,12 +277,12 @@ def _hashed(tensor: torch.Tensor) -> str:
 
 
 def state_of(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """What changes when the content of a tensor does; None where that cannot be told without hashing it."""
+    """A value that changes when the content of a tensor does; None if only a full hash can tell."""
     if tensor.layout != torch.strided or tensor.is_inference() or type(tensor) not in (torch.Tensor, nn.Parameter):
         return None
     checked = None
     if tensor.device.type == "cpu" and (dense := _dense(tensor.detach())) is not None:
-        # `tensor.data` and views of numpy change values without a trace.
+        # Writing through `tensor.data` or a numpy view does not change the version.
         checked = checksum(dense.contiguous().reshape(-1).view(torch.uint8).numpy())
     return tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride(), tensor.dtype, checked  # noqa: SLF001
 
@@ -293,7 +293,7 @@ def _parts_said(tensor: torch.Tensor) -> list[str]:
         kind, parts = _parts(tensor)
         return [kind, *(digest_of_tensor(part) for part in parts)]
     if not dense.is_contiguous():
-        # Only what stands in a row is cut into leaves; the copy takes no memory of a device.
+        # Leaves must be contiguous. The copy is made on the CPU, so that it takes no memory of a device.
         dense = dense.cpu().contiguous()
     flat = dense.reshape(-1).view(torch.uint8)
     leaves = [flat[start : start + _LEAF] for start in range(0, len(flat), _LEAF)]
@@ -305,7 +305,7 @@ def _sha256(leaf: torch.Tensor) -> str:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A tensor with the same values that lie in memory as its dtype says; None for one that is made of others."""
+    """A dense tensor with the same values; None for a tensor that is made of other tensors."""
     if tensor.is_mkldnn:
         return tensor.to_dense()
     if tensor.is_quantized or tensor.layout != torch.strided or hasattr(tensor, "__tensor_flatten__"):
@@ -314,7 +314,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _parts(tensor: torch.Tensor) -> tuple[str, list[torch.Tensor]]:
-    """What a tensor is made of, and how."""
+    """A description of a composite tensor, and the tensors that it is made of."""
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         return name_of(type(tensor)), [getattr(tensor, name) for name in names]
@@ -329,25 +329,25 @@ def _parts(tensor: torch.Tensor) -> tuple[str, list[torch.Tensor]]:
 
 
 class Modes:
-    """The parts of networks that compute otherwise in training mode than in eval mode.
+    """The parts of networks that compute something else in training mode than in eval mode.
 
     Parameters
     ----------
     networks : iterable of torch.nn.Module
-        They are looked through now, so that a check takes no time.
+        The networks. They are searched at construction, so that a check is fast.
     """
 
     def __init__(self, networks: Iterable[nn.Module]) -> None:
         self._parts = [
             (network, name, part)
             for network in networks
-            # By the class: some networks have such a method of their own.
+            # Called on nn.Module, because some networks override this method.
             for name, part in nn.Module.named_modules(network)
             if mode_matters(part)
         ]
 
     def check(self) -> None:
-        """ValidationError where one of them is in training mode."""
+        """Raise ValidationError if one of the parts is in training mode."""
         for network, name, part in self._parts:
             if part.training:
                 within = f"{name!r}, a {_name_of(part)} in " if name else ""
@@ -358,19 +358,19 @@ class Modes:
 
 
 def mode_matters(module: nn.Module) -> bool:
-    """Whether a module, by itself and not what is in it, computes otherwise in training mode than in eval mode."""
-    # TorchScript that was frozen has no mode. What is wrapped around a module has one of its own.
+    """Whether a module itself, not its submodules, computes something else in training mode than in eval mode."""
+    # Frozen TorchScript has no mode. The mode of a wrapper around a module does not matter.
     if not hasattr(module, "training") or bare(module) is not module:
         return False
     if isinstance(module, torch.jit.ScriptModule):
         return _graph_reads_mode(module)
-    # Hooks of torch make weights anew in training mode.
+    # Some hooks of torch recompute weights in training mode.
     parts: list[Any] = [module, *module._forward_pre_hooks.values(), *module._forward_hooks.values()]  # noqa: SLF001
     return any(map(_names_mode, parts)) or any(map(_reads_mode, map(type, parts)))
 
 
 def _graph_reads_mode(scripted: Any) -> bool:
-    """Whether the code of TorchScript, which has no bytecode, reads `training` of the module itself."""
+    """Whether TorchScript code, which has no bytecode, reads the attribute `training` of the module itself."""
     if not hasattr(scripted, "inlined_graph"):  # nor a `forward`
         return False
     graph = scripted.inlined_graph
@@ -381,7 +381,7 @@ def _graph_reads_mode(scripted: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def _reads_mode(kind: type) -> bool:
-    """Whether the code of a class names `training`, beside what makes objects and what sets it."""
+    """Whether the code of a class reads `training` anywhere but in the constructor and in `train`."""
     return any(
         _names_mode(part)
         for each in kind.__mro__
@@ -397,7 +397,7 @@ def _names_mode(function: object) -> bool:
         function = function.__func__
     if not isinstance(function, types.FunctionType):
         return False
-    # Decorators stand around it.
+    # The function may be decorated.
     return "training" in uses_of(function.__code__).attributes or _names_mode(function.__dict__.get("__wrapped__"))
 
 

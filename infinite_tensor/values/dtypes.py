@@ -1,4 +1,4 @@
-"""The dtypes that every store can hold, their names, and the numpy arrays that they are stored as."""
+"""The dtypes that every store supports, their names, and the numpy arrays that they are stored as."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_of(name: object) -> torch.dtype:
-    """``torch.float32`` for ``"float32"``; ValidationError for what is no name of a supported dtype."""
+    """``torch.float32`` for ``"float32"``; raises ValidationError if `name` is not the name of a supported dtype."""
     if not isinstance(name, str) or name not in _DTYPE_NAMES:
         raise ValidationError(f"unknown dtype {quoted(name)}; supported are {', '.join(_DTYPE_NAMES)}")
     return _DTYPE_NAMES[name]
 
 
 def checked_dtype(dtype: object) -> torch.dtype:
-    """`dtype`, if it is one that every store can hold; a str names it, with or without ``torch.``."""
+    """Return `dtype` if every store supports it. It may be given as a str, with or without ``torch.``."""
     name = word(dtype)
     if name is not None:
         return dtype_of(name.removeprefix("torch."))
@@ -42,7 +42,7 @@ def checked_dtype(dtype: object) -> torch.dtype:
 
 
 def stored_dtype(dtype: torch.dtype) -> str:
-    """Name of the numpy dtype that tiles of `dtype` are stored in: zarr and h5py lack bfloat16, and get its bits."""
+    """Name of the numpy dtype in which tiles of `dtype` are stored. zarr and h5py lack bfloat16 and get its bits."""
     return "uint16" if dtype is torch.bfloat16 else dtype_name(dtype)
 
 
@@ -53,6 +53,6 @@ def to_stored(tile: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def from_stored(block: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
-    """The tile of `dtype` that `to_stored` gave an array of."""
+    """The tile of `dtype` that `to_stored` converted to an array."""
     tile = torch.from_numpy(block if block.flags.writeable else block.copy())
     return tile.view(dtype) if dtype is torch.bfloat16 else tile

@@ -1,8 +1,8 @@
-"""What a function is: one walk over all that it reaches, by value, without running any of it.
+"""The fingerprint of a function: a walk over everything that it reaches, by value, without running any of it.
 
-What it reaches is told in three parts, which are compared apart. *Code* is bytecode and names. *Values* are data that
-the code names: constants of modules, closures, defaults, attributes, weights, arrays. *Opaque* is what cannot be looked
-into. What the code assigns by itself, such as counters and caches, is none of these.
+The result has three parts, which are compared separately. *Code* is bytecode and names. *Values* are data that
+the code names: constants of modules, closures, defaults, attributes, weights, arrays. *Opaque* are objects that cannot
+be inspected. Whatever the code itself assigns, such as counters and caches, belongs to none of these.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ from infinite_tensor.values.objects import (
 )
 
 _MOST_LOOKS = 50_000
-"""At so many values: what lies behind them is opaque."""
+"""The most values that a walk inspects; everything beyond is opaque."""
 _DEEPEST = 50
 
 _TELLING_NOTHING = frozenset({"tqdm", "rich", "loguru", "logging"})
-"""Packages whose objects only tell people how things go."""
+"""Packages whose objects only report progress to people."""
 _HOLDING = frozenset({"collections", "configparser", "ctypes", "functools", "statistics", "string"})
-"""Packages of the standard library whose objects hold what may be data."""
+"""Packages of the standard library whose objects may contain data."""
 _RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _STREAMS = (torch.Stream, torch.Event)
 
 VALUE, _STATE, STAMP, LATE = "value", "state", "stamp", "late"
 
 Said: TypeAlias = "str | Callable[[], str]"
-"""What there is to say of a value: as Python writes it, or ``#`` and a digest, which may take a while to compute.
+"""A text that identifies a value: its repr, or ``#`` and a digest, which may take a while to compute.
 
-"" for what cannot be looked into.
+"" for a value that cannot be inspected.
 """
 
 
@@ -76,12 +76,12 @@ class Item(NamedTuple):
     Attributes
     ----------
     place : str
-        What people call it: "`MEAN`, a global of `norm`".
+        Where it was found, for messages: "`MEAN`, a global of `norm`".
     said : str
-        What it is, or "#" and a digest of that.
+        The value as text, or "#" and a digest.
     kind : str
-        "value"; "state", which may change without a change of results; "stamp", of what was not read whole; or "late",
-        of a module that only code which was not called yet imports.
+        "value"; "state", which may change without a change of results; "stamp", for data that was not read whole; or
+        "late", for a module that is not imported before the code is called.
     """
 
     place: str
@@ -90,25 +90,25 @@ class Item(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A value that an ``f`` of this library has, whose change deserves a warning and no more."""
+    """A setting of an ``f`` of this library. A change of it is a warning, not an error."""
 
     value: object
 
 
 class Reach:
-    """What a function reaches.
+    """Everything that a function reaches.
 
     Parameters
     ----------
     function : callable or object
-        What to look at. Nothing in it is called.
+        The function to walk. Nothing in it is called.
     name : str
-        What messages call it.
+        Its name in messages.
 
     Attributes
     ----------
     networks : list of torch.nn.Module
-        The networks that it reaches, each once, and not those within others.
+        The networks that it reaches, each once, without those inside other networks.
     """
 
     def __init__(self, function: object, name: str) -> None:
@@ -118,27 +118,27 @@ class Reach:
             walk.run(function, name)
             if known | walk.uses == known:
                 break
-            # Code that was met reads or assigns other names: they change what there is to be seen.
+            # The walked code reads or assigns names that were not known. Walk again, because they change the result.
             known |= walk.uses
         self._walk = walk
         self.networks = list(walk.networks.values())
 
     def code(self) -> str:
-        """SHA-256 of the code; of bytecode, which differs between minor versions of Python."""
+        """SHA-256 of the bytecode, which differs between minor versions of Python."""
         return sha256_of(sorted(set(self._walk.code)))
 
     @functools.cached_property
     def values(self) -> tuple[list[Item], list[str]]:
-        """The values, of which large ones are hashed when it is first asked for; and what cannot be looked into."""
+        """The values, and the names of opaque objects. Large values are hashed at the first access."""
         said = [Item(place, said if isinstance(said, str) else said(), kind) for place, said, kind in self._walk.items]
-        # Members of sets come in any order.
+        # The order of members of sets is arbitrary.
         of_sets = iter(sorted(item for item in said if "{}" in item.place))
         said = [next(of_sets) if "{}" in item.place else item for item in said]
         unseen = [item.place for item in said if not item.said]
         return [item for item in said if item.said], list(dict.fromkeys([*self._walk.opaque, *unseen]))
 
     def states(self) -> list[tuple[str, object]]:
-        """What tells the content of weights and tensors apart in this process, with their places."""
+        """The places of weights and tensors, each with its `state_of`, which changes with the content."""
         held = [
             (place, tensor)
             for place, each in self._walk.tensors
@@ -154,12 +154,12 @@ def networks_in(functions: Iterable[object]) -> list[nn.Module]:
 
 
 def is_anonymous(function: object) -> bool:
-    """Whether the name of a function says nothing: it is a lambda, a partial, or an object that can be called."""
+    """Whether a function has no meaningful name: it is a lambda, a partial, or a callable object."""
     return "<lambda>" in getattr(function, "__qualname__", "") or not hasattr(function, "__qualname__")
 
 
 def function_name(function: Any) -> str:
-    """Module and qualified name of a function; of an anonymous one just that."""
+    """Module and qualified name of a function, or "<anonymous>"."""
     if is_anonymous(function):
         return "<anonymous>"
     module = getattr(function, "__module__", None) or getattr(function, "__objclass__", type(function)).__module__
@@ -167,7 +167,7 @@ def function_name(function: Any) -> str:
 
 
 def innermost(function: Any) -> Any:
-    """The function of a user that partials, and objects of this library, call in the end."""
+    """The user's function inside partials and objects of this library."""
     while True:
         if isinstance(function, functools.partial):
             function = function.func
@@ -178,7 +178,7 @@ def innermost(function: Any) -> Any:
 
 
 class _Place(NamedTuple):
-    """Where a value was met: its name, what that is a name in, and the objects around it."""
+    """Where a value was found: its name, the scope of that name, and the objects that contain it."""
 
     path: str
     of: str = ""
@@ -189,20 +189,20 @@ class _Place(NamedTuple):
         return f"`{self.path}`, {self.of}" if self.of else f"`{self.path}`"
 
     def at(self, step: str, value: object = None, kind: str | None = None) -> _Place:
-        """A place in the value at this one."""
+        """A place inside the value at this place."""
         within = self.within if value is None else (*self.within, id(value))
         return _Place(f"{self.path}{step}", self.of, within, kind or self.kind)
 
 
 class _Walk:
-    """One way through all that a function reaches.
+    """One walk through everything that a function reaches.
 
     Parameters
     ----------
     known : Uses
-        The names that code is known to use: attributes to look at, and what to leave out.
+        The names that the code is known to use: attributes to inspect, and names to leave out.
     package : str or None
-        The package whose installed code counts, as the function is of it.
+        The package of the function. Its code counts even if it is installed.
     """
 
     def __init__(self, known: Uses, package: str | None) -> None:
@@ -219,7 +219,7 @@ class _Walk:
         self._looks = 0
 
     def run(self, value: object, name: str) -> None:
-        """Look at a value and at all that it reaches, what is nearest first."""
+        """Walk a value and everything that it reaches, the nearest first."""
         self._queue.append((value, _Place(name)))
         while self._queue:
             value, place = self._queue.popleft()
@@ -244,7 +244,7 @@ class _Walk:
         kind = type(value)
         said = plain(value) or said_at_once(value)
         if said is not None or is_container(value):
-            # A number, a text or a container of a project may have methods.
+            # A project's subclass of a number, a text or a container may have methods.
             self._code_of(kind, place)
         if issubclass(kind, enum.Enum) and plain(value._value_) is None:
             self._put(value._value_, place.at(".value"))
@@ -255,7 +255,7 @@ class _Walk:
         elif is_container(value):
             self._container(value, place)
         else:
-            # By type: an object may compute its class.
+            # By type(), because an object may compute its `__class__`.
             looks: dict[Any, Callable[[Any, _Place], None]] = {
                 types.FunctionType: self._function,
                 types.MethodType: self._bound,
@@ -311,7 +311,7 @@ class _Walk:
                 self._say(place._replace(kind=LATE), "not imported yet")
 
     def _named(self, name: str, value: object, place: _Place, assigned: frozenset[str]) -> None:
-        """A value that walked code has a name for, unless code assigns that, or fills it."""
+        """Walk a value that code names, unless code assigns that name or fills the container."""
         if value is NOTHING or name in assigned or (name in self.known.filled and is_container(value)):
             return
         self._put(value, place)
@@ -349,7 +349,7 @@ class _Walk:
             self.items.append((f"the settings of {place}", f"#{sha256_of(settings)}", _STATE))
 
     def _settings(self, name: str, module: nn.Module, place: _Place) -> Iterator[str]:
-        """The attributes of an installed module that does not tell of them by itself."""
+        """The attributes of a module of an installed class without its own `extra_repr`."""
         kind: Any = type(module)
         made = assigned_by(kind)
         for attribute, value in sorted(vars(module).items()):
@@ -372,7 +372,7 @@ class _Walk:
 
     def _array(self, array: np.ndarray[Any, Any], place: _Place) -> None:
         self._say(place, lambda: f"#{digest_of_array(array)}")
-        # astropy has arrays with masks of its own.
+        # Masked arrays of astropy are a separate class.
         mask = np.ma.getmaskarray(array) if isinstance(array, np.ma.MaskedArray) else getattr(array, "mask", None)
         if isinstance(mask, np.ndarray):
             self._array(mask, place.at(".mask"))
@@ -385,7 +385,7 @@ class _Walk:
             self._say(place, f"#{sha256_of([name_of(kind)])}")
 
     def _code_of(self, kind: type, place: _Place, *, made: bool = False) -> bool:
-        """Look at the code of a class, if it is one of a project, and whether it is."""
+        """Walk the code of a class if it belongs to a project. Returns whether it does."""
         if not self._is_project(kind.__module__, None):
             return False
         self.code.append(f"{place.path} {name_of(kind)}")
@@ -393,7 +393,7 @@ class _Walk:
         return True
 
     def _expand_class(self, kind: type, *, made: bool) -> None:
-        """The code of a class, once, and the attributes of it that code names; how objects are made if code does."""
+        """Walk the code of a class once, and its attributes that code names; constructors only if `made`."""
         if (id(kind), made) in self._expanded:
             return
         self._expanded[id(kind), made] = kind
@@ -410,27 +410,27 @@ class _Walk:
                         self._named(name, part, place, self.known.assigned)
 
     def _is_called(self, method: str, *, made: bool) -> bool:
-        """Whether walked code may call a method of a class, or an operator or torch does."""
+        """Whether walked code, an operator or torch may call a method of a class."""
         if method in MAKING:
             return made
         operator = method.startswith("__") and method.endswith("__") and method not in _NOT_CALLED
         return operator or method == "forward" or method in self.known.attributes
 
     def _method(self, function: types.FunctionType) -> None:
-        # A name that two classes have is one place.
+        # If two classes have a method of this name, they share one place.
         before = self.uses
         self._function(function, _Place(function.__qualname__))
         if function.__name__ in NOT_CHANGING:
-            # What a constructor assigns is what there is to be seen, and tensors are moved rather than what holds them.
+            # Attributes that a constructor assigns are values, not caches. `to`, `cpu` and so on may be tensor methods.
             self.uses = before | Uses(self.uses.globals, self.uses.attributes, self.uses.imported)
 
     def _attributes(self, owner: object, held: Mapping[str, object], place: _Place) -> None:
-        """The attributes that an object, or a module of Python, has by itself and that walked code names."""
+        """Walk the attributes of an object or a Python module that walked code names."""
         assigned, kind = self.known.assigned, type(owner)
         if issubclass(kind, types.ModuleType):
             assigned |= self.known.rebound
         elif (self.known.names_any and _is_record(kind)) or _inherits(kind):  # type: ignore[arg-type]
-            # Which of them are read cannot be told, so that another one is no error.
+            # It is unknown which of these attributes are read, so a change is not an error.
             for name in sorted(held.keys() - self.known.attributes - OF_MODULES):
                 self._named(name, held[name], place.at(f".{name}", owner, _STATE), assigned)
         for name in sorted(self.known.attributes & held.keys()):
@@ -444,7 +444,7 @@ class _Walk:
         self._attributes(module, vars(module), place)
 
     def _container(self, value: object, place: _Place) -> None:
-        """Plain values of a container count together; what else is in it has places of its own."""
+        """Walk a container: its plain values have one item together, other members have separate places."""
         mutable = not isinstance(value, tuple | frozenset)
         kind = _STATE if mutable else place.kind
         self._say(place._replace(kind=kind), f"#{sha256_of(self._flat(value, place, 0))}")
@@ -471,7 +471,7 @@ class _Walk:
             if self._is_too_much(place):
                 break
             told.append((key, sha256_of(self._flat(member, place.at(step, value), depth + 1))))
-        # Members of sets and entries of dictionaries come in any order.
+        # The order of members of sets and entries of dictionaries is arbitrary.
         for key, member in sorted(told) if isinstance(value, Mapping | set | frozenset) else told:
             yield f"{key}:{member}"
 
@@ -491,11 +491,11 @@ class _Walk:
             return None
         held = held_by(value)
         if self._code_of(kind, place) or _is_namespace(kind):
-            # What is reached first is known by its class.
+            # The first object of a walk is named by its class.
             self._attributes(value, held, place if place.of else place._replace(path=kind_name(value)))
             return None
         if _is_array(kind):
-            # As sources are; which library it is of may change without a change of what it holds.
+            # Like sources. The library of the array may change without a change of its values.
             large = _is_large_array(value)
             self._say(place._replace(kind=STAMP if large else _STATE), lambda: _array_said(value, large=large))
         elif package not in sys.stdlib_module_names or package in _HOLDING:
@@ -507,7 +507,7 @@ class _Walk:
         return None
 
     def _ours(self, value: Any, place: _Place) -> None:
-        """An object of this library says by itself what it reaches."""
+        """Walk an object of this library, which reports by `_reaches` what it reaches."""
         if id(value) in self._expanded:
             return
         self._expanded[id(value)] = value
@@ -520,12 +520,12 @@ class _Walk:
                 self._put(each, _Place(name, "", (*place.within, id(value))))
 
     def _may_be_imported(self, module: str) -> bool:
-        """Whether it is of the project; it is looked for without importing anything."""
+        """Whether a module belongs to the project. It is looked up without importing anything."""
         found = PathFinder.find_spec(top(module))
         return found is not None and self._is_project(module, found.origin)
 
     def _is_project(self, module: object, file: str | None) -> bool:
-        """Whether code is of the user's project: not installed, or of the package that the function is of."""
+        """Whether code belongs to the user's project: it is not installed, or in the same package as the function."""
         package = top(str(module))
         if package in OURS:
             return not _is_ours(str(module))
@@ -542,11 +542,11 @@ _CALLABLES = (
 
 _NOT_CALLED = {"__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__del__", "__eq__", "__hash__"}
 _NOT_CALLED |= {"__setattr__", "__delattr__", "__setitem__", "__delitem__", "__copy__", "__deepcopy__"}
-"""Of a class: what a call does not run."""
+"""Special methods of a class that a call does not run."""
 
 
 def _digest_or(digest: Callable[[], str], form: Iterable[str]) -> str:
-    """A digest of values, or of what else there is to say where these cannot be read."""
+    """A digest of the values, or of `form` if these cannot be read."""
     try:
         return f"#{digest()}"
     except ValidationError:
@@ -554,7 +554,7 @@ def _digest_or(digest: Callable[[], str], form: Iterable[str]) -> str:
 
 
 def kind_name(value: Any) -> str:
-    """What messages call an object: its own name, or that of its class."""
+    """The name of an object in messages: its own name, or that of its class."""
     return value.__name__ if issubclass(type(value), types.FunctionType | type) else type(value).__name__
 
 
@@ -567,7 +567,7 @@ def _resolved(module: str, function: types.FunctionType) -> str:
     package = function.__globals__.get("__package__")
     try:
         return importlib.util.resolve_name(module, package)
-    except ImportError:  # it fails in the call, too
+    except ImportError:  # the import fails in the call, too
         return module
 
 
@@ -576,23 +576,23 @@ def _is_namespace(kind: type) -> bool:
 
 
 def _is_record(kind: type) -> bool:
-    """Whether objects of a class are no more than attributes, as settings are."""
+    """Whether objects of a class are just a set of attributes, such as settings."""
     return _is_namespace(kind) or class_attribute(kind, "__dataclass_fields__") is not None
 
 
 @functools.lru_cache(maxsize=4096)
 def _inherits(kind: type) -> bool:
-    """Whether code of an installed class may read attributes of one of a project that is made of it."""
+    """Whether a project's class inherits from an installed class whose code may read its attributes."""
     own, *modules = [each.__module__ for each in kind.__mro__]
     return not is_installed(own) and any(is_installed(each) and each not in _TELLING_BASES for each in modules)
 
 
 _TELLING_BASES = frozenset({"builtins", "abc", "typing", "enum", "torch.nn.modules.module", "torch.utils.data.dataset"})
-"""Of whose classes all is known that may be read."""
+"""Modules of base classes for which it is known what they read."""
 
 
 def _is_array(kind: type) -> bool:
-    """Whether objects of a class, which is none of a project, are arrays, as numpy knows them."""
+    """Whether objects of a class outside the project are arrays that numpy can convert."""
     is_typed = class_attribute(kind, "__array__") is not None and class_attribute(kind, "dtype") is not None
     return is_typed or class_attribute(kind, "__array_interface__") is not None
 
@@ -601,12 +601,12 @@ def _is_large_array(array: Any) -> bool:
     try:
         return is_large(array.shape, array.dtype.itemsize)
     except (AttributeError, TypeError):
-        # Images of pillow are in memory, and have neither.
+        # Pillow images have no shape and dtype. They are in memory.
         return False
 
 
 def _array_said(array: Any, *, large: bool) -> str:
-    """What an array of some library holds; of a large one a stamp; "" where nothing can be told."""
+    """A digest of an array of any library, or a stamp if it is large; "" if neither is available."""
     try:
         if large:
             return _stamp_of(array)
@@ -619,18 +619,18 @@ def _array_said(array: Any, *, large: bool) -> str:
 
 
 def _stamp_of(array: Any, file: str | None = None) -> str:
-    """What tells that an array in a file or elsewhere has changed; "" where nothing does."""
+    """A stamp that shows whether an array in a file or elsewhere has changed; "" if there is none."""
     found = stamps_of_array(array, file)
     return f"#{sha256_of(found.values())}" if found else ""
 
 
 def _is_ours(module: str) -> bool:
-    """Whether it is of this library; the functions of the suite for backends stand for a user's."""
+    """Whether a module belongs to this library. Functions of the conformance suite count as a user's."""
     return top(module) in OURS and not module.startswith("infinite_tensor.testing.")
 
 
 def _package_of(function: object) -> str | None:
-    """The package that a function is of, where it has a name of a package that may count."""
+    """The package of a function whose installed code may count; None for torch, numpy and the like."""
     function = innermost(function)
     module = getattr(function if isinstance(function, types.FunctionType) else type(function), "__module__", "") or ""
     package = top(module)

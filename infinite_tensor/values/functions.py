@@ -1,4 +1,4 @@
-"""The functions of a tensor and of all that it is computed from: what was kept of them, and what has changed since."""
+"""The functions of a tensor and of everything upstream: what is recorded about them, and what has changed since."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Bytecode differs between minor versions, so code is compared only within one."""
 
 _SCHEME = 5
-"""By which rules a record was made; one of other rules is compared with nothing."""
+"""The version of the rules by which a record is made. Records with other rules are not compared."""
 _MOST_ITEMS = 300
 _FIRM = "firm"
-"""The kind of a value of which another one is an error."""
+"""The kind of a value whose change is an error."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What functions were when they were looked at, as a definition keeps it.
+    """A record of functions at the time of a walk, as it is stored with a definition.
 
     Attributes
     ----------
     python : str
-        The version whose bytecode `code` is of.
+        The minor version of Python whose bytecode `code` covers.
     code : mapping of str to str
         Digests of code: of "f", "blend" and "reduce", and of all functions "upstream".
     items : tuple of Item
-        The values that they reach.
+        The values that the functions reach.
     opaque : tuple of str
-        What of them could not be looked into.
+        The places of objects that could not be inspected.
     """
 
     python: str = PYTHON
@@ -57,7 +57,7 @@ class Record:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """What `to_json` gave; an empty record if another scheme wrote it. ValidationError if it is malformed."""
+        """The record that `to_json` wrote; an empty one for another scheme. Raises ValidationError if malformed."""
         if stored.get("scheme") != _SCHEME:
             return cls()
         python, code, items, opaque = (stored.get(name, ()) for name in ("python", "code", "values", "opaque"))
@@ -72,7 +72,7 @@ class Record:
 
 
 class Changes(NamedTuple):
-    """What has changed of functions: their code, values, and values of which another one makes stored pixels wrong."""
+    """Changes of functions: of code, of values, of values whose change makes stored pixels wrong, and of files."""
 
     code: list[str]
     values: list[str]
@@ -80,21 +80,21 @@ class Changes(NamedTuple):
     stamps: list[str]
 
     def lines(self) -> list[str]:
-        """All of them, for people."""
+        """All changes, as text for people."""
         return [*(f"the code of {name}" for name in self.code), *self.firm, *self.values, *self.stamps]
 
 
 class Functions:
-    """The functions of one tensor, with those of the tensors upstream. They are looked at when they are asked for.
+    """The functions of one tensor and of the tensors upstream. They are walked when a record is needed.
 
     Parameters
     ----------
     own : mapping of str to callable
         The functions of this tensor: "f", "blend", "reduce".
     upstream : iterable of Functions
-        Those of its args.
+        The functions of its args.
     told : bool
-        Whether a user has said, by a version, what cannot be seen of its own.
+        Whether the user has set a version, which covers what is opaque in the tensor's own functions.
     """
 
     def __init__(
@@ -119,14 +119,14 @@ class Functions:
         return functions
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what they are; of a tensor without args, the functions, which are pickled with it anyhow."""
+        """Pickle the record; without args, pickle the functions, which are pickled with the tensor anyway."""
         if self._record is None and not self._upstream:
             return partial(type(self), told=self._told), (self._own,)
-        # Not those upstream: chains may be long.
+        # Functions upstream are not pickled, because chains may be long.
         return type(self).of_record, (self.record,)
 
     def look(self) -> None:
-        """Look at the functions now, and hash nothing; `altered` tells what is changed in place later."""
+        """Walk the functions now, without hashing. Afterwards, `altered` reports what was changed in place."""
         if self._reached is None and self._record is None:
             self._reached = self._looked_through()
             self._states = self._states_now()
@@ -140,13 +140,13 @@ class Functions:
         return [each for reach in (self._reached or {}).values() for each in reach.states()]
 
     def altered(self) -> list[str]:
-        """The places of weights and tensors that have been changed in place since they were looked at."""
+        """The places of weights and tensors that were changed in place since `look`."""
         pairs = zip(self._states, self._states_now(), strict=True)
         return list(dict.fromkeys(place for (place, before), (_, now) in pairs if before != now))
 
     @property
     def record(self) -> Record:
-        """What they are, upstream included."""
+        """The record of these functions, including those upstream."""
         # A loop instead of recursion: chains may be long.
         waiting = [self]
         while waiting:
@@ -162,7 +162,7 @@ class Functions:
         return [each for each in self._upstream if each._record is None] if self._record is None else []  # noqa: SLF001
 
     def keep(self) -> None:
-        """Make the record; those upstream are there."""
+        """Make the record. Functions upstream must already have theirs."""
         if self._record is None:
             self._record = self._recorded()
 
@@ -188,10 +188,10 @@ class Functions:
 
 
 def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
-    """One item for each place; places of one name with other values are numbered."""
+    """One item per place. Several values at places of the same name are numbered."""
     found: dict[tuple[str, bool], Item] = {}
     for item in items:
-        # What was not read whole has a stamp at the same place.
+        # A value that was not read whole has a stamp at the same place.
         place, is_stamp, number = item.place, item.kind == STAMP, 1
         while (place, is_stamp) in found:
             number += 1
@@ -207,9 +207,9 @@ def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
 
 
 def changes(stored: Record, given: Record) -> Changes:
-    """What has changed between two looks at functions that should be the same, in words."""
+    """Describe what has changed between two records of functions that should be the same."""
     late = [{item.place for item in record.items if item.kind == LATE} for record in (stored, given)]
-    # What a module that was not imported yet holds would seem to be missing.
+    # The values of a module that was not imported yet would seem to be missing.
     is_comparable = stored.python == given.python and late[0] == late[1]
     code = [name for name, digest in given.code.items() if is_comparable and stored.code.get(name, digest) != digest]
     found = Changes(code, [], [], [])
@@ -224,12 +224,12 @@ def changes(stored: Record, given: Record) -> Changes:
             line = _line(old, new)
         elif kind == _FIRM and is_comparable and stored.code and given.code:
             line = f"{_subject(place)} {'is not there any more' if new is None else 'was not there'}"
-            # Other code reaches other values, by other names: what must not be missed are weights.
+            # Changed code reaches other values under other names. Only report data, such as weights, that is lost.
             if code and (old is None or old.said[0] != "#" or old.said in known):
                 line = ""
         if line:
             (found.firm if kind == _FIRM else found.values).append(line)
-    # A file may have been moved meanwhile: it is told by its stamp.
+    # A file may have been moved meanwhile, so files are compared by their stamps.
     stamps = {item.said for item in stored.items if item.kind == STAMP}
     for item in given.items:
         if item.kind == STAMP and stamps and item.said not in stamps:
@@ -238,7 +238,7 @@ def changes(stored: Record, given: Record) -> Changes:
 
 
 def _line(old: Item, new: Item) -> str:
-    """In what two looks at one place differ; "" where they do not."""
+    """Describe the difference between two values of one place; "" if there is none."""
     if old.said == new.said:
         return ""
     place = _subject(new.place)

@@ -1,6 +1,6 @@
-"""What pixels mean beside their values: where they lie, and what their source says of them.
+"""The meaning of pixels in addition to their values: where they lie, and what their source records about them.
 
-It is kept beside a definition: neither compared, nor part of its digest.
+It is stored next to a definition, but neither compared nor part of its digest.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from infinite_tensor.support.given import quoted
 from infinite_tensor.values.definition import Definition, Json, json_value, names_of
 
 MOST_COORDINATES = 2**22
-"""Of a coordinate, which is in memory whole; longer ones are left out."""
+"""The most values of a coordinate, which is kept in memory; longer ones are left out."""
 _LONGEST = 2**18
-"""Letters of a coordinate in a store, where all of a definition is read when a tensor is opened."""
+"""The most characters of a stored coordinate, because opening a tensor reads its whole definition."""
 _MOST_BYTES = 2**28
-"""Of all coordinates that a store says, which may be made to swell."""
+"""The most bytes of all coordinates read from a store, as a guard against decompression bombs."""
 _SAME_SIZE, _SAME_PLACE = 1e-6, 1e-3
-"""By no more does rounding change the size of a pixel, and where one lies, in pixels."""
+"""Rounding changes the size of a pixel, and its place in pixels, by no more than this."""
 
 
 class Seen(NamedTuple):
-    """Where one dimension is seen in another tensor.
+    """How one dimension of a tensor appears in another tensor.
 
     Attributes
     ----------
     d : int or None
-        Along which dimension there; None where one pixel of it is picked.
+        The dimension of the other tensor; None if only one pixel is picked.
     scale, shift : Fraction
-        Pixel ``i`` there covers ``scale`` pixels here, from ``i * scale + shift`` on.
+        Pixel ``i`` of the other tensor covers ``scale`` pixels of this one, from ``i * scale + shift`` on.
     """
 
     d: int | None
@@ -54,20 +54,20 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Lens:
-    """How one tensor is seen in another one, which is computed from it or a region of it.
+    """How a tensor appears in another tensor that is computed from it or is a region of it.
 
     Attributes
     ----------
     seen : mapping of int to Seen
-        The dimensions that are.
+        The dimensions that appear in the other tensor.
     shape, dims
-        Of the other one.
+        The shape and dimension names of the other tensor.
     names : tuple of str
-        Those of the dimensions here.
+        The dimension names of this tensor.
     keeps_codes : bool
-        Whether numbers stand there for what they stand for here: these are the very pixels, or coarser ones.
+        Whether numbers have the same meaning in both, because the pixels are the same or coarser ones.
     is_alike : bool
-        Whether they may be of the same quantity: the dimensions and the dtype are.
+        Whether both may be the same quantity, because dimensions and dtype are the same.
     """
 
     seen: Mapping[int, Seen]
@@ -81,11 +81,11 @@ class Lens:
     def of_windows(
         cls, output: Definition, arg: Definition, window: TensorWindow, *, keeps_codes: bool, picks_first: bool
     ) -> Lens:
-        """That through which an arg is read.
+        """The lens for an arg that is read through a window.
 
-        The middle of a window lies over the middle of what it reads, at a scale that follows from the strides. What is
-        read whole is the dimension of the same name and extent, if there is one. Where of the pixels that one stands
-        for the first is picked, the middle of it is the middle of that.
+        The middle of an output window is placed over the middle of the region that it reads, and the scale follows from
+        the strides. A dimension that is read whole corresponds to the output dimension of the same name and extent, if
+        there is one. With `picks_first`, an output pixel lies at the middle of the first of the pixels that it covers.
         """
         own, follows, its = output.output_window, followed(output.output_window), followed(window)
         dims, names = names_of(output.dims, len(output.shape)), names_of(arg.dims, len(arg.shape))
@@ -107,7 +107,7 @@ class Lens:
 
     @classmethod
     def of_region(cls, names: Sequence[str], start: Sequence[int], shown: Mapping[int, tuple[str, int]]) -> Lens:
-        """That of a box of pixels; `shown` has names and extents of dimensions, the others have one pixel."""
+        """The lens for a box of pixels. `shown` has the names and extents of dimensions, the others have one pixel."""
         numbers = {d: number for number, d in enumerate(shown)}
         seen = {d: Seen(numbers.get(d), Fraction(1), Fraction(first)) for d, first in enumerate(start)}
         dims, shape = zip(*shown.values(), strict=True) if shown else ((), ())
@@ -116,14 +116,14 @@ class Lens:
 
 @dataclass(frozen=True)
 class Fact(ABC):
-    """Something that is known of pixels.
+    """Something that is known about pixels.
 
     Attributes
     ----------
     kind : str
-        What kind of fact it is, in a store and in messages.
+        The kind of fact, in a store and in messages.
     called : str
-        What tells it from others of its kind.
+        The name that distinguishes it from others of its kind.
     """
 
     kind: ClassVar[str]
@@ -131,43 +131,43 @@ class Fact(ABC):
 
     @property
     def labels(self) -> list[str]:
-        """What messages call it."""
+        """The names of the fact in messages."""
         return [f"{self.kind} {self.called!r}"]
 
     @abstractmethod
     def through(self, lens: Lens) -> Fact | None:
-        """The same of what is seen there; None where that cannot be told, or is something else."""
+        """The same fact about the other tensor of the lens; None if it is unknown or does not hold there."""
 
     def agrees_with(self, other: Any) -> bool:
-        """Whether both say the same, but for rounding."""
+        """Whether both facts are the same except for rounding."""
         return bool(self == other)
 
     def fields(self) -> dict[str, Any] | None:
-        """What `of_fields` makes it of, for JSON; None where that is too long to be stored."""
+        """The fields as JSON, which `of_fields` reads back; None if they are too long to be stored."""
         return vars(self)
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any], shape: Shape) -> Self:  # noqa: ARG003  (some kinds need it)
-        """That of a tensor of this shape."""
+        """The fact, about a tensor of this shape, that `fields` described."""
         return cls(**fields)
 
 
 @dataclass(frozen=True)
 class Georeference(Fact):
-    """Where on Earth pixels are.
+    """The location of pixels on Earth.
 
     Attributes
     ----------
     rows, columns : int
-        The dimensions.
+        The dimensions of rows and columns.
     crs : str or None
         The coordinate reference system, as WKT.
     transform : list of 6 floats, or None
-        From (column, row) to coordinates of it, as ``affine.Affine`` has them.
+        The transform from (column, row) to coordinates, in the order of ``affine.Affine``.
     gcps : list of lists of 5 floats
         Ground control points: row, column, x, y, z.
     rpcs : dict or None
-        Rational polynomials, as `rasterio.rpc.RPC` has them.
+        Rational polynomial coefficients, with the fields of `rasterio.rpc.RPC`.
     """
 
     kind = "place"
@@ -180,12 +180,12 @@ class Georeference(Fact):
 
     @property
     def labels(self) -> list[str]:
-        """What of these there is."""
+        """Which of CRS, transform, GCPs and RPCs there are."""
         has = {"CRS": self.crs, "transform": self.transform, "GCPs": self.gcps, "RPCs": self.rpcs}
         return [label for label, value in has.items() if value]
 
     def through(self, lens: Lens) -> Georeference | None:
-        """Of pixels of another size, that begin elsewhere."""
+        """The georeference for pixels of another size and origin."""
         rows, columns = lens.seen.get(self.rows), lens.seen.get(self.columns)
         if rows is None or columns is None or rows.d is None or columns.d is None:
             return None
@@ -195,7 +195,7 @@ class Georeference(Fact):
             a, b, c, d, e, f = transform
             transform = [a * across, b * down, a * x + b * y + c, d * across, e * down, d * x + e * y + f]
         if rpcs is not None:
-            # They count from the middle of the first pixel.
+            # RPCs count pixels from the middle of the first one.
             moved = {"line": (y + down / 2 - 0.5, down), "samp": (x + across / 2 - 0.5, across)}
             rpcs = {**rpcs, **{f"{key}_off": (rpcs[f"{key}_off"] - at) / size for key, (at, size) in moved.items()}}
             rpcs |= {f"{key}_scale": rpcs[f"{key}_scale"] / size for key, (_, size) in moved.items()}
@@ -216,7 +216,7 @@ class Georeference(Fact):
         return cls(**{**fields, "transform": transform, "gcps": points, "rpcs": rpcs})
 
     def agrees_with(self, other: Any) -> bool:
-        """Whether pixels lie at the same places."""
+        """Whether pixels lie at the same locations."""
         mine, its = self.transform, other.transform
         rest = (replace(each, crs=None, transform=None) for each in (self, other))
         if len({*map(repr, rest)}) > 1 or not _same_crs(self.crs, other.crs) or (mine is None) != (its is None):
@@ -224,7 +224,7 @@ class Georeference(Fact):
         if mine is None:
             return True
         a, b, c, d, e, f = (abs(p - q) for p, q in zip(mine, its, strict=True))
-        # Ten metres, say, or a billionth of a degree.
+        # The size of a pixel, for example ten metres or a billionth of a degree.
         pixel = math.hypot(mine[0], mine[3])
         return bool(max(a, b, d, e) <= _SAME_SIZE * pixel and max(c, f) <= _SAME_PLACE * pixel)
 
@@ -234,7 +234,7 @@ _RPC_LISTS = [f"{each}_{what}_coeff" for each in ("line", "samp") for what in ("
 
 
 def _numbers(stored: Iterable[Any], count: int) -> list[float]:
-    """So many finite numbers; ValueError or TypeError for all else."""
+    """Return `count` finite numbers; raises ValueError or TypeError for anything else."""
     found = [float(each) for each in stored]
     if len(found) != count or not all(map(math.isfinite, found)):
         raise ValueError(f"{count} numbers, got {found}")
@@ -249,9 +249,9 @@ def _same_crs(one: str | None, other: str | None) -> bool:
 
 
 def crs_of(wkt: str) -> Any:
-    """A `rasterio.crs.CRS`; None where rasterio is not there, or does not know what a newer one has written."""
+    """A `rasterio.crs.CRS`; None if rasterio is not installed, or too old for this WKT."""
     try:
-        from rasterio.crs import CRS  # noqa: PLC0415  (of an extra)
+        from rasterio.crs import CRS  # noqa: PLC0415  (an extra)
 
         return CRS.from_wkt(wkt)
     except (ImportError, ValueError):
@@ -265,13 +265,13 @@ class Coordinate(Fact):
     Attributes
     ----------
     called : str
-        Its name; one that is called as its only dimension is what that is indexed by.
+        The name. A coordinate with the name of its only dimension is the index of that dimension.
     dims : sequence of int
         The dimensions.
     values : numpy.ndarray
         Numbers, dates or texts.
     attrs : dict
-        What is said of it: units, say.
+        Attributes, such as units.
     """
 
     kind = "coordinate"
@@ -280,7 +280,7 @@ class Coordinate(Fact):
     attrs: Mapping[str, Any]
 
     def through(self, lens: Lens) -> Coordinate | None:
-        """Those of the middles of pixels; the very values where the pixels are the same."""
+        """The coordinate at the middles of pixels; the same values if the pixels are the same."""
         dims: list[int] = []
         values = self.values
         for d in self.dims:
@@ -299,7 +299,7 @@ class Coordinate(Fact):
 
     @property
     def even_step(self) -> float:
-        """From one number along a dimension to the next; 0 where values are none, or lie in no even steps."""
+        """The step from one number to the next along the dimension; 0 if values are not evenly spaced numbers."""
         if self.values.dtype.kind not in "iuf" or len(self.values) < 2:
             return 0.0
         numbers = self.values.astype(np.float64)
@@ -308,7 +308,7 @@ class Coordinate(Fact):
         return step if apart <= _SAME_PLACE * abs(step) else 0.0
 
     def agrees_with(self, other: Any) -> bool:
-        """Whether values are the same, or numbers differ by a small part of their steps."""
+        """Whether values are the same, or are numbers that differ by a small fraction of their steps."""
         a, b = self.values, other.values
         if [*self.dims] != [*other.dims] or a.shape != b.shape or a.dtype.kind != b.dtype.kind:
             return False
@@ -317,7 +317,7 @@ class Coordinate(Fact):
         return bool(np.allclose(a, b, rtol=0, atol=_SAME_PLACE * float(np.abs(np.diff(a)).min())))
 
     def fields(self) -> dict[str, Any] | None:
-        """See `Fact`. Of numbers, second differences of their bits are compressed: those of even steps are few."""
+        """See `Fact`. Of numbers, the second differences of their bits are compressed; even steps have few of them."""
         little = self.values.dtype.newbyteorder("<")
         stored: Any = self.values.reshape(-1).tolist()
         if little.kind != "U":
@@ -346,11 +346,11 @@ class Coordinate(Fact):
 
 
 _DTYPES = re.compile(r"[<|][biuf][1248]|<[mM]8\[(s|ms|us|ns)\]|<U[0-9]+")
-"""Those of coordinates, as numpy writes them."""
+"""The dtypes of stored coordinates, as numpy writes them."""
 
 
 def _along(values: npt.NDArray[Any], axis: int, seen: Seen, count: int) -> npt.NDArray[Any] | None:
-    """Values at the middles of so many pixels; None where no pixels lie there, or there is nothing between values."""
+    """Values at the middles of `count` pixels; None if the pixels lie outside, or values cannot be interpolated."""
     n, first = values.shape[axis], seen.shift + (seen.scale - 1) / 2
     if seen.scale == first.denominator == 1 and 0 <= first <= n - count:
         return values[(slice(None),) * axis + (slice(int(first), int(first) + count),)]
@@ -358,7 +358,7 @@ def _along(values: npt.NDArray[Any], axis: int, seen: Seen, count: int) -> npt.N
     reach = (1 + float(seen.scale)) / 2
     if values.ndim != 1 or n < 2 or values.dtype.kind not in "iufM" or count > MOST_COORDINATES:
         return None
-    # As floats where they are not dates: numbers without a sign have no steps down.
+    # Numbers become floats, because unsigned integers cannot represent negative steps.
     known = values.astype(np.float64) if values.dtype.kind in "iuf" else values
     steps = np.diff(known)
     if at[0] <= -reach or at[-1] >= n - 1 + reach or len({*np.sign(steps.astype(np.float64)).tolist()}) > 1:
@@ -370,9 +370,9 @@ def _along(values: npt.NDArray[Any], axis: int, seen: Seen, count: int) -> npt.N
 
 @dataclass(frozen=True)
 class Attribute(Fact):
-    """What is said of the quantity that pixels are: its units, or where it was measured.
+    """An attribute of the quantity in the pixels, such as its units or where it was measured.
 
-    It is taken for that of what is computed of them too, in the same dimensions and dtype, as xarray does.
+    A tensor computed from it in the same dimensions and dtype gets the same attribute, as in xarray.
     """
 
     kind = "attribute"
@@ -385,16 +385,18 @@ class Attribute(Fact):
 
 @dataclass(frozen=True)
 class Code(Fact):
-    """What numbers stand for: "nodata", "scale", "offset", "colour map", "mask". What is computed of them has others.
+    """The meaning of numbers in pixels: "nodata", "scale", "offset", "colour map", "mask".
+
+    It does not apply to what is computed from the pixels.
 
     Attributes
     ----------
     called : str
-        What it is.
+        Which of these it is.
     value : JSON value, or number
-        The same for all pixels, or a list.
+        One value for all pixels, or a list.
     along : int or None
-        Along which dimension the entries of the list are.
+        The dimension of the entries of the list.
     """
 
     kind = "code"
@@ -403,17 +405,17 @@ class Code(Fact):
 
     @property
     def labels(self) -> list[str]:
-        """What it is."""
+        """The name of the code."""
         return [self.called]
 
     def through(self, lens: Lens) -> Code | None:
-        """Of a region; where that has one number, that."""
+        """The code for a region; a single value if all its entries there are equal."""
         if not lens.keeps_codes or self.along is None:
             return self if lens.keeps_codes else None
         seen = lens.seen[self.along]
         first, count = int(seen.shift), 1 if seen.d is None else lens.shape[seen.d]
         values = self.value[first : first + (count or 1)]
-        # Not by a set: NaN differs from itself.
+        # A set would not work, because NaN differs from itself.
         one = seen.d is None or all(each == values[0] or repr(each) == repr(values[0]) for each in values)
         return Code(self.called, values[0]) if one else Code(self.called, values, seen.d)
 
@@ -425,13 +427,13 @@ class Code(Fact):
         if along is not None and len(value) != shape[along]:
             raise ValueError(f"{len(value)} values of {fields['called']}")
         if fields["called"] in ("nodata", "scale", "offset"):
-            # They are numbers.
+            # Raises an error if they are not numbers.
             [float(each) for each in (value if isinstance(value, list) else [value])]
         return cls(fields["called"], value, along)
 
 
 def _number(said: Any) -> Any:
-    """What JSON says, where that has a word for a number that it does not have."""
+    """A stored value, with the strings NaN, Infinity and -Infinity converted to floats."""
     return float(said) if said in ("NaN", "Infinity", "-Infinity") else said
 
 
@@ -442,14 +444,14 @@ _KINDS: Mapping[str, type[Fact]] = {each.kind: each for each in (Georeference, C
 
 @dataclass(frozen=True)
 class Meaning:
-    """What is known of the pixels of a tensor.
+    """What is known about the pixels of a tensor.
 
     Attributes
     ----------
     facts : tuple of Fact
-        What holds.
+        The facts.
     lost : tuple of str
-        What was known of what it is computed from, and does not hold of it, as messages call it.
+        Labels of facts about upstream tensors that do not apply to this one.
     """
 
     facts: tuple[Fact, ...] = ()
@@ -461,11 +463,11 @@ class Meaning:
 
     @property
     def labels(self) -> list[str]:
-        """All that holds or does not, as messages call it."""
+        """The labels of all facts, lost ones included."""
         return [*self.lost, *[label for fact in self.facts for label in fact.labels]]
 
     def through(self, lens: Lens) -> Meaning:
-        """What is known of what is seen there."""
+        """What is known about the other tensor of a lens."""
         found = [(fact, fact.through(lens)) for fact in self.facts]
         lost = [label for fact, seen in found if seen is None for label in fact.labels]
         return Meaning(
@@ -481,21 +483,21 @@ class Meaning:
 
 
 class StoredMeaning:
-    """What `Meaning.to_json` returned, which is looked at when somebody asks for it.
+    """A stored meaning, from `Meaning.to_json`, which is parsed when it is first needed.
 
-    What of it cannot be read is lost: a newer version may have written it, or somebody else.
+    Facts that cannot be read, for example because a newer version wrote them, count as lost.
 
     Parameters
     ----------
     stored : object
-        As JSON.
+        The JSON value.
     shape : tuple of int or None
-        That of the tensor.
+        The shape of the tensor.
 
     Raises
     ------
     ValidationError
-        If it is no such JSON.
+        If `stored` does not have this form.
     """
 
     def __init__(self, stored: Any, shape: Shape) -> None:
@@ -530,9 +532,9 @@ class StoredMeaning:
 
 
 def nodata_in(value: Any, dtype: torch.dtype) -> float | None:
-    """What stands for missing pixels, rounded as pixels of this dtype are; None if none of them can be it.
+    """The nodata value rounded to a dtype; None if no pixel of this dtype can have it.
 
-    Metadata may say it as text, or in a list of one.
+    Metadata may give it as text, or in a list with one entry.
     """
     if dtype is torch.bool or dtype.is_complex:
         return None
@@ -546,7 +548,7 @@ def nodata_in(value: Any, dtype: torch.dtype) -> float | None:
 
 
 def nodata_of(definition: Definition) -> Code | None:
-    """What stands for missing pixels of a tensor, each value as by `nodata_in`; None if nothing does."""
+    """The nodata value or values of a tensor, each converted by `nodata_in`; None if there are none."""
     codes = [] if definition.meaning is None else definition.meaning.of(Code)
     code = next((each for each in codes if each.called == "nodata"), None)
     if code is None:
@@ -557,12 +559,12 @@ def nodata_of(definition: Definition) -> Code | None:
 
 
 def _fact_of(stored: Mapping[str, Any], shape: Shape) -> Fact | None:
-    """What `Fact.fields` returned, with its kind; None where it cannot have returned that."""
+    """The fact that `Fact.fields` described, with its kind; None if the description is invalid."""
     try:
         fields = {**stored}
         kind = _KINDS[fields.pop("kind")]
         fact = kind.of_fields({**fields, "called": str(fields["called"])}, shape)
-        # What is wrong inside of it is found by a look at the first pixel.
+        # Looking at the first pixel finds errors inside the fact.
         fact.through(Lens.of_region([""] * len(shape), [0] * len(shape), dict.fromkeys(range(len(shape)), ("", 1))))
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, zlib.error):
         return None
@@ -572,7 +574,7 @@ def _fact_of(stored: Mapping[str, Any], shape: Shape) -> Fact | None:
 def derived(
     definition: Definition, args: Iterable[Definition], *, keeps_codes: bool = False, picks_first: bool = False
 ) -> tuple[Meaning | None, list[str]]:
-    """What is known of what is computed from these args, and what they disagree about."""
+    """The meaning of a tensor computed from these args, and the labels of facts that the args disagree about."""
     lens = partial(Lens.of_windows, definition, keeps_codes=keeps_codes, picks_first=picks_first)
     found = [
         arg.meaning.through(lens(arg, read.window))

@@ -1,6 +1,6 @@
-"""What there is to say of objects of Python: whose code they are of, what they hold, what plain values and code are.
+"""Inspects Python objects: whose code they belong to, what they contain, and texts that identify values and code.
 
-No code of a user is run for it.
+This runs no code of a user.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ _INSTALLED = tuple(
 
 
 def top(module: str) -> str:
-    """The package that a module is in."""
+    """The top-level package of a module."""
     return module.partition(".")[0]
 
 
 @lru_cache(maxsize=4096)
 def is_installed(module: str, file: str | None = None) -> bool:
-    """Whether code of a module, in a file as far as that is known, is of no project."""
+    """Whether the code of a module, in `file` if that is known, is installed rather than part of a project."""
     package = top(module)
     if package == "__main__":
         return False
     loaded = sys.modules.get(module)
     home = getattr(loaded or sys.modules.get(package), "__file__", None)
-    # Code that was compiled from a string, as that of dataclasses, is of the module it stands in.
+    # Code compiled from a string, such as that of dataclasses, belongs to its module.
     path = file if file is not None and not file.startswith("<") else home
     if path is None:
         return package in sys.stdlib_module_names
@@ -76,7 +76,7 @@ def is_installed(module: str, file: str | None = None) -> bool:
 
 @lru_cache(maxsize=256)
 def _installed_into(folder: str) -> frozenset[str]:
-    """The packages that an installer has put into a folder, as by ``pip install --target``, where others may be too."""
+    """The packages that an installer put into a folder, as by ``pip install --target``; others may be there too."""
     found = set()
     for record in pathlib.Path(folder).glob("*.dist-info/RECORD"):
         lines = record.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -85,30 +85,30 @@ def _installed_into(folder: str) -> frozenset[str]:
 
 
 def name_of(kind: type) -> str:
-    """What a class is called by its module; one of a project just by itself, as a script has a name only for others."""
+    """The full name of a class; without the module if it belongs to a project, where a module may also be a script."""
     module = str(kind.__module__)
     is_known = top(module) in OURS or is_installed(module)
     return f"{module}.{kind.__qualname__}" if is_known else kind.__qualname__
 
 
 NOTHING = object()
-"""The value of a name that has none yet."""
+"""The value of a name that has no value yet."""
 
 
 def bare(module: nn.Module) -> nn.Module:
-    """The module that others are wrapped around to compile it, or to spread it over devices."""
+    """The module inside wrappers that compile it or spread it over devices."""
     while True:
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
             module = module.module
         elif name_of(type(module)) == "torch._dynamo.eval_frame.OptimizedModule":
-            # By name: importing the class would import the compiler.
+            # Compared by name, because importing the class would import the compiler.
             module = module.get_submodule("_orig_mod")
         else:
             return module
 
 
 def unwrapped(value: Any) -> Any:
-    """What another function or module is only wrapped around, to compile it, cache it, or spread it over devices."""
+    """The function or module inside wrappers that compile it, cache it, or spread it over devices."""
     while True:
         kind = type(value)
         if issubclass(kind, nn.Module):
@@ -118,7 +118,7 @@ def unwrapped(value: Any) -> Any:
         elif issubclass(kind, weakref.ref):
             value = weakref.ref.__call__(value)
         elif issubclass(kind, types.FunctionType | functools._lru_cache_wrapper):  # noqa: SLF001  (it has no public name)
-            # Any other wrapper is code of its own, and reaches what it wraps.
+            # Any other wrapper is walked as code, and thus reaches the function inside.
             attribute = "_torchdynamo_orig_callable" if issubclass(kind, types.FunctionType) else "__wrapped__"
             if attribute not in value.__dict__:
                 return value
@@ -128,16 +128,16 @@ def unwrapped(value: Any) -> Any:
 
 
 def closure_of(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    """The variables around a function, by name."""
+    """The closure variables of a function, by name."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
-        except ValueError:  # it is empty: the name has no value yet
+        except ValueError:  # the cell is empty: the name has no value yet
             yield name, NOTHING
 
 
 def held_by(value: object) -> dict[str, object]:
-    """The attributes that an object has by itself; properties are not called."""
+    """The instance attributes of an object, including slots. Properties are not called."""
     try:
         held = dict(object.__getattribute__(value, "__dict__"))
     except (AttributeError, TypeError, ValueError):
@@ -147,20 +147,20 @@ def held_by(value: object) -> dict[str, object]:
             if isinstance(slot, types.MemberDescriptorType):
                 try:
                     held[name] = slot.__get__(value)
-                except AttributeError:  # it is empty
+                except AttributeError:  # the slot is empty
                     continue
     return held
 
 
 def class_attribute(kind: type, name: str) -> object:
-    """What a class, or the first of those that it is made of, has under a name; None for nothing."""
+    """The attribute that a class or the first of its bases defines under a name, or None."""
     return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
 
 
 def parts_of_attribute(value: object) -> list[object]:
-    """The functions that an attribute of a class stands for, or its value."""
+    """The functions behind an attribute of a class, or its value."""
     if isinstance(value, property):
-        # A setter is for who prepares an object.
+        # A setter is used to prepare an object, not in a call.
         return [] if value.fget is None else [value.fget]
     if isinstance(value, functools.cached_property):
         return [value.func]
@@ -174,13 +174,13 @@ def parts_of_attribute(value: object) -> list[object]:
 
 
 MOST_MEMBERS = 10_000
-"""Of a container with other objects in it; of a larger one, so many are looked at, evenly spread, and it is opaque."""
+"""The most members of a container of objects that are inspected, evenly spread; a larger container is opaque."""
 
 Members: TypeAlias = list[tuple[str, str, object]]
 
 
 def sha256_of(said: Iterable[str]) -> str:
-    """One digest of several texts, which tells where one ends and the next one begins."""
+    """One digest of several texts, which depends on where one ends and the next begins."""
     digest = hashlib.sha256()
     for part in said:
         digest.update(f"{len(part)}:{part}".encode("utf-8", "surrogatepass"))
@@ -188,7 +188,7 @@ def sha256_of(said: Iterable[str]) -> str:
 
 
 def plain(value: Any) -> str | None:  # noqa: PLR0911  (one case for each kind)
-    """What there is to say of a value with no others in it; None for all others. Strings may be secret: a digest."""
+    """A text that identifies a value without members; None for others. Strings are hashed, as they may be secret."""
     kind = type(value)
     if value is None or kind in (bool, float, complex):
         return repr(value)
@@ -206,7 +206,7 @@ def plain(value: Any) -> str | None:  # noqa: PLR0911  (one case for each kind)
     if issubclass(kind, _TOLD_BY_REPR):
         return repr(value)
     if kind is torch.device:
-        # The same is computed on another one, as far as it can be.
+        # All devices are equal here, because another device computes the same, as far as possible.
         return "a device"
     if issubclass(kind, slice):
         ends = [plain(each) for each in (value.start, value.stop, value.step)]
@@ -249,12 +249,12 @@ def members_of(value: Any) -> Members:
     """The members of a container, each with the step to it and its key."""
     kind = type(value)
     if issubclass(kind, dict | types.MappingProxyType):
-        # A copy, as other threads may add to it, and by no method of the user's.
+        # A copy, because other threads may add items; by dict's own method, so that no user code runs.
         items = list(dict.items(value)) if issubclass(kind, dict) else list(value.items())
         made = [(".default_factory", "", value.default_factory)] if issubclass(kind, defaultdict) else []
         return [*made, *((f"[{_key(key)}]", f"{type(key).__name__}={plain(key)}", member) for key, member in items)]
     if issubclass(kind, _GETTERS):
-        # What they are made of, by no code of it.
+        # The arguments of a getter, without running code of a user.
         return [(f"[{at}]", "", member) for at, member in enumerate(kind.__reduce__(value)[1])]
     for base in (list, tuple, deque):
         if issubclass(kind, base):
@@ -266,7 +266,7 @@ def members_of(value: Any) -> Members:
 
 
 def said_at_once(value: Any) -> str | None:
-    """A digest of a very large container of nothing but numbers and texts; None for all else."""
+    """A digest of a very large container that contains only numbers and texts; None for anything else."""
     kind = type(value)
     if kind not in (list, tuple, deque, dict, set, frozenset) or len(value) <= MOST_MEMBERS:
         return None
@@ -286,35 +286,35 @@ def _key(key: object) -> str:
 
 _FILLING = {"add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "move_to_end", "pop"}
 _FILLING |= {"popitem", "popleft", "remove", "setdefault", "update", "__setitem__", "__delitem__"}
-"""Methods of containers that change what is in them."""
+"""Methods of containers that change their content."""
 
 _NAMING = {"getattr", "attrgetter", "vars", "asdict", "astuple", "eval", "__dict__"}
-"""What reads attributes by names that stand in strings, or all of them."""
+"""Functions and attributes that read attributes by names in strings, or all attributes."""
 
 _VARIABLES = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")
 _NAMES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_ATTR", "LOAD_METHOD", *_VARIABLES)
 
 Instructions = list[dis.Instruction]
 Locals = dict[str, str | None]
-"""Local variables that code sets: to what a global or an attribute is called, ``cache = self.cache``, or to else."""
+"""Local variables that code sets: the global or attribute that each refers to (``cache = self.cache``), or None."""
 
 
 @dataclass(frozen=True)
 class Uses:
-    """The names that some code uses, that of functions within it included.
+    """The names that code uses, including functions defined in it.
 
     Attributes
     ----------
     globals, attributes : frozenset of str
-        Read as globals, and as attributes of whatever object.
+        Names that it reads as globals, and as attributes of any object.
     imported : frozenset of str
-        Modules that it imports, by their full names, or by dots and the rest of one.
+        Modules that it imports, by full name, or by a relative name with dots.
     assigned : frozenset of str
         Attributes that it assigns, and buffers that it registers.
     rebound : frozenset of str
-        Globals, and variables of functions around it, that it assigns.
+        Globals and variables of enclosing functions that it assigns.
     filled : frozenset of str
-        What the containers are called whose items it changes.
+        The names of containers whose items it changes.
     """
 
     globals: frozenset[str] = frozenset()
@@ -326,7 +326,7 @@ class Uses:
 
     @property
     def names_any(self) -> bool:
-        """Whether it may read attributes by names that it works out."""
+        """Whether it may read attributes by computed names."""
         return not _NAMING.isdisjoint(self.globals | self.attributes)
 
     def __or__(self, other: Uses) -> Uses:
@@ -335,7 +335,7 @@ class Uses:
 
 @lru_cache(maxsize=4096)
 def uses_of(code: types.CodeType) -> Uses:
-    """What the code of a function uses."""
+    """The names that the code of a function uses."""
     instructions = list(dis.get_instructions(code))
     found: dict[str, set[str]] = {}
     for at, each in enumerate(instructions):
@@ -369,7 +369,7 @@ _KINDS = {
 
 
 def _filled(instructions: Instructions) -> set[str]:
-    """The names of the containers whose items are set, deleted, or changed by a method."""
+    """The names of the containers whose items the code sets, deletes, or changes by a method."""
     locals_: Locals = {}
     for at, each in enumerate(instructions):
         if each.opname == "STORE_FAST":
@@ -380,7 +380,7 @@ def _filled(instructions: Instructions) -> set[str]:
         if each.opname in ("LOAD_ATTR", "LOAD_METHOD") and each.argval in _FILLING:
             name = _name_before(instructions, at, locals_)
         elif each.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):
-            # Below the container lie its key, or both ends of a slice, or, swapped, the value that was computed of it.
+            # Above the container on the stack is a key, or both ends of a slice, or, after a SWAP, a computed value.
             swapped = instructions[at - 1].opname == "SWAP"
             name = _name_pushed(instructions, at, 2 if swapped or each.opname == "STORE_SLICE" else 1, locals_)
         if name is not None:
@@ -394,12 +394,12 @@ def _name_before(instructions: Instructions, at: int, locals_: Locals) -> str | 
 
 
 def _name_pushed(instructions: Instructions, at: int, below: int, locals_: Locals) -> str | None:
-    """The name of the value that lies so far below the top of the stack."""
+    """The name of the value that is `below` places below the top of the stack."""
     depth = 0
     for before in reversed(range(at)):
         each = instructions[before]
         if depth == -below:
-            # An item of a container is one of what that is called: ``self.counts[a][b]``.
+            # An item counts under the name of its container, as in ``self.counts[a][b]``.
             is_item = each.opname == "BINARY_SUBSCR" or each.argrepr == "[]"  # as Python 3.14 has it
             return _name_pushed(instructions, before, 1, locals_) if is_item else _name_of(each, locals_)
         depth -= dis.stack_effect(each.opcode, each.arg if each.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
@@ -409,7 +409,7 @@ def _name_pushed(instructions: Instructions, at: int, below: int, locals_: Local
 def _name_of(instruction: dis.Instruction, locals_: Locals) -> str | None:
     name = instruction.argval
     if instruction.opname.endswith("_FAST_LOAD_FAST"):
-        # Two variables at once.
+        # The instruction pushes two variables.
         name = name[-1]
     elif instruction.opname not in _NAMES:
         return None
@@ -417,16 +417,16 @@ def _name_of(instruction: dis.Instruction, locals_: Locals) -> str | None:
 
 
 MAKING = frozenset({"__init__", "__new__", "__post_init__", "__setstate__", "__init_subclass__"})
-"""Methods that make an object: what they assign is what there is to be seen."""
+"""Methods that create an object. Attributes that they assign are values, not caches."""
 NOT_CHANGING = MAKING | {"to", "cpu", "cuda", "half", "float", "double", "bfloat16", "type", "eval", "train"}
-"""The same, and methods by whose names tensors are moved, rather than what holds them."""
+"""The same, and names of methods that code usually calls on tensors rather than on the object that contains them."""
 
 
 @lru_cache(maxsize=4096)
 def assigned_by(kind: type) -> frozenset[str]:
-    """The attributes that instances of a class assign themselves, or fill, when they are called.
+    """The attributes that instances of a class assign or fill when they are called.
 
-    Counters, caches, tables that the first call makes; not what the constructor sets.
+    These are counters, caches, and tables that the first call creates; not what the constructor sets.
     """
     methods: dict[str, types.FunctionType] = {}
     for each in reversed(kind.__mro__):
@@ -436,7 +436,7 @@ def assigned_by(kind: type) -> frozenset[str]:
     found: frozenset[str] = frozenset()
     while waiting:
         name = waiting.pop()
-        # What torch does around every call is no part of a module.
+        # The code that torch runs around every call is not part of a module.
         if name in seen or name in NOT_CHANGING or (method := methods.get(name)) is None or _is_of_all_modules(method):
             continue
         seen.add(name)
@@ -452,17 +452,17 @@ def _is_of_all_modules(method: types.FunctionType) -> bool:
 
 @lru_cache(maxsize=4096)
 def code_said(code: types.CodeType) -> str:
-    """A digest of code and its constants."""
+    """A digest of code and its constants, without the docstring."""
     said = [code.co_code.hex(), *map(str, (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))]
     constants = code.co_consts[1:] if _has_docstring(code) else code.co_consts
     return sha256_of([*said, *map(_constant_said, constants)])
 
 
 def _has_docstring(code: types.CodeType) -> bool:
-    """Whether the first constant tells people what the code does."""
+    """Whether the first constant is a docstring."""
     if sys.version_info >= (3, 13):
         return bool(code.co_flags & inspect.CO_HAS_DOCSTRING)
-    # Of functions without one it is None.
+    # Functions without a docstring have None there.
     return bool(code.co_consts) and isinstance(code.co_consts[0], str) and not code.co_name.startswith("<")
 
 

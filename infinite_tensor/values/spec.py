@@ -1,4 +1,4 @@
-"""What a store must know of a tensor to keep its windows."""
+"""`TensorSpec`: everything that a store must know about a tensor to keep its windows."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class TensorSpec:
     tensor_id : str
         The name under which a store keeps the tensor.
     definition : Definition
-        What decides its values.
+        Everything that decides the values of the tensor.
     device : torch.device
-        Where ``f`` returns windows and where reads return regions.
+        The device on which ``f`` returns windows and reads return regions.
     blend : callable, WeightedMean, "first", "last" or None
-        What ``definition.blend`` names.
+        The blend that ``definition.blend`` names.
     blend_init : number or None
-        What a pixel holds before its first window.
+        The value of a pixel before its first window.
     tile_size : tuple of int or None
-        The tiles it must have, where it was stored before; None leaves that to the store.
+        The tile size of a tensor that was stored before; None lets the store choose.
     reduction : Reduction or None
-        What ``definition.reduction`` names.
+        The reduction that ``definition.reduction`` names.
     held : object
-        What a persistent store knows of the tensor, and forgets once nobody has the spec any more.
+        What a persistent store knows about the tensor; it is freed together with the spec.
     """
 
     tensor_id: str
@@ -51,11 +51,11 @@ class TensorSpec:
     held: object = field(default=None, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields that are compared, without what has been worked out from them."""
+        """Pickle the fields that are compared, without cached results."""
         return type(self), tuple(getattr(self, each.name) for each in fields(self) if each.compare)
 
     def hold(self, known: object) -> None:
-        """Have `held` be something else."""
+        """Set `held`."""
         self.__dict__["held"] = known
 
     @property
@@ -65,12 +65,12 @@ class TensorSpec:
 
     @property
     def joint_id(self) -> str | None:
-        """What the ids of all outputs of one ``f`` begin with; None for a tensor that has an ``f`` of its own."""
+        """The common prefix of the ids of all outputs of one ``f``; None if ``f`` has a single output."""
         output = self.definition.output
         return None if output is None else self.tensor_id.removesuffix("/".join(("", *output)))
 
     def is_beside(self, other: TensorSpec) -> bool:
-        """Whether both are outputs of one ``f``."""
+        """Whether both tensors are outputs of one ``f``."""
         mine, its = ((each.joint_id, each.definition.args, each.definition.version) for each in (self, other))
         return mine[0] is not None and mine == its
 
@@ -81,7 +81,7 @@ class TensorSpec:
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any] | None:
-        """What `as_array` gives a view in: None where that is no numpy array."""
+        """The numpy dtype of what `as_array` returns; None if that is not a numpy array."""
         array = as_array(torch.empty(0, dtype=self.dtype, device=self.device))
         return array.dtype if isinstance(array, np.ndarray) else None
 
@@ -92,7 +92,7 @@ class TensorSpec:
 
     @cached_property
     def gathered(self) -> TensorSpec:
-        """The tensor that windows are gathered in, as ``f`` returns them: this one, or that which is reduced to it."""
+        """The spec of the gathered tensor, in which windows are blended; without a reduction, this one."""
         if self.reduction is None:
             return self
         blend = gathered_blend(self.reduction, self.blend)
@@ -100,12 +100,12 @@ class TensorSpec:
 
     @cached_property
     def reducer(self) -> Reducer | None:
-        """Makes pixels of what is gathered; None where they are that."""
+        """Reduces gathered pixels to those of the tensor; None without a reduction."""
         return None if self.reduction is None else Reducer(self.reduction, self.dtype, self.grid)
 
     @property
     def gathered_bytes(self) -> float:
-        """What a pixel takes while it is gathered."""
+        """The bytes that a pixel takes before it is reduced."""
         if self.reduction is None:
             return self.dtype.itemsize
         return self.reduction.in_channels * self.reduction.dtype.itemsize / (self.reduction.out_channels or 1)
@@ -117,11 +117,11 @@ class TensorSpec:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """What messages call each dimension."""
+        """Each dimension as messages show it."""
         return tuple([label_of(d, name) for d, name in enumerate(names_of(self.definition.dims, len(self.shape)))])
 
     def beside(self, stored: Definition) -> TensorSpec:
-        """The same tensor, with what is stored beside its definition where nothing else is given."""
+        """The same tensor; names and meaning that were not given are taken from the stored definition."""
         dims, meaning = joined_dims(stored.dims, self.definition.dims), self.definition.meaning or stored.meaning
         if self.definition.dims == dims and self.definition.meaning is meaning:
             return self
