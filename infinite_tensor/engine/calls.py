@@ -155,7 +155,7 @@ class _Check:
             return as_array(tensor)
         except (RuntimeError, TypeError) as error:
             raise ValidationError(
-                f"f must return a tensor{self._named} that holds values, got {type(output).__name__}: {error}"
+                f"f must return a tensor{self._named} with values, got {type(output).__name__}: {error}"
             ) from error
 
     def _checked(self, output: object) -> torch.Tensor:
@@ -177,7 +177,7 @@ class _Check:
             advice = f"return result.to({here!r}), or declare device={there!r}"
             raise DeviceMismatchError(
                 f"f returned{named} a tensor on {there}, but the tensor is declared on {here}; "
-                + ("a meta tensor holds no values" if output.is_meta else advice)
+                + ("a meta tensor has no values" if output.is_meta else advice)
             )
         return output.detach().resolve_conj().resolve_neg()
 
@@ -201,7 +201,7 @@ def _entries(output: object, keys: Sequence[Key]) -> list[Any]:
     if missing or extra:
         differing = [f"{show(key)} is missing" for key in missing] + [f"{show(key)} is no output" for key in extra]
         raise ValidationError(
-            f"f must return a dict with the keys {listed}; in what it returned {', '.join(differing)}"
+            f"f must return a dict with the keys {listed}; in the returned dict, {', '.join(differing)}"
         )
     return [found[key] for key in keys]
 

@@ -53,8 +53,8 @@ UNUSABLE: dict[str, tuple[Callable[[], object], str]] = {
     "sparse rows": (lambda: torch.ones(4, 4).to_sparse_csr(), r"sparse_csr; return result\.to_dense\(\)"),
     "opaque": (lambda: torch.ones(4).to_mkldnn(), r"_mkldnn; return result\.to_dense\(\)"),
     "quantized": (lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8), "torch.quint8"),
-    "meta": (lambda: torch.ones(4, device="meta"), "on meta.*declared on cpu; a meta tensor holds no values"),
-    "fake": (lambda: FakeTensorMode().from_tensor(torch.ones(4)), "holds values, got FakeTensor"),
+    "meta": (lambda: torch.ones(4, device="meta"), "on meta.*declared on cpu; a meta tensor has no values"),
+    "fake": (lambda: FakeTensorMode().from_tensor(torch.ones(4)), "with values, got FakeTensor"),
     "an array": (lambda: np.ones(4), "must return a torch.Tensor, got ndarray"),
 }
 
