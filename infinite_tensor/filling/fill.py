@@ -200,8 +200,8 @@ def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dic
             least = _least(nodes, needed + _OVERHEAD)
             raise MemoryTooSmallError(
                 f"max_memory is {bytes_of(max_memory)}, but the caches of the stores may take {bytes_of(caches)}, a "
-                f"step {bytes_of(needed)}, and what waits to be written {bytes_of(_OVERHEAD)}: allow "
-                f"{whole_mebibytes(least)}, or give smaller tiles",
+                f"step {bytes_of(needed)}, and tiles that wait to be written {bytes_of(_OVERHEAD)}: "
+                f"allow {whole_mebibytes(least)}, or use smaller tiles",
                 least,
             )
         if len(targets) == 1 or (even and needed <= held):
@@ -272,7 +272,7 @@ def coverage(request: Request, state: object) -> torch.Tensor:
     states = TILE_STATES if request.where is None else (*TILE_STATES, SKIPPED)
     named = word(state)
     if state is not None and named not in states:
-        hint = "; which tiles are skipped a mask says, give where=..." if named == SKIPPED else ""
+        hint = "; to find skipped tiles, give where=..." if named == SKIPPED else ""
         raise ValidationError(f"state must be None or one of {', '.join(map(repr, states))}, got {quoted(state)}{hint}")
     target = _masked(node, request, start, request.selection.stop)
     if target is None:
@@ -427,8 +427,8 @@ def writable(job: Job) -> Job:
         node, regions = target.node, zip(*target.all_regions, strict=True)
         if node.contents.read_only and not all(node.contents.is_complete(node.spec, *each) for each in regions):
             raise ValidationError(
-                f"{node.store!s} is read-only, and lacks some of tensor {node.spec.tensor_id!r}: open it with mode='a' "
-                "or 'r+' to fill a tensor"
+                f"{node.store!s} is read-only, and lacks parts of tensor {node.spec.tensor_id!r}: open it with "
+                "mode='a' or 'r+' to fill a tensor"
             )
     targets = tuple([target for target in job.targets if not target.node.contents.read_only])
     left = [{node: bands for node, bands in cuts.items() if not node.contents.read_only} for cuts in job.passes]

@@ -79,7 +79,7 @@ class Mask:
         if not _is_sliced(self.values) and not callable(self.values):
             raise ValidationError(
                 f"a mask must be a tensor, an array, an InfiniteTensor or a callable, got {quoted(values)}; an array "
-                "has one dimension or more"
+                "needs at least one dimension"
             )
         _check_dense(self.values)
         self.dims = None if dims is None else members(dims)
@@ -114,15 +114,15 @@ def placed(where: object, names: Sequence[str], region: Selection) -> PlacedMask
         has = f"shape {tuple(mask.values.shape)}" if sliced else f"{len(numbers)} dimensions"
         named = "" if mask.dims is None else f", and dims={quoted(mask.dims)}"
         raise ValidationError(
-            f"a mask has one dimension for each of dims, which are different numbers or names of what is filled, "
-            f"{tuple(names)}; this has {has}{named}"
+            f"dims of a mask must be different numbers or names out of {tuple(names)}, one per dimension of the mask; "
+            f"this mask has {has}{named}"
         )
     lies = []
     for name, given in (("scale", mask.scale), ("origin", mask.origin)):
         lies.append(given if isinstance(given, tuple) else (given,) * count)
         if len(lies[-1]) != count:
             raise ValidationError(
-                f"{name} of a mask must have one entry per dimension of it ({count}), got {len(lies[-1])}"
+                f"{name} of a mask must have one entry per dimension of the mask ({count}), got {len(lies[-1])}"
             )
     scale, origin = lies
     over = [_over(region.start[d], region.stop[d], a, b) for d, a, b in zip(own, scale, origin, strict=True)]
@@ -422,7 +422,7 @@ def _any_in_slices(values: Any, ranges: Sequence[_Ranges]) -> BoolArray:
     pixels = tuple(slice(of_d[0][0], of_d[-1][1]) for of_d in ranges)
     wanted = _truth(values[pixels])
     if wanted.shape != (shape := tuple(pixel.stop - pixel.start for pixel in pixels)):
-        raise ValidationError(f"the mask gave shape {wanted.shape} for {pixels}, and that is {shape}")
+        raise ValidationError(f"the mask returned shape {wanted.shape} for {pixels}, expected {shape}")
     for d, of_d in enumerate(ranges):
         before = np.zeros([n + (axis == d) for axis, n in enumerate(wanted.shape)], dtype=np.int64)
         np.cumsum(wanted, axis=d, out=before[(slice(None),) * d + (slice(1, None),)])
@@ -482,8 +482,8 @@ def _truth(values: Any) -> BoolArray:
 def _check_dense(values: object) -> None:
     if isinstance(values, torch.Tensor) and (values.layout is not torch.strided or values.is_meta):
         raise ValidationError(
-            f"a mask must be a dense tensor that holds its values, got layout {values.layout} on {values.device}; of a "
-            "sparse one give t.to_dense()"
+            f"a mask must be a dense tensor with values, got layout {values.layout} on {values.device}; give "
+            "t.to_dense() for a sparse tensor"
         )
 
 

@@ -264,24 +264,27 @@ class TestKindsOfMasks:
         [
             (3, "a mask must be a tensor, an array, an InfiniteTensor or a callable, got 3"),
             ("mask.png", "a mask must be a tensor"),
-            (np.ones((2, 2, 2)), r"this has shape \(2, 2, 2\)"),
-            (Mask(np.ones((8, 8)), dims=(0,)), r"this has shape \(8, 8\), and dims=\(0,\)"),
-            (Mask(np.ones((8, 8)), dims=(0, 2)), "different numbers or names of what is filled"),
+            (np.ones((2, 2, 2)), r"this mask has shape \(2, 2, 2\)"),
+            (Mask(np.ones((8, 8)), dims=(0,)), r"this mask has shape \(8, 8\), and dims=\(0,\)"),
+            (Mask(np.ones((8, 8)), dims=(0, 2)), "different numbers or names out of"),
             (Mask(np.ones((8, 8)), dims=(0, -2)), r"different numbers .* dims=\(0, -2\)"),
-            (Mask(np.ones((8, 8)), scale=(1, 1, 1)), r"scale of a mask must have one entry per dimension of it \(2\)"),
+            (
+                Mask(np.ones((8, 8)), scale=(1, 1, 1)),
+                r"scale of a mask must have one entry per dimension of the mask \(2\)",
+            ),
             (Mask(np.ones((8, 8)), origin=(1,)), "origin of a mask must have one entry per dimension"),
             (np.full((8, 8), "yes"), "a mask must hold bools or numbers"),
             (lambda _: None, "a mask must hold bools or numbers, got None"),
-            (lambda _: torch.ones(2, device="meta"), "a mask must be a dense tensor that holds its values"),
+            (lambda _: torch.ones(2, device="meta"), "a mask must be a dense tensor with values"),
             ([[1, 1], [1]], r"a mask must hold bools or numbers, got \[\[1, 1\], \[1\]\]"),
             (torch.ones(8, 8).to_sparse(), r"a mask must be a dense tensor .*to_dense\(\)"),
-            (torch.ones(8, 8, device="meta"), "a mask must be a dense tensor that holds its values"),
+            (torch.ones(8, 8, device="meta"), "a mask must be a dense tensor with values"),
             (
                 np.ma.masked_equal(np.ones((8, 8)), 1),
                 r"an array of wanted pixels has a mask, .*give a\.filled\(value\)",
             ),
             (TensorGroup({"t": lazily(torch.ones(8, 8))}, dims=(0, 1)), "a mask must hold bools or numbers"),
-            (Mask(np.ones((8, 8)), dims=("y", "x")), r"names of what is filled, \('dim_0', 'dim_1'\)"),
+            (Mask(np.ones((8, 8)), dims=("y", "x")), r"names out of \('dim_0', 'dim_1'\)"),
             (Mask(np.ones((8, 8)), dims=("dim_1", 1)), "different numbers"),
             (np.ones((8, 7)), "along dimension 1 its 7 pixels lie over 0:7, and the region is 0:8"),
             (Mask(np.ones((9, 9)), origin=(0, 0.5)), "along dimension 1 its 9 pixels lie over 0.5:9.5"),
@@ -310,7 +313,7 @@ class TestKindsOfMasks:
             Mask(np.ones((2, 2)), **options)
 
     def test_a_source_that_gives_another_shape_than_was_asked_for_is_told(self, t: InfiniteTensor) -> None:
-        with pytest.raises(ValidationError, match=r"the mask gave shape \(3, 8\) for .*, and that is \(8, 8\)"):
+        with pytest.raises(ValidationError, match=r"the mask returned shape \(3, 8\) for .*, expected \(8, 8\)"):
             t.fill(box(8, 8), where=Source((8, 8), lambda *_: torch.ones(3, 8)), progress=False)
 
     @pytest.mark.parametrize("where", [np.ones((2, 2)), None])
@@ -479,7 +482,7 @@ class TestSkipped:
             t = built(Constant(), WINDOW, store=store, name="t")
             assert t.fill(box(32, 32), where=CHECKS, progress=False).windows == 0
             for where in (None, Mask(pixels_of((8, 8), (0, 0), (7, 0)), scale=4)):
-                with pytest.raises(ValidationError, match="is read-only, and lacks some of tensor 't'"):
+                with pytest.raises(ValidationError, match="is read-only, and lacks parts of tensor 't'"):
                     t.fill(box(32, 32), where=where, progress=False)
 
     def test_a_group_has_its_mask_at_the_scale_of_each_tensor(self, store: TileStore) -> None:
@@ -547,10 +550,10 @@ class TestSkipped:
         assert set(of_named.calls) == {(0, 1), (1, 1)}
         assert set(of_turned.calls) == {(1, 0), (1, 1)}
         disagreeing = TensorGroup({"named": named, "turned": turned})
-        with pytest.raises(ValidationError, match=r"names of what is filled, \('dim_0', 'x'\)"):
+        with pytest.raises(ValidationError, match=r"names out of \('dim_0', 'x'\)"):
             disagreeing.plan(box(8, 8), where=Mask([0, 1], scale=4, dims=("y",)))
         one_name_twice = TensorGroup({"a": made("a", ("x", "dim_1"))[0], "b": made("b", ("dim_0", "x"))[0]})
-        with pytest.raises(ValidationError, match=r"names of what is filled, \('x', 'x'\)"):
+        with pytest.raises(ValidationError, match=r"names out of \('x', 'x'\)"):
             one_name_twice.plan(box(8, 8), where=Mask([0, 1], scale=4, dims=("x",)))
 
 
