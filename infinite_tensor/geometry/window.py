@@ -238,8 +238,8 @@ class TensorWindow:
         for d, (k, n) in enumerate(zip(follows, margins, strict=True)):
             if k is None and n:
                 raise ValidationError(
-                    f"margin {quoted(margin)}: dimension {d} of {self!r} stays in place and cannot have one; give 0 "
-                    "for it"
+                    f"margin {quoted(margin)}: dimension {d} of {self!r} stays in place and cannot have a margin; "
+                    "give 0 for it"
                 )
         return TensorWindow(
             [size + 2 * n for size, n in zip(self.size, margins, strict=True)],

@@ -138,7 +138,7 @@ def test_a_margin_of_nothing_changes_nothing() -> None:
         ((1,), "margin must have one entry per entry of size"),
         ((1, 1, 1), "margin must have one entry per entry of size"),
         ((1, -1), "margin must hold ints from 0 on only"),
-        ((1, 1), r"margin \(1, 1\): dimension 0 of TensorWindow.* stays in place and cannot have one; give 0 for it"),
+        ((1, 1), r"margin \(1, 1\): dimension 0 of TensorWindow.* stays in place and cannot have a margin; give 0"),
         (2**53, "window size must stay within 2"),
         (2**60, "margin must stay within 2"),
     ],
