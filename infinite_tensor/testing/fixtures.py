@@ -121,7 +121,7 @@ class BackendTests:
         **options
             `tile_size`, `cache_size_bytes` and `cache_size_tiles`, for `PersistentTileStore`.
         """
-        raise NotImplementedError(f"{type(self).__name__} must say how its store is opened")
+        raise NotImplementedError(f"{type(self).__name__} must define open_store")
 
     @pytest.fixture
     def location(self, tmp_path: Path) -> Any:
@@ -142,7 +142,7 @@ class BackendTests:
         tile : tuple of int
             One of its complete tiles.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say how a tile is damaged")
+        raise NotImplementedError(f"{type(self).__name__} does not define damage_tile")
 
     def _open(
         self, location: Any, *declared: str, dtype: torch.dtype = torch.float32, **options: Any

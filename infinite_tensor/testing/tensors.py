@@ -345,7 +345,7 @@ class UpkeepTests(BackendTests):
     def test_a_damaged_tile_is_missing_and_listed_and_a_repair_drops_it(self, location: Any) -> None:
         """Other tiles stay. After the tile is written again, nothing is damaged."""
         if type(self).damage_tile is BackendTests.damage_tile:
-            pytest.skip("nothing tells how to damage a tile")
+            pytest.skip("the suite's class does not define damage_tile")
         tiles: dict[Index, torch.Tensor] = {(0, j): pixels(torch.float32, TILE, TILE, seed=j) for j in range(-2, 2)}
         with self._open_with("_verify_tensor", location, "t") as store:
             store._write_tiles("t", tiles)

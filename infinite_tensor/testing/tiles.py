@@ -267,7 +267,7 @@ class CopyTests(BackendTests):
     def test_a_damaged_tile_is_left_out_of_a_copy(self, location: Any, beside: ZarrTileStore) -> None:
         """The copy reports it, and the target does not have it."""
         if type(self).damage_tile is BackendTests.damage_tile:
-            pytest.skip("nothing tells how to damage a tile")
+            pytest.skip("the suite's class does not define damage_tile")
         tiles: dict[Index, torch.Tensor] = {(0, j): pixels(torch.float32, TILE, TILE, seed=j) for j in range(3)}
         self._write(location, tiles)
         self.damage_tile(location, "t", (0, 1))
@@ -295,7 +295,7 @@ class CopyTests(BackendTests):
         with self._open(location, "t", "u") as store:
             store._write_tiles("t", {(0, 0): tile})
             if store._encoding("t") is None:
-                pytest.skip("this backend hands over no encoded tiles")
+                pytest.skip("this backend has no encoded tiles")
             assert store._encoding("t") == store._encoding("u")
             encoded, absent = store._read_encoded("t", [(0, 0), (0, 1)])
             assert absent is None
