@@ -165,9 +165,9 @@ def check_unmasked(values: Any, has: str) -> None:
     is_mask = isinstance(mask, np.ndarray | np.bool_ | bool) and not hasattr(values, "set_auto_mask")
     if is_mask and np.any(mask):
         raise ValidationError(
-            f"{has} a mask, for which there is no place in a tensor; give a.filled(value), "
-            "dask.array.ma.filled(a, value) or numpy.where(a.mask, value, a.data), or call a.set_auto_mask(False) of "
-            "netCDF4, which then reads what the file holds"
+            f"{has} a mask, which a tensor cannot represent; give a.filled(value), "
+            "dask.array.ma.filled(a, value) or numpy.where(a.mask, value, a.data), or, for netCDF4, call "
+            "a.set_auto_mask(False) to read the values as they are in the file"
         )
 
 

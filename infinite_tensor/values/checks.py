@@ -76,7 +76,7 @@ def check_windows(tensor_id: str, grid: WindowGrid, labels: Sequence[str]) -> No
         if extent is not None and grid.alone(d).empty
     ]
     clipped = WindowGrid(window, shape, ("clip",) * len(shape))
-    advice = "" if clipped.empty else ', or edge="clip", which keeps of each window what lies inside'
+    advice = "" if clipped.empty else ', or edge="clip", which keeps the part of each window that lies inside'
     raise ValidationError(
         f"tensor {tensor_id!r}: no window of output_window {window!r} lies in its shape {shape}: "
         f"{'; '.join(reasons) or 'none lies inside along all dimensions that share a coordinate'}. Give other windows, "
@@ -140,7 +140,7 @@ def _arg_padding(name: str, arg: Any, given: object) -> tuple[Padding, ...] | No
         if extent is None and padding.mode != "error":
             if not spread:
                 raise ValidationError(
-                    f"{name}[{d}]: dimension {label_of(d, arg.dims[d])} of {arg.tensor_id!r} is unbounded, it has no "
+                    f"{name}[{d}]: dimension {label_of(d, arg.dims[d])} of {arg.tensor_id!r} is unbounded and has no "
                     f"end to pad; give None, got {quoted(entry)}"
                 )
             padding = Padding("error")
@@ -204,8 +204,8 @@ def outside_arg(names: str, at: int, arg_id: str, label: str, low: int, high: in
     """The error for an arg window that reaches beyond a finite dimension of its arg."""
     return RegionError(
         f"args_windows[{at}] of tensor {names} reads pixels [{low}, {high}) in dimension {label} of {arg_id!r}, "
-        f"which ends at [0, {extent}); change the window, or say by args_padding (padding in map and predict) what "
-        f"stands beyond: {_PADDINGS}"
+        f"which only has pixels [0, {extent}); change the window, or set args_padding (padding in map and predict) "
+        f"to {_PADDINGS}"
     )
 
 
@@ -242,7 +242,7 @@ def dense(tensor: torch.Tensor, name: str) -> torch.Tensor:
         )
     if is_masked_tensor(tensor):
         raise ValidationError(
-            f"{name} must be without a mask, for which there is no place in a tensor; give {name}.to_tensor(value)"
+            f"{name} must not have a mask, which a tensor cannot represent; give {name}.to_tensor(value)"
         )
     return tensor.detach().resolve_conj().resolve_neg().as_subclass(torch.Tensor)
 

@@ -74,8 +74,8 @@ def checked_dims(dims: object, ndim: int) -> Dims:
         is_taken = name in names[:d] or (_DEFAULT.fullmatch(name) and name != default_name(d))
         if is_taken or not 0 < len(name) <= _LONGEST or not name.isprintable():
             raise ValidationError(
-                f"dims must hold different names, printable str of 1 to {_LONGEST} characters, of which dim_N is that "
-                f"of dimension N, got {quoted(given[d])} for dimension {d}"
+                f"dims must hold different names, printable str of 1 to {_LONGEST} characters, where dim_N may only "
+                f"name dimension N, got {quoted(given[d])} for dimension {d}"
             )
     return None if names == names_of(None, ndim) else names
 

@@ -111,7 +111,7 @@ def digest_of_module(module: nn.Module, filled: AbstractSet[str] = frozenset()) 
     except Exception as error:
         # Attributes and state of a module may be computed by a user's code.
         raise ValidationError(
-            f"digest: {name_of(type(module))} cannot be looked through: {type(error).__name__}: {error}; set "
+            f"digest: {name_of(type(module))} cannot be inspected: {type(error).__name__}: {error}; set "
             "version= to something else that identifies the weights"
         ) from error
 
@@ -247,7 +247,7 @@ def _state(name: str, value: object) -> Iterator[str]:
 def digest_of_tensor(tensor: torch.Tensor, name: str = ".a tensor") -> str:
     """Dtype, shape, and the digest of the bytes; raises ValidationError if the tensor has no readable values."""
     if is_lazy(tensor) or tensor.is_meta:
-        state = "is of a lazy module that has not been called yet" if is_lazy(tensor) else "is on meta"
+        state = "belongs to a lazy module that was not called yet" if is_lazy(tensor) else "is on the device meta"
         raise ValidationError(f"digest: {name[1:]!r} {state}, and has no values; load the weights first")
     try:
         return _hashed(tensor)
@@ -353,7 +353,7 @@ class Modes:
                 within = f"{name!r}, a {_name_of(part)} in " if name else ""
                 raise ValidationError(
                     f"{within}the network {_name_of(network)} is in training mode, in which results may differ from "
-                    "call to call, and a call may change it; call net.eval() first, and net.train() to train on"
+                    "call to call, and a call may change it; call net.eval() first, and net.train() to resume training"
                 )
 
 

@@ -230,7 +230,7 @@ class _Walk:
     def _is_too_much(self, place: _Place) -> bool:
         self._looks += 1
         if self._looks == _MOST_LOOKS:
-            self.opaque.append(f"{place} and what lies behind it, for there is too much")
+            self.opaque.append(f"{place} and everything beyond, which is too much")
         return self._looks >= _MOST_LOOKS
 
     def _put(self, value: object, place: _Place) -> None:
@@ -330,7 +330,7 @@ class _Walk:
         weights = f"the weights of {place}"
         settings: list[str] = []
         if any(is_lazy(each) for _, module in modules for each in module._parameters.values()):  # noqa: SLF001
-            self.opaque.append(f"`{place.path}`, a lazy module that has not been called yet")
+            self.opaque.append(f"`{place.path}`, a lazy module that was not called yet")
         else:
             self.items.append((weights, lambda: self._weights(network), VALUE))
             self.tensors.append((weights, network))
@@ -464,7 +464,7 @@ class _Walk:
         items = members_of(value)
         yield f"{type(value).__name__}[{len(items)}]"
         if len(items) > MOST_MEMBERS:
-            self.opaque.append(f"{place}, of which {MOST_MEMBERS} of {len(items)} members are looked at")
+            self.opaque.append(f"{place}, of which {MOST_MEMBERS} of {len(items)} members are inspected")
             items = [items[at * (len(items) - 1) // (MOST_MEMBERS - 1)] for at in range(MOST_MEMBERS)]
         told = []
         for step, key, member in items:

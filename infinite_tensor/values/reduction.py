@@ -108,11 +108,11 @@ class Reduction:
         name = word(function)
         if name not in _NAMES if name is not None else not callable(function):
             names = ", ".join(map(repr, _NAMES))
-            raise ValidationError(f"a Reduction is one of {names}, or a function of a tensor, got {quoted(function)}")
-        if name is not None and out_channels is not None:
             raise ValidationError(
-                f"out_channels is for functions that are given, got {out_channels} for {name!r}; leave it out"
+                f"the function of a Reduction must be one of {names}, or a callable, got {quoted(function)}"
             )
+        if name is not None and out_channels is not None:
+            raise ValidationError(f"out_channels is only for callables, got {out_channels} for {name!r}; leave it out")
         known, count = checked_dtype(dtype), checked_count("in_channels", in_channels)
         if name in _KEEPING and not known.is_floating_point:
             raise ValidationError(f"{name!r} reduces real floating values, got dtype={known}")
@@ -194,18 +194,18 @@ def check_reduction(
     """
     if not isinstance(reduction, Reduction):
         raise ValidationError(
-            f"reduce must be a Reduction, got {quoted(reduction)}; give Reduction('argmax', in_channels=10), say"
+            f"reduce must be a Reduction, got {quoted(reduction)}; give one, as Reduction('argmax', in_channels=10)"
         )
     if reduction.function == _ARGMAX:
         largest = -1 if dtype.is_floating_point or dtype.is_complex else 1 if dtype is torch.bool else _largest(dtype)
         if largest < reduction.in_channels - 1:
             raise ValidationError(
-                f"{reduction!r} gives ints up to {reduction.in_channels - 1}, which {dtype} does not hold; declare "
+                f"{reduction!r} gives ints up to {reduction.in_channels - 1}, which {dtype} cannot represent; declare "
                 f"dtype={labels_dtype(reduction.in_channels)}"
             )
     elif isinstance(reduction.function, str) and not dtype.is_floating_point:
         raise ValidationError(
-            f"{reduction!r} gives fractions, which {dtype} does not hold; declare dtype=torch.float32"
+            f"{reduction!r} gives fractions, which {dtype} cannot represent; declare dtype=torch.float32"
         )
     if reduction.out_channels is not None:
         _check_channels(reduction.out_channels, shape, window)
@@ -230,7 +230,7 @@ def _check_channels(channels: int, shape: Shape, window: TensorWindow) -> None:
     if not (alone and shape[0] == window.size[0] == channels):
         raise ValidationError(
             f"the reduction gives {channels} values per pixel, along the first dimension of the tensor: shape and "
-            f"output_window must begin with {channels}, the window without an offset or a smaller stride there, got "
+            f"output_window must begin with {channels}, where the window has offset 0 and no smaller stride, got "
             f"shape {shape} and {window!r}"
         )
 

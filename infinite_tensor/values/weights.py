@@ -131,7 +131,9 @@ class Unknown:
 
     def __call__(self, *_values: torch.Tensor) -> torch.Tensor:
         """Raise ValidationError, because the function itself is not known."""
-        raise ValidationError(f"this needs {self.name!r}; give it to store.open(..., {self.given})")
+        raise ValidationError(
+            f"this needs {self.name!r}, of which only the name is stored; give it to store.open(..., {self.given})"
+        )
 
 
 def mean_to_json(mean: WeightedMean) -> dict[str, Any]:
@@ -196,7 +198,7 @@ def check_dtype(mean: WeightedMean, dtype: torch.dtype) -> None:
     """Raise ValidationError if values of this dtype cannot be averaged with these weights."""
     if not (dtype.is_floating_point or dtype.is_complex):
         raise ValidationError(
-            f"blend {mean!r} divides, and {dtype} holds no fractions: use torch.float32, and convert what is read "
+            f"blend {mean!r} divides, and {dtype} cannot represent fractions: use torch.float32, and convert results "
             "(t[...].round().to(dtype))"
         )
     if isinstance(mean.weights, torch.Tensor):
@@ -214,7 +216,7 @@ def check_mean(blend: object, window: TensorWindow, dtype: torch.dtype, blend_in
     _check_window(blend, window)
     if blend_init is not None:
         raise ValidationError(
-            f"blend {blend!r} takes no blend_init: it begins with the first window, and what no window covers is 0; "
+            f"blend {blend!r} takes no blend_init: it begins with the first window, and other pixels are 0; "
             f"got {quoted(blend_init)}, leave it out"
         )
 

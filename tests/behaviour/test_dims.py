@@ -80,9 +80,9 @@ def test_a_dimension_without_a_name_is_called_by_its_number(dims: Any, names: An
         *((("c", name, "x"), "printable") for name in ("y\n", "\ud800", b"y")),
         *((("c", "y" * count, "x"), "of 1 to 100 characters") for count in (101, 10_000)),
         (("c", "x", "x"), "dims must hold different names, .* got 'x' for dimension 2"),
-        (("dim_1", "y", "x"), "dim_N is that of dimension N, got 'dim_1' for dimension 0"),
+        (("dim_1", "y", "x"), "dim_N may only name dimension N, got 'dim_1' for dimension 0"),
         (("c", "dim_7", "x"), "got 'dim_7' for dimension 1"),
-        (("dim_" + "9" * 90, "y", "x"), "dim_N is that of dimension N"),
+        (("dim_" + "9" * 90, "y", "x"), "dim_N may only name dimension N"),
     ],
 )
 def test_what_are_no_names_is_refused(dims: Any, said: str) -> None:
@@ -258,10 +258,10 @@ def test_an_arg_window_that_leaves_the_arg_tells_the_name_of_the_dimension(dims:
         return built(lambda _ctx, _region: torch.ones(size), size, (t, arg_window), shape=shape)
 
     # Known when it is built, and only when it is read.
-    with pytest.raises(RegionError, match=rf"in {named} of 't', which ends at \[0, 3\)"):
+    with pytest.raises(RegionError, match=rf"in {named} of 't', which only has pixels \[0, 3\)"):
         reader((8,), (4,), TensorWindow((4, 4, 4), dimension_map=(None, None, 0)))
     diagonal = reader((None,), (1,), TensorWindow((1, 4, 4), dimension_map=(0, 0, None)))
-    with pytest.raises(RegionError, match=rf"in {named} of 't', which ends at \[0, 3\)"):
+    with pytest.raises(RegionError, match=rf"in {named} of 't', which only has pixels \[0, 3\)"):
         diagonal[3]
 
 

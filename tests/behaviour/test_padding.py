@@ -292,7 +292,7 @@ class TestErrors:
         arg = source(torch.arange(4.0))
         t = built(lambda _ctx, r: r, 4, arg)
         assert t[0:4].tolist() == [0, 1, 2, 3]
-        with pytest.raises(RegionError, match=r"say by args_padding \(padding in map and predict\) what stands beyond"):
+        with pytest.raises(RegionError, match=r"set args_padding \(padding in map and predict\) to "):
             t[4:8]
 
     @pytest.mark.parametrize("stored", [False, True])
@@ -325,7 +325,7 @@ class TestErrors:
             ([["edge", "mirror"]], r"args_padding\[0\]\[1\] must be"),
             (("constant", "x"), "args_padding must be"),
             ([("constant", float("1e40"))], "does not fit"),
-            ([["edge", "edge"]], "dimension 1 of .* is unbounded, it has no end to pad"),
+            ([["edge", "edge"]], "dimension 1 of .* is unbounded and has no end to pad"),
         ],
     )
     def test_another_padding_is_refused(self, padding: object, told: str) -> None:

@@ -335,11 +335,11 @@ def test_a_function_that_does_not_return_what_it_must_is_told_at_once(f: Any) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("median", 3), "one of 'argmax', 'softmax', 'sigmoid', or a function"),
-        ((None, 3), "or a function of a tensor, got None"),
+        (("median", 3), "one of 'argmax', 'softmax', 'sigmoid', or a callable"),
+        ((None, 3), "or a callable, got None"),
         (("argmax", 0), "in_channels must be a positive int, got 0"),
         (("argmax", 2.5), "in_channels must be a positive int, got 2.5"),
-        (("argmax", 3, 1), "out_channels is for functions that are given, got 1 for 'argmax'"),
+        (("argmax", 3, 1), "out_channels is only for callables, got 1 for 'argmax'"),
         ((second, 3, 0), "out_channels must be a positive int, got 0"),
         (("softmax", 3, None, torch.int32), "'softmax' reduces real floating values, got dtype=torch.int32"),
         (("argmax", 3, None, torch.complex64), "'argmax' reduces real values, got dtype=torch.complex64"),
@@ -355,9 +355,9 @@ def test_a_reduction_that_there_is_not_is_refused(arguments: tuple[Any, ...], me
     ("dtype", "reduce", "message"),
     [
         ("uint8", "argmax", "reduce must be a Reduction, got 'argmax'; give"),
-        ("uint8", Reduction("argmax", 300), r"ints up to 299, which torch.uint8 does not hold; declare .*int16"),
-        ("float32", ARGMAX, "ints up to 4, which torch.float32 does not hold"),
-        ("uint8", Reduction("softmax", CHANNELS), "gives fractions, which torch.uint8 does not hold"),
+        ("uint8", Reduction("argmax", 300), r"ints up to 299, which torch.uint8 cannot represent; declare .*int16"),
+        ("float32", ARGMAX, "ints up to 4, which torch.float32 cannot represent"),
+        ("uint8", Reduction("softmax", CHANNELS), "gives fractions, which torch.uint8 cannot represent"),
         ("float32", Reduction("softmax", CHANNELS), "must begin with 5, .*got shape"),
     ],
 )
@@ -368,7 +368,7 @@ def test_a_reduction_that_does_not_fit_its_tensor_is_refused(dtype: str, reduce:
 
 def test_windows_that_begin_between_the_channels_are_refused() -> None:
     window = TensorWindow((CHANNELS, 4, 4), stride=(1, 4, 4))
-    with pytest.raises(ValidationError, match="must begin with 5, the window without an offset or a smaller stride"):
+    with pytest.raises(ValidationError, match="must begin with 5, where the window has offset 0 and no smaller stride"):
         built(str, window, shape=(CHANNELS, 8, 8), reduce=Reduction("softmax", CHANNELS))
 
 

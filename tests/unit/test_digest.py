@@ -301,9 +301,12 @@ def test_a_sparse_tensor_counts_by_its_values() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Net().layers.to("meta"), "'0.weight' is on meta, and has no values; load the weights first"),
-        (lambda: nn.LazyLinear(3), "'weight' is of a lazy module that has not been called yet"),
-        (nn.LazyBatchNorm1d, "'weight' is of a lazy module"),
+        (
+            lambda: Net().layers.to("meta"),
+            "'0.weight' is on the device meta, and has no values; load the weights first",
+        ),
+        (lambda: nn.LazyLinear(3), "'weight' belongs to a lazy module that was not called yet"),
+        (nn.LazyBatchNorm1d, "'weight' belongs to a lazy module"),
         (
             lambda: holding(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
             r"the bytes of 'held' \(Tensor, torch.float32, torch.strided\) cannot be read: .*set version=",
@@ -430,7 +433,7 @@ class Raising(Stateful):
 @pytest.mark.parametrize("make", [lambda: Raising(1), lambda: nn.Linear.__new__(nn.Linear)])
 def test_a_module_that_does_not_tell_what_it_is_made_of_is_refused(make: Callable[[], nn.Module]) -> None:
     net = make()
-    with pytest.raises(ValidationError, match=r"digest: \S+ cannot be looked through: .*set version="):
+    with pytest.raises(ValidationError, match=r"digest: \S+ cannot be inspected: .*set version="):
         digest(net)
     # In a fingerprint it counts by its class.
     InfiniteTensor((None,), lambda ctx: net(torch.full((1,), float(ctx[0]))), TensorWindow((4,)))

@@ -583,7 +583,7 @@ def test_a_very_long_list_of_objects_is_opaque_and_what_is_looked_at_counts() ->
     objects = [Fraction(at) for at in range(10**5)]
     assert changed(closure(objects), closure([*objects, Fraction(1)])).values
     (line,) = record(closure(objects)).opaque
-    assert line == "`value`, a variable around `<lambda>`, of which 10000 of 100000 members are looked at"
+    assert line == "`value`, a variable around `<lambda>`, of which 10000 of 100000 members are inspected"
 
 
 # Hostile objects.

@@ -177,7 +177,10 @@ def test_a_blend_that_cannot_work_on_the_dtype_is_refused(storage: Storage) -> N
 def test_a_mean_of_what_has_none_is_refused(storage: Storage, blend: dict[str, Any]) -> None:
     for wrong in ({"dtype": "int32"}, {"dtype": "bool"}, {"blend_init": 0.5}):
         change(storage, "base", blend=blend, **({"blend_init": None} | wrong))
-        with bounded(), pytest.raises(StoreError, match=r"'base' is none: blend .*(holds no fractions|no blend_init)"):
+        with (
+            bounded(),
+            pytest.raises(StoreError, match=r"'base' is none: blend .*(cannot represent fractions|no blend_init)"),
+        ):
             opened(storage).open("base")
 
 
