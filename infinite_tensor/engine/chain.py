@@ -243,7 +243,7 @@ class NodeHolder(Protocol):
 
 def node_of(tensor: NodeHolder) -> Node:
     """The node of an `InfiniteTensor`, which has no public name."""
-    return tensor._node  # noqa: SLF001  (the one place that asks a tensor for it)
+    return tensor._node  # noqa: SLF001  (the only place that reads it)
 
 
 _alive: weakref.WeakValueDictionary[int, Computation] = weakref.WeakValueDictionary()

@@ -279,7 +279,7 @@ def _read_by_xarray(variable: Any) -> Any:
 def _told(place: str, stamp: Callable[[], str | None]) -> Stamps:
     try:
         found = stamp()
-    except Exception:  # noqa: BLE001  (each file system has errors of its own; what cannot be asked says nothing)
+    except Exception:  # noqa: BLE001  (file systems raise different errors; without an answer there is no stamp)
         return {}
     return {} if found is None else {place: found}
 
@@ -306,7 +306,7 @@ def _raised(error: OSError) -> None:
 
 
 def _of_url(url: str) -> str | None:
-    from fsspec.core import url_to_fs  # noqa: PLC0415  (only what lies elsewhere needs it)
+    from fsspec.core import url_to_fs  # noqa: PLC0415  (only URLs need it)
 
     files, path = url_to_fs(url)
     if "http" in files.protocol:
@@ -322,11 +322,11 @@ def _entry(info: Mapping[str, Any]) -> str | None:
 
 
 def _of_zarr(array: Any) -> Stamps:
-    from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore, ZipStore  # noqa: PLC0415  (there is an array of it)
+    from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore, ZipStore  # noqa: PLC0415  (the array is one of zarr)
 
     store, path = array.store_path.store, array.store_path.path
     while isinstance(store, WrapperStore):
-        store = store._store  # noqa: SLF001  (zarr tells what is wrapped nowhere else)
+        store = store._store  # noqa: SLF001  (zarr has no public name for the wrapped store)
     if isinstance(store, LocalStore):
         return stamps_of_file(store.root / path)
     if isinstance(store, ZipStore):
@@ -355,7 +355,7 @@ def _of_objects(files: Any, path: str) -> str | None:
 
 
 def _objects(store: Any, prefix: str) -> Iterator[tuple[str, str | None]]:
-    import obstore  # noqa: PLC0415  (there is an array in a store of it)
+    import obstore  # noqa: PLC0415  (the array is in a store of obstore)
 
     for page in obstore.list(store, prefix or None):
         for each in page:

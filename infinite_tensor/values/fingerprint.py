@@ -613,7 +613,7 @@ def _array_said(array: Any, *, large: bool) -> str:
         if getattr(array, "__dask_graph__", lambda: None)() is None:
             values = np.asarray(array)
             return "" if values.dtype.hasobject else f"#{digest_of_array(values)}"
-    except Exception:  # noqa: BLE001  (each library has errors of its own)
+    except Exception:  # noqa: BLE001  (libraries raise different errors)
         return ""
     return ""
 
