@@ -1,4 +1,4 @@
-"""`map`: a function over whole tensors, window by window; windows, halos and crops are worked out."""
+"""`map`: applies a function to whole tensors, window by window; windows, halos and crops follow from its arguments."""
 
 from __future__ import annotations
 
@@ -40,68 +40,68 @@ def map(  # noqa: A001  (what it does to tensors is what the builtin does to ite
     tensor_id: str | None = None,
     version: object = None,
 ) -> InfiniteTensor:
-    """A tensor whose windows are `fn` of the regions of other tensors: nothing is computed before it is read.
+    """A tensor whose windows are computed by `fn` from regions of other tensors, when they are read.
 
-    Windows slide over the unbounded dimensions, and over the finite ones that are not channels: dimensions with a name
-    slide unless that is c, channel, channels, band or bands. Without names, the first of several dimensions is channels
-    where it is the only finite one; a `window` with an entry for each slides over the last ones. In all other cases
-    `dims` must say it. A dimension that does not slide is given to `fn` whole.
+    Windows slide over all dimensions that are not channels, finite or unbounded. Dimensions named c, channel, channels,
+    band or bands are channels. If the dimensions have no names and the first of several is the only finite one, it is
+    channels; a `window` with several entries slides over as many of the last dimensions. In all other cases, give
+    `dims`. The other dimensions are passed to `fn` whole.
 
-    With several inputs, windows slide over as many dimensions of each, and `halo`, `scale` and `padding` may be a tuple
-    with one entry per input. Any of these, and `window`, may be a tuple with one entry per dimension that slides; of
-    several inputs, a tuple of such tuples: ``padding=(("wrap", "reflect"),) * 2``.
+    With several inputs, windows slide over the same number of dimensions of each, and `halo`, `scale` and `padding` may
+    be a tuple with one entry per input. Any of these, and `window`, may be a tuple with one entry per dimension over
+    which windows slide; with several inputs, a tuple of such tuples: ``padding=(("wrap", "reflect"),) * 2``.
 
     Parameters
     ----------
     fn : callable
-        ``fn(*regions) -> tensor`` is given a region of each input, of the shape of the window with the halo around
-        it, and nothing else. What it returns has the size of the window in the output, or is larger by the halo, which
-        is cropped then. It must be deterministic, and runs under `torch.no_grad`. With a `batch_size` it is given
-        stacked regions, of shape ``(N, ...)``, and returns ``(N, ...)``. A `torch.nn.Module` is always given such a
-        batch, by default of one region. No network that `fn` holds may be in training mode, where code of it reads
-        `training`: call ``net.eval()`` before.
+        ``fn(*regions) -> tensor`` gets only a region of each input: the window with the halo around it. It returns a
+        tensor of the size of the window in the output, or one that is larger by the halo, which is then cropped. It
+        must be deterministic, and runs under `torch.no_grad`. With a `batch_size` it gets stacked regions, of shape
+        ``(N, ...)``, and returns ``(N, ...)``. A `torch.nn.Module` always gets such a batch, by default of one region.
+        A network in `fn` must not be in training mode if its code reads `training`: call ``net.eval()`` first.
     *inputs : InfiniteTensor
-        One or more. The output has the channels, dtype, device and names of dimensions of the first, and is finite
-        where one of them is.
+        One or more. The output has the channels, dtype, device and dimension names of the first. A dimension of the
+        output is finite if it is finite in any input.
     halo : int
-        Pixels that `fn` is given around the window on each side, in pixels of the input.
+        Width of the border around the window that `fn` also gets, on each side, in pixels of the input.
     window : int, optional
         Pixels of the first input that one call computes, without the halo. Default: 65536 for one dimension, 256 for
-        two, 64 for three, 16 for more, in the input and in the output; doubled until it is at least 6 times the halo,
-        as long as a window has no more than 2**22 pixels, channels counted; and not more than the extent of a finite
-        dimension. The window is part of what the tensor is, and of its id.
+        two, 64 for three, 16 for more, at most, in the input and in the output. It is doubled until it is at least 6
+        times the halo, while a window has no more than 2**22 pixels, channels included; and it is never longer than a
+        finite dimension. The window is part of the definition of the tensor, and of its default id.
     scale : int, Fraction or float
         Pixels of the output along one pixel of the input: 4 for a network that enlarges by 4, ``Fraction(1, 2)`` for
-        one that halves. Of a finite dimension that is not a multiple, the last pixel counts.
+        one that halves. The extent of the output is rounded up.
     channels : int or (), optional
-        Extent of the channel dimension of the output: it stands where the first input has one, or else first, under the
-        name "c" if others have names. ``()`` for an output without. Default: the dimensions of the first input that do
-        not slide.
+        Extent of the channel dimension of the output, which takes the position of the channels of the first input, or
+        comes first, with the name "c" if other dimensions have names. ``()`` for an output without channels. Default:
+        as in the first input.
     dims : tuple of str or int, optional
         The dimensions over which windows slide, by name or number, the same for all inputs.
     padding : str or ("constant", number), or tuple of these
-        What `fn` is given beyond the ends of finite dimensions, as `args_padding` of an `InfiniteTensor`. A tuple has
-        one for each dimension that slides; of several inputs one for each input, which may be such a tuple itself.
+        What `fn` gets beyond the ends of finite dimensions, as `args_padding` of an `InfiniteTensor`. A tuple has one
+        entry for each dimension over which windows slide; with several inputs, one for each input, which may be such a
+        tuple itself.
     batch_size : int or tuple of int, optional
-        Most windows in one call of `fn`; a tuple lists the sizes that are allowed, and contains 1.
+        Maximum number of windows in one call of `fn`; a tuple lists the allowed sizes, which must include 1.
     dtype : torch.dtype or str, optional
-        What `fn` returns. Default: the dtype of the first input.
+        Dtype that `fn` returns. Default: that of the first input.
     device : torch.device or str, optional
-        Where `fn` returns its results. Default: the device of the first input.
+        Device on which `fn` returns its results. Default: that of the first input.
     store : TileStore, str or path, optional
-        Where windows are kept, as `tile_store` of an `InfiniteTensor`. Default: in memory.
+        Where results are stored, as `tile_store` of an `InfiniteTensor`. Default: in memory.
     tensor_id : str, optional
-        The name under which the store finds the tensor again. Default in a store that is not memory: one that is made
-        of the name of `fn` and a digest of all that defines the tensor, the code and values of all functions of the
-        chain included; a random one where `fn` holds something that cannot be looked into and there is no `version`.
+        The id under which the store finds the tensor again. Default, except in memory: the name of `fn` and a digest of
+        the definition, which includes the code and values of all functions of the chain; a random id if `fn` holds an
+        object that cannot be inspected and there is no `version`.
     version : JSON value, optional
         Anything else that identifies what `fn` computes, such as a file that it reads.
 
     Returns
     -------
     InfiniteTensor
-        Under the same `tensor_id`, other values than those that `fn` was stored with are a ValidationError: other
-        weights, globals, closures, attributes. Other code is a FunctionChangedWarning.
+        If `tensor_id` is stored already, and values that `fn` uses (weights, globals, closures, attributes) differ from
+        the stored ones, that is a ValidationError. Changed code is a FunctionChangedWarning.
 
     Raises
     ------
@@ -163,13 +163,13 @@ def _tensors(inputs: Sequence[Any]) -> list[InfiniteTensor]:
 
 
 def _derived_id(fn: Callable[..., Any], made: InfiniteTensor) -> str | None:
-    """A name that another function, or the same one of other inputs, does not get; None where that cannot be told."""
+    """An id that is unique to a function and its inputs; None if a function holds what cannot be inspected."""
     beside = ("device", "meaning")
     definition: dict[str, Any] = {name: value for name, value in made.to_json().items() if name not in beside}
     functions = definition["functions"]
     if functions["opaque"]:
         return None
-    # A file of another name may be the same one, moved.
+    # Names of files are left out: a file may have been moved.
     values = [["" if kind == STAMP else place, said, kind] for place, said, kind in functions["values"]]
     functions["values"] = sorted(values)
     said = json.dumps(definition, sort_keys=True)
@@ -179,7 +179,7 @@ def _derived_id(fn: Callable[..., Any], made: InfiniteTensor) -> str | None:
 
 
 class _Mapped(CallingNetworks):
-    """The ``f`` of a mapped tensor: gives regions to the function of a user, and crops what it returns."""
+    """The ``f`` of a mapped tensor: calls the user's function with regions, and crops what it returns."""
 
     def __init__(self, fn: Callable[..., torch.Tensor], output: Sequence[Along]) -> None:
         self.__wrapped__ = fn
@@ -190,7 +190,7 @@ class _Mapped(CallingNetworks):
         return {"fn": self.__wrapped__}
 
     def __call__(self, ctx: object, *regions: Any) -> torch.Tensor:
-        """One window; those of a batch, stacked, where it is given lists."""
+        """Compute one window, or, given lists, a stack of the windows of a batch."""
         self.modes.check()
         if isinstance(ctx, list):
             return self._called([torch.stack(each) for each in regions], (len(ctx),))
@@ -215,7 +215,7 @@ class _Mapped(CallingNetworks):
 
 
 def _misfit(output: Sequence[Along], given: _Sizes, found: _Sizes, batch: _Sizes) -> str:
-    """What is wrong with the shape that `fn` has returned."""
+    """The message for a wrong shape that `fn` has returned."""
     size = (*batch, *[along.size for along in output])
     padded = (*batch, *[along.padded or along.size for along in output])
     larger = f", or {padded}, of which the halo is cropped" if padded != size else ""

@@ -1,8 +1,8 @@
-"""Random numbers that belong to places: the same ones whatever is read, in whatever order, in any process.
+"""Random numbers that depend only on their coordinates, not on what is read, in which order, or by which process.
 
-All are words of Philox4x64-10, the generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011), as
-numpy has it. Of a key of two words of 64 bits and a counter of four, it makes four random words: a sequence of these
-begins wherever the counter does.
+They are made of words of Philox4x64-10, the generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3"
+(2011), as numpy implements it. It turns a key of two 64-bit words and a counter of four into four random words, so a
+sequence of words can begin at any counter.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
 
 _BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
-"""How many bits of a number below 1 a dtype always has room for."""
+"""The number of bits that a dtype can always represent of a number from 0 to below 1."""
 _SIDE = 64
 _CELL = _SIDE**2
 """Pixels of a cell."""
 _WINDOW_CELLS = 8
-"""Of one window: few, since most reads are of small regions anywhere; so many that there are not too many windows."""
+"""Cells of one window: few, since most reads are of small regions, but enough to limit the number of windows."""
 _BATCH = 8
 _CACHE_BYTES = 2**25
 _PART = 2**16
-"""Pixels that stay in the cache of a core while they are drawn; fewer take more calls."""
+"""Pixels that are drawn at once: they fit the cache of a core, and fewer would take more calls."""
 _SERIAL = 2048
-"""More numbers at once are rounded by torch on several threads: in a forked child it has no others."""
+"""Numbers that are rounded at once: torch rounds more on several threads, which a forked child lacks."""
 
 Address: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-"""A key and a counter, each as words, the lowest one first."""
+"""A key and a counter, each as a tuple of words, lowest word first."""
 
 
 def noise(
@@ -56,9 +56,9 @@ def noise(
 ) -> InfiniteTensor:
     """Random numbers, one for each coordinate.
 
-    A pixel depends on `seed`, `stream`, `kind`, `dtype` and its coordinates, and on nothing else: neither on the
-    extents in `shape`, nor on what is read before or beside it. A read draws just the pixels that it returns, and keeps
-    none of them. Of what other tensors read, up to 32 MiB stay in memory. Nothing is stored.
+    A pixel depends only on `seed`, `stream`, `kind`, `dtype` and its coordinates: not on the extents in `shape`, and
+    not on other reads. A read draws only the pixels that it returns, and does not cache them. Windows that other
+    tensors read are cached, up to 32 MiB. Nothing is stored.
 
     Parameters
     ----------
@@ -79,8 +79,8 @@ def noise(
     Returns
     -------
     InfiniteTensor
-        On the CPU, from which it cannot be moved. `version` in its definition holds seed, stream and kind, so that what
-        is stored of a tensor that reads it is refused with other ones.
+        A tensor on the CPU, which cannot be moved to another device. Its `version` contains seed, stream and kind, so
+        that a stored tensor which reads it cannot be continued with others.
 
     Raises
     ------
@@ -89,10 +89,11 @@ def noise(
 
     Notes
     -----
-    **Cells.** The last two dimensions are cut into cells of 64 x 64 pixels, in which each other coordinate is the same;
-    a dimension that is alone is cut into cells of 4096. ``place`` holds the index of a cell along each dimension.
+    **Cells.** The last two dimensions are cut into cells of 64 x 64 pixels, which have one coordinate along each other
+    dimension. If there is only one dimension, cells have 4096 pixels. ``place`` is the index of a cell along each
+    dimension.
 
-    **Words.** Those of a cell are ``numpy.random.Philox(key=key, counter=counter).random_raw(4 * n)``, where ``n`` is
+    **Words.** A cell has the words ``numpy.random.Philox(key=key, counter=counter).random_raw(4 * n)``, where ``n`` is
     1024 for float64 and 512 for all others, with
 
     - ``key = (seed, stream)``,
@@ -101,17 +102,17 @@ def noise(
     - ``counter[2] = place[-3] % 2**64``,
     - ``counter[3] = place[-4] % 2**64``.
 
-    A place that there is not is 0. With five dimensions or more, the key is
+    Entries of ``place`` for dimensions that do not exist are 0. With five dimensions or more, the key is
     ``blake2b(f"{seed} {stream} {place[0]} ... {place[-5]}".encode(), digest_size=16)``, as two little-endian numbers.
 
-    **Numbers.** The pixels of a cell take its words row by row: one of float64 a whole word, all others half of one,
-    the lower half first. A uniform number is ``k * 2**-p``, where ``k`` are the upper ``p`` bits: 53 for float64,
-    24 for float32, 11 for float16, and 8 for bfloat16. It has the same bits on every machine.
+    **Numbers.** The pixels of a cell take its words row by row: a float64 pixel takes a whole word, any other half a
+    word, the lower half first. A uniform number is ``k * 2**-p``, where ``k`` is the number in the upper ``p`` bits: 53
+    for float64, 24 for float32, 11 for float16, and 8 for bfloat16. It has the same bits on every machine.
 
-    A normal number is the quantile of ``1/2 + (k + 1/2) * 2**-p``, where ``k`` are the upper ``p`` bits as a signed
-    number: 53 for float64, and 24 for all others, which are computed in float32 and then rounded. It lies within 5.42
-    (8.3 for float64). The quantile is that of Wichura, "The Percentage Points of the Normal Distribution", algorithm AS
-    241 (1988), by arithmetic that has the same bits on every machine; it is right but for the last two bits.
+    A normal number is the quantile of ``1/2 + (k + 1/2) * 2**-p``, where ``k`` is the signed number in the upper ``p``
+    bits: 53 for float64, and 24 for all others, which are computed in float32 and then rounded. Its absolute value is
+    at most 5.42 (8.3 for float64). The quantile is computed by algorithm AS 241 of Wichura, "The Percentage Points of
+    the Normal Distribution" (1988), and has the same bits on every machine. Only its last two bits may be wrong.
 
     Examples
     --------
@@ -137,7 +138,7 @@ def noise(
 
 
 def cell_generator(seed: int, ctx: Sequence[int]) -> np.random.Generator:
-    """A random generator for an ``f`` that draws for itself: the same one for a seed and a window index.
+    """A random generator for an ``f`` that draws its own numbers: always the same one for a seed and a window index.
 
     Generators of different seeds or indices are independent of each other, and of `noise`.
 
@@ -146,13 +147,14 @@ def cell_generator(seed: int, ctx: Sequence[int]) -> np.random.Generator:
     seed : int
         From 0 to ``2**64 - 1``.
     ctx : tuple of int
-        What `f` is given: 1 to 127 ints from ``-2**55`` to ``2**55 - 1``. Where an `f` needs several generators, add an
-        int: ``cell_generator(seed, (*ctx, 1))``.
+        The window index that `f` is given: 1 to 127 ints from ``-2**55`` to ``2**55 - 1``. If `f` needs several
+        generators, append an int: ``cell_generator(seed, (*ctx, 1))``.
 
     Returns
     -------
     numpy.random.Generator
-        In numpy its words never change; what its methods make of them, such as `standard_normal`, may in a new version.
+        Its random words are the same in every version of numpy. The results of its methods, such as `standard_normal`,
+        may change with a new version.
 
     Raises
     ------
@@ -162,8 +164,8 @@ def cell_generator(seed: int, ctx: Sequence[int]) -> np.random.Generator:
     Notes
     -----
     It is ``Generator(Philox(key=key, counter=counter))`` of `numpy.random`, with ``key = (seed, 0)`` and
-    ``counter = (0, 2**56 * (128 + len(ctx)) + ctx[-1] % 2**56, ctx[-2] % 2**64, ctx[-3] % 2**64)``. An entry that there
-    is not is 0. With four entries or more, the key is
+    ``counter = (0, 2**56 * (128 + len(ctx)) + ctx[-1] % 2**56, ctx[-2] % 2**64, ctx[-3] % 2**64)``. Missing entries
+    are 0. With four entries or more, the key is
     ``blake2b(f"{seed} 0 {ctx[0]} ... {ctx[-4]}".encode(), digest_size=16)``, as two little-endian numbers.
 
     Examples
@@ -183,12 +185,12 @@ def cell_generator(seed: int, ctx: Sequence[int]) -> np.random.Generator:
 
 
 def cell_address(seed: int, stream: int, place: Sequence[int], counters: int) -> Address:
-    """Where the words of a cell of noise begin, which takes so many counters."""
+    """The address of the first word of a cell of noise, if each cell takes this number of counters."""
     return _address(seed, stream, counters * (place[-1] + 2**52), len(place), place[:-1])
 
 
 def generator_address(seed: int, ctx: Sequence[int]) -> Address:
-    """Where the words of a generator begin, which may take 2^66 of them."""
+    """The address of the first word of a generator, which may draw 2^66 words."""
     return _address(seed, 0, 0, 128 + len(ctx), ctx)
 
 
@@ -218,8 +220,8 @@ class _Local(threading.local):
         self._state: Any = self._generator.state
 
     def words(self, address: Address, count: int) -> npt.NDArray[np.uint64]:
-        """So many words from an address on."""
-        # As tuples: to set them in arrays takes longer than to draw a hundred words.
+        """Draw `count` words, beginning at an address."""
+        # As tuples: writing them into arrays takes longer than drawing a hundred words.
         now = self._state["state"]
         now["key"], now["counter"] = address
         self._generator.state = self._state
@@ -229,7 +231,7 @@ class _Local(threading.local):
 _LOCAL = _Local()
 
 _Span: TypeAlias = tuple[int, int, int, slice]
-"""What an interval has of a cell: its index, the first pixel in it and the end, and where they are in the interval."""
+"""The part of an interval in one cell: index of the cell, first pixel and end in it, and slice of the interval."""
 
 
 @dataclass(frozen=True)
@@ -241,11 +243,11 @@ class _Draws(RegionWriter):
     seed, stream : int
         The key.
     normal : bool
-        Which kind of numbers.
+        Whether numbers are normal, not uniform.
     dtype : torch.dtype
         Of the pixels.
     size : tuple of int
-        Of a window in pixels: whole cells.
+        Size of a window in pixels: whole cells.
     """
 
     seed: int
@@ -259,13 +261,13 @@ class _Draws(RegionWriter):
         return self.windows(contexts)
 
     def windows(self, contexts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """The windows at some indices."""
+        """The windows at these indices, stacked."""
         windows = new_block((len(contexts), *self.size), self.dtype, torch.device("cpu"))
         pixels = self._pixels(windows)
         drawn, bits = self._begun(pixels)
         begin = 0
         for end in range(1, len(contexts) + 1):
-            # Windows that follow each other are drawn at once.
+            # Windows that are neighbours along the last dimension are drawn at once.
             if end == len(contexts) or contexts[end] != (*contexts[end - 1][:-1], contexts[end - 1][-1] + 1):
                 self._draw_windows(contexts[begin], bits, drawn[begin:end])
                 begin = end
@@ -277,7 +279,7 @@ class _Draws(RegionWriter):
         return (tuple(size), dtype, device.type) == (self.size, self.dtype, "cpu")
 
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:
-        """What to do rather than to move it; see `Unmovable.instead`."""
+        """What to do instead of moving it; see `Unmovable.instead`."""
         if dtype is self.dtype:
             return f"noise is drawn on the CPU; move what is read: t[...].to({str(device)!r})"
         made = f"make it with noise(..., dtype={dtype}), or " if dtype in _BITS else ""
@@ -291,24 +293,24 @@ class _Draws(RegionWriter):
             self._finish(drawn, bits, part)
 
     def _pixels(self, out: torch.Tensor) -> npt.NDArray[Any]:
-        # Numpy lacks bfloat16: its bits.
+        # numpy has no bfloat16, so view its bits.
         return (out.view(torch.int16) if self.dtype is torch.bfloat16 else out).numpy()
 
     def _begun(self, pixels: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
-        """Where to draw what becomes `pixels`, and how many bits of each."""
+        """The array in which to draw what becomes `pixels`, and the number of bits to draw for each."""
         computed = torch.float64 if self.dtype is torch.float64 else torch.float32
         straight = self.dtype is computed and pixels.flags.c_contiguous
         drawn = pixels if straight else new_block(pixels.shape, computed, torch.device("cpu")).numpy()
         return drawn, _BITS[computed if self.normal else self.dtype]
 
     def _finish(self, drawn: npt.NDArray[Any], bits: int, pixels: npt.NDArray[Any]) -> None:
-        """Turn what has been drawn into numbers."""
+        """Turn the drawn bits into random numbers, and write them to `pixels`."""
         (to_normal if self.normal else to_uniform)(drawn.reshape(-1), bits)
         if drawn is not pixels:
             np.copyto(pixels, drawn if self.dtype.itemsize > 2 else self._rounded(drawn))
 
     def _rounded(self, drawn: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Numbers in a dtype of 16 bits."""
+        """Round numbers to a dtype of 16 bits."""
         numbers = torch.from_numpy(drawn).view(-1)
         rounded = new_block(drawn.shape, self.dtype, torch.device("cpu"))
         for part, target in zip(torch.split(numbers, _SERIAL), torch.split(rounded.view(-1), _SERIAL), strict=True):
@@ -316,14 +318,14 @@ class _Draws(RegionWriter):
         return self._pixels(rounded)
 
     def _draw_windows(self, ctx: Sequence[int], bits: int, pixels: npt.NDArray[Any]) -> None:
-        """Write the upper bits of the words of a row of windows, signed for normal numbers, as they are."""
+        """Write the upper bits of the words of a row of windows, signed for normal numbers and not yet scaled."""
         cells = _cells_of(pixels)
         counts = cells.shape[1 : len(ctx) + 1]
         words = _CELL * pixels.itemsize // 8
         *others, first = map(operator.mul, ctx, counts)
         for row in itertools.product(*map(range, counts[:-1])):
             place = [*map(operator.add, others, row), first]
-            # Cells of a row follow each other.
+            # The words of the cells of a row are consecutive.
             address = cell_address(self.seed, self.stream, place, words // 4)
             upper = self._upper(address, words * len(cells) * counts[-1], bits, pixels.itemsize)
             at: tuple[Any, ...] = (slice(None), *row)
@@ -331,10 +333,10 @@ class _Draws(RegionWriter):
             np.copyto(target, upper.reshape(target.shape), casting="unsafe")
 
     def _draw(self, start: Sequence[int], bits: int, pixels: npt.NDArray[Any]) -> None:
-        """Write the upper bits of the words of any region, likewise."""
+        """Write the upper bits of the words of any region, as `_draw_windows` does."""
         columns = _spans(start[-1], pixels.shape[-1], _cell_of(pixels.ndim)[-1])
         if pixels.ndim == 1:
-            # A cell is a row.
+            # Each cell is one row.
             self._draw_row([], (0, 0, 1, slice(None)), columns, bits, pixels[None])
             return
         rows = _spans(start[-2], pixels.shape[-2], _SIDE)
@@ -347,7 +349,7 @@ class _Draws(RegionWriter):
     def _draw_row(
         self, place: list[int], row: _Span, columns: Sequence[_Span], bits: int, pixels: npt.NDArray[Any]
     ) -> None:
-        """Write what there is of some cells that follow each other, at `place` but for the last index."""
+        """Write the parts of a row of neighbouring cells; `place` is their index without its last entry."""
         _, top, bottom, _ = row
         width, itemsize = _SIDE if place else _CELL, pixels.itemsize
         in_counter = 4 * 8 // itemsize
@@ -368,7 +370,7 @@ class _Draws(RegionWriter):
         signed, unsigned = _HALVES if itemsize == 4 else _WHOLE
         upper = _LOCAL.words(address, count).view(signed if self.normal else unsigned)
         upper >>= 8 * itemsize - bits
-        # Signed numbers are converted several times as fast.
+        # Signed integers are converted to floats several times as fast as unsigned ones.
         return upper.view(signed)
 
 
@@ -378,7 +380,7 @@ def _cell_of(ndim: int) -> tuple[int, ...]:
 
 
 def _spans(start: int, length: int, size: int) -> list[_Span]:
-    """An interval, cut at the borders of cells of a size."""
+    """Cut an interval at the borders of cells of this size."""
     spans, stop = [], start + length
     for cell in range(start // size, -(-stop // size)):
         begin, end = max(start, cell * size), min(stop, (cell + 1) * size)
@@ -387,7 +389,7 @@ def _spans(start: int, length: int, size: int) -> list[_Span]:
 
 
 def _parts(start: Sequence[int], pixels: npt.NDArray[Any]) -> Iterator[tuple[Sequence[int], npt.NDArray[Any]]]:
-    """A region in parts of few pixels, cut between cells, along the first dimensions rather than the last."""
+    """Split a region between cells into parts of few pixels, along the first dimensions rather than the last."""
     if pixels.size <= _PART:
         yield start, pixels
         return
@@ -402,7 +404,7 @@ def _parts(start: Sequence[int], pixels: npt.NDArray[Any]) -> Iterator[tuple[Seq
 
 
 def _cells_of(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A view of some windows with the number of one, the index of a cell in it, then what is in that."""
+    """A view of stacked windows whose axes are the window, the index of a cell in it, and the pixels of the cell."""
     if pixels.ndim == 2:
         return pixels.reshape(len(pixels), -1, _CELL)
     *others, rows, columns = pixels.shape
@@ -410,22 +412,22 @@ def _cells_of(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def to_uniform(numbers: Floats, bits: int) -> None:
-    """Turn the upper bits of words, as numbers from 0 on, into numbers from 0 to below 1. Nothing is rounded."""
+    """Turn the upper bits of words, as non-negative numbers, into numbers from 0 to below 1, without rounding."""
     numbers *= 2.0**-bits
 
 
 def to_normal(numbers: Floats, bits: int) -> None:
-    """Turn the upper bits of words, as signed numbers, into normal ones."""
-    # Both ends are as far from -1/2 and 1/2, and nothing is rounded yet.
+    """Turn the upper bits of words, as signed numbers, into normal random numbers."""
+    # Adding 0.5 makes the range symmetric within -1/2 and 1/2. Nothing is rounded yet.
     numbers += 0.5
     numbers *= 2.0**-bits
     make_normal(numbers)
 
 
 def _window_size(shape: object) -> tuple[int, ...]:
-    """How large windows are: about as long in each dimension, and no longer than the tensor.
+    """The size of a window: about as long in each dimension, and no longer than the tensor.
 
-    What is no shape is left to the tensor to refuse.
+    An invalid shape is not checked here: the tensor refuses it.
     """
     extents = [None if extent is None else as_index(extent) for extent in members(shape) or (None,)]
     if len(extents) == 1:
@@ -439,7 +441,7 @@ def _window_size(shape: object) -> tuple[int, ...]:
 
 
 def _few(extent: int | None, size: int, most: int) -> int:
-    """How many cells of a size reach over an extent, if they are not too many."""
+    """The number of cells of this size that cover an extent, at most `most`."""
     return most if extent is None or extent < 1 else min(most, -(-extent // size))
 
 
@@ -465,19 +467,19 @@ def _checked_dtype(dtype: object) -> torch.dtype:
     raise ValidationError(f"dtype must be one of {', '.join(map(str, _BITS))}, got {quoted(dtype)}")
 
 
-# Normal numbers of uniform ones, with the same bits on every machine: algorithm AS 241 of Wichura, "The Percentage
-# Points of the Normal Distribution" (1988), by numpy: PPND7 in float32, PPND16 in float64. Sums, products, quotients
-# and square roots are rounded in one way everywhere. The logarithm of a library is not, nor its `erfinv`: here it is a
-# sum of products as well.
+# Turns uniform numbers into normal ones, with the same bits on every machine: algorithm AS 241 of Wichura, "The
+# Percentage Points of the Normal Distribution" (1988), in numpy: PPND7 in float32, PPND16 in float64. Every machine
+# rounds sums, products, quotients and square roots in the same way. Logarithms and `erfinv` differ between libraries,
+# so the logarithm is computed here as a sum of products.
 
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 
 _IN_CACHE = 2**16
-"""Numbers that stay in the cache of a core while they are worked on; fewer take more calls."""
+"""Numbers that are converted at once: they fit the cache of a core, and fewer would take more calls."""
 
 
 class _Rational(NamedTuple):
-    """A polynomial over another one, the coefficient of the highest power first."""
+    """A quotient of two polynomials, each with the coefficient of the highest power first."""
 
     above: Sequence[Any]
     below: Sequence[Any]
@@ -503,13 +505,13 @@ class _Algorithm(NamedTuple):
     Attributes
     ----------
     central : _Rational
-        Of 0.180625 - q**2, where q is at most 0.425 from the middle; times q.
+        A function of 0.180625 - q**2, to be multiplied by q, where abs(q) is at most 0.425.
     tail : _Rational
-        Of r - 1.6, where r**2 = -log(p) and p is the probability beyond.
+        A function of r - 1.6, where r**2 = -log(p) and p is the probability of the tail beyond q.
     far : _Rational or None
-        Of r - 5, where r is above 5; None where no number is so small.
+        A function of r - 5, where r is above 5; None if no p is so small.
     logarithm : tuple of float
-        Of the series of 2 atanh.
+        Coefficients of the series of 2 atanh.
     """
 
     central: _Rational
@@ -524,7 +526,7 @@ class _Algorithm(NamedTuple):
 
 
 def _scalars(numbers: Sequence[float], dtype: type[np.floating[Any]]) -> Sequence[Any]:
-    """As arrays without dimensions: of a few thousand numbers numpy adds those in half the time of a float."""
+    """The numbers as 0-d arrays, which numpy adds to a few thousand numbers in half the time that a float takes."""
     return [np.array(number, dtype) for number in numbers]
 
 
@@ -579,12 +581,12 @@ _MIDDLE, _LOG_MIDDLE, _LOG_2 = 0.7071067811865476, -0.34657359027997264, 0.69314
 
 
 def make_normal(offsets: Floats) -> None:
-    """Replace each number q by the one that a normal number is below with a probability of 1/2 + q.
+    """Replace each number q, in place, by the normal quantile of 1/2 + q.
 
     Parameters
     ----------
     offsets : array of float32 or float64
-        Of one dimension; from above -1/2 to below 1/2.
+        One-dimensional, with values above -1/2 and below 1/2.
     """
     algorithm = _ALGORITHMS[offsets.dtype]
     for begin in range(0, len(offsets), _IN_CACHE):
@@ -593,7 +595,7 @@ def make_normal(offsets: Floats) -> None:
         np.subtract(0.180625, distance, out=distance)
         (tails,) = np.nonzero(distance < 0)
         beyond = part[tails]
-        # So that nothing is divided by zero there.
+        # Avoids a division by zero there.
         distance[tails] = 0
         part *= algorithm.central(distance)
         part[tails] = _of_tails(algorithm, beyond)
@@ -619,7 +621,7 @@ def _logarithm(series: Sequence[Any], x: Floats) -> Floats:
 
 
 def _polynomial(coefficients: Sequence[Any], x: Floats) -> Floats:
-    """By the rule of Horner, without a fused multiplication and addition, which not every machine has."""
+    """Evaluate a polynomial by Horner's rule, without fused multiply-add, which not every machine has."""
     value: Floats = coefficients[0] * x
     for coefficient in coefficients[1:-1]:
         value += coefficient

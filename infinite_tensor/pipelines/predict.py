@@ -1,4 +1,4 @@
-"""`predict`: a network slid over an image, volume or raster of any size, blended, reduced and stored."""
+"""`predict`: slides a network over an image, volume or raster of any size; blends, reduces, stores its output."""
 
 from __future__ import annotations
 
@@ -90,105 +90,107 @@ def predict(
     progress: Any = True,
     pyramid: bool | str = False,
 ) -> InfiniteTensor | TensorGroup:
-    """Slide a network over a tensor of any size, and store what it makes of it.
+    """Slide a network over a tensor of any size and store its output.
 
-    Reads what each window needs, calls `net` with batches, blends windows that overlap, reduces pixels, and writes them
-    as they become complete. Run again after an interruption, it continues: a window that is stored is not computed
-    again.
+    Reads the input of each window, calls `net` with batches of windows, blends overlapping windows, applies `reduce` to
+    each pixel, and writes pixels as soon as they are complete. To continue after an interruption, make the same call
+    again: stored windows are not computed again.
 
     Parameters
     ----------
     net : callable
         ``net(batch) -> output``: `batch` has shape ``(batch_size, channels, *window)``; `output` has shape
-        ``(batch_size, channels, *size)`` or ``(batch_size, *size)``, or ``(batch_size, classes)``, one result for each
-        window, which gives a pixel a window; numpy arrays will do. A dict, dataclass or tuple of such tensors gives a
-        group; what is None is left out. It runs under `torch.no_grad`. No network that it, `preprocess` or `reduce`
-        holds may be in training mode, where code of it reads `training`: call ``net.eval()`` before.
+        ``(batch_size, channels, *size)`` or ``(batch_size, *size)``, or ``(batch_size, classes)`` for one result per
+        window, which is stored as one pixel per window. It may be a numpy array. A dict, dataclass or tuple of such
+        outputs gives a group, without the entries that are None. `net` runs under `torch.no_grad`. A network in `net`,
+        `preprocess` or `reduce` must not be in training mode if its code reads `training`: call ``net.eval()`` first.
     source : InfiniteTensor or array
-        What it slides over; an array stands for `from_array` of it.
+        The tensor over which windows slide. An array is passed to `from_array`.
     target : TileStore, str or path, optional
         Where the prediction is stored. Default: in memory.
     window : int or tuple of int
-        Pixels of a window, one for each dimension over which windows slide, or one for all.
+        Size of a window in pixels: one for each dimension over which windows slide, or one for all.
     overlap : float or tuple of float
-        How much of a window its neighbour shares, from 0 up to and without 1.
+        Fraction of a window that its neighbour shares, at least 0 and below 1.
     blend, sigma_scale
-        How overlapping windows are blended, as for `InfiniteTensor`; `sigma_scale` is that of "gaussian". "max" and
-        "min" are those of the windows alone, while a function begins with 0.
+        How overlapping windows are blended, as for `InfiniteTensor`; `sigma_scale` is used by "gaussian" only. "max"
+        and "min" compare windows with each other only; a function starts from pixels that are 0.
     dims : tuple of str, optional
         Names of the dimensions of `source`; "c", "channel", "channels", "band" and "bands" are channels. Default: its
-        own names. Without any, a dimension more than `window` has is channels, and comes first.
+        own names. Without names, if `source` has one dimension more than `window` has entries, the first is channels.
     preprocess : callable, optional
-        ``preprocess(batch) -> batch``, on `device`, before `net`. Integers have become float32, and are not scaled.
-        What it returns is converted to the dtype of the parameters of `net`, where `net` is a module and they have one;
-        otherwise to float32, where no network that `net` holds has its dtype.
+        ``preprocess(batch) -> batch``, called on `device` before `net`. It gets integers as float32, not scaled. If it
+        returns floats, these are converted to the dtype of the parameters of `net` if `net` is a module and they have
+        only one; otherwise to float32, unless a network in `net` has parameters of their dtype. With `autocast`, or
+        without parameters, nothing is converted.
     reduce : str, callable, Reduction or dict, optional
-        What is stored of the blended output of a pixel: "argmax", "softmax", "sigmoid", or a function as for
-        `Reduction`. A dict has one for each output of a group. For a `net` with a single output, a dict gives a group
-        of what each makes of the same scores, which are kept and blended once: one tensor, `tensor_id`, has them as
-        channels.
+        How the blended output of a pixel is reduced before it is stored: "argmax", "softmax", "sigmoid", or a function
+        as for `Reduction`. A dict has one for each output of a group. For a `net` with a single output, a dict gives a
+        group with one tensor per reduction: the scores are computed and blended once, and the tensor `tensor_id` stores
+        all results as channels.
     dtype : torch.dtype or str, optional
-        What is stored. Default: what `net` returns; of "argmax" the smallest integers that hold the labels.
+        Dtype that is stored. Default: that of the output of `net`, or that of the result of a `reduce` function; for
+        "argmax", the smallest integer dtype that holds the labels.
     scale : number, Fraction or tuple of these, optional
-        Pixels of the output along one pixel of the source. Default: what `net` returns for a window says, where that is
-        the same along all dimensions.
+        Pixels of the output along one pixel of the source. Default: inferred from the size of what `net` returns for a
+        window, if it is the same along all dimensions.
     edge : "clip" or "drop"
         What happens to windows that reach past the end of the prediction, as for `InfiniteTensor`.
     padding : str or ("constant", number), or tuple of these
-        What stands beyond the ends of the source, as `args_padding` of an `InfiniteTensor`; one for all, or one for
-        each dimension of the window. Along "wrap" the image closes: windows begin before its first pixel.
+        What `net` is given beyond the ends of the source, as `args_padding` of an `InfiniteTensor`: one for all
+        dimensions of the window, or one for each. With "wrap", the two ends join: windows begin before pixel 0.
     region : optional
-        What is computed now, in pixels of the prediction, those of its finest output: slices over the dimensions of the
-        window, as in ``sl[0:512, 0:512]``, and all other pixels of the tiles that these touch. Default: all of it. The
-        rest is computed when it is read, with the windows on the border once more, as nothing is stored beside the
-        region.
+        The region to compute now, in pixels of the prediction, or of its finest output: slices over the dimensions of
+        the window, as in ``sl[0:512, 0:512]``. The tiles that it touches are computed whole. Default: all pixels.
+        Everything else is computed when it is read. That computes the windows on the border of the region again, since
+        nothing is stored outside it.
     where : Mask, array, tensor, InfiniteTensor or callable, optional
-        Which pixels are wanted, as for `InfiniteTensor.fill`, in the same pixels.
+        Which pixels to compute, as for `InfiniteTensor.fill`, in the same pixels as `region`.
     batch_size : int
-        How many windows `net` is given at once: always so many, the last ones repeated if need be.
+        Number of windows in each call of `net`. A batch with fewer windows is filled up by repeating the last one.
     device : torch.device or str, optional
-        Where batches go. Default: where the parameters of `net` are.
+        Device that batches are moved to. Default: that of the parameters of `net`, or the CPU.
     autocast : bool or torch.dtype, optional
         Run `net` under `torch.autocast`, in this dtype, or with True in the default one.
     tensor_id : str
-        The name under which `target` keeps the prediction; each output of a group has ``tensor_id/name``.
+        Id of the prediction in `target`; each output of a group has ``tensor_id/name``.
     version : JSON value, optional
-        Anything else that identifies what is computed.
+        Anything else that identifies what is computed, such as the hash of a checkpoint.
     overwrite : bool
-        Delete what `target` has under `tensor_id`, once the first batch has been computed. Never what the prediction is
-        computed from: that is a ValidationError.
+        Delete what `target` stores under `tensor_id`, after the first batch has been computed. If the prediction is
+        computed from it, that is a ValidationError.
     max_memory : int or str, optional
-        The most memory that the process takes beside what it holds now and what `net` takes within, in bytes or as in
-        "2 GB". With less, the image is worked in narrower bands.
+        Limit on the memory that this call adds to the process, in bytes or as in "2 GB"; what `net` allocates inside is
+        not counted. A lower limit means that the image is processed in narrower bands.
     workers, shard, client, progress
         As for `InfiniteTensor.fill`.
     pyramid : bool or str
-        As for `InfiniteTensor.fill`. True is "mode" for labels, which are integers, "mean" for floats, and "nearest"
-        where both are stored.
+        As for `InfiniteTensor.fill`. True means "mode" for integers, which are taken as labels, "mean" for floats, and
+        "nearest" if both are stored, or for a dict of reductions of a single output.
 
     Returns
     -------
     InfiniteTensor or TensorGroup
-        The prediction, filled. Its channels come first. A group is in pixels of its finest output.
+        The filled prediction. Its channels come first. A group is indexed in pixels of its finest output.
 
     Raises
     ------
     RegionError
-        (an IndexError) If no pixel of the prediction lies in `region`, or it is none.
+        (an IndexError) If `region` is not a region, or no pixel of the prediction lies in it.
     ValidationError
-        If an argument does not fit, or `target` has something else under `tensor_id`: the prediction of other weights,
-        say.
+        If an argument does not fit, or `target` has something else under `tensor_id`, such as a prediction with other
+        weights.
     ShapeMismatchError
-        If what `net` returns does not fit its input.
+        If the shape that `net` returns does not fit its input.
     KeyboardInterrupt
-        After a Ctrl-C, with how to continue.
+        After Ctrl-C. The message says how to continue.
 
     Notes
     -----
-    Windows begin at pixel 0, or at ``stride - size`` where an image closes; the last one reaches past the end of the
-    source and is padded there. MONAI shifts it inside instead. All values that `net`, `preprocess` and `reduce`
-    reach are part of what is stored: weights, and whatever their code names. Another `batch_size`, or other code of
-    these, gives a FunctionChangedWarning.
+    The first window begins at pixel 0, or at ``stride - size`` with "wrap". The last one may reach past the end of the
+    source, and is padded there; MONAI shifts it inside instead. The stored definition includes all values that `net`,
+    `preprocess` and `reduce` reach: weights, and everything that their code refers to. Another `batch_size`, or changed
+    code of these functions, gives a FunctionChangedWarning.
 
     Examples
     --------
@@ -238,7 +240,7 @@ def predict(
     }
     part, batches = _region_of(outputs, sliding, region), _batch_bytes(sliding, found, count)
     if overwrite or store is None:
-        # What does not fit is told before anything is deleted or created.
+        # Raise errors before anything is deleted or created.
         tried = _made(f, outputs, options | {"tile_store": _empty_one_like(store)}, resumed=False)
         with _beside_batches(max_memory, batches, count) as most:
             tried.plan(part, max_memory=most, where=where)
@@ -274,14 +276,14 @@ def predict(
 def _results(
     found: Mapping[str | None, Returned], reduce: object, dtype: Any, scales: Mapping[str | None, tuple[Fraction, ...]]
 ) -> tuple[dict[str | None, Result], Reductions | None]:
-    """What is stored of each output, and how several reductions of the only one are kept together."""
+    """The result to store of each output; and for several reductions of a single output, how one tensor stores them."""
     scores = found.get(None)
     if scores is None or not isinstance(reduce, Mapping) or not reduce:
         return {
             name: each.reduced_by(reduction_for(name, reduce, found), dtype, scales[name])
             for name, each in found.items()
         }, None
-    # In an order of their own: channels must not depend on that of the dict.
+    # Sorted: the channels must not depend on the order of the dict.
     named = {str(name): each for name, each in reduce.items()}
     parts = {name: scores.reduced_by(named[name], dtype, scales[None]) for name in sorted(named)}
     together = Reductions(parts)
@@ -289,7 +291,7 @@ def _results(
 
 
 def _method_of(outputs: Mapping[str | None, Output], together: Reductions | None) -> bool | str:
-    """How levels are made of labels, which are integers, and of anything else."""
+    """The method of the pyramid: integers are taken as labels."""
     dtypes = map(checked_dtype, (output.dtype for output in outputs.values()))
     labels = {not (dtype.is_floating_point or dtype.is_complex) for dtype in dtypes}
     if together is not None or len(labels) > 1:
@@ -299,30 +301,30 @@ def _method_of(outputs: Mapping[str | None, Output], together: Reductions | None
 
 @contextmanager
 def _stoppable(target: object, *, overwrite: bool) -> Iterator[None]:
-    """After a Ctrl-C within, one that says how to continue."""
+    """Replace a KeyboardInterrupt by one that says how to continue."""
     try:
         yield
     except KeyboardInterrupt:
         without = ", but without overwrite=True," if overwrite else ""
         stored = f"what it has computed is stored; call it again{without} and it continues from there"
-        # A new one: forty lines of where in the library the old one came from would hide what it says.
+        # A new exception: forty lines of traceback inside the library would hide the message.
         raise KeyboardInterrupt(
             f"predict was stopped, {'and nothing is kept without a target' if target is None else stored}"
         ) from None
 
 
 _ALL = Mask(lambda _pixels: True, dims=())
-"""Scores take many times the room of labels: with a mask, none are stored of what windows reach beside the region."""
+"""With a mask, a fill stores no scores that windows have outside the region: scores take far more room than labels."""
 _LARGEST_BATCH = 2**20
 _LITTLE_BYTES = 2**20
 _CACHE_BYTES = 2**24
-"""Of a source that stands for an array, and of a store in memory, which holds all tiles a second time."""
+"""The cache of a source made from an array, and of a store in memory, which would hold all tiles a second time."""
 
 
 def _made(
     f: BatchedNetwork, outputs: Mapping[str | None, Output], options: dict[str, Any], *, resumed: bool
 ) -> InfiniteTensor | TensorGroup:
-    """The tensor, or the group of several outputs."""
+    """The tensor of a single output, or the group of several."""
     try:
         output = outputs.get(None)
         if output is None:
@@ -340,9 +342,9 @@ def _made(
 
 
 def _together(outputs: TensorGroup) -> TensorGroup:
-    """Outputs, which share all dimensions over which windows slide, in pixels of the finest of them.
+    """A group that shares the dimensions over which windows slide, in pixels of the finest output.
 
-    That is the same group for a network that returns them in another order, and for a short image.
+    The group depends neither on the order in which a network returns its outputs, nor on the size of the image.
     """
     tensors = {name: outputs[name] for name in outputs}
     windows = {name: tensor.output_window for name, tensor in tensors.items()}
@@ -356,7 +358,7 @@ def _together(outputs: TensorGroup) -> TensorGroup:
 
 
 def _version(names: Iterable[str | None], version: object) -> object:
-    """What the user says of the values, with the names of all outputs of a group."""
+    """The version that the user gave; for a group, with the names of all its outputs."""
     outputs = sorted(str(name) for name in names)
     if outputs == ["None"]:
         return version
@@ -364,18 +366,18 @@ def _version(names: Iterable[str | None], version: object) -> object:
 
 
 def stored_prediction(store: TileStore, tensor_id: str) -> dict[str, dict[str, Any]]:
-    """The definitions that a store has of a prediction, by their ids: of the tensor, or of the outputs of a group."""
+    """The stored definitions of a prediction by their ids: of its tensor, or of each output of a group."""
     found = {tensor_id: store.tensor_definition(tensor_id)} if tensor_id in store else {}
     for name in store.tensor_ids(f"{tensor_id}/"):
         definition = store.tensor_definition(name)
-        # Another prediction may have a name that begins so.
+        # Another prediction may have an id that begins like this one.
         if definition.get("output") == [name.removeprefix(f"{tensor_id}/")]:
             found[name] = definition
     return found
 
 
 def _check_none_is_read(given: Sequence[object], store: TileStore, stored: Mapping[str, Mapping[str, Any]]) -> None:
-    """ValidationError if something that would be deleted is what the prediction is computed from."""
+    """Raise ValidationError if the prediction is computed from a tensor that would be deleted."""
     for tensor in _chain_of(given):
         if tensor.tensor_id in stored and _is_stored_as(stored[tensor.tensor_id], tensor, store):
             raise ValidationError(
@@ -385,7 +387,7 @@ def _check_none_is_read(given: Sequence[object], store: TileStore, stored: Mappi
 
 
 def _chain_of(given: Sequence[object]) -> Iterator[InfiniteTensor]:
-    """The tensors among some values, and all that they are computed from."""
+    """The tensors among these values, and all tensors that they are computed from."""
     waiting = [each for each in given if isinstance(each, InfiniteTensor)]
     seen: set[int] = set()
     while waiting:
@@ -397,14 +399,14 @@ def _chain_of(given: Sequence[object]) -> Iterator[InfiniteTensor]:
 
 
 def _read_of_mask(where: object) -> object:
-    """What a mask takes its pixels from."""
+    """The tensor, array or function that a mask reads."""
     values = where.values if isinstance(where, Mask) else where
-    # A view such as `t.stored_only()` has the tensor that it shows.
+    # A view such as `t.stored_only()` names the tensor that it shows.
     return getattr(values, "tensor", values)
 
 
 def _is_stored_as(definition: Mapping[str, Any], tensor: InfiniteTensor, store: TileStore) -> bool:
-    """Whether a tensor is the one that a store has under its id. That store may be open twice, and by two names."""
+    """Whether a tensor is the one that a store has under its id. The store may be open twice, under two names."""
     if tensor.tile_store is store:
         return True
     created = definition.get("incarnation")
@@ -412,7 +414,7 @@ def _is_stored_as(definition: Mapping[str, Any], tensor: InfiniteTensor, store: 
 
 
 class _Look:
-    """The ``f`` of a tensor with a pixel for each window, by which a network is shown what its first windows read."""
+    """The ``f`` of a tensor with one pixel per window; reading it calls a network with its first windows."""
 
     def __init__(self, f: BatchedNetwork) -> None:
         self._f = f
@@ -431,7 +433,7 @@ def _first_windows(
     edge: object,
     tensor_id: str,
 ) -> dict[str | None, Returned]:
-    """What the network returns for its first batch of windows, which is kept."""
+    """Call the network with its first batch of windows, describe what it returns, and keep that for the fill."""
     look = _Look(f)
     windows = InfiniteTensor(
         (None,) * len(sliding.size),
@@ -442,7 +444,7 @@ def _first_windows(
         args_padding=sliding.padding,
         batch_size=f.batch_size,
         dtype=torch.bool,
-        # Which errors name.
+        # Errors name it.
         tensor_id=tensor_id,
     )
     windows[sliding.first(region, edge, f.batch_size)]
@@ -450,20 +452,20 @@ def _first_windows(
 
 
 def _batch_bytes(sliding: Sliding, found: Mapping[str | None, Returned], batch_size: int) -> int:
-    """What a batch takes with what the network returns for it: on the device and the CPU, or in two dtypes."""
+    """Bytes of a batch and of its output, which is held twice: on the device and the CPU, or in two dtypes."""
     read = math.prod(sliding.window.size) * torch.float32.itemsize
     return batch_size * (read + 2 * sum(each.nbytes for each in found.values()))
 
 
 @contextmanager
 def _beside_batches(max_memory: object, batches: int, batch_size: int) -> Iterator[int | None]:
-    """What batches leave of the memory; where that is too little, the error says what all takes."""
+    """The memory that batches leave for the rest; if that is too little, the error says how much is needed in all."""
     most = checked_bytes("max_memory", max_memory)
     if most is None:
         yield None
         return
     try:
-        # What is too little for the batches alone is told with all that it takes.
+        # At least 1: a limit below the batches then fails as too small, and the error states the full need.
         yield max(1, most - batches)
     except MemoryTooSmallError as error:
         raise ValidationError(
@@ -475,11 +477,11 @@ def _beside_batches(max_memory: object, batches: int, batch_size: int) -> Iterat
 
 @contextmanager
 def _keeping_little(target: TileStore, sliding: Sliding, max_memory: int | None) -> Iterator[None]:
-    """While a prediction is stored, little is kept in memory of its complete tiles, and of what it is computed from.
+    """Keep few complete tiles of a prediction, and little of what it is computed from, in memory during its fill.
 
-    Nothing reads these tiles, and a fill holds of the tensors upstream what its next steps read; only bands, which a
-    limit makes, read something again. Thousands of small blocks, kept for long, lie between the large ones of each
-    batch, and the holes around them cannot be used again: the process would grow with the image.
+    Nothing reads these tiles again, and a fill holds what its next steps read of the tensors upstream. Only bands,
+    which a memory limit makes, read something twice. If thousands of small blocks stayed in memory between the large
+    ones of each batch, the holes around them could not be used again: the process would grow with the image.
     """
     under_way = threading.Lock()
     with under_way:
@@ -492,12 +494,12 @@ def _keeping_little(target: TileStore, sliding: Sliding, max_memory: int | None)
 
 
 def _mask_of(sliding: Sliding, region: object, where: object) -> object:
-    """What the fill of a region is given as ``where``.
+    """The ``where`` of the fill of a region.
 
     Raises
     ------
     ValidationError
-        For no region over a source without ends, and for one of more dimensions than windows have.
+        If the source is unbounded and there is no region, or the region has more dimensions than windows have.
     """
     unbounded = [d for d, extent in zip(sliding.numbers, sliding.extents, strict=True) if extent is None]
     if region is None and unbounded:
@@ -512,7 +514,7 @@ def _mask_of(sliding: Sliding, region: object, where: object) -> object:
 
 
 def _region_of(outputs: Mapping[str | None, Output], sliding: Sliding, region: object) -> object:
-    """The region to fill, in all dimensions of the prediction; RegionError where no pixel of that lies in it."""
+    """The region to fill, in all dimensions of the prediction; RegionError if no pixel of the prediction lies in it."""
     if region is None:
         return ...
     ndim = len(sliding.size)
@@ -551,10 +553,10 @@ def _dtype_of_autocast(autocast: object, device: torch.device) -> torch.dtype | 
 
 
 def _empty_one_like(store: TileStore | None) -> TileStore:
-    """A store in memory in which a prediction has the tiles that it has in another one; None is one yet to be made."""
+    """An empty store in memory, with the tile size of another one; None stands for a store that does not exist yet."""
     if isinstance(store, MemoryTileStore):
         return MemoryTileStore(store.cache_size_bytes)
-    # Stores need packages that a user of others may do without.
+    # Stores need packages that users of other stores may lack.
     from zarr.storage import MemoryStore  # noqa: PLC0415
 
     from infinite_tensor_stores import ZarrTileStore  # noqa: PLC0415
@@ -566,19 +568,19 @@ def _empty_one_like(store: TileStore | None) -> TileStore:
 
 
 def _is_new(target: object) -> bool:
-    """Whether nothing lies at a local path yet; behind a URL it would take requests to tell."""
+    """Whether nothing lies at a local path yet. False for a URL, where this would take requests."""
     local = isinstance(target, str | Path) and "://" not in str(target)
     return local and not os.path.lexists(Path(str(target)).expanduser())
 
 
 def _opened(target: Any) -> TileStore:
-    # Stores need packages that a user of others may do without.
+    # Stores need packages that users of other stores may lack.
     from infinite_tensor_stores import ZarrTileStore, shared_store  # noqa: PLC0415
 
     if target is None:
         from zarr.storage import MemoryStore  # noqa: PLC0415
 
-        # Tiles, as everywhere: windows of scores would take many times the memory.
+        # A store of tiles, not of windows: windows of scores would take many times the memory.
         return ZarrTileStore(MemoryStore(), compressors=None, flush_interval=1e9, cache_size_bytes=_CACHE_BYTES)
     if isinstance(target, str | os.PathLike):
         return shared_store(target)

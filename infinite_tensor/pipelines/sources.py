@@ -1,6 +1,6 @@
 """Sources: tensors that read from an array, an image, a raster or a TensorDict.
 
-They are finite, and stored nowhere, unless a user has the blocks of a TensorDict kept.
+They are finite, and nothing of them is stored, except blocks of a TensorDict if a user gives a `tile_store`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 
 _USEFUL_BYTES = 2**20
-"""Of a block: little enough for a patch of 64 pixels, and enough for the work that each block is."""
+"""Size of a block: small enough for a patch of 64 pixels, and large enough for the overhead of a block."""
 _CACHE_BYTES = 2**27
-"""Of a source with blocks of 1 MiB: two rows of blocks of a colour image of 40,000 pixels a row."""
+"""Cache of a source. With blocks of 1 MiB it holds two rows of blocks of a colour image 40,000 pixels wide."""
 
 
 T = TypeVar("T", bound=InfiniteTensor)
@@ -51,43 +51,42 @@ def from_array(
     chunks: str | SupportsIndex | Sequence[SupportsIndex] = "auto",
     name: str | None = None,
 ) -> InfiniteTensor:
-    """A tensor that reads from an array: the slices that are needed, when they are needed.
+    """A tensor that reads from an array, only the slices that are needed, and only when they are needed.
 
     Parameters
     ----------
     a : array
         Anything with a shape, a dtype and slices: a `torch.Tensor`, numpy array or memmap, zarr.Array, h5py.Dataset,
-        Dask array, xarray.DataArray, TensorStore or `TensorBlob`. It must stay as it is while the tensor is used.
+        Dask array, xarray.DataArray, TensorStore or `TensorBlob`. It must not change while the tensor is used.
     dims : tuple of str, optional
         Names of the dimensions. Default: those of an xarray.DataArray, none for others.
     chunks : "auto" or int or tuple of int
-        Extents of the blocks that are read at once, one for all dimensions or one for each. They are part of the
-        tensor's definition. Default: the chunks of the array, joined to blocks of up to 1 MiB, or cut to 128 MiB; of an
-        array without chunks, blocks of up to 1 MiB.
+        Extents of the blocks in which the array is read, one for all dimensions or one for each. They are part of the
+        tensor's definition. Default: the chunks of the array, joined to blocks of up to 1 MiB, or cut to 128 MiB; for
+        an array without chunks, blocks of up to 1 MiB.
     name : str, optional
-        Identifies the content, which is not looked at then: give other content another name. Default: a digest of all
-        of the content; where that lies in a file and is larger than 64 MiB, of 64 samples of 4 KiB. Such a file is
-        known by its size and time of change beside these: an edited one is a `FunctionChangedWarning`.
+        Identifies the content, so that no digest of it is computed: give other content another name. Default: a digest
+        of the whole content, or of 64 samples of 4 KiB if it lies in a file and is larger than 64 MiB. The size and
+        modification time of such a file are compared as well: if it was edited, that is a `FunctionChangedWarning`.
 
     Returns
     -------
     InfiniteTensor
-        Of the shape of `a` and the dtype of what it returns, with its values, on the device of a `torch.Tensor`.
-        Coordinates and attributes of an xarray.DataArray stay with it, and with what is computed from it. Of what does
-        not lie in memory, it keeps what was read last, up to 128 MiB and at least two blocks;
-        ``tensor.tile_store.cache_size_bytes = "1GB"`` makes that more.
+        A tensor with the shape and values of `a` and the dtype of its slices, on the same device if `a` is a
+        `torch.Tensor`. It keeps the coordinates and attributes of an xarray.DataArray, and so do tensors computed from
+        it. If `a` is not in memory, the tensor caches the blocks that were read last, up to 128 MiB and at least two;
+        ``tensor.tile_store.cache_size_bytes = "1GB"`` raises this limit.
 
     Raises
     ------
     ValidationError
-        If an argument does not fit, or `a` has no elements, is sparse, or has a dtype that tensors do not have; if
-        elements are masked: later, of what is read of a file.
+        If an argument does not fit, or `a` has no elements, is sparse, is masked, or has a dtype that tensors do not
+        have. If elements in a file are masked, the read of these raises it.
 
     Notes
     -----
-    Where it is read in a forked process, and where its pickle is loaded, the tensor opens the files of `a` again, by
-    path, URL or store. If that cannot be done, it raises a StoreError or a `pickle.PicklingError`. Values that lie in
-    memory alone are pickled with it.
+    In a forked process, and when it is unpickled, the tensor opens the files of `a` again, by path, URL or store. If it
+    cannot, it raises a StoreError or a `pickle.PicklingError`. Values that are only in memory are pickled with it.
 
     Examples
     --------
@@ -111,36 +110,36 @@ def from_image(
 ) -> InfiniteTensor:
     """A tensor of the pixels of an image file, with channels first.
 
-    The file is decoded whole when the tensor is first read, and its pixels stay in memory as long as the tensor does:
-    pillow does not read parts of images. `from_raster` does, and is for images that are too large.
+    The first read decodes the whole file, since pillow cannot read parts of images, and the pixels stay in memory as
+    long as the tensor does. For images that are too large for that, use `from_raster`, which reads parts.
 
     Parameters
     ----------
     path : path
-        Any image that pillow opens. It takes the extra ``image``. What pillow does not open, or whose values it would
-        change, is read by rasterio, of the extra ``raster``: colours of 16 bits, planes, more than 4 channels.
+        Any image that pillow opens, with the extra ``image``. Files that pillow cannot open, or whose values it would
+        change, are read by rasterio, with the extra ``raster``: colours of 16 bits, planes, more than 4 channels.
     chunks : "auto" or int or tuple of int
         As for `from_array`.
     name : str, optional
         As for `from_array`; the default is a digest of the file.
     page : int, optional
         Which of several images in a file to read: a page of a TIFF, a frame of an animation. Default: the first, with
-        a `UserWarning` that tells how many there are.
+        a `UserWarning` if there are others.
 
     Returns
     -------
     InfiniteTensor
-        Of dims ``("c", "y", "x")``, or ``("y", "x")`` where there is one channel. It is turned as its EXIF orientation
-        says. Its dtype and values are those of the file, one bit is a bool. Palettes, CMYK and YCbCr become RGB,
-        transparency in a palette RGBA; other alpha channels stay as they are.
+        A tensor with dims ``("c", "y", "x")``, or ``("y", "x")`` if there is one channel, turned as the EXIF
+        orientation says. It has the dtype and values of the file; values of one bit become bool. Palettes, CMYK and
+        YCbCr become RGB, and palettes with transparency RGBA; other alpha channels stay as they are.
 
     Raises
     ------
     ImportError
         If pillow is missing.
     StoreError
-        If the file cannot be read, or only with other values than it holds; later, if it has changed before it was
-        decoded.
+        If the file cannot be read, or not without changing its values. The first read raises it if the file has changed
+        since the tensor was made.
     ValidationError
         If an argument does not fit.
     """
@@ -164,12 +163,12 @@ class RasterTensor(InfiniteTensor):
 
     @property
     def transform(self) -> Any:
-        """From (column, row) to coordinates of `crs`, an `affine.Affine`; the identity where the file has none."""
+        """The `affine.Affine` from (column, row) to coordinates of `crs`; the identity if the file has none."""
         return self._raster.transform
 
     @property
     def nodata(self) -> Any:
-        """The value of pixels without data, which are read as that value; None where the file names none."""
+        """The value that stands for missing data, and that reads return there; None if the file names none."""
         return self._raster.nodata
 
 
@@ -184,20 +183,20 @@ def from_raster(
     Parameters
     ----------
     path : path or str
-        Any raster that rasterio opens: a GeoTIFF, another large TIFF, a URL. It takes the extra ``raster``.
+        Any raster that rasterio opens: a GeoTIFF, another large TIFF, a URL. This needs the extra ``raster``.
     chunks : "auto" or int or tuple of int
         As for `from_array`.
     name : str, optional
         As for `from_array`.
     page : int, optional
-        Which page of a TIFF to read. Default: the first, with a `UserWarning` that tells how many there are.
+        Which page of a TIFF to read. Default: the first, with a `UserWarning` if there are others.
 
     Returns
     -------
     RasterTensor
-        Of dims ``("band", "y", "x")``, with the values that are stored: no mask, scale or offset is applied. Complex
-        integers of 16 bits become complex64. It has attributes `crs`, `transform` and `nodata`. What the file says of
-        its pixels stays with it, and their place with what is computed from it. A picture without a place on Earth is
+        A tensor with dims ``("band", "y", "x")`` and the values that are stored: no mask, scale or offset is applied.
+        Complex integers of 16 bits become complex64. It has the attributes `crs`, `transform` and `nodata`. It keeps
+        the metadata of the file; tensors computed from it keep the georeference. A picture without a georeference is
         turned as its EXIF orientation says.
 
     Raises
@@ -214,20 +213,20 @@ def from_raster(
 
 
 class Blocks(RegionWriter):
-    """The ``f`` of a source: block `ctx` of what a reader reads.
+    """The ``f`` of a source: returns block `ctx` of what a reader reads.
 
-    Of what lies in memory no blocks are made, but the regions that are read.
+    If the values are in memory, reads copy the regions that they return, and no blocks are made.
 
     Parameters
     ----------
     reader : Reader
-        It knows where the values are.
+        Reads the values.
     size : tuple of int
         Extents of a block.
     named : bool
-        Whether a user says what the content is.
+        Whether a user has given a name that identifies the content.
     meaning : Meaning or None
-        What is known of the pixels beside their values.
+        Metadata of the pixels: what is known of them in addition to their values.
     """
 
     def __init__(self, reader: Reader, size: tuple[int, ...], *, named: bool, meaning: Meaning | None) -> None:
@@ -238,7 +237,7 @@ class Blocks(RegionWriter):
 
     @cached_property
     def stamps(self) -> Stamps:
-        """What tells that a file has changed of which the digest has seen samples only; nothing of a named source."""
+        """Stamps that reveal changes of a file if the digest covers only samples of it; none for a named source."""
         return {} if self._named else self.reader.stamps()
 
     def _reaches(self) -> Mapping[str, object]:
@@ -249,7 +248,7 @@ class Blocks(RegionWriter):
         return self.block(ctx)
 
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:
-        """What to do rather than to move it; see `RegionWriter.instead`."""
+        """What to do instead of moving it; see `RegionWriter.instead`."""
         if dtype is self.reader.dtype:
             return f"it is read as it is stored; move what is read: t[...].to({str(device)!r})"
         return (
@@ -259,11 +258,11 @@ class Blocks(RegionWriter):
 
     @property
     def copies(self) -> bool:
-        """Whether all of it lies in memory; see `RegionWriter.copies`."""
+        """Whether all values are in memory; see `RegionWriter.copies`."""
         return self.reader.in_memory
 
     def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether it does, as the tensor was made; see `RegionWriter.writes`."""
+        """Whether the values are in memory, and the tensor is as it was made; see `RegionWriter.writes`."""
         reader = self.reader
         return reader.in_memory and (self.size, reader.dtype, reader.device) == (tuple(size), dtype, device)
 
@@ -273,7 +272,7 @@ class Blocks(RegionWriter):
         as_array(out)[...] = as_array(pixels)
 
     def block(self, ctx: tuple[int, ...]) -> torch.Tensor:
-        """One block, of which what lies beyond the end of the array has no values."""
+        """One block. Its pixels beyond the end of the array have arbitrary values."""
         starts = map(operator.mul, ctx, self.size)
         inside = self.reader.read(
             tuple(
@@ -303,7 +302,7 @@ def _source(
 
 
 def least_cache_of(size: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Bytes of two blocks: windows that lie across the border of two read each of them once."""
+    """Bytes of two blocks, so that windows across the border of two blocks read each of them only once."""
     return 2 * math.prod(size) * dtype.itemsize
 
 
@@ -315,7 +314,7 @@ def tensor_over(
     meaning: Meaning | None = None,
     **options: Any,
 ) -> T:
-    """A tensor of the blocks of a reader; without a version that identifies the content, that is looked at."""
+    """A tensor of the blocks of a reader; without a version, a digest identifies the content."""
     return kind(
         reader.shape,
         Blocks(reader, size, named=version is not None, meaning=meaning),
@@ -348,7 +347,7 @@ def _checked_path(path: object) -> str:
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise ValidationError(f"path must be a str or a path, got {quoted(path)}; what is open already is an array")
     text = os.fspath(path)
-    # Other processes may have another working directory; what is no file, a URL say, is left as it is.
+    # Other processes may have another working directory. Anything that is not a file, such as a URL, stays as it is.
     return str(Path(text).absolute()) if os.path.exists(text) else text  # noqa: PTH110  (no name is too long for it)
 
 
@@ -377,7 +376,7 @@ def _block_of(reader: Reader, chunks: object) -> tuple[int, ...]:
 
 
 def _even_block(shape: tuple[int, ...], _chunks: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """About as long in each dimension, so that patches of any form lie in few blocks."""
+    """A block about as long in each dimension, so that patches of any shape lie in few blocks."""
     side = 1
     while side < max(shape) and math.prod(min(n, 2 * side) for n in shape) * itemsize <= _USEFUL_BYTES:
         side *= 2
@@ -385,7 +384,7 @@ def _even_block(shape: tuple[int, ...], _chunks: tuple[int, ...], itemsize: int)
 
 
 def _block_of_chunks(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Whole chunks."""
+    """A block of whole chunks."""
     block = list(map(min, chunks, shape))
     while unlike := [d for d, n in enumerate(shape) if block[d] < n]:
         d = min(unlike, key=block.__getitem__)
@@ -397,14 +396,14 @@ def _block_of_chunks(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: 
 
 
 _BLOCK_BYTES = 2**20
-"""How much one window reads. It decides the windows, which are part of what a tensor is: it stays as it is."""
+"""Bytes that one window reads. Do not change it: it determines the windows, which are part of stored definitions."""
 _DICT_CACHE_BYTES = 2**26
 
 
 def tensors_of(
     td: TensorDictBase, version: object, tile_store: TileStore | str | os.PathLike[str] | None, tensor_id: str | None
 ) -> dict[Key, InfiniteTensor]:
-    """The tensors of a TensorDict by their keys; `TensorGroup.from_tensordict` says what the arguments are."""
+    """The tensors of a TensorDict by their keys; `TensorGroup.from_tensordict` describes the arguments."""
     package = import_tensordict()
     if not isinstance(td, package.TensorDictBase):
         raise ValidationError(f"from_tensordict takes a TensorDict, got {type(td).__name__} {td!r:.200}")
@@ -428,9 +427,9 @@ class TensorDictReader(Reader):
     Parameters
     ----------
     td : TensorDictBase
-        It stays open.
+        It must stay open.
     key : tuple of str
-        Of a tensor in it.
+        The key of a tensor in it.
     """
 
     def __init__(self, td: Any, key: Key) -> None:
@@ -444,7 +443,7 @@ class TensorDictReader(Reader):
         sample = td.get_at(key, (slice(0, 0),))
         self.dtype, self.device = sample.dtype, sample.device
         self.chunks = tuple(contiguous_box(self.shape, self.dtype.itemsize, _BLOCK_BYTES))
-        # To get a tensor of a PersistentTensorDict is to read all of it.
+        # Getting a tensor of a PersistentTensorDict reads all of it.
         is_one_file = isinstance(td, import_tensordict().PersistentTensorDict)
         self._file = getattr(td if is_one_file else td.get(key), "filename", None)
         self.in_file = is_one_file or self._file is not None
