@@ -1,4 +1,4 @@
-"""The command `infinite-tensor`: a thin skin over what the library offers."""
+"""The command `infinite-tensor`: a thin layer over the public names of the library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the command that `sys.argv` names, and end the process with its exit code."""
     try:
-        from infinite_tensor.cli.running import run  # noqa: PLC0415  (what the extra brings)
+        from infinite_tensor.cli.running import run  # noqa: PLC0415  (needs an extra)
     except ModuleNotFoundError as error:
         if error.name not in ("click", "rich"):
             raise

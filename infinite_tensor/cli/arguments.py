@@ -1,4 +1,4 @@
-"""What users write on a command line, as the library takes it."""
+"""Parses arguments and options of a command into values that the library takes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Written(click.ParamType[Any, str]):
-    """What a function makes of a text; a text that it refuses is told with an example."""
+    """A parameter that a function parses; the error for a text that it refuses gives an example."""
 
     def __init__(self, name: str, read: Callable[[str], Any], example: str) -> None:
         self.name, self._read, self._example = name, read, example
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """What is meant by a text; the error of click, with an example, for one that is not written like that."""
+        """Parse a text; if it is not valid, fail with an example of one that is."""
         try:
             return self._read(value)
         except (TypeError, ValueError):
@@ -78,7 +78,7 @@ _REFERENCE = re.compile(r"(.+\.py|\w+(?:\.\w+)*):(\w+(?:\.\w+)*)")
 
 
 class _Reference(click.ParamType[Any, str]):
-    """What a file of the user, or a module on Python's path, has under a name: ``world.py:tensor``."""
+    """An object that a file of the user, or a module on Python's path, defines: ``world.py:tensor``."""
 
     name = "reference"
 
@@ -102,7 +102,7 @@ REFERENCE = _Reference()
 
 
 def _path_module(place: str) -> Any:
-    # As for a script: what lies in the current folder is found.
+    # As for a script, modules in the current folder are found.
     sys.path.insert(0, str(Path.cwd()))
     try:
         return import_module(place)
@@ -130,7 +130,7 @@ def _file_module(place: str) -> Any:
 
 
 def _is_reference(text: str) -> bool:
-    """Whether it names something in a file, and is no path or URL itself."""
+    """Whether a text names an object in a Python file, and is not itself a path or URL."""
     return ".py:" in text and _REFERENCE.fullmatch(text) is not None
 
 
@@ -141,7 +141,10 @@ def _reduction(text: str) -> tuple[str | None, Any]:
 
 
 def reductions(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> Any:
-    """What reduces all outputs, or as in ``labels=argmax`` those that are named: each a name, or a reference."""
+    """One reduction for all outputs, or, as in ``labels=argmax``, one by the name of its output.
+
+    Each is a name, such as argmax, or a reference.
+    """
     found = dict(map(_reduction, texts))
     if len(found) < len(texts) or (None in found and len(found) > 1):
         raise click.BadParameter('name each output once, as in "--reduce labels=argmax --reduce sure=softmax"')
@@ -156,7 +159,7 @@ region = click.option(
 
 
 def module(told: str, *, required: bool = False) -> Callable[[F], F]:
-    """The option that names a tensor, or a group of tensors, of a Python file."""
+    """The option that names a tensor, or a group of tensors, in a Python file."""
 
     def checked(_context: click.Context, _option: click.Parameter, found: Any) -> Any:
         if found is not None and not isinstance(found, infinite_tensor.InfiniteTensor | infinite_tensor.TensorGroup):
@@ -172,14 +175,14 @@ def module(told: str, *, required: bool = False) -> Callable[[F], F]:
 group = click.option("--group", is_flag=True, help="ID is that of a group; needed only where a tensor has it too.")
 overwrite = click.option("--overwrite", is_flag=True, help="Replace what is there already.")
 yes = click.option("--yes", is_flag=True, help="Do not ask before something is deleted.")
-# Before a file of the user is loaded.
+# Eager, to take effect before a file of the user is loaded.
 as_json = click.option(
     "--json", "as_json", is_flag=True, is_eager=True, callback=keep_for_json, help="Print JSON, for programs."
 )
 
 
 def fill_options(command: F) -> F:
-    """What `fill` and `predict` take alike."""
+    """Add the options that `fill` and `predict` share."""
     options = [
         click.option("--workers", type=int, metavar="N", help="Threads that compute windows."),
         click.option("--max-memory", metavar="SIZE", help='The most memory to hold, as in "400MB".'),
@@ -194,7 +197,7 @@ def fill_options(command: F) -> F:
 
 
 def region_of(tensor: Any, given: Any) -> Any:
-    """The region that was given, or all of a finite tensor; UsageError where an unbounded one is given none."""
+    """The given region, or all of a finite tensor; UsageError if there is none for an unbounded tensor."""
     unbounded = [name for name, extent in zip(tensor.dims, tensor.shape, strict=True) if extent is None]
     if given is None and unbounded:
         example = ",".join("0:512" if extent is None else ":" for extent in tensor.shape)
@@ -206,7 +209,7 @@ def region_of(tensor: Any, given: Any) -> Any:
 
 
 def source_at(place: str, dims: tuple[str, ...] | None) -> Any:
-    """What `predict` slides over: an array, image or raster in a file, a Zarr array, or something in a Python file."""
+    """The source of `predict`: an array, image or raster in a file, a Zarr array, or an object in a Python file."""
     if _is_reference(place):
         return REFERENCE(place)
     path = Path(place)
@@ -216,7 +219,7 @@ def source_at(place: str, dims: tuple[str, ...] | None) -> Any:
         raise click.UsageError(f"there is no file {place!r}")
     suffix = path.suffix.lower()
     if suffix == ".npy":
-        import numpy as np  # noqa: PLC0415  (as long as a command takes without it)
+        import numpy as np  # noqa: PLC0415  (importing it takes as long as the rest of a command)
 
         try:
             return infinite_tensor.from_array(np.load(path, mmap_mode="r"), dims=dims)
@@ -233,7 +236,7 @@ def _zarr_array(place: str, dims: tuple[str, ...] | None) -> Any:
     try:
         found = zarr.open_array(place, mode="r")
     except Exception as error:
-        # zarr has no error of its own that all others are.
+        # The errors of zarr have no common base class.
         raise click.UsageError(
             f"{place!r} is no Zarr array ({type(error).__name__}); of a tensor in a store, give its id with "
             "--source-tensor"
@@ -243,7 +246,7 @@ def _zarr_array(place: str, dims: tuple[str, ...] | None) -> Any:
 
 
 def mask_at(place: str | None, scale: object) -> Any:
-    """The mask at a path, or of a name in a Python file; None where none is given."""
+    """The mask at a path, or under a name in a Python file; None if there is no mask."""
     if place is None:
         return None
     found = source_at(place, None)

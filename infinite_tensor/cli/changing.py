@@ -1,4 +1,4 @@
-"""Commands that write: fill, predict, cp, export, verify, gc and rm. None deletes what nobody has agreed to."""
+"""Commands that write: fill, predict, cp, export, verify, gc and rm. None deletes anything without consent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_SHOWN = 20
 def fill(computed: Any, region: Any, where: str | None, where_scale: Any, as_json: bool, **options: Any) -> None:
     """Compute and store a region of a tensor that a Python file defines.
 
-    What is stored already is not computed again. Ctrl-C ends it after what is finished has been stored.
+    Tiles that are stored already are not computed again. Ctrl-C stops it, once finished tiles have been stored.
     """
     if region is None:
         if isinstance(computed, infinite_tensor.TensorGroup):
@@ -105,10 +105,10 @@ def predict(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Slide a network over SOURCE, and store what it makes of it in the store TARGET.
+    """Slide a network over SOURCE, and store its output in the store TARGET.
 
-    SOURCE is an image, a raster, a .npy file, a Zarr array, or FILE.py:NAME. Interrupt it and run it again, and it
-    continues.
+    SOURCE is an image, a raster, a .npy file, a Zarr array, or FILE.py:NAME. To continue after an interruption, run the
+    same command again.
     """
     import torch  # noqa: PLC0415  (every other command is quicker without it)
 
@@ -118,7 +118,7 @@ def predict(
         tensor = arguments.source_at(source, dims)
     else:
         tensor = infinite_tensor.open_store(source, mode="r").open(source_tensor)
-    # By its path: nothing is created there before it is clear that everything fits.
+    # The path, not an open store: predict creates nothing there before it has checked everything.
     made = infinite_tensor.predict(
         net,
         tensor,
@@ -130,7 +130,7 @@ def predict(
         **options,
     )
     outputs = [made] if isinstance(made, infinite_tensor.InfiniteTensor) else list(made.values(True, True))
-    # Several reductions of one output read the tensor that keeps them, and are not stored themselves.
+    # Several reductions of one output are stored in one tensor, which each of them reads.
     kept = [t if f"{t.tensor_id}/".startswith(f"{tensor_id}/") else t.args[0] for t in outputs]
     stored = {t.tensor_id: t for t in kept}
     with next(iter(stored.values())).tile_store:
@@ -156,9 +156,9 @@ def predict(
 @arguments.overwrite
 @arguments.as_json
 def cp(store: str, tensor_id: str, other: str, as_json: bool, **options: Any) -> None:
-    """Copy a tensor into the store OTHER, which is created if need be.
+    """Copy a tensor into the store OTHER, which is created if it does not exist.
 
-    Run it again after an interruption, and it continues.
+    To continue after an interruption, run the same command again.
     """
     with infinite_tensor.open_store(store, mode="r") as source:
         report = source.copy(tensor_id, other, **options)
@@ -184,7 +184,7 @@ def cp(store: str, tensor_id: str, other: str, as_json: bool, **options: Any) ->
 @arguments.overwrite
 @arguments.as_json
 def export(store: str, tensor_id: str, target: str, region: Any, as_json: bool, **options: Any) -> None:
-    """Write a region to TARGET as plain Zarr, NPY, PNG, TIFF or GeoTIFF, as its name ends."""
+    """Write a region to TARGET as plain Zarr, NPY, PNG, TIFF or GeoTIFF; the ending of its name says which."""
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
         tensor.export(arguments.region_of(tensor, region), target, **options)
@@ -201,9 +201,9 @@ def export(store: str, tensor_id: str, target: str, region: Any, as_json: bool, 
 @arguments.yes
 @arguments.as_json
 def verify(store: str, tensor_id: str | None, repair: bool, yes: bool, as_json: bool) -> int:
-    """Read all that is stored of a tensor, or of all tensors, and list what is damaged.
+    """Read everything that is stored of a tensor, or of all tensors, and list what is damaged.
 
-    Exits with 3 where something is. With --repair, that is what could not be repaired: a damaged definition stays.
+    Exits with 3 if there is damage. With --repair, exits with 3 only if damage remains: it does not repair definitions.
     """
     with opened_to_change(store) if repair else infinite_tensor.open_store(store, mode="r") as opened:
         ids = opened.tensor_ids() if tensor_id is None else [tensor_id]
@@ -240,7 +240,7 @@ def verify(store: str, tensor_id: str | None, repair: bool, yes: bool, as_json: 
 @arguments.yes
 @arguments.as_json
 def gc(store: str, partial: bool, older_than: float, yes: bool, as_json: bool) -> None:
-    """Delete what no tensor of STORE refers to: leavings of killed processes and of cleared tensors."""
+    """Delete objects that no tensor of STORE refers to: leftovers of killed processes and of cleared tensors."""
     too = ", and what is stored of half-computed tiles" if partial else ""
     with opened_to_change(store) as opened:
         ask(
@@ -273,7 +273,7 @@ def rm(store: str, tensor_id: str, dependants: bool, group: bool, yes: bool, as_
             if dependants:
                 raise click.UsageError(f"{tensor_id!r} is a group, and --dependants is for tensors")
             if tensor_id not in opened.group_ids():
-                # Which tells what there is.
+                # Its error lists the groups that there are.
                 opened.open_group(tensor_id)
             ask(f"This deletes group {tensor_id!r} from {store}. Its tensors stay.", yes=yes)
             opened.clear_group(tensor_id)
@@ -281,7 +281,7 @@ def rm(store: str, tensor_id: str, dependants: bool, group: bool, yes: bool, as_
         else:
             tensors = [tensor_id, *(opened.dependants(tensor_id) if dependants else ())]
             if tensor_id not in opened:
-                # Which tells what there is.
+                # Its error lists the tensors that there are.
                 opened.tensor_info(tensor_id)
             ask(f"This deletes {named(tensors)} from {store}.", yes=yes)
             opened.clear_tensor(tensor_id, dependants=dependants)
@@ -292,8 +292,8 @@ def rm(store: str, tensor_id: str, dependants: bool, group: bool, yes: bool, as_
 
 
 def opened_to_change(store: str) -> infinite_tensor.TileStore:
-    """A store that is there, to change something in it."""
-    # Mode r+ makes a store of a Zarr group or HDF5 file of somebody else.
+    """Open an existing store for changes."""
+    # Mode r+ alone would turn a Zarr group or HDF5 file of somebody else into a store.
     infinite_tensor.open_store(store, mode="r").close()
     return infinite_tensor.open_store(store, mode="r+")
 

@@ -60,7 +60,7 @@ def _record(definition: Mapping[str, Any]) -> dict[str, Any]:
 @arguments.group
 @arguments.as_json
 def info(store: str, tensor_id: str, group: bool, as_json: bool) -> None:
-    """Tell what is known and stored of one tensor, or which tensors a group is made of."""
+    """Show the definition of a tensor and how much of it is stored, or the tensors of a group."""
     with infinite_tensor.open_store(store, mode="r") as opened:
         if group or (tensor_id not in opened and tensor_id in opened.group_ids()):
             members = _members(opened.open_group(tensor_id))
@@ -93,7 +93,7 @@ def info(store: str, tensor_id: str, group: bool, as_json: bool) -> None:
 
 
 def _members(group: Any) -> list[dict[str, Any]]:
-    """A record of each tensor of a group."""
+    """One record for each tensor of a group."""
     return [
         {
             "name": name if isinstance(name, str) else "/".join(name),
@@ -128,8 +128,8 @@ def read(
 ) -> None:
     """Read what is stored of a region.
 
-    Computes nothing but coarser tensors, which a store can compute from what it holds. Without --fill-value, other
-    pixels that are not stored are an error.
+    Computes nothing, except levels and other coarser tensors, which follow from stored pixels. Other pixels that are
+    not stored are an error, unless --fill-value is given.
     """
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
@@ -165,7 +165,7 @@ def _write(source: Any, region: Any, output: str, *, overwrite: bool) -> None:
 
 
 def _figures(values: Any) -> dict[str, Any]:
-    """The smallest and largest number and the mean of those that are finite, and how many are not."""
+    """Minimum, maximum and mean of the finite values, and the number of values that are not finite."""
     if values.is_complex():
         return {}
     finite = values[values.isfinite()]
@@ -182,9 +182,9 @@ def _figures(values: Any) -> dict[str, Any]:
 @click.option("--region", type=arguments.REGION, metavar="REGION", help="Pixels; by default all that are stored.")
 @arguments.as_json
 def stats(store: str, tensor_id: str, region: Any, as_json: bool) -> None:
-    """Tell range, mean, standard deviation and quantiles of what is stored, and the pixels of each label.
+    """Show range, mean, standard deviation and quantiles of the stored pixels, and the number of pixels of each label.
 
-    Computes nothing. Of incomplete tiles no pixel is counted.
+    Computes nothing. Incomplete tiles are left out.
     """
     with infinite_tensor.open_store(store, mode="r") as opened:
         found = opened.open(tensor_id).stats(region)
@@ -205,7 +205,10 @@ _QUANTILES = (0.02, 0.25, 0.5, 0.75, 0.98)
 @arguments.region
 @arguments.as_json
 def coverage(store: str, tensor_id: str, region: Any, as_json: bool) -> None:
-    """Draw which tiles of a region are stored: by default, of an unbounded tensor, around all that is."""
+    """Draw which tiles of a region are stored.
+
+    The default is all of a finite tensor, and the box around everything that is stored of an unbounded one.
+    """
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
         if region is None and None in tensor.shape:
@@ -229,15 +232,15 @@ def coverage(store: str, tensor_id: str, region: Any, as_json: bool) -> None:
 
 
 _OTHER_ROWS = 6
-"""What stands around a map on a terminal."""
+"""Rows of the terminal for the lines around a map."""
 
 
 def _print_map(tensor: Any, region: Any, tile: Sequence[int], stored: Any, uncovered: Any) -> None:
-    """A map of the last two dimensions along which there are several tiles; a cell of it is over all others."""
+    """Print a map of the last two dimensions that have several tiles; a cell covers all of the other dimensions."""
     from infinite_tensor.geometry.regions import parse  # noqa: PLC0415  (needs torch)
 
     columns, rows = shutil.get_terminal_size((100, 46))
-    # Where there are too few of them, dimensions with one tile.
+    # If fewer than two have several tiles, take dimensions with one tile.
     several = sorted(range(stored.ndim), key=lambda d: (stored.shape[d] > 1, d))
     dims = sorted(several[-2:])
     room = max(1, rows - _OTHER_ROWS), columns // 2
@@ -256,8 +259,8 @@ def _print_map(tensor: Any, region: Any, tile: Sequence[int], stored: Any, uncov
 
 
 def _cells(stored: Any, uncovered: Any, dims: Sequence[int], scale: int) -> list[str]:
-    """A line for each row of a map, of two characters a cell, which stands for `scale` tiles along either side."""
-    import numpy as np  # noqa: PLC0415  (as long as a command takes without it)
+    """The lines of a map, with two characters for each cell; a cell covers `scale` tiles along each side."""
+    import numpy as np  # noqa: PLC0415  (importing it takes as long as the rest of a command)
 
     def summed(tiles: Any) -> Any:
         counts = tiles.sum(axis=tuple(d for d in range(tiles.ndim) if d not in dims))
@@ -277,7 +280,7 @@ def _cells(stored: Any, uncovered: Any, dims: Sequence[int], scale: int) -> list
 @click.option("--max-memory", metavar="SIZE", help="As for fill.")
 @arguments.as_json
 def plan(store: str, tensor_id: str, region: Any, max_memory: str | None, as_json: bool) -> None:
-    """Tell what it would cost to fill a region. Computes nothing."""
+    """Show what it would cost to fill a region. Computes nothing."""
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
         found = tensor.plan(arguments.region_of(tensor, region), max_memory=max_memory)
@@ -292,12 +295,12 @@ def plan(store: str, tensor_id: str, region: Any, max_memory: str | None, as_jso
 @click.option("--browser/--no-browser", default=True, show_default=True, help="Open a browser.")
 @arguments.as_json
 def view(store: str, tensor_ids: tuple[str, ...], computed: Any, port: int, browser: bool, as_json: bool) -> None:
-    """Open a page of Bokeh to look at one tensor of STORE, or at several beside each other, until Ctrl-C.
+    """Serve a Bokeh page that shows one tensor of STORE, or several side by side, until Ctrl-C.
 
-    Without an ID it is that of --module, or the only tensor. What is missing is computed where --module or the store
-    alone says how, and not stored.
+    Without an ID, it shows the tensor of --module, or the only tensor of STORE. Missing pixels are computed, but not
+    stored, if --module defines their tensor or the store alone can compute them.
     """
-    from infinite_tensor.opening import for_reading  # noqa: PLC0415  (as long as a command takes without them)
+    from infinite_tensor.opening import for_reading  # noqa: PLC0415  (importing these takes as long as the rest)
     from infinite_tensor.pipelines.pyramid import without_levels  # noqa: PLC0415
 
     with infinite_tensor.open_store(store, mode="r") as opened:
@@ -313,7 +316,7 @@ def view(store: str, tensor_ids: tuple[str, ...], computed: Any, port: int, brow
                 print_json({"url": shown.url})
             note(f"{shown.url} shows {', '.join(each.tensor_id for each in (first, *others))}; Ctrl-C ends it")
             shown.wait()
-            # The process ends after the present call of f. A second Ctrl-C does not wait for that.
+            # The process ends after the current call of f. A second Ctrl-C ends it at once.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

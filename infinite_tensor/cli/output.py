@@ -1,4 +1,4 @@
-"""What a command prints: tables and lines for people, JSON for programs, and what it asks before it deletes."""
+"""Prints tables and lines for people and JSON for programs, and asks before something is deleted."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from rich.text import Text
 from infinite_tensor.support.tables import bytes_of
 
 _WIDEST = 1000
-"""Columns of what is not printed on a terminal: a line of a table stays a line."""
+"""Width of a table that is not printed on a terminal, so that each row stays on one line."""
 
 
 def plain(text: object) -> str:
-    """A text as a terminal may print it: what is stored may hold anything, and a terminal obeys control characters."""
+    """Escape characters that a terminal would obey rather than print; names in a store may contain any."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in str(text))
 
 
 def tell(kind: str, message: str) -> None:
-    """A message on standard error."""
+    """Print a message on standard error."""
     lines = "\n".join(map(plain, message.splitlines()))
     style = "bold red" if kind == "Error" else "bold yellow"
     Console(stderr=True).print(Text.assemble((f"{kind}:", style), " ", lines), soft_wrap=True)
 
 
 def note(message: str) -> None:
-    """A line about what is printed, on standard error: beside the result, not in it."""
+    """Print a remark on standard error, so that it is not part of the result."""
     click.echo("\n".join(map(plain, message.splitlines())), err=True)
 
 
 def print_table(records: Sequence[Mapping[str, Any]]) -> None:
-    """A row for each record, under the names of its values: figures to the right, and no column that is empty."""
+    """Print a row for each record, below the names of its values: numbers on the right, without empty columns."""
     names = dict.fromkeys(name for record in records for name in record)
     cells = {name: [cell(name, record.get(name)) for record in records] for name in names}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -54,7 +54,7 @@ def print_table(records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """A line for each value, with its name before it, without those that are empty."""
+    """Print a line for each value that is not empty, with its name before it."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -65,7 +65,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 
 def cell(name: str, value: Any) -> str:
-    """A value for people, in one line; nothing for None and for what is empty."""
+    """A value as a line of text; an empty one for None and for empty values."""
     if value is None:
         return ""
     if name == "bytes":
@@ -74,7 +74,7 @@ def cell(name: str, value: Any) -> str:
         return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
     if isinstance(value, list | tuple):
         texts = list(map(str, value))
-        # As Python shows it, unless it is names.
+        # As Python shows a tuple, except for names.
         is_names = all(isinstance(each, str) for each in value)
         value = ", ".join(texts) if is_names else f"({', '.join(texts)}{',' * (len(texts) == 1)})"
     return plain(value)
@@ -84,17 +84,17 @@ def _print(table: Table) -> None:
     console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDEST)
     with console.capture() as printed:
         console.print(table)
-    # Rich fills lines up to the width of the table, and has an end of its own for a pipe that is closed.
+    # Rich pads lines to the width of the table, and ends the process in its own way if a pipe is closed.
     click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()), color=True)
 
 
 def print_json(value: object) -> None:
-    """A value as JSON, where what is not finite is one of the strings NaN, Infinity and -Infinity."""
+    """Print a value as JSON; numbers that are not finite become the strings NaN, Infinity and -Infinity."""
     click.echo(json.dumps(jsonable(value), indent=2, allow_nan=False), file=click.get_current_context().obj)
 
 
 def print_report(report: object, *, as_json: bool) -> None:
-    """What the library tells of what it has done, which it shows as a table."""
+    """Print a report of the library, as JSON or as the table that its text is."""
     if as_json:
         print_json(report)
     else:
@@ -102,7 +102,7 @@ def print_report(report: object, *, as_json: bool) -> None:
 
 
 def keep_for_json(context: click.Context, _option: click.Parameter, wanted: bool) -> bool:
-    """With ``--json``, what code of the user prints goes to standard error: the output is the JSON alone."""
+    """With ``--json``, redirect what user code prints to standard error, so that the output is only the JSON."""
     if wanted:
         context.obj = sys.stdout
         context.with_resource(redirect_stdout(sys.stderr))
@@ -110,7 +110,7 @@ def keep_for_json(context: click.Context, _option: click.Parameter, wanted: bool
 
 
 def jsonable(value: Any) -> Any:
-    """A value of the library as JSON holds it: of a report also what it tells of all tensors together."""
+    """Convert a value of the library to JSON values; of a report also its properties, such as totals."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         told = [name for name, each in vars(type(value)).items() if isinstance(each, property) and name[0] != "_"]
         names = [*(field.name for field in dataclasses.fields(value)), *told]
@@ -128,30 +128,30 @@ def jsonable(value: Any) -> Any:
 
 
 def counted(count: int, word: str) -> str:
-    """So many of something."""
+    """A number with its noun, such as "3 tiles"."""
     return f"{count:,} {word}{'s' * (count != 1)}"
 
 
 def named(names: Sequence[str]) -> str:
-    """Ids in a sentence."""
+    """Quoted ids, joined by commas."""
     return ", ".join(map(repr, names))
 
 
 class UnconfirmedError(click.ClickException):
-    """There is something to delete, and nobody to ask."""
+    """Something is to be deleted, and nobody can confirm it."""
 
     exit_code = click.UsageError.exit_code
 
 
 def ask(what: str, *, yes: bool) -> None:
-    """Have somebody confirm that something is deleted; `yes` stands for them.
+    """Ask the user to confirm that something is deleted; with `yes`, do not ask.
 
     Raises
     ------
     click.Abort
-        If they do not want it.
+        If the user says no.
     UnconfirmedError
-        If nobody can be asked.
+        If there is no terminal to ask on.
     """
     if yes:
         return

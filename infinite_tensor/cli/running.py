@@ -1,4 +1,4 @@
-"""A command from its arguments to its exit code: what fails is told in a line, and never by a traceback of ours."""
+"""Runs a command, from its arguments to its exit code. Errors are printed as a line, not as a traceback of ours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from infinite_tensor.errors import InfiniteTensorError
 FAILED = 1
 BROKEN_CODE = 4
 INTERRUPTED = 130
-"""As shells have it: 128, and the number of the signal."""
+"""As in shells: 128 plus the number of the signal."""
 CLOSED = 141
 
 _ENDING = """\
@@ -50,16 +50,16 @@ for _command in (*looking.COMMANDS, *changing.COMMANDS, *serving.COMMANDS):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The exit code of a command; the page on the command line lists them."""
+    """Run a command and return its exit code; the documentation of the command line lists these."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # An id may hold what the encoding of the terminal has not.
+        # An id may contain characters that the encoding of the terminal lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings():
-        # Each of ours says something else, and those of others are for who runs Python.
+        # Show all of the library's: each says something else. Other categories are meant for Python programmers.
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_where, **_file: tell("Warning", str(message))
         try:
-            # Its own `main` takes a Ctrl-C and a closed pipe for failures of another kind.
+            # The `main` of click would treat Ctrl-C and a closed pipe as other kinds of failures.
             with commands.make_context("infinite-tensor", list(arguments)) as context:
                 found = commands.invoke(context)
             sys.stdout.flush()
@@ -70,53 +70,53 @@ def run(arguments: Sequence[str]) -> int:
             return error.exit_code
         except (click.Abort, KeyboardInterrupt) as ended:
             return _stopped(ended)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  (code of the user raises what it pleases)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (user code may raise anything)
             return _failed(error)
     return found if isinstance(found, int) else 0
 
 
 def _stopped(ended: BaseException) -> int:
-    """The exit code where somebody has answered no, or has pressed Ctrl-C."""
+    """The exit code after the user has answered no, or has pressed Ctrl-C."""
     if isinstance(ended, click.Abort) and not isinstance(ended.__context__, KeyboardInterrupt):
         note("Nothing was changed.")
         return FAILED
-    # What can be continued says so.
+    # The library adds notes to the interrupt of a command that can be continued.
     said = "what was finished is stored; the same command continues" if hasattr(ended, "__notes__") else "by Ctrl-C"
     tell("Interrupted", _in_options(str(ended)) or said)
     return INTERRUPTED
 
 
 def _failed(error: BaseException) -> int:
-    """The exit code of what the library, the system, or code of the user has raised, which is told."""
-    # An ImportError of the library names an extra, and no module.
+    """Print an error of the library, the system or user code, and return the exit code."""
+    # The library raises ImportError for a missing extra, without the name of a module.
     if isinstance(error, InfiniteTensorError) or (isinstance(error, ImportError) and error.name is None):
         tell("Error", _in_options("\n".join([str(error), *getattr(error, "__notes__", ())])))
         return FAILED
     trace = _theirs(error.__traceback__)
     if isinstance(error, OSError) and trace is None:
         return _refused(error)
-    # A file that is no Python has no code that could have been on the way.
+    # A SyntaxError is raised before any code of the file runs: there are no frames to show.
     shown = None if isinstance(error, SyntaxError) else error.__traceback__
     traceback.print_exception(error.with_traceback(trace or shown))
     return BROKEN_CODE
 
 
 def _refused(error: OSError) -> int:
-    """The exit code where the system refuses a path, or to print."""
+    """Print an error of the system, about a path or about printing, and return the exit code."""
     if error.filename is not None:
         tell("Error", f"{error.filename!r}: {error.strerror}")
         return FAILED
-    # What is left in the buffer must not fail again at the end.
+    # What is left in the buffer goes nowhere, so that flushing it at exit cannot fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
-        # Who reads it has seen enough.
+        # The reader of the output has closed it.
         return CLOSED
     tell("Error", f"cannot print: {error.strerror or error}")
     return FAILED
 
 
 def _in_options(message: str) -> str:
-    """What the library says of its arguments, for who has only options."""
+    """A message of the library about its arguments, reworded for options of the command."""
     return re.sub(r"; mode '[^;\n]* creates one[^;\n]*", "", message).replace("overwrite=True", "--overwrite")
 
 
@@ -124,11 +124,11 @@ _BETWEEN = (
     *("click", "infinite_tensor", "infinite_tensor_stores", "matplotlib", "PIL", "rich"),
     *("concurrent", "genericpath", "importlib", "os", "pathlib"),
 )
-"""What lies between a command and the code of a user."""
+"""Packages whose frames lie between a command and user code."""
 
 
 def _theirs(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback that begins with the code of the user; None where there is none of it."""
+    """The part of a traceback that begins with user code; None if it contains none."""
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         trace = trace.tb_next
     return trace
