@@ -1,4 +1,4 @@
-"""How a network is called: on its device, in the mode that it has, with batches of one size."""
+"""Calls networks on their device, in the mode that they are in, with batches of one size."""
 
 from __future__ import annotations
 
@@ -22,42 +22,43 @@ from infinite_tensor.values.fingerprint import Reach, Setting, networks_in
 
 Index: TypeAlias = tuple[int, ...]
 Outputs: TypeAlias = dict[str | None, torch.Tensor]
-"""What a network returned, by name; of one that returns a single tensor under None."""
+"""The outputs of a network by name; a single tensor is under None."""
 
 
 class CallingNetworks(Calling):
-    """Calls functions of a user, and refuses to while a network in them is in training mode where that matters."""
+    """Calls user functions, but refuses while a network in them is in training mode and its code depends on that."""
 
     @cached_property
     def modes(self) -> Modes:
-        """Those of the networks in the functions."""
+        """The modes of the networks in the functions."""
         return Modes(Reach(self, "f").networks)
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the networks: in another process, functions may name others."""
+        """All but the modes: in another process, the functions may refer to other networks."""
         return {name: value for name, value in self.__dict__.items() if name != "modes"}
 
 
 class BatchedNetwork(CallingNetworks):
     """The ``f`` of a prediction: calls a network with batches of regions, all of one size.
 
-    The last batch repeats its last region. Most networks round otherwise in batches of other sizes; so the bits of a
-    window do not depend on how many are missing when it is computed.
+    A batch with fewer regions is filled up by repeating the last one. Most networks round differently in batches of
+    another size; with one size, the bits of a window do not depend on how many others are computed with it.
 
     Parameters
     ----------
     net : callable
-        ``net(batch) -> output``: of shape (N, channels, *window) to one of shape (N, ...), or a dict or tuple of these.
+        ``net(batch) -> output``: takes shape (N, channels, *window) and returns shape (N, ...), or a dict or tuple of
+        such outputs.
     preprocess : callable or None
-        Is given each batch, on the device, before `net`.
+        Called with each batch, on the device, before `net`.
     batch_size : int
         N.
     device : torch.device
-        Where batches go.
+        Device that batches are moved to.
     autocast : torch.dtype or None
-        What `torch.autocast` computes in.
+        Dtype of `torch.autocast`.
     channel_dim : int or None
-        Which dimension of a region holds the channels; None where there are none, and `net` is given one.
+        The dimension of a region that holds the channels; None if there is none, so that `net` is given one of size 1.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class BatchedNetwork(CallingNetworks):
         self._dtype = next(iter(self._dtypes)) if only else torch.float32
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what is kept, which is for this process."""
+        """All but the kept outputs, which belong to this process."""
         return super().__getstate__() | {"_kept": {}, "looked": None}
 
     def _reaches(self) -> Mapping[str, object]:
@@ -95,30 +96,30 @@ class BatchedNetwork(CallingNetworks):
         return {"net": self.net, "preprocess": self.preprocess, **autocast, "batch_size": Setting(self.batch_size)}
 
     def prepare(self, *, told: bool, stored: bool) -> None:
-        """Before the first call: whether a version says what is called, and whether that is to be compared."""
+        """Set, before the first call, whether a version identifies the network and whether its outputs are stored."""
         self.told, self.stored = told, stored
         if stored and self.looked is not None:
-            # Hashed now: a call may fill what it reaches.
+            # Hashed now: a call may fill containers that it reaches.
             _ = self.looked.values
 
     def returns(self, expected: Mapping[str | None, tuple[tuple[int, ...], torch.dtype]]) -> None:
-        """What the network returns: each output, of one window, has this shape, and is given back in this dtype."""
+        """Set the shape that each output must have for one window, and the dtype in which it is returned."""
         self._expected = expected
 
     def forget(self) -> None:
-        """Drop what is kept."""
+        """Drop the outputs that `first` kept."""
         self._kept = {}
 
     def first(self, ctxs: Sequence[Index], regions: Sequence[torch.Tensor]) -> Outputs:
-        """What the network returns for its first regions, which is kept for the calls that ask for them."""
-        # The network may use its buffer again.
+        """Call the network with its first regions, and keep the outputs for later calls with the same windows."""
+        # The network may reuse its output buffer.
         outputs = {name: output.clone() for name, output in self._outputs(regions).items()}
         for at, ctx in enumerate(ctxs):
             self._kept[ctx] = {name: output[at : at + 1] for name, output in outputs.items()}
         return outputs
 
     def __call__(self, ctxs: Sequence[Index], regions: Sequence[torch.Tensor]) -> Any:
-        """What the network returns for some regions, stacked."""
+        """The outputs of the network for these regions, stacked."""
         known = [self._kept.pop(ctx[: regions[0].ndim - (self._channel_dim is not None)], None) for ctx in ctxs]
         missing = [region for region, kept in zip(regions, known, strict=True) if kept is None]
         computed = self._outputs(missing) if missing else {}
@@ -132,7 +133,7 @@ class BatchedNetwork(CallingNetworks):
         return found.get(None, found)
 
     def _outputs(self, regions: Sequence[torch.Tensor]) -> Outputs:
-        """What the network returns for up to a batch of regions, on the CPU, for all of the batch."""
+        """The outputs of the network for up to a batch of regions, on the CPU, those of repeated regions included."""
         repeated = [*regions, *[regions[-1]] * (self.batch_size - len(regions))]
         batch = torch.stack(repeated)
         batch = batch.unsqueeze(1) if self._channel_dim is None else batch.movedim(1 + self._channel_dim, 1)
@@ -154,9 +155,9 @@ class BatchedNetwork(CallingNetworks):
             return self.net(batch)
 
     def _check_as_before(self, outputs: Outputs) -> None:
-        """ShapeMismatchError where a batch has other outputs than those that the prediction was begun with."""
+        """Raise ShapeMismatchError if a batch has other outputs than the first batch of the prediction."""
         before = {name: shape for name, (shape, _) in self._expected.items()}
-        # One result for a window lacks its pixel.
+        # Outputs with one result per window lack the dimensions of its pixel.
         lacking = {name: (1,) * (len(before.get(name, ())) + 1 - output.ndim) for name, output in outputs.items()}
         now = {name: (*output.shape[1:], *lacking[name]) for name, output in outputs.items()}
         if before and now != before:
@@ -188,7 +189,7 @@ class BatchedNetwork(CallingNetworks):
 def _tensor_of(array: np.ndarray[Any, Any], named: str) -> torch.Tensor:
     check_unmasked(array, f"net returned{named}")
     try:
-        # Torch takes no other byte order or negative steps, and warns of what may not be written to.
+        # torch takes no other byte order and no negative strides, and warns about arrays that are read-only.
         return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
     except TypeError as error:
         raise ValidationError(
@@ -198,7 +199,7 @@ def _tensor_of(array: np.ndarray[Any, Any], named: str) -> torch.Tensor:
 
 
 def _on_cpu(output: torch.Tensor) -> torch.Tensor:
-    """The output in memory; pinned, where it comes from a GPU: it gets there in a fraction of the time."""
+    """The output on the CPU. From a GPU it is copied to pinned memory, in a fraction of the time."""
     if not output.is_cuda:
         return output.cpu()
     copied = output.to("cpu", non_blocking=True)
@@ -211,12 +212,12 @@ def _told(shapes: Mapping[str | None, tuple[int, ...]]) -> str:
 
 
 def device_of(net: object) -> torch.device:
-    """Where the parameters of the networks in a function are; the CPU where there are none."""
+    """The device of the parameters of the networks in a function; the CPU if there are none."""
     return next((each.device for network in networks_in((net,)) for each in network.parameters()), torch.device("cpu"))
 
 
 def _dtypes_of(net: object) -> set[torch.dtype]:
-    """What the parameters of the networks in a function are, of those that are floats."""
+    """The floating-point dtypes of the parameters of the networks in a function."""
     parameters = [each for network in networks_in((net,)) for each in network.parameters()]
     return {each.dtype for each in parameters if each.is_floating_point()}
 

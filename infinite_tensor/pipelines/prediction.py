@@ -1,4 +1,4 @@
-"""How the windows of a prediction lie on its source, and what is stored of what a network returns for them."""
+"""Where the windows of a prediction lie on its source, and what is stored of the output of a network for them."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class Sliding:
     Attributes
     ----------
     source : InfiniteTensor
-        What they slide over.
+        The tensor over which they slide.
     numbers : tuple of int
-        The dimensions along which they do.
+        The dimensions along which they slide.
     names : tuple of (str or None)
-        What users call these.
+        The names of these dimensions.
     channel_dim : int or None
-        The other dimension.
+        The dimension of the channels, if there is one.
     size, stride : tuple of int
         Pixels of a window, and from one to the next.
     padding : object
-        What stands beyond the ends of the source, as its `args_padding`.
+        The `args_padding` that says what lies beyond the ends of the source.
     offset : tuple of int
-        Where window 0 begins: before the image where that closes, so that as many windows cover its ends as its middle.
+        Where window 0 begins: before pixel 0 with "wrap", so that as many windows cover the ends as the middle.
     """
 
     source: InfiniteTensor
@@ -71,7 +71,7 @@ class Sliding:
     def over(
         cls, source: InfiniteTensor, dims: object, window: object, overlap: object, padding: object, edge: object
     ) -> Self:
-        """As the arguments of `predict` say; ValidationError for what does not fit."""
+        """From the arguments of `predict`; ValidationError if one does not fit."""
         names, entries = _names_of(source, dims), members(window)
         try:
             numbers = slid_dims(source.shape, names, None if entries is None else len(entries))
@@ -103,35 +103,35 @@ class Sliding:
 
     @property
     def window(self) -> TensorWindow:
-        """What a window reads of the source."""
+        """The windows over the source."""
         slid = zip(self.size, self.stride, self.offset, range(len(self.size)), strict=True)
         return window_over(self.source, dict(zip(self.numbers, slid, strict=True)))
 
     def edges(self, edge: Any, channels: int = 0) -> Any:
-        """The `edge` of what these windows are written to, which has so many dimensions before theirs."""
+        """The `edge` of an output that has this number of dimensions for channels before those of the windows."""
         if not any(self.offset):
             return edge
         return (*[edge] * channels, *["all" if offset else edge for offset in self.offset])
 
     @property
     def extents(self) -> list[int | None]:
-        """Pixels of the source along which windows slide."""
+        """Extents of the source along the dimensions over which windows slide."""
         return [self.source.shape[d] for d in self.numbers]
 
     def first(self, region: object, edge: object, count: int) -> list[Index]:
-        """The first windows over a region, at most so many and at least one."""
+        """The first windows over a region, at least one and at most `count`."""
         ndim = len(self.size)
         try:
             start, stop, *_ = parse(... if region is None else members(region) or (region,), tuple(self.extents))
         except RegionError:
-            # It may fit a prediction of another resolution, which the first windows tell.
+            # It may fit a prediction of another resolution, which is known only after the first windows.
             start = stop = (0,) * ndim
         low, high = self._grid(edge).box(start, stop)
         indices = itertools.product(*[range(a, max(a + 1, b)) for a, b in zip(low, high, strict=True)])
         return list(itertools.islice(indices, count))
 
     def count(self, edge: object) -> list[int | None]:
-        """How many windows there are along each dimension; None along those without ends."""
+        """The number of windows along each dimension; None along unbounded ones."""
         lasts = self._grid(edge).last
         found = [None if n is None else last + 1 for n, last in zip(self.extents, lasts, strict=True)]
         if 0 in found:
@@ -147,16 +147,16 @@ class Sliding:
         return WindowGrid(TensorWindow(self.size, self.stride, self.offset), extents, edges)
 
     def given_scale(self, given: object) -> tuple[Fraction, ...] | None:
-        """The scale that a user gives, if any."""
+        """The scale that a user has given, if any."""
         if given is None:
             return None
         return tuple(of_dimensions("scale", given, len(self.size), as_ratio, "a positive number such as 2 or 0.5"))
 
     def scale_of(self, shape: Sequence[int], given: tuple[Fraction, ...] | None) -> tuple[Fraction, ...]:
-        """Pixels of an output of this shape along one of the source; ShapeMismatchError where that is not known."""
+        """The scale of an output of this shape; ShapeMismatchError if it is not known, or not the given one."""
         size = tuple(shape[-len(self.size) :])
         if is_single := {*size} == {1}:
-            # A pixel for each step.
+            # One pixel per stride.
             found = tuple(Fraction(1, step) for step in self.stride)
         else:
             found = tuple(map(Fraction, size, self.size))
@@ -176,7 +176,7 @@ class Sliding:
         return found
 
     def check(self, results: Mapping[str | None, Result], edge: object) -> None:
-        """ValidationError where windows do not begin with whole pixels of all outputs, or these do not end together."""
+        """Raise ValidationError if windows do not begin at whole pixels of all outputs, or outputs end apart."""
         singles = [name for name, result in results.items() if result.seen.is_single]
         scales = [result.scale for name, result in results.items() if name not in singles]
         wrong = [scale for scale in scales if any(step * s % 1 for step, s in zip(self.stride, scale, strict=True))]
@@ -203,9 +203,9 @@ def _stride(size: int, share: float) -> int:
 
 
 def _share_for(size: int, stride: int, unit: int) -> float:
-    """The shortest overlap whose step is the multiple of `unit` that is nearest to `stride`."""
+    """The overlap of fewest digits whose stride is the multiple of `unit` that is nearest to `stride`."""
     step = min(range(unit, size + 1, unit), key=lambda n: abs(n - stride))
-    # Where 0.8 makes a step of 31.99 pixels, which is one of 31, something below it is needed.
+    # If 0.8 gives a stride of 31.99 pixels, which is cut to 31, an overlap slightly below 0.8 is needed.
     shares = (round(1 - (step + more) / size, digits) for digits in range(17) for more in (0, 0.5))
     return next(share for share in shares if _stride(size, share) == step)
 
@@ -215,7 +215,7 @@ def _shown(scales: Sequence[Fraction]) -> str:
 
 
 def _names_of(source: InfiniteTensor, dims: object) -> list[str | None]:
-    """The names of its dimensions, None for one without."""
+    """The names of the dimensions of a source; None for one without a name."""
     given = [word(name) for name in members(dims) or ()] if dims is not None else None
     if given is None:
         return names_of(source)
@@ -236,7 +236,7 @@ def _share(value: object) -> float | None:
 
 @dataclass(frozen=True)
 class Returned:
-    """What a network returns for one window: of one output of it.
+    """One output of a network for one window.
 
     Attributes
     ----------
@@ -245,7 +245,7 @@ class Returned:
     size : tuple of int
         Pixels.
     computed : torch.dtype
-        Its dtype, or that in which it is stored.
+        Its dtype, or the stored one if the output is known only from a stored prediction without a reduction.
     """
 
     channels: int | None
@@ -254,21 +254,21 @@ class Returned:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one window."""
+        """Shape for one window."""
         return self.size if self.channels is None else (self.channels, *self.size)
 
     @property
     def is_single(self) -> bool:
-        """Whether it is one result for all of a window."""
+        """Whether it is a single result for the whole window."""
         return {*self.size} == {1}
 
     @property
     def nbytes(self) -> int:
-        """Of one window, in bytes."""
+        """Bytes for one window."""
         return math.prod(self.shape) * self.computed.itemsize
 
     def reduced_by(self, reduce: object, dtype: Any, scale: tuple[Fraction, ...]) -> Result:
-        """What becomes of it."""
+        """The result that is stored after this reduction, in this dtype."""
         if reduce is None:
             stored = self.computed if dtype is None else dtype
             return Result(self, scale, None, stored, self.channels)
@@ -296,7 +296,7 @@ class Returned:
 
 
 def _reduction(given: Any, channels: int, dtype: torch.dtype) -> tuple[Reduction, torch.dtype | None]:
-    """The reduction that `reduce` stands for, and the dtype of its results where it tells that."""
+    """The reduction that `reduce` stands for; and the dtype of its results, for a function, which is tried for that."""
     if word(given) is not None or not callable(given):
         return Reduction(given, channels, dtype=dtype), None
     try:
@@ -322,13 +322,13 @@ class Result:
     Attributes
     ----------
     seen : Returned
-        What the network returns.
+        The output of the network.
     scale : tuple of Fraction
-        Pixels along one of the source.
+        Pixels of the output along one pixel of the source.
     reduction : Reduction or None
-        What pixels are reduced by.
+        How pixels are reduced.
     stored : torch.dtype or str
-        What is stored.
+        The dtype that is stored.
     channels : int or None
         Values per pixel that are stored.
     """
@@ -340,14 +340,14 @@ class Result:
     channels: int | None
 
     def output(self, sliding: Sliding, blend: Any, edge: str) -> Output:
-        """The tensor."""
+        """The tensor that stores it, as an `Output`."""
         shape = (
             sliding.count(edge)
             if self.seen.is_single
             else [None if n is None else math.ceil(n * by) for n, by in zip(sliding.extents, self.scale, strict=True)]
         )
         stride = [int(n * scale) for n, scale in zip(sliding.stride, self.scale, strict=True)]
-        # One pixel a window: the first is that of the first window, wherever that begins.
+        # With one pixel per window, pixel 0 is that of window 0, wherever that begins.
         begin = (0,) * len(stride) if self.seen.is_single else sliding.offset
         offset = [int(n * scale) for n, scale in zip(begin, self.scale, strict=True)]
         channels = [] if self.channels is None else [self.channels]
@@ -367,11 +367,11 @@ class Result:
 
     @property
     def blended(self) -> torch.dtype:
-        """In which windows are blended."""
+        """The dtype in which windows are blended."""
         return checked_dtype(self.stored) if self.reduction is None else self.seen.computed
 
     def _blend_init(self, blend: Any) -> Any:
-        """What no value changes to: the largest of values below 0 is not 0."""
+        """The value from which a maximum or minimum starts: 0 could be more extreme than all values."""
         dtype = self.blended
         if self.seen.is_single or dtype.is_complex or not (blend is torch.maximum or blend is torch.minimum):
             return None
@@ -384,7 +384,7 @@ class Result:
         return ends[blend is torch.minimum]
 
     def _blend(self, blend: Any, window: TensorWindow) -> Any:
-        """What its windows are blended by: nothing divides values of which there is only one a pixel."""
+        """The blend of its windows; "last" for single results, and instead of a mean of integers without overlap."""
         if self.seen.is_single:
             return "last"
         if not isinstance(blend, WeightedMean):
@@ -404,7 +404,7 @@ class Result:
 def returned_by(
     name: str | None, output: torch.Tensor, sliding: Sliding, scale: tuple[Fraction, ...] | None
 ) -> Returned:
-    """What an output of this name is, of a batch of windows; ShapeMismatchError where it cannot be one of a window."""
+    """Describe an output for a batch of windows; ShapeMismatchError if its shape does not fit these."""
     shape, ndim = tuple(output.shape[1:]), len(sliding.size)
     pixels = sliding.size if scale is None else tuple(map(operator.mul, sliding.size, scale))
     if not shape or (len(shape) == 1 and (ndim > 1 or shape != pixels)):
@@ -423,18 +423,18 @@ def returned_by(
 def returned_before(
     tensor_id: str, definitions: Mapping[str, Mapping[str, Any]], sliding: Sliding
 ) -> dict[str | None, Returned]:
-    """What the network returned when the prediction was begun, where all of that is stored."""
+    """The outputs that the network returned when the prediction was begun; empty if not all of them are stored."""
     found: dict[str | None, Returned] = {}
     for name, stored in definitions.items():
         size, reduction, args = stored["output_window"]["size"], stored.get("reduce"), stored["args"]
         version = stored["version"] if isinstance(stored["version"], dict) else {}
         outputs = version.get("outputs", [])
         if len(args) != 1 or len(args[0]["window"]["size"]) != sliding.source.ndim or len(size) < len(sliding.size):
-            # Something else. The comparison of definitions says what.
+            # Not this prediction. A later comparison of the definitions raises an error that says how they differ.
             return {}
         if name != tensor_id and len(outputs) != len(definitions):
             return {}
-        # As for windows of this size, if they were of another.
+        # The stored windows may have another size: scale what was returned to the present one.
         read, pixels = [args[0]["window"]["size"][d] for d in sliding.numbers], tuple(size[-len(sliding.size) :])
         if {*pixels} != {1}:
             pixels = tuple(map(lambda now, then, given: now * then // given, sliding.size, pixels, read))
@@ -448,7 +448,7 @@ def returned_before(
 
 
 def reduction_for(name: str | None, reduce: object, outputs: Mapping[str | None, Returned]) -> object:
-    """What reduces one output."""
+    """The reduction of one output."""
     if not isinstance(reduce, Mapping):
         return reduce
     names = [str(each) for each in reduce]
@@ -459,16 +459,16 @@ def reduction_for(name: str | None, reduce: object, outputs: Mapping[str | None,
 
 @dataclass(frozen=True)
 class Channels:
-    """The ``fn`` of a `map` that takes one of the results out of the tensor that keeps all.
+    """The ``fn`` of a `map` that takes one result out of the tensor that stores several as channels.
 
     Attributes
     ----------
     start, stop : int
-        Its channels there.
+        Channels of the result in that tensor.
     is_single : bool
-        Whether it has no dimension for them.
+        Whether the result has no dimension for channels.
     dtype : torch.dtype
-        Its own dtype.
+        Dtype of the result.
     """
 
     start: int
@@ -477,7 +477,7 @@ class Channels:
     dtype: torch.dtype
 
     def __call__(self, region: torch.Tensor) -> torch.Tensor:
-        """Its part of a region."""
+        """The result in a region of that tensor."""
         found = region[self.start] if self.is_single else region[self.start : self.stop]
         return found.to(self.dtype)
 
@@ -486,17 +486,17 @@ class Channels:
 
 
 class Reductions:
-    """Several reductions as one, whose channels are those of their results, one after the other.
+    """Several reductions of the same scores as one, which returns all their results as channels.
 
     Parameters
     ----------
     results : mapping of str to Result
-        What each makes of the scores.
+        The result of each reduction.
 
     Raises
     ------
     ValidationError
-        If their dtypes have none in common that holds the values of each.
+        If no dtype can hold the values of all results.
     """
 
     def __init__(self, results: Mapping[str, Result]) -> None:
@@ -515,12 +515,12 @@ class Reductions:
         return [f"{name}: {function}" for name, function in zip(self._channels, names, strict=True)]
 
     def result(self, seen: Returned, scale: tuple[Fraction, ...]) -> Result:
-        """What is stored of the scores."""
+        """The result that is stored."""
         count = max(each.stop for each in self._channels.values())
         return Result(seen, scale, Reduction(self, seen.channels or 0, count, seen.computed), self._dtype, count)
 
     def __call__(self, scores: torch.Tensor) -> torch.Tensor:
-        """What scores of N pixels, of shape (channels, N), become."""
+        """Reduce the scores of N pixels, of shape (channels, N)."""
         found = [scores if each is None else reduced(each, scores) for each in self._reductions]
         return torch.cat([each.reshape(-1, scores.shape[1]).to(self._dtype) for each in found])
 
@@ -529,7 +529,7 @@ class Reductions:
         return dict(zip(self._channels, functions, strict=True))
 
     def group(self, made: InfiniteTensor, store: TileStore) -> TensorGroup:
-        """The results by their names, read from the tensor that keeps them; `store` holds windows that were read."""
+        """The results by name, which read from the tensor that stores them; `store` caches windows that were read."""
         dims = tuple(range(1, made.ndim))
         tensors = {
             name: made.map(
@@ -556,6 +556,6 @@ def _holding_all(dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
 
 
 def _is_wider(dtype: torch.dtype, than: torch.dtype) -> bool:
-    """Whether a dtype has ints that floats of another one do not hold."""
+    """Whether a dtype has ints that another one, of floats, cannot represent."""
     is_int = not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
     return is_int and than.is_floating_point and torch.iinfo(dtype).max > 2 / torch.finfo(than).eps

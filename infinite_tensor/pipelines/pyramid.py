@@ -1,4 +1,4 @@
-"""Overviews: tensors of coarser pixels."""
+"""Overviews: tensors with coarser pixels, one level above another."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from infinite_tensor.values.meaning import Code
 
 _SPACE = frozenset("zyx")
 _SIDES = (65_536, 256, 32, 8)
-"""The longest side of a window over one, two, three or more dimensions, where"""
+"""The longest side of a window over one, two, three, or more dimensions."""
 _MOST_PIXELS = 2**22
-"""no more pixels than these are read for it."""
+"""The most pixels that a window reads; sides are shorter where they would read more."""
 _MOST_IN_ONE = 2**16
-"""Of so many pixels one is made: they are added one after the other, and sums of float32 lose what is small."""
+"""The most pixels of which one is made: they are added one after the other, and sums in float32 lose small terms."""
 _MOST_BESIDE = 16
-"""So many pixels along the other dimensions are in one window."""
+"""The most pixels along the dimensions that are not coarsened, for a window to cover all of them."""
 _MOST_HALVED = 4
-"""Windows that are to be over few pixels are halved no more often."""
+"""How often windows are halved at most, so that they read few pixels of the finest tensor."""
 _LEAST_KEPT = 2**24
-"""Bytes of each level that is computed in memory."""
+"""The least cache for each level that is computed in memory, in bytes."""
 _SMALL = 512
-"""A level is small enough where no coarsened dimension is longer."""
+"""The coarsest level is the first one in which no coarsened dimension is longer than this."""
 
 
 def coarsen(
@@ -61,8 +61,9 @@ def pyramid(
 ) -> list[InfiniteTensor]:
     """See `InfiniteTensor.pyramid`.
 
-    With `kept_bytes`, so much of each level is kept in memory, in a store of its own: what is computed of one takes no
-    room of another. Windows of all levels then lie over about as many pixels of the tensor, to read only what is near.
+    With `kept_bytes`, each level is cached in memory, in a separate store of this size, so that levels do not displace
+    each other. Windows of all levels then cover about the same number of pixels of the tensor, and read only what is
+    near.
     """
     factors = _factors(tensor, 2)
     method = method or method_for(tensor)
@@ -101,7 +102,7 @@ def pyramid(
 
 
 def _check_stored_method(tensor: InfiniteTensor, method: str) -> None:
-    """ValidationError where the store of a tensor holds levels of another method."""
+    """Raise ValidationError if the store of a tensor holds levels of another method."""
     kept = _stored_method(tensor)
     if kept not in (None, method):
         raise ValidationError(
@@ -112,16 +113,16 @@ def _check_stored_method(tensor: InfiniteTensor, method: str) -> None:
 
 
 def levels_over(tensor: InfiniteTensor, extents: Sequence[int], method: bool | str) -> list[InfiniteTensor]:
-    """The levels that a fill of a region of these extents computes too; none where it is small."""
+    """The levels that a fill of a region of these extents also computes; none for a small region."""
     ends = [own if given is None else given for given, own in zip(tensor.shape, extents, strict=True)]
     number = _number_of(ends, _factors(tensor, 2))
     return tensor.pyramid(number, None if method is True else str(method)) if number else []
 
 
 def method_for(tensor: InfiniteTensor, *, labels: bool = False) -> str:
-    """The method where nobody has named one: that of stored levels, or a mean where there can be one.
+    """The default method: that of stored levels, otherwise the first of mean, mode and nearest that the dtype allows.
 
-    What ``argmax`` made are labels, which have no mean.
+    Labels, such as results of ``argmax``, have no mean.
     """
     labels = labels or (tensor.reduce is not None and tensor.reduce.function == "argmax")
     return _stored_method(tensor) or next(n for n in ("mean", "mode", "nearest")[labels:] if fits(n, tensor.dtype))
@@ -142,7 +143,7 @@ def levels_to_show(
     compute: bool,
     tile_bytes: int,
 ) -> list[InfiniteTensor]:
-    """The levels of a view of a box of pixels: those that are stored, and else such as are computed in memory.
+    """The levels for a view of a box of pixels: stored ones, or else levels that are computed in memory.
 
     Parameters
     ----------
@@ -153,21 +154,21 @@ def levels_to_show(
     start, shape : tuple of int
         The box.
     wanted : bool, int or str
-        True for as many as the box needs, an int for so many, a str for a method.
+        True for as many levels as the box needs, an int for a number of levels, a str for a method.
     compute : bool
         Whether they may be computed.
     tile_bytes : int
-        What a tile of the view takes, of the tensor or of a level.
+        Bytes of a tile of the view, of the tensor or of a level.
 
     Raises
     ------
     ValidationError
-        If an argument does not fit, or levels are not stored that cannot be computed.
+        If an argument does not fit, or levels are not stored and may not be computed.
     """
     factors, asked = _factors(tensor, 2), wanted is not True and not isinstance(wanted, str)
     number = _number_of(shape, factors)
     if asked:
-        # Where no more than a pixel is left, there is nothing to halve.
+        # A single pixel cannot be halved.
         number = min(checked_count("pyramid", wanted), _number_of(shape, factors, 1))
     held = stored_levels(tensor)
     kept = cast("Coarsening", held[0].f).method if held else None
@@ -185,24 +186,24 @@ def levels_to_show(
     boxes = [box_above(start, shape, [factor**k for factor in factors]) for k in range(1, number + 1)]
     if not compute or (fit and all(level.is_filled(box) for level, box in zip(held, boxes, strict=False))):
         return held[:number]
-    # One tile of a level is made of 2, 4 or 8 of the one before, and these of windows that reach beyond them.
+    # A tile of a level is made of 2, 4 or 8 tiles of the level before, whose windows reach beyond them.
     kept_bytes = max(_LEAST_KEPT, 4 * math.prod(factors) * tile_bytes)
     return pyramid(tensor, number, method, nodata, None, kept_bytes=kept_bytes)
 
 
 def box_above(start: Sequence[int], shape: Sequence[int], factors: Sequence[int]) -> tuple[slice, ...]:
-    """The coarser pixels that stand for pixels of a box, of which so many make one."""
+    """The box of coarser pixels that covers a box of pixels."""
     return tuple([slice(a // k, -(-(a + n) // k)) for a, n, k in zip(start, shape, factors, strict=True)])
 
 
 def _number_of(extents: Sequence[int], factors: Sequence[int], most: int = _SMALL) -> int:
-    """How many levels there are until no coarsened dimension has more pixels."""
+    """The number of levels after which no coarsened dimension is longer than `most`."""
     longest = max(extent for extent, factor in zip(extents, factors, strict=True) if factor > 1)
     return next(k for k in count() if longest <= most << k)
 
 
 def without_levels(ids: Sequence[str]) -> list[str]:
-    """The ids of what a store holds, without the levels of others."""
+    """The ids of the tensors of a store that are not levels of others."""
     known = {*ids}
     return [each for each in ids if each.rpartition("/level-")[0] not in known]
 
@@ -224,7 +225,7 @@ def stored_levels(tensor: InfiniteTensor) -> list[InfiniteTensor]:
 
 
 def _stored_level(below: Sequence[InfiniteTensor]) -> InfiniteTensor | None:
-    """The level after a tensor and some of its levels, if the store holds it."""
+    """The level that follows a tensor and its first levels, if the store holds it."""
     tensor = below[0]
     try:
         level = tensor.tile_store.open(f"{tensor.tensor_id}/level-{len(below)}", args=[below[-1]])
@@ -272,7 +273,7 @@ def _coarser(
 
 
 def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
-    """One for each dimension."""
+    """The factor for each dimension."""
     entries, one, names = members(given), as_index(given), names_of(tensor)
     if entries is None and one is not None:
         named = [d for d, name in enumerate(names) if str(name).lower() in _SPACE]
@@ -299,9 +300,9 @@ def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
 
 
 def _window(tensor: InfiniteTensor, factors: Sequence[int], halved: int) -> list[int]:
-    """The size of a window: as long along all coarsened dimensions, and whole along others where that is little.
+    """The size of a window: one length for all coarsened dimensions, and all of the others if they have few pixels.
 
-    It is halved so many times.
+    The length is halved `halved` times.
     """
     coarsened = [d for d, factor in enumerate(factors) if factor > 1] or [tensor.ndim - 1]
     sides = [1 if extent is None else extent for extent in tensor.shape]

@@ -1,7 +1,7 @@
-"""How the windows of a tensor slide over its inputs: which dimensions, how far, with what around them.
+"""How the windows of a tensor slide over its inputs: along which dimensions, how far, and with which halo.
 
-A `Slide` is one dimension over which windows slide, as one input has it; a `Along` is one dimension of the output, with
-what may be returned along it. The windows of all tensors follow from these.
+A `Slide` is one dimension of one input over which windows slide. An `Along` is one dimension of the output, with the
+sizes that may be returned along it. The windows of all tensors follow from these.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ CHANNELS = frozenset({"c", "channel", "channels", "band", "bands"})
 _WINDOWS = (65_536, 256, 64, 16)
 """The longest side of a window that slides over one, two, three, or more dimensions, unless its halo is large."""
 _HALOS = 6
-"""A side is so many times as long as its halo, where the window then has"""
+"""A side should be at least this many times as long as its halo."""
 _MOST_PIXELS = 2**22
-"""no more pixels than these, in the input and in the output."""
+"""The most pixels of a window that is made longer because of its halo, in the input and in the output."""
 
 _Entry = TypeVar("_Entry")
 
 
 @dataclass(frozen=True)
 class Slide:
-    """A dimension over which windows slide, as one input has it.
+    """A dimension of one input over which windows slide.
 
     Attributes
     ----------
     d : int
-        Its number there.
+        Its number in the input.
     extent : int or None
         Pixels of the input.
     halo : int
@@ -71,9 +71,9 @@ class Along:
     name : str or None
         If a user has given one.
     number : int or None
-        Which of the dimensions it is over which windows slide; None where it is kept whole.
+        Its position among the dimensions over which windows slide; None if it is kept whole.
     slides : tuple of Slide
-        This dimension in each input; none where it is kept whole.
+        This dimension in each input; empty if it is kept whole.
     """
 
     extent: int | None
@@ -84,12 +84,12 @@ class Along:
 
     @property
     def padded(self) -> int | None:
-        """The pixels of a window with the halo of the first input, where that is known and whole."""
+        """The pixels of a window with the halo of the first input; None if there is none, or they are not whole."""
         margin = self.slides[0].margin if self.slides else None
         return None if margin is None or margin.denominator > 1 else self.size + 2 * int(margin)
 
     def crop(self, found: int) -> slice | None:
-        """Where the window lies in so many pixels, if they are the window, or the window with the halo of an input."""
+        """Where the window lies in `found` pixels; None if these are not the window, or the window with some halo."""
         margin, odd = divmod(found - self.size, 2)
         known = not odd and margin in (0, *[slide.margin for slide in self.slides])
         return slice(margin, margin + self.size) if known else None
@@ -104,12 +104,12 @@ class Source:
 
     @property
     def kept(self) -> list[int]:
-        """The dimensions over which they do not slide."""
+        """The dimensions over which windows do not slide."""
         slid = {slide.d for slide in self.slides}
         return [d for d in range(self.tensor.ndim) if d not in slid]
 
     def window(self, output: Sequence[Along]) -> TensorWindow:
-        """The region of it that a window of the output is computed from."""
+        """The window of the input from which a window of the output is computed."""
         slid: dict[int, tuple[int, int, int, int]] = {}
         for at, along in enumerate(output):
             if along.number is not None:
@@ -119,7 +119,7 @@ class Source:
         return window_over(self.tensor, slid)
 
     def padding(self, given: object) -> object:
-        """One entry per dimension, where there is one per dimension over which windows slide."""
+        """Turn one entry per dimension over which windows slide into one per dimension; others stay as they are."""
         entries = None if is_one_padding(given) else members(given)
         if entries is None or len(entries) != len(self.slides):
             return given
@@ -127,13 +127,13 @@ class Source:
 
 
 def window_over(tensor: InfiniteTensor, slid: Mapping[int, tuple[int, int, int, int]]) -> TensorWindow:
-    """Windows over a tensor: size, stride, offset and coordinate of the dimensions that are slid over, others whole."""
+    """Windows over a tensor: size, stride, offset and coordinate of some dimensions are given, the others are whole."""
     whole = [slid.get(d, (extent or 1, extent or 1, 0, None)) for d, extent in enumerate(tensor.shape)]
     return TensorWindow(*zip(*whole, strict=True))
 
 
 def of_all(tensor: InfiniteTensor, numbers: Sequence[int], entries: Sequence[object]) -> list[object]:
-    """An entry for each dimension of a tensor, of those for the dimensions with these numbers; None for the others."""
+    """One entry for each dimension of a tensor: the given ones for the dimensions `numbers`, None for the others."""
     along = dict(zip(numbers, entries, strict=True))
     return [along.get(d) for d in range(tensor.ndim)]
 
@@ -141,7 +141,7 @@ def of_all(tensor: InfiniteTensor, numbers: Sequence[int], entries: Sequence[obj
 def sources_of(
     tensors: Sequence[InfiniteTensor], dims: object, window: object, halo: object, scale: object
 ) -> list[Source]:
-    """How windows slide over each input: over as many dimensions of each, in the same order."""
+    """How windows slide over each input: over the same number of dimensions of each, in the same order."""
     entries = members(window)
     count = None if entries is None else len(entries)
     numbers = [_slid(at, tensor, dims, count) for at, tensor in enumerate(tensors)]
@@ -163,7 +163,7 @@ def sources_of(
 
 
 def names_of(tensor: InfiniteTensor) -> list[str | None]:
-    """What a user calls the dimensions of a tensor; None for those without a name."""
+    """The names that a user has given the dimensions of a tensor; None for those without a name."""
     return [None if name == f"dim_{d}" else name for d, name in enumerate(tensor.dims)]
 
 
@@ -177,14 +177,14 @@ def slid_dims(
     shape, names
         Of a tensor.
     count : int or None
-        How many there are, if that is known.
+        The number of dimensions over which windows slide, if it is known.
     numbers : sequence of int, optional
-        Which they are, if that is known.
+        These dimensions, if they are known.
 
     Raises
     ------
     ValueError
-        If it is not known, or cannot be. The message is the problem, and nothing else.
+        If the dimensions cannot be found, or are not possible. The message states only the problem.
     """
     ndim = len(shape)
     unbounded = [d for d, extent in enumerate(shape) if extent is None]
@@ -210,7 +210,7 @@ def slid_dims(
 
 
 def _may_be_channels(shape: Sequence[int | None]) -> bool:
-    """Whether the last of the dimensions has as many pixels as images have channels, and fewer than the others."""
+    """Whether the last dimension is as short as the channels of an image."""
     *others, last = shape
     few = last in (1, 2) and len(others) > 1 and all(n is None or n > last for n in others)
     return few or last in (3, 4)
@@ -324,7 +324,7 @@ def output_of(sources: Sequence[Source], window: object, channels: object) -> li
 
 
 def _with_channels(output: list[Along], kept: Sequence[int], channels: object) -> list[Along]:
-    """The dimensions of the output with so many channels, or without where they are ()."""
+    """The dimensions of the output with this number of channels, or without channels for ()."""
     if members(channels) == ():
         return [along for along in output if along.number is not None]
     extent = as_index(channels)
@@ -346,7 +346,7 @@ def _with_channels(output: list[Along], kept: Sequence[int], channels: object) -
 def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
     """The size of a window of the output, along each dimension over which it slides."""
     first = sources[0].slides
-    # Every so many pixels of the first input, whole pixels of the output and of all inputs end.
+    # A side that is a multiple of this, in pixels of the first input, is whole in the output and in all inputs.
     units = [
         math.lcm(*[(slide.scale / source.slides[j].scale).denominator for source in sources], slide.scale.denominator)
         for j, slide in enumerate(first)
@@ -369,11 +369,11 @@ def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
 
 
 def _default_sides(sources: Sequence[Source]) -> list[int]:
-    """How far windows reach at most, in pixels of the first input: a small window computes little besides its halo."""
+    """The longest sides of windows, in pixels of the first input: a window much smaller than its halo is a waste."""
     first = sources[0].slides
     side = _WINDOWS[min(len(first), len(_WINDOWS)) - 1]
     finer = [max(Fraction(1), slide.scale) for slide in first]
-    # Neither in the input nor in the output.
+    # The limit holds for the input and for the output.
     sides = [-(-side // scale) for scale in finer]
     least = [
         _HALOS * max(slide.margin for slide in slides) / slides[0].scale
@@ -389,10 +389,10 @@ def _default_sides(sources: Sequence[Source]) -> list[int]:
 
 
 def _extent(sources: Sequence[Source], j: int) -> int | None:
-    """The extent of the output along a dimension, in its pixels: None where no input has one."""
+    """The extent of the output along a dimension, in its pixels; None if it is unbounded in all inputs."""
     slides = [source.slides[j] for source in sources]
     covered = [None if slide.extent is None else math.ceil(slide.extent * slide.scale) for slide in slides]
-    # A last pixel of a coarse input may reach beyond the end of a fine one.
+    # The last pixel of a coarse input may reach beyond the end of a fine one.
     found = min((pixels for pixels in covered if pixels is not None), default=None)
     for at, (slide, pixels) in enumerate(zip(slides, covered, strict=True)):
         if found is not None and pixels not in (None, found) and slide.extent != math.ceil(found / slide.scale):
