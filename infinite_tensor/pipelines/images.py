@@ -1,4 +1,4 @@
-"""Reads image files as torch tensors: by pillow where it holds the values of a file, otherwise by rasterio."""
+"""Reads image files as torch tensors: with pillow if it keeps the values of a file, otherwise with rasterio."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from infinite_tensor.values.arrays import Box, Stamps
 
 
 class ImageReader(Reader):
-    """Reads an image file, which is decoded whole when it is first read.
+    """Reads an image file. The first read decodes all of it.
 
     Parameters
     ----------
     path : path
-        Of the file.
+        Path of the file.
     name : str or None
-        Stands for the content; it is not looked at then.
+        Identifies the content; without it, a digest of the file does.
     page : int or None
-        Of a file with several; None is the first, with a warning that there are others.
+        The page to read, if the file has several; None is the first, with a warning if there are others.
     """
 
     in_memory = True
@@ -51,7 +51,7 @@ class ImageReader(Reader):
                 _check_held(image, said)
                 self.shape, self.dtype = _form_of(image, said)
                 if not image.tile:
-                    # Decoded by now: the orientation of a PNG may stand at its end, and the channels of an icon do.
+                    # Decoded already: a PNG may have its orientation at the end, and an icon its channels.
                     self._pixels = _pixels_of(image, self.dtype)
                     self.shape = tuple(self._pixels.shape)
         except _NotHeldError as reason:
@@ -76,13 +76,13 @@ class ImageReader(Reader):
             return _pixels_of(image, self.dtype)
 
     def digest(self) -> str:
-        """That of the bytes of the file, and the page: nothing is decoded for it."""
+        """A digest of the bytes of the file and the page, without decoding."""
         assert self._file is not None
         whole, _ = self._file
         return hashlib.sha256(f"{whole} {self._page}".encode()).hexdigest() if self._page else whole
 
     def stamps(self) -> Stamps:
-        """That of the file, where it was not read whole."""
+        """The stamp of the file, if its digest covers only samples."""
         return {} if self._file is None else self._file[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class ImageReader(Reader):
 
 
 def _looked_at(path: str) -> tuple[str, Stamps]:
-    """The digest of a file, and its stamps where it was not read whole."""
+    """The digest of a file, and its stamps if the digest covers only samples."""
     try:
         if not Path(path).stat().st_size:
             raise StoreError(f"{path} is an empty file")
@@ -104,7 +104,7 @@ def _looked_at(path: str) -> tuple[str, Stamps]:
 
 
 class _NotHeldError(Exception):
-    """Why pillow does not give the values of a file, and their dtype where it is known."""
+    """Why pillow cannot return the values of a file, and their dtype if it is known."""
 
     def __init__(self, why: str, dtype: str = "") -> None:
         super().__init__(why)
@@ -118,13 +118,13 @@ def _opened_image(path: str) -> Iterator[Any]:
     except ImportError as error:
         raise ImportError("from_image needs the package pillow: pip install pillow") from error
     try:
-        # By a path, pillow maps grey pixels as if they were turned already.
+        # Given a path, pillow maps grey pixels into memory as if they were turned already.
         with Path(path).open("rb") as file, Image.open(file) as image:
             yield image
     except InfiniteTensorError:
         raise
     except (UnidentifiedImageError, SyntaxError) as error:
-        # The latter of a page of its own.
+        # pillow raises SyntaxError for a single page that it does not know.
         raise _NotHeldError("pillow does not know what it is") from error
     except (OSError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise StoreError(
@@ -133,8 +133,8 @@ def _opened_image(path: str) -> Iterator[Any]:
 
 
 def _pages_of(image: Any) -> list[int]:
-    """Frames of pillow that are images of their own."""
-    # Those of other formats are made of the first one: its layers, or its depth.
+    """The frames of pillow that are separate images."""
+    # In these formats, other frames belong to the first: its layers, or its depth.
     frames = 1 if image.format in ("MPO", "PSD") else getattr(image, "n_frames", 1)
     if image.format != "TIFF" or frames == 1:
         return list(range(frames))
@@ -145,7 +145,7 @@ def _pages_of(image: Any) -> list[int]:
 
 def _is_part(image: Any, frame: int) -> bool:
     """Whether a frame of a TIFF is a smaller copy, or a mask, of one before it."""
-    # Where pillow has no mode for it, its tags are read all the same.
+    # If pillow has no mode for the frame, it has still read the tags.
     with contextlib.suppress(SyntaxError):
         image.seek(frame)
     return frame > 0 and bool(image.tag_v2.get(_SUBFILE_TYPE, 0) & _REDUCED_OR_MASK)
@@ -154,7 +154,7 @@ def _is_part(image: Any, frame: int) -> bool:
 _SUBFILE_TYPE, _REDUCED_OR_MASK = 254, 1 | 4
 
 _SHOWN_AS = {"P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB"}
-"""Modes of pillow whose numbers are no colours that a network knows, and what they are converted to."""
+"""Modes of pillow whose numbers are not colours that a network knows, and the modes that they are converted to."""
 
 
 def _mode_of(image: Any) -> str:
@@ -177,7 +177,7 @@ def _form_of(image: Any, said: _Samples) -> tuple[tuple[int, ...], torch.dtype]:
     mode = _mode_of(image)
     turned = turn_of(image.getexif().get(0x0112, 1)).swapped
     if turned and image.format == "TIFF":
-        # pillow turns these itself: which versions do that before an image is loaded differs.
+        # pillow turns these itself, in some versions only when the image is loaded.
         image.load()
         turned = False
     width, height = image.size[::-1] if turned else image.size
@@ -186,7 +186,7 @@ def _form_of(image: Any, said: _Samples) -> tuple[tuple[int, ...], torch.dtype]:
     return shape, getattr(torch, "uint8" if image.mode in _PALETTES else said.dtype)
 
 
-# What a file says that its values are, and what pillow makes of them.
+# The values that a file declares, and what pillow turns them into.
 
 
 class _Samples(NamedTuple):
@@ -200,7 +200,7 @@ class _Samples(NamedTuple):
 
 
 _PALETTES = ("P", "PA")
-"""Modes in which the values of a file are places in a palette."""
+"""Modes in which the values of a file are indices into a palette."""
 _MADE = {"1": "bool", "I": "int32", "F": "float32"} | dict.fromkeys(("I;16", "I;16L", "I;16B", "I;16N"), "uint16")
 """Dtypes of pillow's modes; all others are uint8."""
 
@@ -210,7 +210,7 @@ def _made_of(image: Any) -> _Samples:
 
 
 def _said_of(image: Any, path: str) -> _Samples:
-    """What a file says; of formats that only have what pillow makes of them, that."""
+    """The samples that a file declares; for formats that pillow always keeps, what pillow returns."""
     find = _SAID.get(image.format)
     if find is None:
         return _made_of(image)
@@ -219,7 +219,7 @@ def _said_of(image: Any, path: str) -> _Samples:
 
 
 def _check_held(image: Any, said: _Samples) -> None:
-    """_NotHeldError if pillow changes values, or drops some."""
+    """Raise _NotHeldError if pillow changes values, or drops some."""
     made = _made_of(image)
     wider = made.dtype == "int32" and said.dtype in ("int16", "uint16")
     if image.mode not in _PALETTES and said != made and not (wider and said.channels == made.channels):
@@ -244,7 +244,7 @@ def _in_tiff(image: Any, _data: mmap.mmap) -> _Samples:
 
 
 _SWAPPED = ("BS", "BF")
-"""How pillow calls big-endian integers with a sign and floats, which libtiff has turned as this machine has them."""
+"""Endings of pillow's names for big-endian signed integers and floats, which libtiff has already byte-swapped."""
 _KINDS = {1: "uint", 2: "int", 3: "float", 4: "uint", 5: "complex_int", 6: "complex"}
 
 
@@ -261,7 +261,7 @@ def _in_ppm(image: Any, _data: mmap.mmap) -> _Samples:
         return _made_of(image)
     if decoder == "raw":
         return _Samples(len(image.getbands()), "uint16" if ";16" in str(args) else "uint8")
-    # Values up to any other number are scaled.
+    # pillow scales values if their maximum is another number.
     return _Samples(len(image.getbands()), {255: "uint8", 65535: "uint16"}.get(args[-1], f"values up to {args[-1]}"))
 
 
@@ -277,16 +277,16 @@ _SAID: dict[str, Callable[[Any, mmap.mmap], _Samples]] = {
     "PPM": _in_ppm,
     "AVIF": lambda image, data: _made_of(image)._replace(dtype=_AVIF[data[data.find(b"av1C") + 6] & 0x60]),
     "SGI": lambda image, data: _made_of(image)._replace(dtype=_unsigned(8 * data[3])),
-    # Its integers have signs, but for those of 8 bits.
+    # Its integers are signed, except those of 8 bits.
     "FITS": lambda image, _: _Samples(
         1, "float64" if ";64" in str(image.tile) else _made_of(image).dtype.replace("uint16", "int16")
     ),
     "DDS": lambda image, _: _Samples(3, "float16") if "BC6" in str(image.tile) else _made_of(image),
 }
-"""Formats in which values may be others than those of pillow's modes."""
+"""Formats whose values may differ from those of pillow's modes, and how to find the declared ones."""
 
 
-# By rasterio.
+# With rasterio.
 
 
 _COLOURS = {"undefined", "gray", "red", "green", "blue", "alpha"}
@@ -296,7 +296,7 @@ _ELSEWHERE = "read it with another library, and give from_array(values)"
 
 
 def _raster_instead(path: str, page: object, reason: _NotHeldError) -> RasterReader:
-    """What pillow does not give, as rasterio does."""
+    """A reader with rasterio, for a file whose values pillow cannot return."""
     refused = f"{path} cannot be read as an image: {reason}"
     try:
         with _without_place():
@@ -306,7 +306,7 @@ def _raster_instead(path: str, page: object, reason: _NotHeldError) -> RasterRea
         raise StoreError(f"{refused}; rasterio may read it: pip install rasterio") from error
     except StoreError as error:
         raise StoreError(f"{refused}, and rasterio does not open it; {_ELSEWHERE}") from error
-    # Pillow would know of a palette in the file; GDAL makes one where 0 is white.
+    # A palette in the file would be known to pillow; GDAL also makes one if 0 is white.
     if set(colours) - _COLOURS - ({"palette"} if reason.dtype else set()):
         raise StoreError(f"{refused}, and its bands are {colours}; from_raster(path) gives them as they are")
     if reason.dtype.startswith("int") and not raster.dtype.is_signed:
@@ -316,7 +316,7 @@ def _raster_instead(path: str, page: object, reason: _NotHeldError) -> RasterRea
 
 @contextlib.contextmanager
 def _without_place() -> Iterator[None]:
-    """A picture lies nowhere on Earth, which rasterio warns of."""
+    """Ignore the warning of rasterio that a picture has no georeference."""
     from rasterio.errors import NotGeoreferencedWarning  # noqa: PLC0415  (of an extra)
 
     with warnings.catch_warnings():

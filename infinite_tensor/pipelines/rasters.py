@@ -1,4 +1,4 @@
-"""Reads parts of rasters as torch tensors, turned as EXIF says, and what they say of their pixels: by rasterio."""
+"""Reads parts of rasters as torch tensors, turned as EXIF says, and the metadata of their pixels, with rasterio."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from infinite_tensor.values.arrays import Box, Stamps, cut, stamps_of_raster
 from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Fact, Georeference, Meaning
 
 _GDAL_CACHE_BYTES = 2**23
-"""GDAL would keep blocks in a twentieth of the machine's memory, beside those that the tensor keeps."""
+"""By default, GDAL would cache blocks in 5% of the machine's memory, in addition to those that the tensor caches."""
 
 
 class RasterReader(Reader):
-    """Reads windows of a raster, on each thread and in each process from a handle of its own.
+    """Reads windows of a raster. Each thread and each process opens a separate handle.
 
     Parameters
     ----------
     path : str
-        A path, or whatever else rasterio opens.
+        A path, or anything else that rasterio opens.
     page : int or None
-        Of a TIFF with several; None is the first, with a warning that there are others.
+        The page to read, if a TIFF has several; None is the first, with a warning if there are others.
 
     Attributes
     ----------
     crs, transform, nodata
-        As rasterio has them.
+        As in rasterio.
     meaning : Meaning
-        What the file says of its pixels.
+        Metadata of the pixels.
     """
 
     def __init__(self, path: str, page: object) -> None:
@@ -52,7 +52,7 @@ class RasterReader(Reader):
             raise ValidationError(
                 f"{path} has bands of different dtypes, {raster.dtypes}; give one file for each dtype"
             )
-        # A place on Earth is that of the pixels as they are stored.
+        # A georeference applies to the pixels as they are stored, so these are not turned.
         self._turn = Turn() if _has_place(raster) else turn_of(orientation_of(raster, path))
         self._extents = (raster.height, raster.width)
         self.shape = (raster.count, *self._turn.ordered(*self._extents))
@@ -68,13 +68,13 @@ class RasterReader(Reader):
     @property
     def colours(self) -> tuple[str, ...]:
         """What each band is, in the words of rasterio."""
-        # Of another handle GDAL may have told of a bad tag, which rasterio raises at the next call that can fail.
+        # A new handle: on another one, GDAL may have reported a bad tag, which rasterio raises at a later call.
         with _opened_raster(self._path) as raster:
             return tuple(each.name for each in raster.colorinterp)
 
     def _handle(self) -> Any:
         handles, process = self._handles, os.getpid()
-        # A forked child shares the position in the file with its parent.
+        # A forked child shares the file position of an open handle with its parent.
         if getattr(handles, "process", None) != process:
             handles.raster, handles.process = _opened_raster(self._path), process
         return handles.raster
@@ -93,7 +93,7 @@ class RasterReader(Reader):
             raise StoreError(f"{self._path} cannot be read: {error}") from error
 
     def read_mask(self, rows: slice, columns: slice) -> Any:
-        """The mask of some pixels, of all bands: 0 where there is no data."""
+        """The mask of these pixels, for all bands: 0 where there is no data."""
         from rasterio.windows import Window  # noqa: PLC0415  (of an extra)
 
         window = Window.from_slices(*self._turn.in_file(rows, columns, self._extents))
@@ -114,7 +114,7 @@ class RasterReader(Reader):
 
 
 def page_of(path: str, page: object, count: int) -> int:
-    """The page to read of a file that has so many; of None the first, with a warning if there are others."""
+    """Check which of `count` pages to read; None is the first, with a warning if there are others."""
     if page is None:
         if count > 1:
             warnings.warn(
@@ -132,12 +132,12 @@ def page_of(path: str, page: object, count: int) -> int:
 
 
 def _has_place(raster: Any) -> bool:
-    """Whether a raster says where on Earth it is."""
+    """Whether a raster has a georeference."""
     return not (raster.crs is None and raster.transform.is_identity and not raster.gcps[0] and raster.rpcs is None)
 
 
 def _dtype_of_bands(raster: Any) -> torch.dtype:
-    """That of the values in a file, for which GDAL may have a larger one."""
+    """The dtype of the values in a file; GDAL may read them as a larger one."""
     if raster.dtypes[0] == "complex_int16":
         return torch.complex64
     half = raster.dtypes[0] == "float32" and raster.tags(1, ns="IMAGE_STRUCTURE").get("NBITS") == "16"
@@ -156,7 +156,7 @@ def _opened_raster(path: str) -> Any:
 
 
 def meaning_of_raster(raster: Any) -> Meaning:
-    """What rasterio finds in a file, whose dimensions are bands, rows and columns."""
+    """The metadata that rasterio finds in a file whose dimensions are bands, rows and columns."""
     from rasterio.enums import ColorInterp, MaskFlags  # noqa: PLC0415  (of an extra)
 
     gcps, crs = raster.gcps
@@ -190,7 +190,7 @@ def meaning_of_raster(raster: Any) -> Meaning:
     return Meaning(tuple(facts))
 
 
-# How a picture is turned: where its rows and columns lie in the file, and which files say so.
+# How a picture is turned: where its rows and columns lie in the file, and where files declare that.
 
 
 _TAG = 0x0112
@@ -206,11 +206,11 @@ class Turn(NamedTuple):
     left: bool = False
 
     def ordered(self, rows: Any, columns: Any) -> tuple[Any, Any]:
-        """What belongs to the rows of the picture and to its columns, of what belongs to those in the file; or back."""
+        """Swap two values, for rows and columns of the file, if the picture swaps these; or the other way round."""
         return (columns, rows) if self.swapped else (rows, columns)
 
     def in_file(self, rows: slice, columns: slice, extents: tuple[int, int]) -> tuple[slice, slice]:
-        """Where a region of the picture lies in a file of so many rows and columns."""
+        """Where a region of the picture lies in a file with these numbers of rows and columns."""
         rows, columns = self.ordered(rows, columns)
         return (
             _reversed(rows, extents[0]) if self.up else rows,
@@ -218,7 +218,7 @@ class Turn(NamedTuple):
         )
 
     def turned(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Pixels as the picture has them; rows and columns are the last two dimensions. It may be a view."""
+        """Turn pixels of the file, whose last two dimensions are rows and columns; the result may be a view."""
         pixels = pixels[..., :: -1 if self.up else 1, :: -1 if self.left else 1]
         return pixels.swapaxes(-2, -1) if self.swapped else pixels
 
@@ -235,7 +235,7 @@ _TURNS = {
 
 
 def turn_of(orientation: int) -> Turn:
-    """What an EXIF orientation means; one that EXIF does not know turns nothing."""
+    """The turn for an EXIF orientation; an unknown one turns nothing."""
     return _TURNS.get(orientation, Turn())
 
 
@@ -244,7 +244,7 @@ def _reversed(part: slice, extent: int) -> slice:
 
 
 def orientation_of(raster: Any, path: str) -> int:
-    """That of a raster, 1 where none is told: by rasterio of a JPEG, by the file of a local TIFF, PNG or WebP."""
+    """The EXIF orientation of a raster, 1 if it has none: from rasterio, or read from a local TIFF, PNG or WebP."""
     said = raster.tags().get("EXIF_Orientation", "")
     if said.isdecimal():
         return int(said)
@@ -259,12 +259,12 @@ def orientation_of(raster: Any, path: str) -> int:
             order = _order(file)
             return _in_directory(file, begin + _unpacked(file, f"{order}2xI")[0], begin)
         except struct.error:
-            # The file ends before.
+            # The file ends before the tag.
             return 1
 
 
 def _exif_in_png(file: BinaryIO) -> int:
-    """Where EXIF begins, which is a TIFF within the file."""
+    """The position in the file at which EXIF begins, which is a TIFF."""
     file.seek(8)
     while True:
         size, name = _unpacked(file, ">I4s")
@@ -293,7 +293,7 @@ def _in_directory(file: BinaryIO, at: int, begin: int = 0) -> int:
     big = _unpacked(file, f"{order}H")[0] == _BIG
     file.seek(at)
     for _ in range(_unpacked(file, order + ("Q" if big else "H"))[0]):
-        # One short stands in its entry, in place of the offset of more.
+        # A single short is in the entry itself, instead of an offset.
         tag, value = _unpacked(file, order + ("H10xH6x" if big else "H6xH2x"))
         if tag == _TAG:
             return int(value)

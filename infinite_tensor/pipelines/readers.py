@@ -1,6 +1,6 @@
-"""Reads parts of arrays of any library as torch tensors, and what these say of their pixels.
+"""Reads parts of arrays of any library as torch tensors, and the metadata of their pixels.
 
-A reader works on several threads, in forked children, and by its pickle: `reopening` knows how.
+A reader works on several threads, in forked children and after unpickling, with the help of `reopening`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from infinite_tensor_stores.targets import is_in_memory, shown
 
 
 class Reader(ABC):
-    """Something finite that is read region by region.
+    """Reads a finite source region by region.
 
     Attributes
     ----------
@@ -58,13 +58,13 @@ class Reader(ABC):
     dtype : torch.dtype
         Its element type.
     device : torch.device
-        Where the tensors are that it returns.
+        The device of the tensors that it returns.
     chunks : tuple of int or None
-        What is decoded at once where it is kept, up to 128 MiB.
+        Extents of what the source decodes at once, up to 128 MiB.
     in_memory : bool
-        Whether to read takes no longer than to copy.
+        Whether reading takes no longer than copying.
     in_file : bool
-        Whether it lies in a file, a memory map say, or wherever else others may change it.
+        Whether the values lie in a file, such as a memory map, or anywhere else where others may change them.
     """
 
     shape: tuple[int, ...]
@@ -75,12 +75,12 @@ class Reader(ABC):
     in_file = True
 
     def read(self, region: Box) -> torch.Tensor:
-        """One region, of slices with both ends; the tensor may be a view of the source itself.
+        """Read one region, of slices with both ends; the result may be a view of the source itself.
 
         Raises
         ------
         ValidationError
-            If the source returns something else than its shape and dtype say.
+            If the source returns another shape or dtype than expected.
         """
         block, expected = self._read(region), extents_of(region)
         if block.dtype != self.dtype or tuple(block.shape) != expected:
@@ -95,7 +95,7 @@ class Reader(ABC):
     def _read(self, region: Box) -> torch.Tensor: ...
 
     def digest(self) -> str:
-        """SHA-256 of its values: see `digest_of_regions`."""
+        """SHA-256 of the values; see `digest_of_regions`."""
         return digest_of_regions(
             lambda region: _bytes_of(self.read(region)),
             self.shape,
@@ -105,7 +105,7 @@ class Reader(ABC):
         )
 
     def stamps(self) -> Stamps:
-        """What tells that a file has changed of which `digest` has seen samples only, for each by its name."""
+        """Stamps by file name that reveal changes of files of which `digest` covers only samples."""
         sampled = self.in_file and is_large(self.shape, self.dtype.itemsize)
         return {shown(place): stamp for place, stamp in self._stamps().items()} if sampled else {}
 
@@ -114,18 +114,18 @@ class Reader(ABC):
 
 
 def _bytes_of(block: torch.Tensor) -> memoryview:
-    # The only element of a view may have any stride.
+    # A view of one element may have any stride.
     row = block.cpu().contiguous().as_strided((block.numel(),), (1,))
     return row.view(torch.uint8).numpy().data
 
 
 class ArrayReader(Reader):
-    """Reads from an array of some library.
+    """Reads from an array of any library.
 
     Parameters
     ----------
     array : object
-        It has a shape, a dtype and slices.
+        Anything with a shape, a dtype and slices.
     """
 
     def __init__(self, array: Any) -> None:
@@ -134,14 +134,14 @@ class ArrayReader(Reader):
         if isinstance(self._array, torch.Tensor):
             self.device = self._array.device
         self.in_file = _lies_elsewhere(self._array)
-        # Of a memmap it is the operating system that decides what to keep.
+        # A memmap counts as memory: the operating system decides which parts to keep.
         self.in_memory = isinstance(self._array, torch.Tensor | np.ndarray) and self.device.type == "cpu"
         self._locks = locks_of(self._array)
         self._inherited = False
         if library_of(self._array) in _FAITHFUL:
             self.dtype = torch_dtype_of(self._array.dtype, self._array)
         else:
-            # Others may scale what a file holds, and say what the file holds.
+            # Other libraries may scale values on reading, but report the dtype of the file.
             self.dtype = self._read((slice(0, 1),) * len(self.shape)).dtype
         self.chunks = _chunks_of(self._array, self.shape, self.dtype.itemsize)
         renew_in_children(self)
@@ -159,7 +159,7 @@ class ArrayReader(Reader):
             if library_of(block) == "xarray":
                 block = block.data
             if hasattr(block, "compute"):
-                # Dask's own threads would not exist in a forked child, and wait for each other in one of its workers.
+                # The threads of Dask would not exist in a forked child, and would deadlock in one of its workers.
                 block = block.compute(scheduler="synchronous")
             return as_tensor(block, self._array)
 
@@ -175,7 +175,7 @@ class ArrayReader(Reader):
         self._inherited = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by what opens its files again, and by its values where it has none."""
+        """Pickle a function that opens the files again, or the values if there are no files."""
         try:
             opened = opened_by(self._array)
         except pickle.PicklingError as error:
@@ -193,14 +193,14 @@ class ArrayReader(Reader):
 
 
 _IN_A_ROW_BYTES = 2**20
-"""Of a file without chunks whose first dimension is the fastest."""
+"""The size of what is read at once of a file without chunks whose first dimension is the fastest."""
 
 _FAITHFUL = {"numpy", "torch", "zarr", "dask", "xarray", "tensorstore", "infinite_tensor", "h5py"}
-"""Libraries whose arrays return the dtype that they say they have."""
+"""Libraries whose arrays return the dtype that they report."""
 
 
 def _extents_of(array: Any) -> tuple[int, ...]:
-    """The shape of an array; ValidationError where there is none, or it is not known."""
+    """The shape of an array; ValidationError if it has none, or the shape is not known yet."""
     if array.shape is None:
         raise ValidationError("a is an empty dataset, without shape and values; give one that has elements")
     if any(extent != extent for extent in array.shape):  # noqa: PLR0124  (only NaN differs from itself)
@@ -216,30 +216,30 @@ def _extents_of(array: Any) -> tuple[int, ...]:
 
 
 def _prepared(array: Any) -> Any:
-    """The object to take slices of; ValidationError where these are not the values of a tensor."""
+    """The object to take slices of; ValidationError if tensors cannot hold its values."""
     if isinstance(array, torch.Tensor):
         return dense(array, "a")
     if library_of(array) == "xarray":
         from xarray import IndexVariable  # noqa: PLC0415  (there is an array of it)
 
-        # Its slices come without coordinates.
+        # Slices of the variable come without coordinates.
         variable = getattr(array, "variable", array)
         in_memory = isinstance(variable, IndexVariable) or isinstance(variable._data, np.ndarray)  # noqa: SLF001
         return _prepared(variable.values) if in_memory else variable
     if library_of(array) in ("zarr", "nibabel"):
         return by_absolute_path(array)
     if library_of(array) == "tensorstore":
-        # Its slices are in coordinates of the domain.
+        # tensorstore slices in coordinates of its domain, which may not begin at 0.
         return array.translate_to[(0,) * array.ndim]
     if isinstance(array, np.ndarray) and array.dtype.names is not None:
-        # A field may have the name of an attribute.
+        # Raise for structured dtypes now: a field may have the name of an attribute, which later checks would find.
         torch_dtype_of(array.dtype, array)
     check_unmasked(array, "a has")
     return np.asarray(array) if isinstance(array, np.ndarray) else stand_in(array)
 
 
 def _lies_elsewhere(array: Any) -> bool:
-    """Whether an array is more than memory of this process."""
+    """Whether the values of an array lie anywhere else than in the memory of this process."""
     if isinstance(array, torch.Tensor):
         return _file_of(array) is not None
     if isinstance(array, np.ndarray):
@@ -256,7 +256,7 @@ def _file_of(array: Any) -> str | None:
 
 
 def torch_dtype_of(given: Any, array: Any) -> torch.dtype:
-    """The dtype that stands for that of an array; ValidationError where a tensor cannot have it."""
+    """The torch dtype for that of an array; ValidationError if tensors cannot have it."""
     try:
         dtype = given if isinstance(given, torch.dtype) else np.dtype(getattr(given, "numpy_dtype", given))
     except TypeError:
@@ -271,14 +271,14 @@ def torch_dtype_of(given: Any, array: Any) -> torch.dtype:
 def _instead_of(dtype: Any, array: Any) -> str:
     """What to give instead of an array whose dtype tensors do not have."""
     fields, name = getattr(dtype, "names", None), str(dtype).removeprefix("torch.")
-    # What cannot be converted lazily is read whole.
+    # An array without astype must be read whole before it is converted.
     values = "a" if hasattr(array, "astype") else "a[...]"
     if fields:
         field = f"a.fields({fields[0]!r})" if hasattr(array, "fields") else f"{values}[{fields[0]!r}]"
         return f"give one of its fields, {field}"
     wider = next((wide for begin, wide in _WIDER if name.startswith(begin)), None)
     if isinstance(array, torch.Tensor):
-        # It converts nothing of less than a byte.
+        # torch cannot convert dtypes smaller than a byte.
         return f"give a.to(torch.{wider})" if name.startswith(("float8", "complex")) else "give a.view(torch.uint8)"
     return "convert it to numbers first" if wider is None else f"give {values}.astype({wider!r})"
 
@@ -293,18 +293,18 @@ _WIDER = (
     ("int", "int8"),
     ("uint", "uint8"),
 )
-"""What holds all values of dtypes that tensors do not have, by how their names begin."""
+"""Dtypes that hold all values of ones that tensors do not have, by the beginning of their names."""
 
 
 def _chunks_of(array: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
-    """What is decoded at once of an array, up to 128 MiB."""
+    """Extents of what an array decodes at once, up to 128 MiB."""
     chunks = _said_chunks(array, shape)
     if isinstance(chunks, list | tuple) and len(chunks) == len(shape) and all(chunks):
         # Dask has the extents of all chunks along each dimension.
         longest = [max(each) if isinstance(each, tuple) else int(each) for each in chunks]
         return cut(list(map(min, longest, shape)), itemsize)
     if getattr(array, "order", None) == "F":
-        # As nibabel reads files: what stands in a row there; of compressed ones all that comes before is read, too.
+        # nibabel reads consecutive bytes of a file; for a compressed file, it also reads everything before them.
         is_compressed = str(getattr(array, "file_like", "")).endswith((".gz", ".bz2", ".zst"))
         room = CHUNK_BYTES if is_compressed else _IN_A_ROW_BYTES
         return tuple(contiguous_box(shape[::-1], itemsize, room)[::-1])
@@ -312,13 +312,13 @@ def _chunks_of(array: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, 
 
 
 def _said_chunks(array: Any, shape: tuple[int, ...]) -> Any:
-    """The chunks of an array in the words of its library."""
+    """The chunks of an array, as its library reports them."""
     library = library_of(array)
     if library == "tensorstore":
         return array.chunk_layout.read_chunk.shape
     if library == "netCDF4":
         return array.chunking()
-    # One field of a table of HDF5 has no chunks, and a dataset that has.
+    # A field of an HDF5 table has no chunks, but its dataset has.
     chunks = getattr(getattr(array, "_dset", array), "chunks", None)
     if library == "xarray" and chunks is None:
         preferred = array.encoding.get("preferred_chunks")
@@ -327,7 +327,7 @@ def _said_chunks(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def as_tensor(block: Any, array: Any = None) -> torch.Tensor:
-    """What an array returned, as a tensor that may be a view of it."""
+    """Turn what an array returned into a tensor, which may be a view of it."""
     if isinstance(block, torch.Tensor):
         return block
     if hasattr(block, "todense"):
@@ -338,17 +338,17 @@ def as_tensor(block: Any, array: Any = None) -> torch.Tensor:
     if dtype is torch.bfloat16:
         return as_tensor(block.view(np.uint16)).view(torch.bfloat16)
     if dtype is torch.bool:
-        # pillow has 255 for True, which torch does not.
+        # pillow stores True as 255, torch as 1.
         block = block.view(np.uint8) != 0
     block = block.astype(block.dtype.newbyteorder("="), copy=False)
     if not block.flags.writeable or any(step < 0 or step % block.itemsize for step in block.strides):
-        # torch has no views of these.
+        # torch has no views of such arrays.
         block = block.copy()
     return torch.from_numpy(block)
 
 
 def _reopened(shown: str, shape: tuple[int, ...], dtype: torch.dtype, opened: Opened) -> ArrayReader:
-    """A reader by its pickle; StoreError where what it read from is not there, or something else is."""
+    """Recreate a reader from its pickle; StoreError if its source is missing or has another shape or dtype."""
     function, args = opened
     try:
         reader = ArrayReader(function(*args))
@@ -361,7 +361,7 @@ def _reopened(shown: str, shape: tuple[int, ...], dtype: torch.dtype, opened: Op
     return reader
 
 
-# What xarray says of pixels.
+# Metadata of pixels in xarray.
 
 
 _CODES = {
@@ -371,14 +371,14 @@ _CODES = {
     "add_offset": "offset",
     **{name: name for name in ("flag_values", "flag_masks", "flag_meanings", "valid_min", "valid_max", "valid_range")},
 }
-"""Attributes that say what numbers stand for, by the conventions of netCDF, and what that is called here."""
+"""Attributes of the netCDF conventions that say what numbers stand for, and what this library calls them."""
 
 
 def meaning_of_array(array: Any, dims: Sequence[str]) -> Meaning | None:
-    """What xarray knows of an array, whose dimensions have these names here; None of other arrays."""
+    """The metadata of an xarray array whose dimensions have these names here; None for other arrays."""
     if not type(array).__module__.startswith("xarray."):
         return None
-    # What an export says of the origin holds of the export.
+    # The attribute `infinite_tensor` of an export describes that export only.
     said, lost = _said({name: value for name, value in array.attrs.items() if name != "infinite_tensor"})
     codes = {_CODES[name]: value for name, value in reversed(said.items()) if name in _CODES}
     facts: list[Fact] = [Attribute(name, value) for name, value in said.items() if name not in _CODES]
@@ -391,7 +391,7 @@ def meaning_of_array(array: Any, dims: Sequence[str]) -> Meaning | None:
             continue
         called = renamed[name] if coordinate.dims == (name,) else str(name)
         numbers, attrs = [array.dims.index(dim) for dim in coordinate.dims], _said(coordinate.attrs)[0]
-        # That of rioxarray stays where it is when pixels move; coordinates, which say the same, do not.
+        # The GeoTransform of rioxarray does not follow when pixels move; coordinates, which say the same, do.
         if attrs.pop("GeoTransform", None) and not {*array.dims[-2:]} <= {*array.coords}:
             lost.append("transform")
         facts.append(Coordinate(called, numbers, values, attrs))
@@ -399,7 +399,7 @@ def meaning_of_array(array: Any, dims: Sequence[str]) -> Meaning | None:
 
 
 def _said(attrs: Mapping[Any, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Attributes that JSON can hold, and what messages call the others."""
+    """The attributes that JSON can hold, and names of the others for messages."""
     said, lost = {}, []
     for name, value in attrs.items():
         try:
@@ -413,7 +413,7 @@ _OF_NUMPY = np.ndarray | np.generic
 
 
 def _values_of(coordinate: Any) -> npt.NDArray[Any] | None:
-    """Numbers, dates or texts; None for all else, and for more than are kept in memory."""
+    """The values if they are numbers, dates or texts, and not too many to keep in memory; None otherwise."""
     if coordinate.size > MOST_COORDINATES:
         return None
     values = np.asarray(coordinate.values)

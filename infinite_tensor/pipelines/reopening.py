@@ -1,8 +1,8 @@
-"""Opens what an array reads from again: in a forked child, and where a pickle is loaded.
+"""Opens the files of an array again: in a forked child, and when a pickle is loaded.
 
-A forked child shares the position in every open file with its parent, and a pickle holds no open files. So both walk
-over all that an array holds, as pickle does, and take each file and each array of a file by the path, URL or store that
-opens it again. What has none of these is an error.
+A forked child shares the position in every open file with its parent, and a pickle cannot hold open files. So both walk
+over all objects that an array holds, as pickle does, and replace each file, and each array of a file, by the path, URL
+or store that opens it again. If there is none, that is an error.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from infinite_tensor.values.arrays import memory_map_of
 from infinite_tensor_stores.targets import is_in_memory
 
 try:
-    # Dask arrays hold functions that only this one pickles, and bring it.
+    # Dask arrays hold functions that only cloudpickle can pickle, and Dask depends on it.
     from cloudpickle import Pickler
 except ImportError:
 
     class Pickler(pickle.Pickler):  # type: ignore[no-redef]
-        """That of the standard library, where no function needs another one."""
+        """The pickler of the standard library, for when no function needs cloudpickle."""
 
         def reducer_override(self, obj: Any) -> Any:  # noqa: ARG002
-            """As for any object."""
+            """Pickle any object in the usual way."""
             return NotImplemented
 
 
@@ -59,7 +59,7 @@ def library_of(obj: object) -> str:
 
 
 def opened_by(array: Any) -> Opened:
-    """What makes an array in another process: it opens the files of the array there, or brings the values along.
+    """A call that recreates an array in another process, from its files or from a copy of its values.
 
     Raises
     ------
@@ -80,14 +80,14 @@ def _by_value(array: Any) -> Opened:
     if isinstance(array, np.ndarray):
         return _unchanged, (array,)
     if array.untyped_storage().nbytes() > array.nbytes:
-        # All that a view is a part of would be pickled with it.
+        # Pickling a view would pickle its whole storage.
         array = array.clone()
     signed = _AS_SIGNED.get(array.dtype)
     return (_unchanged, (array,)) if signed is None else (torch.Tensor.view, (array.view(signed), array.dtype))
 
 
 _AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""Dtypes of which torch does not read the pickles that it makes, and those as which they are pickled."""
+"""Dtypes whose pickles torch writes but cannot read, and the dtypes as which they are pickled."""
 
 
 def _unchanged(array: Any) -> Any:
@@ -95,14 +95,14 @@ def _unchanged(array: Any) -> Any:
 
 
 class _ToOtherProcess(Pickler):  # type: ignore[misc]
-    """Pickles an array, and what it holds of files by what opens them."""
+    """Pickles an array, with its files replaced by calls that open them."""
 
     def __init__(self) -> None:
         self.pickled = io.BytesIO()
         super().__init__(self.pickled, pickle.HIGHEST_PROTOCOL)
 
     def reducer_override(self, obj: Any) -> Any:
-        """Asked of each object that is not of a plain builtin type."""
+        """Called by pickle for each object that is not of a plain builtin type."""
         find = _FINDERS.get(library_of(obj))
         found = None if find is None else find(obj)
         return super().reducer_override(obj) if found is None else found
@@ -112,7 +112,7 @@ class _ToOtherProcess(Pickler):  # type: ignore[misc]
 
 
 def is_fork_safe(obj: object) -> bool:
-    """Whether something can be used in a forked child as it is: values, code, and what cares for forks itself."""
+    """Whether a forked child can use an object as it is: values, code, and objects that handle forks themselves."""
     if isinstance(obj, np.ndarray):
         return not obj.dtype.hasobject
     if isinstance(obj, Store):
@@ -125,19 +125,19 @@ _VALUES_AND_CODE = (torch.Tensor, bytes, bytearray, io.BytesIO, mmap.mmap, type,
 _OURS = ("infinite_tensor", "infinite_tensor_stores")
 
 _WITH_THREADS = {"tensorstore", "obstore", "icechunk"}
-"""Libraries that work on threads of their own, which a forked child lacks, and that do not start them again."""
+"""Libraries with their own threads, which do not exist in a forked child and are not started again there."""
 
 _parents: list[Any] = []
-"""What belongs to the parent. A child never lets go of it: some libraries would write to a file as they close it."""
+"""Objects of the parent. A child never frees them: some libraries would write to a file while closing it."""
 
 
 def opened_in_child(array: Any) -> Any:
-    """The array as a forked child may read it, with all that it holds of files opened again.
+    """A copy of the array for a forked child, with all its files opened again.
 
     Raises
     ------
     Exception
-        If something in it is not known to be safe, and cannot be pickled.
+        If an object in it is not known to be safe, and cannot be pickled.
     """
     _parents.append(array)
     walk = _ToChild()
@@ -153,20 +153,20 @@ class _ToChild(_ToOtherProcess):
         self.kept: list[Any] = []
 
     def persistent_id(self, obj: Any) -> int | None:
-        """The place of an object that stays as it is."""
+        """The index in `kept` of an object that stays as it is."""
         if not is_fork_safe(obj):
             return None
         self.kept.append(obj)
         return len(self.kept) - 1
 
     def reducer_override(self, obj: Any) -> Any:
-        """As for another process, but for what would lead back to what the parent has opened or locked."""
-        # A store of zarr pickles what it stands for by itself.
+        """As for another process, except for objects that would lead back to files or locks of the parent."""
+        # An ObjectStore of zarr pickles the store that it wraps by itself, so look at that one.
         library, kind = library_of(obj.store if isinstance(obj, ObjectStore) else obj), type(obj).__name__
         if library in _WITH_THREADS:
             raise pickle.PicklingError(f"{library} works on threads of its own, which a forked process does not have")
         if kind == "SerializableLock":
-            # One of xarray or Dask. Those of one token are one lock in a process.
+            # A lock of xarray or Dask. Within a process, all with the same token are one lock.
             return type(obj), (f"{obj.token} of {os.getpid()}",)
         if library == "xarray" and kind == "CachingFileManager":
             return _own_manager, (type(obj), *obj.__getstate__()[:5])
@@ -179,12 +179,12 @@ class _InChild(pickle.Unpickler):
         self._kept = walk.kept
 
     def persistent_load(self, pid: int) -> Any:
-        """What stayed as it is."""
+        """The object that stayed as it is."""
         return self._kept[pid]
 
 
 def _own_manager(kind: Any, opener: Any, args: Any, mode: Any, kwargs: Any, lock: Any) -> Any:
-    """A manager of xarray's with an id of its own: one of the same id would use the file that the parent has opened."""
+    """A file manager of xarray with a new id: with the same id, it would use the file that the parent has opened."""
     return kind(opener, *args, mode=mode, kwargs=kwargs, lock=lock)
 
 
@@ -195,18 +195,18 @@ _locks: weakref.WeakValueDictionary[Hashable, Lock] = weakref.WeakValueDictionar
 _of_locks = Lock()
 
 _PARALLEL = {"numpy", "torch", "zarr", "tensorstore", "infinite_tensor"}
-"""Libraries whose arrays any number of threads read at a time, whatever they hold."""
+"""Libraries whose arrays can be read by any number of threads at a time, regardless of what they hold."""
 _WRAPPERS = {"dask", "xarray"}
-"""Those whose arrays are read so unless what they hold is not."""
+"""Libraries whose arrays can be read by several threads if the objects that they hold can."""
 _ONE_STATE = {"netCDF4": "HDF5", "h5py": "HDF5"}
-"""Libraries with one state for all that they have opened, by the name of what keeps it."""
+"""Libraries with one global state for all open files, and the name of the library that has it."""
 
 
 def locks_of(array: Any) -> tuple[Lock, ...]:
-    """What to hold, in this order, while an array is read.
+    """The locks to hold, in this order, while an array is read.
 
-    There is one lock for all arrays of a library that is not thread-safe, and otherwise one for each file object that
-    arrays hold, or for the array where none is seen.
+    There is one lock for all arrays of a library with a global state, and otherwise one for each file object that an
+    array holds, or for the array itself if it holds none that can be seen.
     """
     library = library_of(array)
     if library in _PARALLEL:
@@ -224,14 +224,14 @@ def locks_of(array: Any) -> tuple[Lock, ...]:
 
 
 class _Looking(_ToChild):
-    """Looks for what an array shares with others, and calls nothing of a class that is not known."""
+    """Finds what an array shares with other arrays, without calling methods of unknown classes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shared: set[Hashable] = set()
 
     def persistent_id(self, obj: Any) -> int | None:
-        """That of all into which nobody needs to look."""
+        """0 for objects that need not be searched, after noting what is shared; None for others."""
         kind = type(obj)
         if library_of(obj) == "netCDF4":
             self.shared.add(_ONE_STATE["netCDF4"])
@@ -242,7 +242,7 @@ class _Looking(_ToChild):
         return 0
 
     def reducer_override(self, obj: Any) -> Any:
-        """What an object holds, in place of the object."""
+        """Replace an object by what it holds."""
         if isinstance(obj, FunctionType):
             held = [cell.cell_contents for cell in obj.__closure__ or ()]
         elif library_of(obj) in (*_WRAPPERS, "builtins", "collections", "functools"):
@@ -252,11 +252,11 @@ class _Looking(_ToChild):
         return list, (held,)
 
 
-# What opens the files of each library again. None stands for what is pickled as its library does it.
+# How to open the files of each library again. None means that the object is pickled as its library does it.
 
 
 def _mapped(array: Any) -> Opened | None:
-    """Of an array of numpy or torch that shows a part of a file; small ones are as well pickled by value."""
+    """For an array of numpy or torch that is mapped from a file. None for small ones, which are pickled by value."""
     if type(array) not in (np.ndarray, np.memmap, torch.Tensor) or array.nbytes < _SMALLEST_MAP:
         return None
     if isinstance(array, np.ndarray):
@@ -274,7 +274,7 @@ _MAPS = "/proc/self/maps"
 
 
 def _place_of(array: np.ndarray[Any, Any]) -> tuple[str, int] | None:
-    """The file that an array shows a part of, and where in it the first element is."""
+    """The file that an array is mapped from, and the position of its first element there."""
     first = array.__array_interface__["data"][0]
     if os.path.exists(_MAPS):  # noqa: PTH110
         low, high = np.lib.array_utils.byte_bounds(array)
@@ -289,9 +289,9 @@ def _place_of(array: np.ndarray[Any, Any]) -> tuple[str, int] | None:
 
 
 def _file_at(low: int, high: int) -> tuple[str, int] | None:
-    """The file that memory is mapped from, whoever has done that, and where in it the memory begins.
+    """The file that memory is mapped from, by whatever library, and the position in it where the memory begins.
 
-    None where it is no file, or not known to be as the file is: changes to a private map are in no file.
+    None if it is not a file, or may differ from the file: changes to a private map are not in the file.
     """
     with contextlib.suppress(OSError), open(_MAPS, errors="surrogateescape") as maps:  # noqa: PTH123
         for line in maps:
@@ -317,13 +317,13 @@ def _open_mapped(path: str, offset: int, shape: Any, dtype: Any, strides: Any) -
 
 def _open_mapped_tensor(path: str, offset: int, dtype: Any, count: int, shape: Any, strides: Any) -> torch.Tensor:
     with open(path, "rb") as file:  # noqa: PTH123
-        # torch has no tensors that nobody may write to: what is written to this one is in no file.
+        # torch has no read-only tensors. What is written to this one does not reach the file.
         pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     return torch.frombuffer(pages, dtype=dtype, count=count, offset=offset).as_strided(shape, strides)
 
 
 def _path_of(name: str, what: str) -> str:
-    """The absolute path of a file that is open here; PicklingError if that is not the one at `name`."""
+    """The absolute path of an open file; PicklingError if the file at `name` is not the open one."""
     path = os.path.abspath(name)  # noqa: PTH100
     with contextlib.suppress(OSError):
         there = os.stat(path)  # noqa: PTH116
@@ -337,13 +337,13 @@ def _path_of(name: str, what: str) -> str:
 
 
 _OPEN = "/dev/fd"
-"""Where systems that are not Windows list what a process has open."""
+"""Where systems other than Windows list the open files of a process."""
 
 
 def _of_file(file: Any) -> Opened | None:
-    """Of a file that is open for reading."""
+    """For a file that is open for reading."""
     if library_of(file) == "tempfile":
-        # Its copy would delete the file too.
+        # A copy of the wrapper would delete the file too.
         file = getattr(file, "file", file)
     raw = getattr(file, "raw", file)
     if type(file) not in (io.BufferedReader, io.FileIO) or type(raw) is not io.FileIO or raw.writable():
@@ -360,14 +360,14 @@ def _open_file(path: str, buffering: int, position: int) -> Any:
 
 
 def _of_hdf5(obj: Any) -> Opened | None:
-    """Of a dataset or a group, by the path of its file and its name there."""
+    """For a dataset or a group: by the path of its file and its name there."""
     import h5py  # noqa: PLC0415  (of an extra)
 
     if not isinstance(obj, h5py.Dataset | h5py.Group):
         return None
     file, what = obj.file, f"h5py object {obj.name!r} in {obj.file.filename!r}"
     if file.driver == "core" and file.mode == "r":
-        # It has been read whole, and closed.
+        # h5py has read the whole file and closed it.
         path = str(Path(file.filename).absolute())
     elif file.driver in ("sec2", "stdio", "direct", "windows"):
         path = _path_of(file.filename, what)
@@ -378,7 +378,7 @@ def _of_hdf5(obj: Any) -> Opened | None:
         )
     name = obj.name
     if name is None or file.get(name) != obj:
-        # It was reached through a link from another file, and has the name of that.
+        # The object was reached through a link in another file, and has the name of the link.
         found = h5py.h5r.get_name(obj.ref, file.id)
         if found is None:
             raise pickle.PicklingError(f"{what} has no name there")
@@ -395,7 +395,7 @@ def _open_hdf5(path: str, name: str, swmr: bool, locking: Any) -> Any:
 
 
 def _of_netcdf(obj: Any) -> Opened | None:
-    """Of a variable of netCDF4, or a group, by the path or URL of its file, its name and what it was told to do."""
+    """For a variable of netCDF4, or a group: by the path or URL of its file, its name and its settings."""
     import netCDF4  # noqa: PLC0415  (there is an array of it)
 
     if not isinstance(obj, netCDF4.Dataset | netCDF4.Variable):
@@ -426,13 +426,13 @@ def _open_variable(group: Any, name: str, mask: bool, scale: bool, always_mask: 
 
 
 def _of_zarr(obj: Any) -> Opened | None:
-    """Of an array by its store and what is found there, and of a store by what is the same place everywhere."""
+    """For an array: by its store and path there. For a store: by an absolute path."""
     if isinstance(obj, zarr.Array):
         return _open_zarr, (obj.store_path.store, obj.store_path.path, obj.metadata.zarr_format)
     if type(obj) is LocalStore:
         return functools.partial(LocalStore, read_only=obj.read_only), (str(obj.root.absolute()),)
     if type(obj) is ZipStore:
-        # One that was written to would be emptied by the mode that it has.
+        # Opening it in the mode of one that was written to would empty the file.
         return functools.partial(ZipStore, mode="r"), (str(obj.path.absolute()),)
     if isinstance(obj, Store) and _is_of_fsspec_in_memory(obj):
         raise pickle.PicklingError(f"{obj} lies in the memory of this process")
@@ -440,7 +440,7 @@ def _of_zarr(obj: Any) -> Opened | None:
 
 
 def _is_of_fsspec_in_memory(store: Store) -> bool:
-    """Whether it is one for ``memory://``, which each process has for itself."""
+    """Whether it is a store for ``memory://``, which each process has for itself."""
     return isinstance(store, FsspecStore) and "memory" in store.fs.protocol
 
 
@@ -449,7 +449,7 @@ def _open_zarr(store: Store, path: str, zarr_format: Any) -> Any:
 
 
 def by_absolute_path(array: Any) -> Any:
-    """An array that is the same one in whatever folder this process works, where zarr or nibabel would look there."""
+    """The array, independent of the working directory, to which zarr and nibabel would resolve relative paths."""
     if library_of(array) == "nibabel":
         name = getattr(array, "file_like", None)
         if isinstance(name, str) and not os.path.isabs(name):  # noqa: PTH117
@@ -460,7 +460,7 @@ def by_absolute_path(array: Any) -> Any:
     if type(store) is LocalStore and not store.root.is_absolute():
         store = LocalStore(store.root.absolute(), read_only=store.read_only)
     elif type(store) is ZipStore and store.read_only and not store.path.is_absolute():
-        # One that is being written cannot be read by its path.
+        # Only read-only ones: a ZIP file that is being written cannot be read by its path.
         store = ZipStore(store.path.absolute(), mode="r")
     else:
         return array
@@ -468,7 +468,7 @@ def by_absolute_path(array: Any) -> Any:
 
 
 def _of_lock(obj: Any) -> Opened | None:
-    """Of a lock, which nobody holds in another process."""
+    """For a lock: a new one, since nobody holds it in another process."""
     new = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}.get(type(obj))
     return new and (new, ())
 
