@@ -30,7 +30,7 @@ class _Written(click.ParamType[Any, str]):
         try:
             return self._read(value)
         except (TypeError, ValueError):
-            self.fail(f"{value!r} is no {self.name}: write it as in {self._example}", param, ctx)
+            self.fail(f"{value!r} is not a valid {self.name}: write it as in {self._example}", param, ctx)
 
 
 def _region(text: str) -> Any:
@@ -86,7 +86,9 @@ class _Reference(click.ParamType[Any, str]):
         """The object that a reference names; its module is imported, or its file is run."""
         found = _REFERENCE.fullmatch(value)
         if found is None:
-            self.fail(f'{value!r} names nothing: write a file and a name in it, as in "world.py:tensor"', param, ctx)
+            self.fail(
+                f'{value!r} is not a reference: write a file and a name in it, as in "world.py:tensor"', param, ctx
+            )
         place, name = found.groups()
         module = _file_module(place) if place.endswith(".py") else _path_module(place)
         if module is None:
@@ -154,7 +156,7 @@ def reductions(_context: click.Context, _option: click.Parameter, texts: tuple[s
 store = click.argument("store")
 tensor_id = click.argument("tensor_id", metavar="ID")
 region = click.option(
-    "--region", type=REGION, metavar="REGION", help='Pixels, as in "0:64,-32:32"; by default all of a finite tensor.'
+    "--region", type=REGION, metavar="REGION", help='Pixels, as in "0:64,-32:32". Default: all of a finite tensor.'
 )
 
 
@@ -172,9 +174,9 @@ def module(told: str, *, required: bool = False) -> Callable[[F], F]:
     return click.option("--module", "computed", callback=checked, **given)
 
 
-group = click.option("--group", is_flag=True, help="ID is that of a group; needed only where a tensor has it too.")
-overwrite = click.option("--overwrite", is_flag=True, help="Replace what is there already.")
-yes = click.option("--yes", is_flag=True, help="Do not ask before something is deleted.")
+group = click.option("--group", is_flag=True, help="ID is a group; needed only if a tensor has the same id.")
+overwrite = click.option("--overwrite", is_flag=True, help="Replace existing data.")
+yes = click.option("--yes", is_flag=True, help="Delete without asking.")
 # Eager, to take effect before a file of the user is loaded.
 as_json = click.option(
     "--json", "as_json", is_flag=True, is_eager=True, callback=keep_for_json, help="Print JSON, for programs."
@@ -185,11 +187,13 @@ def fill_options(command: F) -> F:
     """Add the options that `fill` and `predict` share."""
     options = [
         click.option("--workers", type=int, metavar="N", help="Threads that compute windows."),
-        click.option("--max-memory", metavar="SIZE", help='The most memory to hold, as in "400MB".'),
-        click.option("--shard", type=SHARD, metavar="RANK/COUNT", help='Do one part of several, as in "0/4".'),
-        click.option("--where", metavar="MASK", help="Only what a mask takes: a .npy file, an image, or FILE.py:NAME."),
-        click.option("--where-scale", type=FLOATS, default="1", metavar="N", help="Pixels along one of the mask."),
-        click.option("--pyramid", is_flag=True, help="Fill overviews too, each half as large as the one before."),
+        click.option("--max-memory", metavar="SIZE", help='Limit on memory, as in "400MB".'),
+        click.option("--shard", type=SHARD, metavar="RANK/COUNT", help='Compute one part of several, as in "0/4".'),
+        click.option("--where", metavar="MASK", help="Only pixels in a mask: a .npy file, an image, or FILE.py:NAME."),
+        click.option(
+            "--where-scale", type=FLOATS, default="1", metavar="N", help="Pixels along one pixel of the mask."
+        ),
+        click.option("--pyramid", is_flag=True, help="Also fill overviews, each half as large as the one before."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -224,7 +228,7 @@ def source_at(place: str, dims: tuple[str, ...] | None) -> Any:
         try:
             return infinite_tensor.from_array(np.load(path, mmap_mode="r"), dims=dims)
         except ValueError as error:
-            raise click.UsageError(f"{path} holds no array of numbers as numpy.save writes it") from error
+            raise click.UsageError(f"{path} is not an array of numbers that numpy.save has written") from error
     if suffix in (".tif", ".tiff", ".vrt", ".jp2", ".img") and find_spec("rasterio") is not None:
         return infinite_tensor.from_raster(path)
     return infinite_tensor.from_image(path)
@@ -238,7 +242,7 @@ def _zarr_array(place: str, dims: tuple[str, ...] | None) -> Any:
     except Exception as error:
         # The errors of zarr have no common base class.
         raise click.UsageError(
-            f"{place!r} is no Zarr array ({type(error).__name__}); of a tensor in a store, give its id with "
+            f"{place!r} is not a Zarr array ({type(error).__name__}); for a tensor in a store, give its id with "
             "--source-tensor"
         ) from error
     names = getattr(found.metadata, "dimension_names", None)

@@ -27,7 +27,7 @@ def fill(computed: Any, region: Any, where: str | None, where_scale: Any, as_jso
     """
     if region is None:
         if isinstance(computed, infinite_tensor.TensorGroup):
-            raise click.UsageError('of a group, give a region: --region "0:512,0:512"')
+            raise click.UsageError('a group needs a region: --region "0:512,0:512"')
         region = arguments.region_of(computed, None)
     report = computed.fill(region, where=arguments.mask_at(where, where_scale), **options)
     print_report(report, as_json=as_json)
@@ -51,25 +51,27 @@ def fill(computed: Any, region: Any, where: str | None, where_scale: Any, as_jso
     default="0.25",
     show_default=True,
     metavar="SHARE",
-    help="How much of a window its neighbour shares.",
+    help="Fraction of a window that its neighbour shares.",
 )
-@click.option("--blend", default="gaussian", show_default=True, metavar="NAME", help="How windows are blended.")
+@click.option(
+    "--blend", default="gaussian", show_default=True, metavar="NAME", help="How overlapping windows are blended."
+)
 @click.option(
     "--reduce",
     multiple=True,
     callback=arguments.reductions,
     metavar="[OUTPUT=]NAME",
-    help="What is stored of a pixel: argmax, softmax, sigmoid or FILE.py:NAME; of several outputs, once for each.",
+    help="How pixels are reduced: argmax, softmax, sigmoid or FILE.py:NAME. For several outputs, give it for each.",
 )
 @click.option("--dims", type=arguments.NAMES, metavar="NAMES", help='Names of the dimensions of SOURCE, as in "c,y,x".')
-@click.option("--dtype", metavar="NAME", help="What is stored, as in uint8.")
-@click.option("--scale", type=arguments.FLOATS, metavar="N", help="Output pixels along one of SOURCE.")
+@click.option("--dtype", metavar="NAME", help="Dtype that is stored, as in uint8.")
+@click.option("--scale", type=arguments.FLOATS, metavar="N", help="Pixels of the output along one pixel of SOURCE.")
 @click.option(
     "--edge",
     type=click.Choice(["clip", "drop"]),
     default="clip",
     show_default=True,
-    help="What becomes of windows that reach past the end.",
+    help="What happens to windows that reach past the end.",
 )
 @click.option(
     "--padding",
@@ -77,16 +79,21 @@ def fill(computed: Any, region: Any, where: str | None, where_scale: Any, as_jso
     default="reflect",
     show_default=True,
     metavar="MODE[:NUMBER]",
-    help="What stands beyond the ends of SOURCE.",
+    help="What the network gets beyond the ends of SOURCE.",
 )
 @click.option(
-    "--preprocess", type=arguments.REFERENCE, metavar="FILE.py:NAME", help="A function of a batch, before the net."
+    "--preprocess",
+    type=arguments.REFERENCE,
+    metavar="FILE.py:NAME",
+    help="Function of a batch, called before the network.",
 )
-@click.option("--batch-size", type=int, default=4, show_default=True, metavar="N", help="Windows the net gets at once.")
-@click.option("--device", metavar="NAME", help="Where batches go, as in cuda.")
+@click.option(
+    "--batch-size", type=int, default=4, show_default=True, metavar="N", help="Windows per call of the network."
+)
+@click.option("--device", metavar="NAME", help="Device for batches, as in cuda.")
 @click.option("--autocast", type=click.Choice(["float16", "bfloat16"]), help="Run the network under torch.autocast.")
-@click.option("--tensor-id", default="prediction", show_default=True, metavar="ID", help="Its name in TARGET.")
-@click.option("--source-tensor", metavar="ID", help="SOURCE is a store, and this a tensor in it.")
+@click.option("--tensor-id", default="prediction", show_default=True, metavar="ID", help="Id of the result in TARGET.")
+@click.option("--source-tensor", metavar="ID", help="Id of a tensor, if SOURCE is a store.")
 @click.option("--version", metavar="TEXT", help="Anything else that identifies what is computed.")
 @arguments.overwrite
 @arguments.region
@@ -146,7 +153,7 @@ def predict(
 @arguments.store
 @arguments.tensor_id
 @click.argument("other")
-@click.option("--upstream", is_flag=True, help="Copy the tensors that it is computed from too.")
+@click.option("--upstream", is_flag=True, help="Also copy the tensors that it is computed from.")
 @click.option(
     "--region",
     type=arguments.REGION,
@@ -174,13 +181,20 @@ def cp(store: str, tensor_id: str, other: str, as_json: bool, **options: Any) ->
     "--compute/--no-compute",
     default=True,
     show_default=True,
-    help="Compute pixels that are not stored, where the store alone says how, or fill them with a number.",
+    help="Compute missing pixels, if the store alone can, or fill them with a number.",
 )
-@click.option("--fill-value", type=float, metavar="N", help="What --no-compute writes, as nodata.  [default: 0]")
-@click.option("--pyramid", is_flag=True, help="Of Zarr: write an OME-Zarr image with levels, for viewers.")
-@click.option("--every", type=click.IntRange(min=1), metavar="N", help="Of PNG: every N-th row and column.")
-@click.option("--max-pixels", type=click.IntRange(min=1), metavar="N", help="Of PNG: --every, for N at most.")
-@click.option("--palette", is_flag=True, help="Of PNG: a colour for each label.")
+@click.option(
+    "--fill-value",
+    type=float,
+    metavar="N",
+    help="The number for missing pixels with --no-compute, as nodata.  [default: 0]",
+)
+@click.option("--pyramid", is_flag=True, help="For Zarr: write an OME-Zarr image with levels, for viewers.")
+@click.option("--every", type=click.IntRange(min=1), metavar="N", help="For PNG: only every N-th row and column.")
+@click.option(
+    "--max-pixels", type=click.IntRange(min=1), metavar="N", help="For PNG: choose --every for at most N pixels."
+)
+@click.option("--palette", is_flag=True, help="For PNG: one colour for each label.")
 @arguments.overwrite
 @arguments.as_json
 def export(store: str, tensor_id: str, target: str, region: Any, as_json: bool, **options: Any) -> None:
@@ -194,10 +208,10 @@ def export(store: str, tensor_id: str, target: str, region: Any, as_json: bool, 
         note(f"wrote {target}")
 
 
-@click.command("verify", short_help="Look for damage in what is stored.")
+@click.command("verify", short_help="Look for damage in stored data.")
 @arguments.store
 @click.argument("tensor_id", metavar="[ID]", required=False)
-@click.option("--repair", is_flag=True, help="Drop what is damaged, so that it is computed again when it is needed.")
+@click.option("--repair", is_flag=True, help="Delete damaged objects, so that they are computed again when needed.")
 @arguments.yes
 @arguments.as_json
 def verify(store: str, tensor_id: str | None, repair: bool, yes: bool, as_json: bool) -> int:
@@ -215,27 +229,27 @@ def verify(store: str, tensor_id: str | None, repair: bool, yes: bool, as_json: 
             note(f"and {len(damages) - _MOST_SHOWN:,} more, which --json lists")
         if dropped:
             ids_dropped = list(dict.fromkeys(dropped))
-            told = f"This drops {counted(len(dropped), 'damaged object')} of {named(ids_dropped)}"
-            ask(f"{told}, and in an HDF5 file all of a tensor whose array is damaged.", yes=yes)
+            told = f"This deletes {counted(len(dropped), 'damaged object')} of {named(ids_dropped)}"
+            ask(f"{told}; in an HDF5 file, all of a tensor if its array is damaged.", yes=yes)
             for name in ids_dropped:
                 opened.verify(name, repair=True)
     if as_json:
         print_json({"store": store, "verified": ids, "damages": damages, "repaired": bool(dropped)})
     elif not damages:
-        note(f"{named(ids) or 'nothing'}: all is as it was written")
+        note(f"{named(ids) or 'no tensors'}: no damage found")
     return DAMAGED if len(damages) > len(dropped) else 0
 
 
-@click.command("gc", short_help="Delete what no tensor refers to.")
+@click.command("gc", short_help="Delete objects that no tensor refers to.")
 @arguments.store
-@click.option("--partial", is_flag=True, help="Delete what is stored of half-computed tiles too.")
+@click.option("--partial", is_flag=True, help="Also delete what is stored of half-computed tiles.")
 @click.option(
     "--older-than",
     metavar="SECONDS",
     type=float,
     default=3600.0,
     show_default=True,
-    help="With --partial: where nothing has been added for so long.",
+    help="With --partial: only tiles to which nothing was added for this long.",
 )
 @arguments.yes
 @arguments.as_json
@@ -244,8 +258,8 @@ def gc(store: str, partial: bool, older_than: float, yes: bool, as_json: bool) -
     too = ", and what is stored of half-computed tiles" if partial else ""
     with opened_to_change(store) as opened:
         ask(
-            f"This deletes what no tensor of {store} refers to{too}. No process should be creating tensors there "
-            "meanwhile.",
+            f"This deletes objects that no tensor of {store} refers to{too}. Meanwhile, no other process should create "
+            "tensors there.",
             yes=yes,
         )
         found = opened.gc(partial=partial, older_than=older_than)
@@ -261,7 +275,7 @@ def gc(store: str, partial: bool, older_than: float, yes: bool, as_json: bool) -
 @click.command("rm", short_help="Delete a tensor or a group.")
 @arguments.store
 @arguments.tensor_id
-@click.option("--dependants", is_flag=True, help="Delete the tensors of STORE that are computed from it too.")
+@click.option("--dependants", is_flag=True, help="Also delete the tensors of STORE that are computed from it.")
 @arguments.group
 @arguments.yes
 @arguments.as_json

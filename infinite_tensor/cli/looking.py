@@ -18,7 +18,7 @@ from infinite_tensor.errors import StoreError, TileAccessError
 
 @click.command("ls", short_help="List tensors and groups.")
 @arguments.store
-@click.option("-l", "--long", is_flag=True, help="Count tiles and bytes too, which takes a listing of each tensor.")
+@click.option("-l", "--long", is_flag=True, help="Also count tiles and bytes, which takes a listing of each tensor.")
 @arguments.as_json
 def ls(store: str, long: bool, as_json: bool) -> int:
     """List the tensors and groups of STORE."""
@@ -54,7 +54,7 @@ def _record(definition: Mapping[str, Any]) -> dict[str, Any]:
     return {name: definition.get(name) for name in ("tensor_id", "shape", "dims", "dtype", "tile_size")}
 
 
-@click.command("info", short_help="Tell what is stored of one tensor or group.")
+@click.command("info", short_help="Show what is stored of one tensor or group.")
 @arguments.store
 @arguments.tensor_id
 @arguments.group
@@ -112,9 +112,9 @@ def _members(group: Any) -> list[dict[str, Any]]:
 @arguments.tensor_id
 @arguments.region
 @click.option(
-    "-o", "--output", metavar="FILE", help="Write a .npy file, or a .png to look at, with axes and a scale of colours."
+    "-o", "--output", metavar="FILE", help="Write a .npy file, or a .png to look at, with axes and a colour bar."
 )
-@click.option("--fill-value", type=float, metavar="N", help="What stands for pixels that are not stored.")
+@click.option("--fill-value", type=float, metavar="N", help="Value for pixels that are not stored.")
 @arguments.overwrite
 @arguments.as_json
 def read(
@@ -158,7 +158,7 @@ def _write(source: Any, region: Any, output: str, *, overwrite: bool) -> None:
         source.export(region, output, overwrite=overwrite)
         return
     if not output.endswith(".png"):
-        raise click.UsageError(f"{output!r}: a file is one of .npy, .png; export writes others")
+        raise click.UsageError(f"{output!r} must end with .npy or .png; export writes other formats")
     if os.path.lexists(output) and not overwrite:
         raise click.ClickException(f"there is something at {output!r} already; give another path, or --overwrite")
     source.show(region).figure.savefig(output)
@@ -176,10 +176,10 @@ def _figures(values: Any) -> dict[str, Any]:
     return {"min": finite.min().item(), "max": finite.max().item(), "mean": finite.double().mean().item(), **found}
 
 
-@click.command("stats", short_help="Tell range, mean and quantiles of what is stored.")
+@click.command("stats", short_help="Show range, mean and quantiles of stored pixels.")
 @arguments.store
 @arguments.tensor_id
-@click.option("--region", type=arguments.REGION, metavar="REGION", help="Pixels; by default all that are stored.")
+@click.option("--region", type=arguments.REGION, metavar="REGION", help="Pixels. Default: all that are stored.")
 @arguments.as_json
 def stats(store: str, tensor_id: str, region: Any, as_json: bool) -> None:
     """Show range, mean, standard deviation and quantiles of the stored pixels, and the number of pixels of each label.
@@ -223,7 +223,7 @@ def coverage(store: str, tensor_id: str, region: Any, as_json: bool) -> None:
         print_json({"shape": stored.shape, "tile_size": tile, **counts, "states": states.tolist()})
         return
     if not stored.size:
-        note("the region holds no pixel")
+        note("the region is empty")
         return
     _print_map(tensor, region, tile, stored, uncovered)
     whole = counts["tiles"] - counts["uncovered"]
@@ -246,7 +246,7 @@ def _print_map(tensor: Any, region: Any, tile: Sequence[int], stored: Any, uncov
     room = max(1, rows - _OTHER_ROWS), columns // 2
     scale = max(-(-stored.shape[d] // most) for d, most in zip(dims, room[-len(dims) :], strict=True))
     click.echo("\n".join(_cells(stored, uncovered, dims, scale)))
-    click.echo("##  stored   ++  some of them   ..  missing   ~~  no window")
+    click.echo("##  stored   ++  partly stored   ..  missing   ~~  no window")
     selection = parse(region, tensor.shape)
     for d, way in zip(dims, ("down", "right")[-len(dims) :], strict=True):
         start = selection.start[d] // tile[d] * tile[d]
@@ -255,7 +255,7 @@ def _print_map(tensor: Any, region: Any, tile: Sequence[int], stored: Any, uncov
         click.echo(f"{way:5}  {tensor.dims[d]} from {start:,} to {stop:,}, {counted(tile[d] * scale, 'pixel')} a cell")
     others = [tensor.dims[d] for d in range(tensor.ndim) if d not in dims]
     if others:
-        click.echo(f"over all of {', '.join(others)}")
+        click.echo(f"each cell covers all of {', '.join(others)}")
 
 
 def _cells(stored: Any, uncovered: Any, dims: Sequence[int], scale: int) -> list[str]:
@@ -273,7 +273,7 @@ def _cells(stored: Any, uncovered: Any, dims: Sequence[int], scale: int) -> list
     return ["".join(row) for row in signs.tolist()]
 
 
-@click.command("plan", short_help="Tell what a fill would cost.")
+@click.command("plan", short_help="Show what a fill would cost.")
 @arguments.store
 @arguments.tensor_id
 @arguments.region
@@ -290,8 +290,8 @@ def plan(store: str, tensor_id: str, region: Any, max_memory: str | None, as_jso
 @click.command("view", short_help="Open a page to look at tensors.")
 @arguments.store
 @click.argument("tensor_ids", metavar="[ID ...]", nargs=-1)
-@arguments.module("that computes what is missing, shown before the others")
-@click.option("--port", type=int, default=0, metavar="N", help="Where the page is served.  [default: any free port]")
+@arguments.module("that computes missing pixels, shown before the others")
+@click.option("--port", type=int, default=0, metavar="N", help="Port of the page.  [default: any free port]")
 @click.option("--browser/--no-browser", default=True, show_default=True, help="Open a browser.")
 @arguments.as_json
 def view(store: str, tensor_ids: tuple[str, ...], computed: Any, port: int, browser: bool, as_json: bool) -> None:

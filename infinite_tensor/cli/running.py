@@ -29,13 +29,13 @@ from the environment. ID is the id of a tensor, or of a group for info and rm.
 
 \b
 Exit codes:
-  0    done
-  1    the library has failed; the message says why
-  2    the command line makes no sense, or nobody can confirm a deletion
-  3    verify has found damage, which is still there
-  4    code of yours has failed, with its traceback
-  130  interrupted; what was finished is stored
-  141  who reads the output has closed it
+  0    success
+  1    the library failed; the message says why
+  2    invalid command line, or nobody can confirm a deletion
+  3    verify found damage that is not repaired
+  4    your code failed; its traceback is printed
+  130  interrupted; finished work is stored
+  141  the reader of the output has closed it
 """
 
 
@@ -81,7 +81,7 @@ def _stopped(ended: BaseException) -> int:
         note("Nothing was changed.")
         return FAILED
     # The library adds notes to the interrupt of a command that can be continued.
-    said = "what was finished is stored; the same command continues" if hasattr(ended, "__notes__") else "by Ctrl-C"
+    said = "finished work is stored; run the command again to continue" if hasattr(ended, "__notes__") else "by Ctrl-C"
     tell("Interrupted", _in_options(str(ended)) or said)
     return INTERRUPTED
 

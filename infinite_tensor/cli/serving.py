@@ -14,18 +14,22 @@ from infinite_tensor.cli.output import print_json
 
 @click.command("serve", short_help="Serve tensors over HTTP, as Zarr and as map tiles.")
 @arguments.store
-@arguments.module("that computes what is missing")
-@click.option("--region", type=arguments.REGION, metavar="REGION", help='What Zarr arrays show, as in "0:64,-32:32".')
-@click.option("--store-results", is_flag=True, help="Store what is computed, instead of keeping it in memory.")
+@arguments.module("that computes missing pixels")
+@click.option(
+    "--region", type=arguments.REGION, metavar="REGION", help='Region of the Zarr arrays, as in "0:64,-32:32".'
+)
+@click.option("--store-results", is_flag=True, help="Store computed pixels, instead of keeping them in memory.")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
 @click.option("--port", type=int, default=8000, show_default=True, metavar="N", help="The port; 0 for a free one.")
-@click.option("--cors", multiple=True, metavar="ORIGIN", help='Whose pages may read, as in "https://example.org".')
-@click.option("--workers", type=int, metavar="N", help="How many answers are computed at a time.")
 @click.option(
-    "--max-windows", type=int, default=256, show_default=True, metavar="N", help="The most to compute for an answer."
+    "--cors", multiple=True, metavar="ORIGIN", help='Origin whose pages may read, as in "https://example.org".'
 )
-@click.option("--vmin", type=float, metavar="N", help="The lower end of the range of colours.")
-@click.option("--vmax", type=float, metavar="N", help="The upper end of it.")
+@click.option("--workers", type=int, metavar="N", help="Number of responses that are computed at a time.")
+@click.option(
+    "--max-windows", type=int, default=256, show_default=True, metavar="N", help="The most windows for one response."
+)
+@click.option("--vmin", type=float, metavar="N", help="Lower end of the colour range.")
+@click.option("--vmax", type=float, metavar="N", help="Upper end of the colour range.")
 @arguments.as_json
 def serve(store: str, computed: Any, store_results: bool, workers: int | None, as_json: bool, **options: Any) -> None:
     """Serve the tensors of STORE until Ctrl-C: as Zarr arrays at /NAME, as map tiles at /NAME/{z}/{x}/{y}.png.

@@ -37,7 +37,7 @@ def test_a_region_is_what_stands_between_brackets(text: str, meant: object) -> N
 def test_what_is_no_region_is_told_with_an_example(text: str, cli: CommandLine) -> None:
     found = cli("read", "s", "t", f"--region={text}")
     assert found.code == 2
-    assert f'{text!r} is no region: write it as in "0:64,-32:32"' in found.err
+    assert f'{text!r} is not a valid region: write it as in "0:64,-32:32"' in found.err
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_what_is_not_found_is_told_with_what_there_is(tmp_path: Path, cli: Comma
         ("nothing.py:x", "there is no file 'nothing.py'"),
         ("no_such_module:x", "there is no module 'no_such_module'"),
         (f"{tmp_path / 'some_world.py'}:x", "has no 'x'; it has os, join, height"),
-        ("world.py", "names nothing"),
-        (".:x", "names nothing"),
-        ("some/world:x", "names nothing"),
+        ("world.py", "is not a reference"),
+        (".:x", "is not a reference"),
+        ("some/world:x", "is not a reference"),
     ]:
         found = cli("fill", "--module", given)
         assert (found.code, told in found.err) == (2, True), found.err

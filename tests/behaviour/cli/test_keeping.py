@@ -37,7 +37,7 @@ def ids(store: Path) -> list[str]:
 def test_verify_of_an_intact_store_exits_with_0(cli: CommandLine, store: Path) -> None:
     found = cli("verify", store)
     assert (found.code, found.out) == (0, "")
-    assert found.err == "'rows', 'twice': all is as it was written\n"
+    assert found.err == "'rows', 'twice': no damage found\n"
     told = cli("verify", store, "rows", "--json").json
     assert told == {"store": str(store), "verified": ["rows"], "damages": [], "repaired": False}
 
@@ -58,7 +58,7 @@ def test_verify_of_a_damaged_store_exits_with_3_and_lists_it(cli: CommandLine, s
 def test_a_repair_drops_what_is_damaged_once_it_is_confirmed(cli: CommandLine, store: Path) -> None:
     damage(chunks(store, "rows")[0])
     refused = cli("verify", store, "--repair")
-    assert (refused.code, "This drops 1 damaged object of 'rows'" in refused.err) == (2, True)
+    assert (refused.code, "This deletes 1 damaged object of 'rows'" in refused.err) == (2, True)
     assert "give --yes" in refused.err
     assert len(chunks(store, "rows")) == 8
     assert cli("verify", store, "--repair", "--yes").code == 0
@@ -78,7 +78,7 @@ def test_gc_deletes_what_nothing_refers_to(cli: CommandLine, store: Path) -> Non
     left.write_bytes(b"12345")
     refused = cli("gc", store)
     assert (refused.code, left.exists()) == (2, True)
-    assert f"This deletes what no tensor of {store} refers to." in refused.err
+    assert f"This deletes objects that no tensor of {store} refers to." in refused.err
     assert cli("gc", store, "--yes").out == "deleted 1 object, 5 B\n"
     assert not left.exists()
     told = cli("gc", store, "--yes", "--json").json

@@ -223,7 +223,7 @@ def test_read_draws_a_picture(cli: CommandLine, store: Path, tmp_path: Path) -> 
 def test_read_tells_what_it_does_not_write(cli: CommandLine, store: Path, tmp_path: Path) -> None:
     options = [store, "rows", "--region", "0:4,0:4", "-o"]
     found = cli("read", *options, tmp_path / "a.jpg")
-    assert (found.code, "a file is one of .npy, .png; export writes others" in found.err) == (2, True)
+    assert (found.code, "must end with .npy or .png; export writes other formats" in found.err) == (2, True)
     assert list(tmp_path.glob("a.*")) == []
     found = cli("read", *options, tmp_path / "no" / "a.png")
     assert (found.code, "No such file or directory" in found.err, "Traceback" in found.err) == (1, True, False)
@@ -256,7 +256,7 @@ def test_coverage_draws_what_is_stored(cli: CommandLine, store: Path) -> None:
         "..####",
         "..####",
         "......",
-        "##  stored   ++  some of them   ..  missing   ~~  no window",
+        "##  stored   ++  partly stored   ..  missing   ~~  no window",
         "down   y from -8 to 12, 4 pixels a cell",
         "right  x from -4 to 8, 4 pixels a cell",
         "8 of 15 tiles stored (53%)",
@@ -272,7 +272,7 @@ def test_coverage_of_three_dimensions_is_over_those_that_are_not_drawn(cli: Comm
             t[REGION(region)]
     lines = cli("coverage", tmp_path / "s", "t", "--region", "0:12,0:8,0:12").out.splitlines()
     assert lines[:2] == ["##++..", "++...."]
-    assert "over all of dim_0" in lines
+    assert "each cell covers all of dim_0" in lines
     assert lines[-1] == "4 of 12 tiles stored (33%)"
     assert cli("coverage", tmp_path / "s", "t", "--region", "4:8,0:8,0:4").out.splitlines()[:2] == ["~~", "~~"]
 
@@ -297,7 +297,7 @@ def test_coverage_is_scaled_to_the_width(
 
 
 def test_coverage_of_no_pixel_says_so(cli: CommandLine, store: Path) -> None:
-    assert "holds no pixel" in cli("coverage", store, "rows", "--region", "0:0,0:8").err
+    assert "the region is empty" in cli("coverage", store, "rows", "--region", "0:0,0:8").err
 
 
 def test_view_asks_which_tensor_of_several(cli: CommandLine, store: Path) -> None:

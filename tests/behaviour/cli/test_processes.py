@@ -97,7 +97,7 @@ def test_an_interrupted_fill_exits_with_130_and_keeps_what_is_finished(tmp_path:
     (tmp_path / "code.py").write_text(INTERRUPTED.format(store=str(store), calls=20))
     found = in_a_process("fill", "--module", f"{tmp_path / 'code.py'}:t", "--region", "0:400,0:400")
     assert (found.code, found.out) == (130, "")
-    assert found.err == "Interrupted: what was finished is stored; the same command continues\n"
+    assert found.err == "Interrupted: finished work is stored; run the command again to continue\n"
     with ZarrTileStore(store, mode="r") as opened:
         assert 0 < opened.tensor_info("t").tiles_complete < 20
         assert opened.verify("t") == []
