@@ -67,7 +67,7 @@ class ImageReader(Reader):
 
     def _decoded(self) -> torch.Tensor:
         if self._file is not None and _looked_at(self._path)[0] != self._file[0]:
-            raise StoreError(f"{self._path} has changed since a tensor was made of it; make it again")
+            raise StoreError(f"{self._path} has changed since a tensor was made of it; make the tensor again")
         if self._raster is not None:
             with _without_place():
                 return self._raster.read(tuple(slice(0, n) for n in self._raster.shape)).reshape(self.shape)
@@ -223,7 +223,7 @@ def _check_held(image: Any, said: _Samples) -> None:
     made = _made_of(image)
     wider = made.dtype == "int32" and said.dtype in ("int16", "uint16")
     if image.mode not in _PALETTES and said != made and not (wider and said.channels == made.channels):
-        raise _NotHeldError(f"it has {said}, of which pillow makes {made}", said.dtype)
+        raise _NotHeldError(f"it has {said}, which pillow turns into {made}", said.dtype)
 
 
 def _in_tiff(image: Any, _data: mmap.mmap) -> _Samples:
@@ -233,11 +233,11 @@ def _in_tiff(image: Any, _data: mmap.mmap) -> _Samples:
     said = _Samples(tags.get(277, len(image.getbands())), "bool" if dtype == "uint1" else dtype)
     decoder, _, _, args = image.tile[0]
     if decoder == "libtiff" and args[0].endswith(_SWAPPED):
-        raise _NotHeldError(f"it has big-endian {said}, compressed, of which pillow swaps the bytes", said.dtype)
+        raise _NotHeldError(f"it has big-endian {said}, compressed, whose bytes pillow swaps", said.dtype)
     if tags.get(284) == 2 and widths[-1] > 8:
         raise _NotHeldError(f"it has {said} in planes, which pillow does not read", said.dtype)
     if tags.get(262) == 0 and said.dtype == "uint8":
-        raise _NotHeldError("0 is white in it, and pillow turns its values round", said.dtype)
+        raise _NotHeldError("0 is white in it, and pillow inverts its values", said.dtype)
     if tags.get(262) == 2 and 1 in tags.get(338, ()):
         raise _NotHeldError("its colours are multiplied by their alpha, by which pillow divides them", said.dtype)
     return said

@@ -150,7 +150,7 @@ def map(  # noqa: A001  (what it does to tensors is what the builtin does to ite
 
 def _tensors(inputs: Sequence[Any]) -> list[InfiniteTensor]:
     if not inputs:
-        raise ValidationError("map takes one tensor or more, got none; give them behind fn, as in map(fn, a, b)")
+        raise ValidationError("map takes one tensor or more, got none; give them after fn, as in map(fn, a, b)")
     found: list[InfiniteTensor] = []
     for at, each in enumerate(inputs):
         tensor = stand_in(each)
@@ -202,8 +202,8 @@ class _Mapped(CallingNetworks):
         output = self.__wrapped__(*regions)
         if not isinstance(output, torch.Tensor) or output.is_nested:
             raise ValidationError(
-                f"fn must return one dense tensor, got {type(output).__name__}: {output!r:.80}; several outputs take a "
-                "map each, or InfiniteTensor.from_multi"
+                f"fn must return one dense tensor, got {type(output).__name__}: {output!r:.80}; for several "
+                "outputs, call map for each, or use InfiniteTensor.from_multi"
             )
         found = tuple(output.shape)
         if found == (*batch, *self._size):
@@ -218,8 +218,8 @@ def _misfit(output: Sequence[Along], given: _Sizes, found: _Sizes, batch: _Sizes
     """The message for a wrong shape that `fn` has returned."""
     size = (*batch, *[along.size for along in output])
     padded = (*batch, *[along.padded or along.size for along in output])
-    larger = f", or {padded}, of which the halo is cropped" if padded != size else ""
+    larger = f", or {padded}, from which the halo is cropped" if padded != size else ""
     return (
         f"fn was given shape {given} and returned shape {found}; it must return {size}{larger}. Give map the halo=, "
-        "scale=, channels= and batch_size= that fn has"
+        "scale=, channels= and batch_size= that match fn"
     )

@@ -162,7 +162,7 @@ class BatchedNetwork(CallingNetworks):
         now = {name: (*output.shape[1:], *lacking[name]) for name, output in outputs.items()}
         if before and now != before:
             raise ShapeMismatchError(
-                f"net returned {_told(now)} for a window, where it had returned {_told(before)} before; it must return "
+                f"net returned {_told(now)} for a window, but {_told(before)} for earlier ones; it must return "
                 "the same outputs for all windows"
             )
 
@@ -181,7 +181,7 @@ class BatchedNetwork(CallingNetworks):
         if output.ndim < 1 or len(output) != self.batch_size:
             raise ShapeMismatchError(
                 f"net was given a batch of {self.batch_size} and returned shape {tuple(output.shape)}{named}; it must "
-                "return a result for each, along the first dimension"
+                "return one result for each window, along the first dimension"
             )
         return output
 
@@ -227,7 +227,7 @@ def _preprocessed(preprocess: Callable[[torch.Tensor], object], batch: torch.Ten
     if not isinstance(found, torch.Tensor):
         raise ValidationError(
             f"preprocess must return a batch as a tensor, got {quoted(found)}; return torch.as_tensor(result), or "
-            "leave that to net"
+            "move this step into net"
         )
     return found
 

@@ -217,7 +217,7 @@ def predict(
     scales = sliding.given_scale(scale)
     where = _mask_of(sliding, region, where)
     if checked_flag("overwrite", overwrite) and shard is not None:
-        raise ValidationError("overwrite=True of a shard would delete what the other shards store: give one of the two")
+        raise ValidationError("overwrite=True would delete the results of other shards: give only one of the two")
     store = None if _is_new(target) else _opened(target)
     stored = {} if store is None else stored_prediction(store, tensor_id)
     if overwrite and store is not None:
@@ -305,11 +305,11 @@ def _stoppable(target: object, *, overwrite: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        without = ", but without overwrite=True," if overwrite else ""
-        stored = f"what it has computed is stored; call it again{without} and it continues from there"
+        without = " without overwrite=True" if overwrite else ""
+        stored = f"finished work is stored; to continue, call it again{without}"
         # A new exception: forty lines of traceback inside the library would hide the message.
         raise KeyboardInterrupt(
-            f"predict was stopped, {'and nothing is kept without a target' if target is None else stored}"
+            f"predict was interrupted; {'nothing is stored without a target' if target is None else stored}"
         ) from None
 
 
@@ -469,8 +469,8 @@ def _beside_batches(max_memory: object, batches: int, batch_size: int) -> Iterat
         yield max(1, most - batches)
     except MemoryTooSmallError as error:
         raise ValidationError(
-            f"max_memory is {bytes_of(most)}, but a batch of {batch_size} windows takes {bytes_of(batches)} with what "
-            f"net returns for it, and what else there is {bytes_of(error.least)}: allow "
+            f"max_memory is {bytes_of(most)}, but a batch of {batch_size} windows takes {bytes_of(batches)} with the "
+            f"output of net for it, and everything else {bytes_of(error.least)}: allow "
             f"{whole_mebibytes(batches + error.least)}, or give a smaller batch_size or window, or smaller tiles"
         ) from error
 

@@ -84,7 +84,7 @@ class Sliding:
             ) from None
         rest = [d for d in range(source.ndim) if d not in numbers]
         size = of_dimensions("window", window, len(numbers), positive, "a positive int")
-        shared = of_dimensions("overlap", overlap, len(size), _share, "a number from 0 up to and without 1")
+        shared = of_dimensions("overlap", overlap, len(size), _share, "a number that is at least 0 and below 1")
         stride = tuple(map(_stride, size, shared))
         named = tuple(names[d] for d in numbers)
         given, modes = padding, [padding] * len(size)
@@ -164,8 +164,8 @@ class Sliding:
         is_known = is_single or (len({*found}) == 1 and 1 in found[0].as_integer_ratio())
         if given is None and (not is_known or shape[:-1] == self.size != size):
             raise ShapeMismatchError(
-                f"{told}, which tells no scale: are its channels last, as of tokens, or is it cropped? Have net return "
-                "channels first, as in lambda batch: net(batch).movedim(-1, 1), and as many pixels; or give "
+                f"{told}, from which no scale follows: are its channels last, as for tokens, or is it cropped? Have "
+                "net return channels first, as in lambda batch: net(batch).movedim(-1, 1), and all pixels; or give "
                 f"scale={_shown(found)} if that is the resolution of its output"
             )
         if given not in (None, found):
@@ -192,8 +192,8 @@ class Sliding:
         if any(n is not None and count != -(-n // step) for count, n, step in ends):
             others = [name for name in results if name not in singles]
             raise ValidationError(
-                f"net returned one result for each window for {singles}, beside pixels for {others}, and these do not "
-                "end together where windows overlap: give overlap=0, or predict them apart, as in "
+                f"net returned one result for each window for {singles}, but pixels for {others}, and these do not "
+                "end together if windows overlap: give overlap=0, or predict them separately, as in "
                 f"lambda batch: net(batch)[{singles[0]!r}]"
             )
 
@@ -275,12 +275,12 @@ class Returned:
         if self.channels is None:
             raise ValidationError(
                 f"reduce={quoted(reduce)} reduces the channels of each pixel, but net returned windows of {self.size} "
-                "pixels without any; leave it out"
+                "pixels without channels; leave it out"
             )
         if isinstance(reduce, Reduction):
             if (reduce.in_channels, reduce.dtype) != (self.channels, self.computed):
                 raise ValidationError(
-                    f"net returned {self.channels} channels of {self.computed}, which {reduce!r} does not reduce"
+                    f"net returned {self.channels} channels of {self.computed}, which {reduce!r} does not take"
                 )
             reduction, becomes = reduce, None
         else:
@@ -395,8 +395,8 @@ class Result:
             return blend if divides else "last"
         if not divides:
             raise ValidationError(
-                f"windows of {dtype} overlap, and have no mean: give blend='last' or overlap=0; where net returns "
-                "labels, better have it return scores, and give reduce='argmax'"
+                f"windows of {dtype} overlap, and have no mean: give blend='last' or overlap=0; if net returns "
+                "labels, have it return scores instead, and give reduce='argmax'"
             )
         return blend
 
@@ -414,8 +414,8 @@ def returned_by(
         named = "" if name is None else f" for {name!r}"
         raise ShapeMismatchError(
             f"net returned shape {tuple(output.shape)}{named} for a batch of windows of {sliding.size} pixels; it must "
-            "return a result for each of the batch, with one dimension for channels, or none, and those of the window, "
-            "or of shape (batch, classes), one result for each window"
+            "return a batch with the dimensions of the window, and with one dimension for channels or none before "
+            "these; or shape (batch, classes), one result for each window"
         )
     return Returned(shape[0] if dims else None, shape[dims:], output.dtype)
 
@@ -551,7 +551,7 @@ def _holding_all(dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
             return found
     raise ValidationError(
         f"reductions of the same scores are kept as channels of one tensor, and no dtype holds the values of "
-        f"{dict(dtypes)}; have them return dtypes such as torch.uint8 and torch.float32, or predict them apart"
+        f"{dict(dtypes)}; have them return dtypes such as torch.uint8 and torch.float32, or predict them separately"
     )
 
 

@@ -72,7 +72,7 @@ def pyramid(
         known = [extent for extent in extents if extent is not None]
         if len(known) < len(extents):
             raise ValidationError(
-                f"levels must be given for a tensor of shape {tensor.shape}, which has no end: levels=6, say"
+                f"levels must be given for a tensor of shape {tensor.shape}, which is unbounded: levels=6, for example"
             )
         number = _number_of(known, factors)
     else:
@@ -80,8 +80,8 @@ def pyramid(
     if store is None and kept_bytes is None:
         if isinstance(tensor.f, RegionWriter) and not contents_of(tensor.tile_store).outlives_process:
             raise ValidationError(
-                f"tensor {tensor.tensor_id!r} stores nothing, so its levels have no place beside it; give store=..., "
-                "a TileStore, a path or a URL; or, for levels that a later run finds again, take those of "
+                f"tensor {tensor.tensor_id!r} stores nothing, so there is no store for its levels; give store=..., "
+                "a TileStore, a path or a URL; or, for levels that a later run finds again, make them from "
                 't.coarsen(2, tile_store=..., tensor_id="half")'
             )
         store = tensor.tile_store
@@ -180,8 +180,8 @@ def levels_to_show(
     if not compute and not fit:
         has = f"{len(held)} levels of method {kept!r}" if held else "no levels"
         raise ValidationError(
-            f"with compute=False levels come from the store, which holds {has} of tensor {tensor.tensor_id!r}, and not "
-            f"pyramid={wanted!r}; t.fill(region, pyramid=True) stores them"
+            f"with compute=False levels come from the store, which holds {has} of tensor {tensor.tensor_id!r}, but "
+            f"pyramid={wanted!r} needs others; t.fill(region, pyramid=True) stores levels"
         )
     boxes = [box_above(start, shape, [factor**k for factor in factors]) for k in range(1, number + 1)]
     if not compute or (fit and all(level.is_filled(box) for level, box in zip(held, boxes, strict=False))):
@@ -251,8 +251,8 @@ def _coarser(
         along, value = nodata.along, nodata.value
     if along is not None and factors[along] > 1:
         raise ValidationError(
-            f"along dimension {along} ({tensor.dims[along]!r}) each entry has a nodata value of its own, so it cannot "
-            "be coarsened: give 1 for it"
+            f"dimension {along} ({tensor.dims[along]!r}) has a separate nodata value for each entry, so it cannot be "
+            "coarsened: give factor 1 for it"
         )
     f = Coarsening(tensor.shape, factors, method, weight, finest, value, along)
     return InfiniteTensor(
@@ -281,7 +281,7 @@ def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
         if not coarsened:
             raise ValidationError(
                 f"none of the dimensions {tensor.dims} is called z, y or x; give coarsen one factor for each, "
-                f"such as {(1,) * (tensor.ndim - 1) + (one,)}; a pyramid needs these names, as those of "
+                f"such as {(1,) * (tensor.ndim - 1) + (one,)}; a pyramid needs these names, as in "
                 'from_array(t.to_xarray(region).rename(lat="y", lon="x"))'
             )
         entries = tuple([one if d in coarsened else 1 for d in range(tensor.ndim)])
@@ -293,8 +293,8 @@ def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
         )
     if math.prod(known) > _MOST_IN_ONE:
         raise ValidationError(
-            f"one pixel of {math.prod(known):,} is more than is made in one step, up to {_MOST_IN_ONE:,}: coarsen in "
-            "several, as t.coarsen(64).coarsen(64) does by 4096"
+            f"one pixel would be made of {math.prod(known):,}, more than the {_MOST_IN_ONE:,} of one step: coarsen in "
+            "several steps, as t.coarsen(64).coarsen(64) does by 4096"
         )
     return known
 

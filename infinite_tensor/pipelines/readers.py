@@ -86,8 +86,8 @@ class Reader(ABC):
         if block.dtype != self.dtype or tuple(block.shape) != expected:
             raise ValidationError(
                 f"{self!r} returned {block.dtype} of shape {tuple(block.shape)} for a region of shape {expected}, but "
-                f"was {self.dtype} of shape {self.shape} when the tensor was made; make the tensor again, of an array "
-                "that returns one dtype for all regions, as a.astype('float64') does"
+                f"was {self.dtype} of shape {self.shape} when the tensor was made; make the tensor again, from an "
+                "array that returns one dtype for all regions, as a.astype('float64') does"
             )
         return block
 
@@ -356,7 +356,7 @@ def _reopened(shown: str, shape: tuple[int, ...], dtype: torch.dtype, opened: Op
         raise StoreError(f"{shown} cannot be opened again: {error}") from error
     if (reader.shape, reader.dtype) != (shape, dtype):
         raise StoreError(
-            f"{shown} was {dtype} of shape {shape}, and where it lay is {reader.dtype} of shape {reader.shape} now"
+            f"{shown} was {dtype} of shape {shape}, but in its place is now {reader.dtype} of shape {reader.shape}"
         )
     return reader
 

@@ -333,7 +333,7 @@ def _path_of(name: str, what: str) -> str:
             with contextlib.suppress(OSError):
                 if os.path.samestat(os.fstat(int(number)), there):
                     return path
-    raise pickle.PicklingError(f"{what} has no path to be opened by: {path} is not the file that is open")
+    raise pickle.PicklingError(f"{what} cannot be opened by path: {path} is not the file that is open")
 
 
 _OPEN = "/dev/fd"
@@ -349,7 +349,7 @@ def _of_file(file: Any) -> Opened | None:
     if type(file) not in (io.BufferedReader, io.FileIO) or type(raw) is not io.FileIO or raw.writable():
         return None
     if not isinstance(raw.name, str):
-        raise pickle.PicklingError(f"{file!r} has no path to be opened by")
+        raise pickle.PicklingError(f"{file!r} has no path by which to open it again")
     return _open_file, (_path_of(raw.name, repr(file)), 0 if file is raw else -1, file.tell())
 
 
@@ -373,8 +373,8 @@ def _of_hdf5(obj: Any) -> Opened | None:
         path = _path_of(file.filename, what)
     else:
         raise pickle.PicklingError(
-            "h5py objects of a file in memory or behind a file object have no path to be opened by: open that of "
-            f"{obj.name!r} by h5py.File(path)"
+            "h5py objects of a file in memory or behind a file object have no path by which to open them again: open "
+            f"the file of {obj.name!r} by h5py.File(path)"
         )
     name = obj.name
     if name is None or file.get(name) != obj:

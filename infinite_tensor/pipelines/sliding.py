@@ -149,8 +149,8 @@ def sources_of(
     for at, each in enumerate(names):
         if len(each) != len(names[0]) or (each != names[0] and sorted(each) == sorted(names[0])):
             raise ValidationError(
-                f"windows slide over dimensions {names[0]} of input 0 and {each} of input {at}: they must be as many, "
-                "in one order; give dims=... by their names, or by numbers, which may be negative"
+                f"windows slide over dimensions {names[0]} of input 0 and {each} of input {at}, but must slide "
+                "over as many in each, in the same order; give dims=..., as names or as numbers, which may be negative"
             )
     halos, scales = (_of_inputs(*each, len(tensors)) for each in (("halo", halo), ("scale", scale)))
     found = []
@@ -198,7 +198,7 @@ def slid_dims(
     elif count is None and (len(unbounded) == ndim or ndim == 1 or unbounded == [*range(1, ndim)]):
         found = unbounded or [0]
     else:
-        raise ValueError("which of its dimensions are channels is not known")
+        raise ValueError("it is not known which of its dimensions are channels")
     called = [name or f"dim_{d}" for d, name in enumerate(names)]
     kept = [called[d] for d in unbounded if d not in found]
     if kept:
@@ -265,8 +265,8 @@ def _of_inputs(name: str, given: object, count: int) -> Sequence[object]:
         return [given] * count
     if len(entries) != count:
         raise ValidationError(
-            f"{name} must be one for all {count} inputs, or a tuple of one for each, got {quoted(given)}; where these "
-            f"are one for each dimension, give them for each input: {name}=({quoted(given)},) * {count}"
+            f"{name} must be one for all {count} inputs, or a tuple of one for each, got {quoted(given)}; if these are "
+            f"one for each dimension, repeat them for each input: {name}=({quoted(given)},) * {count}"
         )
     return entries
 
@@ -334,8 +334,8 @@ def _with_channels(output: list[Along], kept: Sequence[int], channels: object) -
         )
     if len(kept) > 1:
         raise ValidationError(
-            f"channels={extent}: windows do not slide over dimensions {kept} of input 0, and which of them are the "
-            "channels is not known; return all of them from fn, or none, as channels=()"
+            f"channels={extent}: windows do not slide over dimensions {kept} of input 0, and it is not known which of "
+            "them are the channels; return all of them from fn, or none, with channels=()"
         )
     if not kept:
         names = {along.name for along in output} - {None}

@@ -332,20 +332,20 @@ def _check_array(a: Any) -> None:
         raise ValidationError("a is an InfiniteTensor already: use it as it is")
     if isinstance(a, str | os.PathLike):
         raise ValidationError(
-            f"a must be an array, got the path {quoted(a)}; give from_image(path) or from_raster(path), or open it: "
-            "from_array(numpy.load(path, mmap_mode='r')), say"
+            f"a must be an array, got the path {quoted(a)}; give from_image(path) or from_raster(path), or open it, "
+            "as in from_array(numpy.load(path, mmap_mode='r'))"
         )
     if hasattr(a, "todense"):
         raise ValidationError(f"a is sparse, got {quoted(type(a))}; give a.todense()")
     if not all(hasattr(a, part) for part in ("shape", "dtype", "__getitem__")):
         # A group of zarr or HDF5, a dataset of xarray, a dictionary.
-        advice = "give one of its arrays, a['name']" if hasattr(type(a), "keys") else "give numpy.asarray(a), say"
+        advice = "give one of its arrays, a['name']" if hasattr(type(a), "keys") else "give numpy.asarray(a)"
         raise ValidationError(f"a must be an array, with a shape, a dtype and slices, got {quoted(a)}; {advice}")
 
 
 def _checked_path(path: object) -> str:
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-        raise ValidationError(f"path must be a str or a path, got {quoted(path)}; what is open already is an array")
+        raise ValidationError(f"path must be a str or a path, got {quoted(path)}; use from_array if it is open")
     text = os.fspath(path)
     # Other processes may have another working directory. Anything that is not a file, such as a URL, stays as it is.
     return str(Path(text).absolute()) if os.path.exists(text) else text  # noqa: PTH110  (no name is too long for it)
@@ -355,7 +355,7 @@ def _checked_name(name: object) -> str | None:
     known = word(name)
     if name is not None and not known:
         raise ValidationError(
-            f"name must be a non-empty str, which stands for the content, or None, got {quoted(name)}"
+            f"name must be a non-empty str, which identifies the content, or None, got {quoted(name)}"
         )
     return known
 

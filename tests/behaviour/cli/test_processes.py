@@ -123,7 +123,7 @@ if __name__ == "__main__":
 def test_an_interrupted_predict_says_in_a_line_how_it_continues(started: str, tmp_path: Path) -> None:
     store, source, script = (tmp_path / name for name in ("s.zarr", "i.npy", "code.py"))
     script.write_text(INTERRUPTED_NET.format(store=str(store)))
-    said = ": predict was stopped, what it has computed is stored; call it again{} and it continues from there"
+    said = ": predict was interrupted; finished work is stored; to continue, call it again{}"
     if started == "python":
         found = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=PATIENCE)
         *others, last = found.stderr.splitlines()
@@ -137,7 +137,7 @@ def test_an_interrupted_predict_says_in_a_line_how_it_continues(started: str, tm
             InfiniteTensor((4,), lambda _ctx: 0, TensorWindow((4,)), tile_store=opened, tensor_id="prediction")
         options.append("--overwrite")
     outcome = in_a_process("predict", "--module", f"{script}:net", source, store, *options)
-    without = ", but without --overwrite," if started == "overwrite" else ""
+    without = " without --overwrite" if started == "overwrite" else ""
     assert (outcome.code, outcome.err) == (130, f"Interrupted{said.format(without)}\n")
     with ZarrTileStore(store, mode="r") as opened:
         info = opened.tensor_info("prediction")

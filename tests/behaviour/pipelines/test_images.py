@@ -272,7 +272,7 @@ def test_what_neither_pillow_nor_rasterio_reads_as_it_is_is_refused(
 ) -> None:
     path = tmp_path / f"a.{content.__name__}"
     path.write_bytes(content(numbers((40, 60), "uint16")))
-    message = f"{path.name} .* has 1 channel of {has}, of which pillow makes 1 channel of {makes}, .*give from_array"
+    message = f"{path.name} .* has 1 channel of {has}, which pillow turns into 1 channel of {makes}, .*give from_array"
     with pytest.raises(StoreError, match=message):
         from_image(path)
 
@@ -290,7 +290,7 @@ AVIF = (
 def test_an_avif_of_more_than_8_bits_is_not_cut(tmp_path: Path) -> None:
     assert from_image(saved(tmp_path / "a.avif", colours())).shape == (3, 40, 60)
     (tmp_path / "b.avif").write_bytes(base64.b64decode(AVIF))
-    with pytest.raises(StoreError, match="it has 3 channels of uint10, of which pillow makes 3 channels of uint8"):
+    with pytest.raises(StoreError, match="it has 3 channels of uint10, which pillow turns into 3 channels of uint8"):
         from_image(tmp_path / "b.avif")
 
 
@@ -414,7 +414,7 @@ def test_threads_that_read_it_first_read_the_same(tmp_path: Path) -> None:
 def test_an_image_that_has_changed_before_it_is_decoded_is_not_read(tmp_path: Path) -> None:
     t = from_image(saved(tmp_path / "a.bmp", colours()))
     saved(tmp_path / "a.bmp", colours()[::-1].copy())
-    with pytest.raises(StoreError, match=r"a.bmp has changed since a tensor was made of it; make it again"):
+    with pytest.raises(StoreError, match=r"a.bmp has changed since a tensor was made of it; make the tensor again"):
         t[0, 0, 0]
 
 

@@ -333,7 +333,7 @@ def test_which_dimensions_slide(
     assert tuple(d for d, k in enumerate(window.dimension_map or range(len(shape))) if k is not None) == slides
 
 
-UNKNOWN = "which of its dimensions are channels is not known; give dims=..., the names or numbers of"
+UNKNOWN = "it is not known which of its dimensions are channels; give dims=..., the names or numbers of"
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ WRONG: dict[str, Wrong] = {
 """What `fn` is, and the shapes that it is given, returns, and is to return."""
 NO_TENSOR: dict[str, tuple[Callable[..., Any], str]] = {
     "nothing": (lambda _x: None, "NoneType: None"),
-    "two": (lambda x: (x,), r"tuple: \(tensor\(.*; several outputs take a map each, or InfiniteTensor.from_multi"),
+    "two": (lambda x: (x,), r"tuple: \(tensor\(.*; for several outputs, call map for each, or use InfiniteT"),
     "an array": (lambda x: x.numpy(), r"ndarray: array\("),
     "a number": (lambda _x: 3, "int: 3"),
 }
@@ -459,7 +459,7 @@ def test_a_result_of_another_shape_is_an_error(name: str) -> None:
         t[..., 0:9, 0:9]
     assert f"fn was given shape {given} and returned shape {returned}; it must return {wanted}" in str(caught.value)
     # What is as large as what was given is cropped, where the halo is whole pixels of the output.
-    assert (", of which the halo is cropped. Give map " in str(caught.value)) == (name != "half a pixel")
+    assert (", from which the halo is cropped. Give map " in str(caught.value)) == (name != "half a pixel")
     (note,) = caught.value.__notes__
     assert f"by <lambda> defined in {__file__}:{fn.__code__.co_firstlineno}" in note
 

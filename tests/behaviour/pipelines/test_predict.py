@@ -314,7 +314,7 @@ def test_what_does_not_fit_the_window_is_explained() -> None:
         predicted(lambda _batch: "scores", picture)
     with pytest.raises(ValidationError, match=r"windows are \(24, 24\) pixels apart, which is not whole at scale 1/16"):
         predicted(nn.AvgPool2d(16), picture)
-    with pytest.raises(ValidationError, match="without any; leave it out"):
+    with pytest.raises(ValidationError, match="without channels; leave it out"):
         predicted(lambda batch: batch[:, 0], picture, reduce="argmax")
     with pytest.raises(ValidationError, match=r"values of shape \(5, 64\), those of 64 pixels, .*got \(5,\)"):
         predicted(Net(), picture, reduce=lambda values: values.sum(1))
@@ -323,7 +323,7 @@ def test_what_does_not_fit_the_window_is_explained() -> None:
 @pytest.mark.parametrize(
     ("later", "told"),
     [
-        (lambda batch: batch[:, :2], r"shape \(2, 32, 32\) for a window, where it had returned shape \(3, 32, 32\)"),
+        (lambda batch: batch[:, :2], r"shape \(2, 32, 32\) for a window, but shape \(3, 32, 32\) for earlier ones"),
         (lambda batch: batch[..., :30], r"shape \(3, 32, 30\) for a window"),
         (lambda batch: {"a": batch}, r"outputs of shapes {'a': \(3, 32, 32\)} for a window"),
     ],
@@ -351,14 +351,14 @@ def test_an_error_of_the_first_batch_names_the_prediction() -> None:
 @pytest.mark.parametrize(
     ("shape", "options", "message"),
     [
-        ((50, 60, 3), {}, "which of its dimensions are channels is not known; give dims="),
-        ((50, 60, 2), {}, "which of its dimensions are channels is not known; give dims="),
-        ((50, 60, 1), {}, "which of its dimensions are channels is not known; give dims="),
-        ((9, 50, 60, 2), {"window": (8, 32, 32)}, "which of its dimensions are channels is not known; give dims="),
-        ((50, 60), {"window": 32}, "which of its dimensions are channels is not known"),
+        ((50, 60, 3), {}, "it is not known which of its dimensions are channels; give dims="),
+        ((50, 60, 2), {}, "it is not known which of its dimensions are channels; give dims="),
+        ((50, 60, 1), {}, "it is not known which of its dimensions are channels; give dims="),
+        ((9, 50, 60, 2), {"window": (8, 32, 32)}, "it is not known which of its dimensions are channels; give dims="),
+        ((50, 60), {"window": 32}, "it is not known which of its dimensions are channels"),
         ((3, 3, 50, 60), {"window": (32, 32)}, "windows slide over 2 of them, and only one more can be channels"),
         ((3, 50, 60), {"window": (32, 0)}, "window must be a positive int"),
-        ((3, 50, 60), {"overlap": 1}, "overlap must be a number from 0 up to and without 1"),
+        ((3, 50, 60), {"overlap": 1}, "overlap must be a number that is at least 0 and below 1"),
         ((3, 50, 60), {"overlap": (0.5,)}, "or a tuple of 2, one for each dimension"),
         ((3, 50, 60), {"batch_size": 0}, "batch_size must be a positive int up to 1048576, got 0"),
         (
@@ -464,7 +464,7 @@ def test_overwrite_deletes_no_other_prediction_and_nothing_before_it_can_be_repl
         for wrong in ({"reduce": "argmx"}, {"blend": "gausian"}, {"region": sl[0:9, 0:9, 0:9]}):
             with pytest.raises(ValidationError):
                 predicted(Net(), picture, store, tensor_id="a", overwrite=True, **wrong)
-        with pytest.raises(ValidationError, match="give one of the two"):
+        with pytest.raises(ValidationError, match="give only one of the two"):
             predicted(Net(), picture, store, tensor_id="a", overwrite=True, shard=(0, 2))
         assert store.tensor_info("a").tiles_complete == kept > 0
 

@@ -213,7 +213,7 @@ def test_no_message_shows_the_pixels_of_what_was_returned() -> None:
 )
 def test_other_scales_along_other_dimensions_are_asked_for(net: Any, window: tuple[int, ...]) -> None:
     picture = PICTURE if len(window) == 2 else image(8, 16, 32, 32)
-    with pytest.raises(ShapeMismatchError, match=r"which tells no scale.*movedim\(-1, 1\), .* or give scale="):
+    with pytest.raises(ShapeMismatchError, match=r"from which no scale follows.*movedim\(-1, 1\), .* or give scale="):
         predicted(net, picture, window=window)
 
 
@@ -283,7 +283,7 @@ def test_one_result_a_window_lies_beside_pixels_where_they_end_together() -> Non
     def net(batch: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"pixels": nn.AvgPool2d(16)(batch), "patch": batch.mean((2, 3))}
 
-    with pytest.raises(ValidationError, match=r"for \['patch'\], beside pixels for \['pixels'\].* give overlap=0, or"):
+    with pytest.raises(ValidationError, match=r"for \['patch'\], but pixels for \['pixels'\].* give overlap=0, or"):
         predicted(net, PICTURE)
     found = predicted(net, PICTURE, overlap=0)
     alone = predicted(lambda batch: net(batch)["patch"], PICTURE, overlap=0)

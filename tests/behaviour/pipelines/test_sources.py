@@ -559,7 +559,7 @@ def test_what_is_no_array_of_numbers_is_refused_with_advice(kind: str) -> None:
         ({"chunks": "large"}, "got 'large'"),
         ({"chunks": 2.0}, "got 2.0"),
         ({"chunks": None}, "got None"),
-        ({"name": ""}, "name must be a non-empty str, which stands for the content, or None, got ''"),
+        ({"name": ""}, "name must be a non-empty str, which identifies the content, or None, got ''"),
         ({"name": 7}, "got 7"),
         ({"dims": ("y",)}, "dims must be a tuple of 2 str"),
     ],
