@@ -268,7 +268,7 @@ def test_predict_reads_many_kinds_of_sources(kind: str, cli: CommandLine, model:
 def test_predict_tells_what_is_no_source(cli: CommandLine, model: Path, store: Path, tmp_path: Path) -> None:
     (tmp_path / "text.npy").write_text("no array")
     for source, told in [
-        (tmp_path / "text.npy", "text.npy holds no array of numbers"),
+        (tmp_path / "text.npy", "text.npy is not an array of numbers"),
         (tmp_path / "nothing.png", "there is no file"),
         (store, "give its id with --source-tensor"),
     ]:
