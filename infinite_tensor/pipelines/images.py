@@ -290,7 +290,7 @@ _SAID: dict[str, Callable[[Any, mmap.mmap], _Samples]] = {
 
 
 _COLOURS = {"undefined", "gray", "red", "green", "blue", "alpha"}
-"""What rasterio calls bands that need no conversion."""
+"""Colour interpretations, as rasterio calls them, of bands that need no conversion."""
 
 _ELSEWHERE = "read it with another library, and give from_array(values)"
 

@@ -44,7 +44,7 @@ def map(  # noqa: A001  (what it does to tensors is what the builtin does to ite
 
     Windows slide over all dimensions that are not channels, finite or unbounded. Dimensions named c, channel, channels,
     band or bands are channels. If the dimensions have no names and the first of several is the only finite one, it is
-    channels; a `window` with several entries slides over as many of the last dimensions. In all other cases, give
+    channels; a `window` with several entries slides over that many of the last dimensions. In all other cases, give
     `dims`. The other dimensions are passed to `fn` whole.
 
     With several inputs, windows slide over the same number of dimensions of each, and `halo`, `scale` and `padding` may
@@ -106,7 +106,7 @@ def map(  # noqa: A001  (what it does to tensors is what the builtin does to ite
     Raises
     ------
     ValidationError
-        If an argument does not fit, or the store holds another tensor under `tensor_id`.
+        If an argument is invalid, or the store holds another tensor under `tensor_id`.
     ShapeMismatchError
         (when read) If `fn` returns another size.
     DtypeMismatchError

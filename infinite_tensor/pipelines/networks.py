@@ -26,7 +26,7 @@ Outputs: TypeAlias = dict[str | None, torch.Tensor]
 
 
 class CallingNetworks(Calling):
-    """Calls user functions, but refuses while a network in them is in training mode and its code depends on that."""
+    """Calls user functions, but refuses while a network in them is in training mode, if its code depends on that."""
 
     @cached_property
     def modes(self) -> Modes:

@@ -85,7 +85,7 @@ def noise(
     Raises
     ------
     ValidationError
-        If an argument does not fit.
+        If an argument is invalid.
 
     Notes
     -----
@@ -159,7 +159,7 @@ def cell_generator(seed: int, ctx: Sequence[int]) -> np.random.Generator:
     Raises
     ------
     ValidationError
-        If an argument does not fit.
+        If an argument is invalid.
 
     Notes
     -----
@@ -486,7 +486,7 @@ class _Rational(NamedTuple):
 
     @classmethod
     def of_pairs(cls, *pairs: tuple[float, float]) -> _Rational:
-        """One whose polynomials have as many coefficients, given power by power."""
+        """A quotient of two polynomials of the same degree, given as pairs of coefficients, one pair for each power."""
         return cls(*zip(*pairs, strict=True))
 
     def __call__(self, x: Floats) -> Floats:

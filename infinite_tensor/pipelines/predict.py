@@ -178,7 +178,7 @@ def predict(
     RegionError
         (an IndexError) If `region` is not a region, or no pixel of the prediction lies in it.
     ValidationError
-        If an argument does not fit, or `target` has something else under `tensor_id`, such as a prediction with other
+        If an argument is invalid, or `target` has something else under `tensor_id`, such as a prediction with other
         weights.
     ShapeMismatchError
         If the shape that `net` returns does not fit its input.

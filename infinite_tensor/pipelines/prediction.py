@@ -71,7 +71,7 @@ class Sliding:
     def over(
         cls, source: InfiniteTensor, dims: object, window: object, overlap: object, padding: object, edge: object
     ) -> Self:
-        """From the arguments of `predict`; ValidationError if one does not fit."""
+        """From the arguments of `predict`; ValidationError if one is invalid."""
         names, entries = _names_of(source, dims), members(window)
         try:
             numbers = slid_dims(source.shape, names, None if entries is None else len(entries))

@@ -1,4 +1,4 @@
-"""Overviews: tensors with coarser pixels, one level above another."""
+"""Overviews: coarser tensors, and pyramids of these."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def levels_to_show(
     Raises
     ------
     ValidationError
-        If an argument does not fit, or levels are not stored and may not be computed.
+        If an argument is invalid, or levels are not stored and may not be computed.
     """
     factors, asked = _factors(tensor, 2), wanted is not True and not isinstance(wanted, str)
     number = _number_of(shape, factors)

@@ -67,7 +67,7 @@ class RasterReader(Reader):
 
     @property
     def colours(self) -> tuple[str, ...]:
-        """What each band is, in the words of rasterio."""
+        """The colour interpretation of each band, by its name in rasterio."""
         # A new handle: on another one, GDAL may have reported a bad tag, which rasterio raises at a later call.
         with _opened_raster(self._path) as raster:
             return tuple(each.name for each in raster.colorinterp)

@@ -305,7 +305,7 @@ def output_of(sources: Sequence[Source], window: object, channels: object) -> li
     Raises
     ------
     ValidationError
-        If windows do not begin and end with whole pixels, inputs have different extents, or an argument does not fit.
+        If windows do not begin and end with whole pixels, inputs have different extents, or an argument is invalid.
     """
     first = sources[0].tensor
     sizes = _window_sizes(sources, window)

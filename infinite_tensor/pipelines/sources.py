@@ -80,7 +80,7 @@ def from_array(
     Raises
     ------
     ValidationError
-        If an argument does not fit, or `a` has no elements, is sparse, is masked, or has a dtype that tensors do not
+        If an argument is invalid, or `a` has no elements, is sparse, is masked, or has a dtype that tensors do not
         have. If elements in a file are masked, the read of these raises it.
 
     Notes
@@ -141,7 +141,7 @@ def from_image(
         If the file cannot be read, or not without changing its values. The first read raises it if the file has changed
         since the tensor was made.
     ValidationError
-        If an argument does not fit.
+        If an argument is invalid.
     """
     reader = ImageReader(_checked_path(path), _checked_name(name), page)
     return _source(InfiniteTensor, reader, ("c", "y", "x")[-len(reader.shape) :], chunks, name)
@@ -206,7 +206,7 @@ def from_raster(
     StoreError
         If the raster cannot be opened or read.
     ValidationError
-        If an argument does not fit, or the bands have different dtypes, or one that torch does not have.
+        If an argument is invalid, or the bands have different dtypes, or one that torch does not have.
     """
     reader = RasterReader(_checked_path(path), page)
     return _source(RasterTensor, reader, ("band", "y", "x"), chunks, name, reader.meaning)
