@@ -164,7 +164,7 @@ class _ToChild(_ToOtherProcess):
         # An ObjectStore of zarr pickles the store that it wraps by itself, so look at that one.
         library, kind = library_of(obj.store if isinstance(obj, ObjectStore) else obj), type(obj).__name__
         if library in _WITH_THREADS:
-            raise pickle.PicklingError(f"{library} works on threads of its own, which a forked process does not have")
+            raise pickle.PicklingError(f"{library} works on its own threads, which a forked process does not have")
         if kind == "SerializableLock":
             # A lock of xarray or Dask. Within a process, all with the same token are one lock.
             return type(obj), (f"{obj.token} of {os.getpid()}",)

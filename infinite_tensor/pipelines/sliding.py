@@ -149,8 +149,8 @@ def sources_of(
     for at, each in enumerate(names):
         if len(each) != len(names[0]) or (each != names[0] and sorted(each) == sorted(names[0])):
             raise ValidationError(
-                f"windows slide over dimensions {names[0]} of input 0 and {each} of input {at}, but must slide "
-                "over as many in each, in the same order; give dims=..., as names or as numbers, which may be negative"
+                f"windows slide over dimensions {names[0]} of input 0 and {each} of input {at}, but the "
+                "number and order must be the same; give dims=..., as names or as numbers, which may be negative"
             )
     halos, scales = (_of_inputs(*each, len(tensors)) for each in (("halo", halo), ("scale", scale)))
     found = []

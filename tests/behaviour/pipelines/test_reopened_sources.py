@@ -256,8 +256,8 @@ def in_obstore(folder: Path) -> Any:
     [
         (lambda folder: WithoutPath(raw(folder).open("rb")), "a scanner cannot be pickled"),
         (lambda folder: h5py.File(fsspec.open(hdf5(folder)).open())["a"], "behind a file object have no path"),
-        (lambda _folder: ts.array(VALUES), "tensorstore works on threads of its own"),
-        (in_obstore, "obstore works on threads of its own"),
+        (lambda _folder: ts.array(VALUES), "tensorstore works on its own threads"),
+        (in_obstore, "obstore works on its own threads"),
     ],
 )
 def test_forked_workers_refuse_what_they_cannot_open_again(
