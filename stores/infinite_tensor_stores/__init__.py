@@ -1,4 +1,4 @@
-"""Stores that outlive the process. Import them from `infinite_tensor`."""
+"""Persistent stores. Import them from `infinite_tensor`."""
 
 from __future__ import annotations
 

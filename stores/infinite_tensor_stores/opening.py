@@ -1,4 +1,4 @@
-"""The store that lives at a path or URL."""
+"""Opening the store at a path or URL."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from infinite_tensor_stores.targets import absolute, local_path, text_of
 from infinite_tensor_stores.zarr.store import ZarrTileStore
 
 _opening = Lock()
-"""Held while a shared store is opened: threads that name one place at once get one store."""
+"""Held while a shared store is opened: threads that open the same place at once get the same store."""
 
 _shared: WeakValueDictionary[str, HDF5TileStore | ZarrTileStore] = WeakValueDictionary()
-"""What `shared_store` has opened, by its place."""
+"""The stores that `shared_store` has opened, by their places."""
 
 
 def open_store(target: str | os.PathLike[str] | Store, **options: Any) -> HDF5TileStore | ZarrTileStore:
-    """The persistent store that lives at `target`.
+    """Open the persistent store at `target`.
 
     Parameters
     ----------
     target : str, path or zarr Store
-        A path that ends in ``.h5``, ``.hdf5`` or ``.hdf`` is an `HDF5TileStore`, everything else a `ZarrTileStore`.
+        A path that ends in ``.h5``, ``.hdf5`` or ``.hdf`` opens an `HDF5TileStore`, everything else a `ZarrTileStore`.
     **options
-        Passed on to the store.
+        Passed to the store's constructor.
 
     Raises
     ------
@@ -47,11 +47,14 @@ def open_store(target: str | os.PathLike[str] | Store, **options: Any) -> HDF5Ti
 
 
 def shared_store(target: str | os.PathLike[str]) -> HDF5TileStore | ZarrTileStore:
-    """What `open_store` opens at a path or URL: the same object for all who name it while one of them uses it."""
+    """Open the store at a path or URL as `open_store` does, but share one object among all callers in the process.
+
+    The object is shared as long as one of them keeps it.
+    """
     place = os.fspath(absolute(target))
     with _opening:
         store = _shared.get(place)
-        # Where all have dropped it, the writer may still store what was pending; it would not be told of more.
+        # A finalized store that the writer still flushes must not be used again: nothing would store later windows.
         if store is None or store.closed or gc.is_finalized(store) or store._vanished:  # noqa: SLF001  (our own)
             store = _shared[place] = open_store(target)
         return store

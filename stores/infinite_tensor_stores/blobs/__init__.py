@@ -4,41 +4,40 @@ On disk
 -------
 A blob is one Zarr v3 array of shape ``(rows, *shape)``. A chunk is a block of `block_size` rows::
 
-    <target>/zarr.json       the array; attributes["infinite_tensor_blob"] says what only a blob knows
-    <target>/c.7.0           block 7 of rows of one dimension: bytes, any compressors, CRC-32C
-    <target>/writer.lock     on a local disk: the lock of the one that writes
-    <target>/writers/<id>    elsewhere: its lease
+    <target>/zarr.json       the array; attributes["infinite_tensor_blob"] contains what is specific to blobs
+    <target>/c.7.0           block 7, for rows of one dimension: bytes, any compressors, CRC-32C
+    <target>/writer.lock     on a local disk: the lock of the writer
+    <target>/writers/<id>    elsewhere: the lease of the writer
 
-Plain ``zarr.open_array(target)`` reads it. The last block is as long as the others; what lies in it beyond the last row
-is zeros, and a hole in a file on a local disk.
+Plain ``zarr.open_array(target)`` reads it. All blocks have the same length; after the last row, the last block contains
+zeros, which are a hole in the file on a local disk.
 
 What a commit is
 ----------------
-Blocks are never changed in place: a new one is written, and takes the place of the old one by a rename, or by one
-request. Then `zarr.json`, which holds the number of rows, is replaced in the same way: that is the commit. So after a
-writer was killed, the rows of the last commit are there, and nothing else that lies in the blocks is seen.
-`flush` commits all rows; a `write` that fills blocks commits these; `truncate` and `close` commit.
+Blocks are never changed in place: a new block is written, and replaces the old one by a rename or a single request.
+Then `zarr.json`, which contains the number of rows, is replaced in the same way: that is the commit. So after a writer
+was killed, readers see the rows of the last commit, and nothing else that is in the blocks.
+`flush` commits all rows; a `write` that fills blocks commits these blocks; `truncate` and `close` commit.
 
-A row that is overwritten lies in a block that holds it whole, so half of it is never seen; of several rows that were
-overwritten, some may be new and some old after a kill.
+Each row lies in one block, so a reader never sees half of an overwritten row. If a writer is killed while it
+overwrites several rows, some of them may be new and some old.
 
 What is checked
 ---------------
-A block that is missing, too short, or has another checksum is a StoreError that names it. Uncompressed blocks on a
-local disk are read through memory maps; their checksum is compared when a process first maps a file, not again. Other
-blocks are checked whenever they are read. A file that is not a regular one, or far too large, is damaged.
+A block that is missing, too short, or has another checksum raises a StoreError that names it. Uncompressed blocks on a
+local disk are read through memory maps; their checksum is compared only when a process first maps a file. Other blocks
+are checked at every read. A file that is not a regular file, or far too large, counts as damaged.
 
-At each read, a reader on a local disk asks whether the `zarr.json` that it has read is still the one that is there: one
-call of `stat`, of a file that it holds open, so that its number is given to no other. If not, it reads it again, and
-drops blocks whose rows have changed. Elsewhere it does so at `refresh`.
+At each read, a reader on a local disk checks with one call of `stat` whether `zarr.json` is still the file that it has
+read. It keeps that file open, so that no new file can get its inode number. If `zarr.json` was replaced, the reader
+reads it again and drops blocks whose rows have changed. On other storage it does so only at `refresh`.
 
 Who may write
 -------------
-One writer, any number of readers. `writers` says how a second writer is kept out: by a lock on a local disk, by a lease
-elsewhere.
+One writer, any number of readers. `writers` keeps a second writer out: by a lock on a local disk, by a lease elsewhere.
 
 From the bottom up: `header` (zarr.json), `writers` (the right to write), `location` (a prefix of a store, or a folder),
-`blocks` (chunks), `indexing` (rows as users name and give them), `rows` (all rows, those not stored yet included),
+`blocks` (chunks), `indexing` (indices and rows as users give them), `rows` (all rows, including those not stored yet),
 `opening` (finding, creating and deleting), `blob` (`TensorBlob`).
 """
 

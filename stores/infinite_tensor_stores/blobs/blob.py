@@ -1,4 +1,4 @@
-"""`TensorBlob`: a growable collection of equally shaped tensors that is opened, read and written as a file is."""
+"""`TensorBlob`: a growable collection of equally shaped tensors that is opened, read and written like a file."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ MODES = ("r", "r+", "w", "w+", "a", "a+")
 
 
 class TensorBlob(Dataset[torch.Tensor]):
-    """A growable collection of tensors of one shape and dtype: rows, stored as a Zarr array on any storage.
+    """A growable collection of tensors (rows) of one shape and dtype, stored as a Zarr array on any storage.
 
-    Open one with `TensorBlob.open`. It has a cursor as a file has, is indexed by row, and is a map-style dataset for
-    `torch.utils.data.DataLoader`. What is read are copies. Many threads may use one blob; they share its cursor.
+    Open one with `TensorBlob.open`. A blob has a cursor like a file, can be indexed by row, and is a map-style dataset
+    for `torch.utils.data.DataLoader`. Reads return copies. Threads can share a blob, and then share its cursor.
 
-    Rows are stored when their block is full, and by `flush` and `close`: these are there after the process is killed.
-    One process writes at a time, and any number read. A reader knows the length that it found when it was opened: it
-    looks again when it is asked for what lies behind that, and when it is told to `refresh`.
+    Rows are stored when their block is full, and by `flush` and `close`; stored rows survive a kill of the process.
+    One process can write at a time, any number can read. A reader learns the length when it opens the blob, and again
+    when it is asked for later rows or for a `refresh`.
 
-    In a forked child, and pickled, a blob that was opened for writing is one for reading.
+    A forked child and a pickled copy can only read, even if the blob was opened for writing.
     """
 
     def __init__(self, rows: Rows, mode: str) -> None:
@@ -56,7 +56,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         self._mode = mode
         rows.cursor = rows.length if mode[0] == "a" else 0
         self._finalizer = weakref.finalize(self, close_dropped, rows)
-        # `flush_at_exit` has closed it by then.
+        # At exit, `flush_at_exit` closes it before finalizers would run.
         self._finalizer.atexit = False
 
     @classmethod
@@ -78,27 +78,29 @@ class TensorBlob(Dataset[torch.Tensor]):
         Parameters
         ----------
         filename : str, path or zarr Store
-            A path, any fsspec URL (``s3://``, ``gs://``, ``memory://``, ...), or a zarr Store: a place for this blob
-            alone. A relative path means the same folder for good, in pickled copies too.
+            A path, any fsspec URL (``s3://``, ``gs://``, ``memory://``, ...), or a zarr Store; nothing else may be
+            stored there. A relative path is made absolute now, so that pickled copies find the same folder.
         mode : str
-            ``r`` reads; ``r+`` reads, overwrites and appends from the cursor; ``a`` appends, ``a+`` reads too; ``w``
-            creates a blob, in place of one that is there, and ``w+`` reads it too. Only ``w`` and ``w+`` create.
+            ``r`` reads; ``r+`` reads, and writes at the cursor, over existing rows or at the end; ``a`` appends, and
+            ``a+`` reads too; ``w`` creates a blob and replaces an existing one, and ``w+`` reads too. Only ``w`` and
+            ``w+`` create.
         dtype : torch.dtype or str, optional
-            Of the rows of a new blob. Where one is replaced, it is as before by default. In other modes it is compared,
-            and with `shape` has ``r+`` and ``a`` find the rows of a blob whose ``zarr.json`` is empty.
+            Element type of a new blob. Default when a blob is replaced: its previous dtype. In other modes the stored
+            dtype must match; given together with `shape`, it lets ``r+`` and ``a`` recover the rows of a blob whose
+            ``zarr.json`` is empty.
         shape : int or sequence of int, optional
-            Of a row of a new blob, as `dtype`; ``()`` for numbers.
+            Shape of one row, used as `dtype` is; ``()`` if rows are numbers.
         block_size : int, optional
-            Rows of a block of a new blob. Default: as many as take about 4 MiB, at most 8192.
+            Number of rows in a block of a new blob. Default: about 4 MiB of rows, at most 8192.
         max_cached_blocks : int, optional
-            How many blocks are held, in memory or mapped. Default: 1 GiB of mapped ones, 128 MiB of others.
+            How many blocks to keep in memory or mapped. Default: 1 GiB of mapped blocks, 128 MiB of others.
         compressors : zarr codec, sequence of them, "auto" or None
-            How blocks of a new blob are compressed: Zstandard and Blosc, one or several of them. "auto" does not
-            compress on a local disk, and compresses with fast Zstandard elsewhere. A CRC-32C always follows.
+            How blocks of a new blob are compressed: one or several Zstandard or Blosc codecs. "auto" does not
+            compress on a local disk, and uses fast Zstandard elsewhere. A CRC-32C checksum is always added.
         storage_options : dict, optional
             Passed to fsspec. Kept in memory only, never shown.
         timeout : float
-            Seconds within which S3 is reported when it is down or hangs.
+            Seconds after which a read or write on S3 fails if S3 is down or hangs.
 
         Returns
         -------
@@ -107,11 +109,11 @@ class TensorBlob(Dataset[torch.Tensor]):
         Raises
         ------
         FileNotFoundError
-            If there is none, and the mode does not create one.
+            If there is no blob, and the mode does not create one.
         ValidationError
-            (a ValueError) If an argument does not fit; if a new blob has no dtype or no shape.
+            (a ValueError) If an argument is invalid, or if a new blob is given no dtype or no shape.
         StoreError
-            (an OSError) If somebody else has it open for writing, or the storage cannot be used.
+            (an OSError) If the blob is already open for writing elsewhere, or the storage cannot be used.
 
         Examples
         --------
@@ -131,7 +133,7 @@ class TensorBlob(Dataset[torch.Tensor]):
 
     @classmethod
     def unlink(cls, filename: str | os.PathLike[str] | Store, *, storage_options: dict[str, Any] | None = None) -> bool:
-        """Delete a blob, and nothing else that may lie in its place.
+        """Delete a blob, and nothing else that may be at the same place.
 
         Parameters
         ----------
@@ -141,19 +143,19 @@ class TensorBlob(Dataset[torch.Tensor]):
         Returns
         -------
         bool
-            True: there is no blob any more, whether or not there was one.
+            Always True, even if there was no blob.
 
         Raises
         ------
         StoreError
-            If something else is there, or somebody has it open for writing.
+            If something else is there, or if the blob is open for writing.
         """
         delete(location_of(filename, storage_options))
         return True
 
     @property
     def name(self) -> str:
-        """Where it is stored, without credentials."""
+        """The path or URL of the blob, without credentials."""
         return repr(self._rows.location)
 
     @property
@@ -163,7 +165,7 @@ class TensorBlob(Dataset[torch.Tensor]):
 
     @property
     def mode(self) -> str:
-        """The mode that it was opened with."""
+        """The mode in which the blob was opened."""
         return self._mode
 
     @property
@@ -178,17 +180,17 @@ class TensorBlob(Dataset[torch.Tensor]):
 
     @property
     def block_size(self) -> int:
-        """Rows of a block."""
+        """Number of rows in a block."""
         return self._rows.header.block_size
 
     @property
     def max_cached_blocks(self) -> int:
-        """How many blocks that were read are held at most, in memory or mapped."""
+        """The most blocks that are kept after a read, in memory or mapped."""
         return self._rows.most_blocks
 
     @property
     def closed(self) -> bool:
-        """Whether it has been closed."""
+        """Whether the blob has been closed."""
         return self._rows.closed
 
     def readable(self) -> bool:
@@ -196,7 +198,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         return self._mode == "r" or self._mode.endswith("+")
 
     def writable(self) -> bool:
-        """Whether `write` works; not in a forked child."""
+        """Whether `write` works; always False in a forked child."""
         return self._rows.writes
 
     def seekable(self) -> bool:
@@ -204,7 +206,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         return True
 
     def __len__(self) -> int:
-        """How many rows there are, as far as this object knows."""
+        """The number of rows, as far as this object knows; `refresh` looks for more."""
         self._check_open()
         return self._rows.length
 
@@ -215,7 +217,7 @@ class TensorBlob(Dataset[torch.Tensor]):
     # The cursor.
 
     def tell(self) -> int:
-        """The row at which the cursor stands."""
+        """The row number of the cursor."""
         self._check_open()
         return self._rows.cursor
 
@@ -225,14 +227,14 @@ class TensorBlob(Dataset[torch.Tensor]):
         Parameters
         ----------
         pos : int
-            By how many rows.
+            The offset in rows.
         whence : int
-            From where: 0 the beginning, 1 the cursor, 2 the end.
+            What the offset is relative to: 0 the beginning, 1 the cursor, 2 the end.
 
         Returns
         -------
         int
-            Where it stands now: never before the beginning, nor behind the end.
+            The new position, clamped to the range from 0 to the number of rows.
         """
         self._check_open()
         with self._rows.lock:
@@ -248,22 +250,22 @@ class TensorBlob(Dataset[torch.Tensor]):
     # Reading.
 
     def read(self, size: int | None = None) -> torch.Tensor:
-        """Read rows from the cursor on, and move it behind them.
+        """Read rows from the cursor on, and move the cursor past them.
 
         Parameters
         ----------
         size : int, optional
-            How many; there may be fewer. Default, and for a negative number: all that are left.
+            The number of rows to read; at the end there may be fewer. By default, or if negative: all remaining rows.
 
         Returns
         -------
         torch.Tensor
-            Of shape ``(rows, *shape)``.
+            The rows, of shape ``(rows, *shape)``.
 
         Raises
         ------
         StoreError
-            (an OSError, as everywhere) If the mode does not allow it, the blob is closed, or a block is damaged.
+            (an OSError, as everywhere) If the mode does not allow reading, the blob is closed, or a block is damaged.
         """
         self._check_open()
         if not self.readable():
@@ -278,12 +280,12 @@ class TensorBlob(Dataset[torch.Tensor]):
             return found
 
     def refresh(self) -> int:
-        """Look whether the blob has grown, been truncated or overwritten, and return its length.
+        """Check whether a writer has appended, overwritten or removed rows, and return the new length.
 
         Raises
         ------
         StoreError
-            If it has been deleted or recreated; open it again.
+            If the blob has been deleted or recreated; open it again.
         """
         self._check_open()
         return self._rows.refresh()
@@ -293,7 +295,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         return self
 
     def __next__(self) -> torch.Tensor:
-        """The row at the cursor, which moves on."""
+        """Return the row at the cursor, and move the cursor to the next row."""
         rows = self._rows
         with rows.lock:
             self._check_open()
@@ -304,25 +306,25 @@ class TensorBlob(Dataset[torch.Tensor]):
             return row
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """Rows by their numbers, whatever the mode; the cursor stays.
+        """Read rows by their numbers, in any mode. The cursor does not move.
 
         Parameters
         ----------
         index : int, slice, or list, tuple, tensor or array of ints or bools
-            A negative number counts from the end. A list or a tuple means several rows, never several dimensions.
+            The rows. A negative number counts from the end. A list or a tuple selects rows, not dimensions.
 
         Returns
         -------
         torch.Tensor
-            One row of shape `shape` for an int, otherwise ``(rows, *shape)``; for an array of ints with more
-            dimensions, these before those of a row.
+            One row of shape `shape` for an int, otherwise several of shape ``(rows, *shape)``. An array of ints with
+            more than one dimension gives ``(*index.shape, *shape)``.
 
         Raises
         ------
         RegionError
             (an IndexError) If a row is out of range.
         TypeError
-            If `index` is of another kind.
+            If `index` has any other type.
         """
         rows = self._rows
         if type(index) is int and 0 <= index < rows.length and not rows.closed:
@@ -337,23 +339,23 @@ class TensorBlob(Dataset[torch.Tensor]):
             return rows.read(numbers.ravel()).reshape(*numbers.shape, *self.shape)
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
-        """Rows of a batch; a `DataLoader` asks for them this way."""
+        """Read the rows of a batch; `DataLoader` calls this."""
         return list(self[indices].unbind(0)) if len(indices) else []
 
     def _length_for(self, least: int) -> int:
-        """The length, looked at again if it is less than it must be."""
+        """The length, after a `refresh` if it is known to be less than `least`."""
         return self._rows.refresh() if least > self._rows.length else self._rows.length
 
     def as_tensor(self, rows: int | None = None) -> InfiniteTensor:
-        """The first rows as an `InfiniteTensor` of shape ``(rows, *shape)``, which reads the blocks of the blob.
+        """Return the first rows as an `InfiniteTensor` of shape ``(rows, *shape)``, which reads the blob's blocks.
 
-        Its identity is the blob's incarnation, the number of rows, and how often rows were overwritten or truncated.
-        Where that happens later, a read of the tensor raises StoreError. A blob may continue to grow.
+        The tensor is identified by this creation of the blob, the number of rows, and how often rows were overwritten
+        or truncated. If that happens later, a read of the tensor raises StoreError. Rows may still be appended.
 
         Parameters
         ----------
         rows : int, optional
-            How many rows. Default: all that are there now; those that wait are flushed.
+            How many rows. Default: all current rows. Rows that are not stored yet are flushed.
         """
         self._check_open()
         self._rows.check_apart()
@@ -375,7 +377,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         )
 
     def _snapshot_length(self, header: Header, wanted: int | None) -> int:
-        """How many rows a snapshot takes of what `header` says, which is newer than what this object knows."""
+        """How many rows a snapshot takes, according to `header`, which may be newer than what this object knows."""
         if header.version != self._rows.header.version or (wanted or 1) > self._rows.length:
             self._rows.refresh()
         if header.changing:
@@ -393,30 +395,31 @@ class TensorBlob(Dataset[torch.Tensor]):
     # Writing.
 
     def write(self, ts: torch.Tensor | npt.NDArray[Any]) -> int:
-        """Write rows: from the cursor on, over what is there; with mode ``a`` or ``a+`` behind the last row.
+        """Write rows at the cursor, over existing rows; with mode ``a`` or ``a+``, append them.
 
         Parameters
         ----------
         ts : torch.Tensor or numpy.ndarray
-            One row, rows along any number of leading dimensions, or the numbers of several rows in one dimension.
+            One row, rows along any number of leading dimensions, or the elements of whole rows flattened to one
+            dimension.
 
         Returns
         -------
         int
-            How many rows.
+            The number of rows written.
 
         Raises
         ------
         TypeError
-            If it has another dtype.
+            If the dtype is not that of the blob.
         ValidationError
-            (a ValueError) If its shape does not end in that of a row, or elements are masked.
+            (a ValueError) If the shape does not end with that of a row, or if elements are masked.
         StoreError
-            If the mode does not allow it, or blocks that have been filled cannot be stored: then the blob is as long as
-            it was, and the cursor where it was.
+            If the mode does not allow writing, or full blocks cannot be stored; the length of the blob and the cursor
+            are then as before.
         """
         self._check_writable("written to")
-        # The short way of many single rows.
+        # A fast path for many single rows.
         with self._rows.lock:
             if self._start == self._rows.length and self._rows.append(ts):
                 return 1
@@ -427,17 +430,17 @@ class TensorBlob(Dataset[torch.Tensor]):
 
     @property
     def _start(self) -> int:
-        """The row from which on the next ones are written."""
+        """The number of the row that is written next."""
         length = self._rows.length
         return length if self._mode[0] == "a" else min(self._rows.cursor, length)
 
     def extend(self, other: TensorBlob, maintain_order: bool = False) -> None:  # noqa: ARG002  (the order is always kept)
-        """Append all rows of another blob, and move the cursor behind them.
+        """Append all rows of another blob, and move the cursor to the end.
 
         Parameters
         ----------
         other : TensorBlob
-            Of the same dtype and shape. It stays as it is, its cursor too.
+            A blob with the same dtype and shape. It is not changed, and its cursor does not move.
         maintain_order : bool
             Has no effect: rows are always appended in their order.
         """
@@ -457,14 +460,14 @@ class TensorBlob(Dataset[torch.Tensor]):
             self._rows.cursor = self._rows.length
 
     def __setitem__(self, index: Any, values: Any) -> None:
-        """Overwrite rows, with modes ``r+`` and ``w+``; the cursor stays.
+        """Overwrite rows, in mode ``r+`` or ``w+``. The cursor does not move.
 
         Parameters
         ----------
         index
             As for reading.
         values : torch.Tensor, numpy.ndarray or number
-            Of the blob's dtype, unless a number; one row, or as many as `index` means.
+            A number, or a tensor or array of the blob's dtype: one row for all, or as many rows as `index` selects.
         """
         self._check_writable("overwritten")
         if self._mode[0] == "a" or self._mode == "w":
@@ -478,17 +481,17 @@ class TensorBlob(Dataset[torch.Tensor]):
             self._rows.overwrite(numbers, spread(values, len(numbers), self.dtype, self.shape))
 
     def truncate(self, pos: int | None = None) -> int:
-        """Drop the rows from `pos` on, and commit that.
+        """Delete the rows from `pos` on, and commit the change.
 
         Parameters
         ----------
         pos : int, optional
-            How many rows to keep; as many as there are, or more, change nothing. Default: those before the cursor.
+            How many rows to keep. If there are no more than that, nothing changes. Default: the rows before the cursor.
 
         Returns
         -------
         int
-            How many there are now.
+            The new number of rows.
         """
         self._check_writable("truncated")
         with store_call(self._rows), self._rows.lock:
@@ -500,12 +503,12 @@ class TensorBlob(Dataset[torch.Tensor]):
             return self._rows.length
 
     def flush(self) -> None:
-        """Return when all rows written so far are committed: there for readers, and after this process is killed.
+        """Commit all rows written so far: readers can see them, and they survive a kill of this process.
 
         Raises
         ------
         StoreError
-            If they cannot be stored. They stay in memory, so that flushing again works once the cause is gone.
+            If they cannot be stored. They stay in memory, so flush again once the cause is fixed.
         """
         self._check_writable("flushed")
         with store_call(self._rows):
@@ -514,7 +517,7 @@ class TensorBlob(Dataset[torch.Tensor]):
     # Its life.
 
     def close(self) -> None:
-        """Flush, and let others write; a second time is no error. Where flushing fails, the blob stays open."""
+        """Flush, and let others write. Closing twice is not an error. If flushing fails, the blob stays open."""
         self._rows.check_apart()
         with store_call(self._rows):
             self._rows.close()
@@ -527,7 +530,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by reference, as a blob for reading: the target, the options, its credentials too, and the cursor."""
+        """Pickle by reference, as a blob for reading: the target, the options (including credentials), the cursor."""
         self._check_open()
         if self._rows.writes:
             self.flush()
@@ -549,16 +552,16 @@ class TensorBlob(Dataset[torch.Tensor]):
 
 
 class _Snapshot(RegionWriter):
-    """The ``f`` of a tensor of the first rows of a blob, which copies them from its blocks.
+    """The ``f`` of a tensor that reads the first rows of a blob: it copies them from the blocks.
 
     Parameters
     ----------
     rows : Rows
-        Of its own, open for reading.
+        The rows, opened for reading by this snapshot alone.
     version : dict
-        That of the blob when the snapshot was taken.
+        The `Header.version` of the blob when the snapshot was taken.
     count : int
-        How many rows.
+        The number of rows.
     """
 
     def __init__(self, rows: Rows, version: dict[str, Any], count: int) -> None:
@@ -578,15 +581,15 @@ class _Snapshot(RegionWriter):
 
     @property
     def copies(self) -> bool:
-        """To keep windows would be to hold blocks twice; see `RegionWriter.copies`."""
+        """True: caching windows would keep blocks in memory twice; see `RegionWriter.copies`."""
         return True
 
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:  # noqa: ARG002
-        """What to do rather than to move it; see `RegionWriter.instead`."""
+        """What to do instead of moving the tensor; see `RegionWriter.instead`."""
         return "it is read as it is stored; convert what is read of it"
 
     def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:  # noqa: ARG002
-        """Whether it does, as ever; see `RegionWriter.writes`."""
+        """Always True; see `RegionWriter.writes`."""
         return True
 
     def write(self, start: Sequence[int], out: torch.Tensor) -> None:

@@ -1,6 +1,6 @@
-"""Tiles in one HDF5 file: a group per tensor, each tile a slot of one dataset.
+"""Tiles in one HDF5 file: one HDF5 group per tensor, with one dataset in which each tile has a slot.
 
-Slots are shared by all stores of the process that have the file open, under one lock.
+All stores of the process that have the same file open share its slots, under one lock.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class HDF5Tensor(TensorHandle):
     Parameters
     ----------
     file : SharedFile
-        Where it is.
+        The file that contains the tensor.
     slots : TileSlots
-        What lies in its HDF5 group.
+        The content of the tensor's HDF5 group.
     tensor_id : str
         Its id.
     owner : object
-        Whose str stands in messages.
+        The store; messages show its str.
     flush_interval : float
-        Seconds after which what was written is brought into the file.
+        Seconds after which written data is flushed to the file.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class HDF5Tensor(TensorHandle):
         self._file.flush(older_than=self._flush_interval)
 
     def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
-        """What their logs hold."""
+        """The merged logs of partial tiles; None for a tile without one."""
         with self._file.opened(self.owner):
             self._check_there()
             parts = self.slots.read_logs(tiles)
         return list(map(self.partial_from, map(self.slots.log.place, tiles), parts))
 
     def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
-        """Add a part to the log of each, or finish it."""
+        """Add a part to the log of each tile; None deletes the log of a tile that is complete."""
         log = self.slots.log
         for tile, part in partials.items():
             if part is None:
@@ -112,7 +112,7 @@ class HDF5Tensor(TensorHandle):
             self.slots.delete(tiles)
 
     def generation(self) -> str:
-        """What the last deletion has left."""
+        """The mark that the last `delete_tiles` left in the file."""
         with self._file.opened(self.owner):
             return self.slots.drops
 
@@ -127,7 +127,7 @@ class HDF5Tensor(TensorHandle):
             return self.slots.find(low, high)
 
     def damages(self, *, repair: bool) -> Iterator[Damage]:
-        """What is damaged of the tiles and of the parts of logs."""
+        """The damaged tiles and the damaged parts of logs."""
         with self._file.opened(self.owner):
             starts, logged = self.slots.slots(), self.slots.log.tiles()
         batches = [
@@ -147,9 +147,9 @@ class HDF5Tensor(TensorHandle):
 
     @contextmanager
     def _changing(self, nbytes: int | None = None) -> Iterator[None]:
-        """Hold the lock of the file, where the tensor still is, which has room for so many bytes more.
+        """Hold the lock of the file, after checking that the tensor is still there and `nbytes` more can be stored.
 
-        Where none are given nothing may be added: a disk that is full keeps nobody from deleting.
+        With None, the room is not checked, so that deleting works on a full disk.
         """
         self._file.check_process(self.owner)
         with self._file.opened(self.owner) as h5:
@@ -161,7 +161,7 @@ class HDF5Tensor(TensorHandle):
     def _check_there(self) -> None:
         """StoreError if another store has cleared the tensor, or the file has vanished. The file's lock is held."""
         if self.released:
-            # The caller knows.
+            # The caller has cleared or closed it.
             return
         if self._file.vanished:
             replaced = Path(self._file.h5.filename).exists()
@@ -175,37 +175,37 @@ class HDF5Tensor(TensorHandle):
 class HDF5TileStore(HandleStore[HDF5Tensor]):
     """Keeps tensors in one HDF5 file.
 
-    One process at a time: HDF5 locks the file. Within a process, stores that name the same file share it, and
-    the last one that is closed closes it. What is in the file after `flush` or `close` stays; what came later
-    may be lost when the process is killed, and a kill in the middle of a write can harm the file, which
-    `ZarrTileStore` is safe from. A process that is forked from one with an open store can read, but not write.
+    Only one process can open the file at a time, as HDF5 locks it. Within a process, stores of the same file share it;
+    it is closed with the last of them. After `flush` or `close` the data is safe in the file. Later data may be lost if
+    the process is killed, and a kill in the middle of a write can damage the whole file, which cannot happen with
+    `ZarrTileStore`. A process that was forked while a store was open can read from it but not write.
 
     Parameters
     ----------
     filepath : str or path
-        The file, also as a ``file://`` URL. A relative path is taken from the folder that is current now, and stays
-        the place that it is.
+        The file, as a path or a ``file://`` URL. A relative path is made absolute when the store is opened; a later
+        change of the current folder has no effect on it.
     mode : str
-        ``a`` opens or creates, ``r+`` opens, ``r`` opens and never writes, ``w`` deletes the store that is in the
-        file and creates one, ``w-`` creates and fails where something is. ``a``, ``r+`` and ``w`` also make a store
-        of an HDF5 file of somebody else's, whose attributes, groups and datasets stay.
+        ``a`` opens or creates, ``r+`` opens, ``r`` opens and never writes, ``w`` deletes the store in the file and
+        creates a new one, ``w-`` creates and fails if anything is there. ``a``, ``r+`` and ``w`` also add a store to
+        an HDF5 file of another program, whose attributes, groups and datasets stay unchanged.
     compression : str, int or None
-        How new tensors are compressed, as h5py names it, after their bytes are shuffled; None stores tiles as they
-        are.
+        How new tensors are compressed, with the names of h5py; bytes are shuffled first. None stores tiles
+        uncompressed.
     compression_opts : object
-        The setting of `compression`, as h5py takes it.
+        The options of `compression`, as in h5py.
     tile_size : int or tuple of int, optional
-        Extent of a tile, which is a chunk; see `PersistentTileStore`. Default: what a tensor is stored with; of new
-        ones, tiles of 1 to 4 MiB in the shape of their windows, such as 512 x 512 of float32.
+        Extent of a tile, which is a chunk; see `PersistentTileStore`. Default: a stored tensor keeps its tile size; a
+        new one gets tiles of 1 to 4 MiB in the shape of its windows, such as 512 x 512 of float32.
     cache_size_bytes : int, str or None
         Limit of the cache of tiles in memory, in bytes or as ``"400MB"``.
     cache_size_tiles : int or None
-        Limit of the cache in tiles.
+        Limit of the cache as a number of tiles.
     flush_interval : float
-        Seconds after which windows of incomplete tiles are stored, looked at as windows arrive. As often, looked
-        at as something is stored, the file is brought up to date as by `flush`.
+        Seconds after which windows of incomplete tiles are stored; checked whenever windows are added. The file is
+        flushed at the same interval; checked whenever something is stored.
     workers : int
-        On how many threads a read runs ``f``.
+        The number of threads on which a read runs ``f``.
 
     Raises
     ------
@@ -256,7 +256,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         self._file = open_file(self._path, self.mode, self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by reference: the path and the options. Another process opens the file once this one has closed it."""
+        """Pickle by reference: the path and the options. Another process can open the file once this one closes it."""
         own: dict[str, Any] = {name: self._filters.get(name) for name in ("compression", "compression_opts")}
         mode = "r" if self.read_only else "r+"
         return partial(type(self), mode=mode, **own, **self._options()), (self.filepath,)
@@ -270,7 +270,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         return f"HDF5TileStore({shown(self.filepath)!r}, mode={self.mode!r})"
 
     def _checked_filters(self, compression: Any, options: Any) -> dict[str, Any]:
-        # Shuffled bytes of pixels compress in two thirds of the time, and to less.
+        # Shuffling makes the compression of pixels a third faster, and its result smaller.
         filters = {} if compression is None else {"compression": compression, "shuffle": True}
         if isinstance(compression, str | int) and compression not in ("lzf", *range(10)):
             filters["compression_opts"] = options
@@ -315,7 +315,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
             leave_file(self._file, self)
             self._file = None
 
-    # Documents: a dataset in the HDF5 group of a tensor; a group of tensors is one itself.
+    # Documents: that of a tensor is a dataset in its HDF5 group; that of a TensorGroup is one in a common HDF5 group.
 
     def _read_documents(self, names: Sequence[str]) -> list[dict[str, Any] | ValueError | None]:
         file = self._file_there()
@@ -369,7 +369,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         if self._file is not None and isinstance(bound, HDF5Tensor):
             self._file.remember(name_of(tensor_id), bound.slots)
 
-    # What can be told of the store.
+    # Reports about the store.
 
     def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
         file, name = self._opened_file(), name_of(tensor_id)
@@ -390,7 +390,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
             raise
         except Exception as error:  # noqa: BLE001  (h5py raises what it pleases on a damaged file)
             if repair:
-                # Without its datasets no tile of it is left.
+                # Without its datasets, no tile of the tensor can be read.
                 self._contents.delete(definition["tensor_id"])
             return [Damage("array", None, f"/{name_of(definition['tensor_id'])}/tiles", str(error))]
         return list(handle.damages(repair=repair))

@@ -48,40 +48,39 @@ from infinite_tensor_stores.zarr.tensor import ZarrTensor
 class ZarrTileStore(HandleStore[ZarrTensor]):
     """Keeps tensors in a Zarr store (format 3), each as a group with one array of complete tiles.
 
-    Any number of processes may read and write one store without a lock.
+    Any number of processes may read and write the same store at the same time, without locks.
 
     Parameters
     ----------
     target : str, path or zarr Store
-        A path, any fsspec URL (``s3://``, ``gs://``, ``memory://``, ...), or a zarr Store. A relative path is taken
-        from the folder that is current now, and stays the place that it is.
+        A path, any fsspec URL (``s3://``, ``gs://``, ``memory://``, ...), or a zarr Store. A relative path is made
+        absolute when the store is opened; a later change of the current folder has no effect on it.
     mode : str
         ``a`` opens or creates, ``r+`` opens, ``r`` opens and never writes, ``w`` deletes what is there and
-        creates, ``w-`` creates and fails where something is. On this machine no mode creates a store in another one;
-        behind a URL that is not looked for, as it would cost requests.
+        creates, ``w-`` creates and fails if anything is there. On a local disk, no mode creates a store inside another
+        store; for a URL this is not checked, as it would cost requests.
     tile_size : int or tuple of int, optional
-        Extent of a tile, which is a chunk; see `PersistentTileStore`. Default: what a tensor is stored with; of new
-        ones, tiles of 1 to 4 MiB in the shape of their windows, such as 512 x 512 of float32.
+        Extent of a tile, which is a chunk; see `PersistentTileStore`. Default: a stored tensor keeps its tile size; a
+        new one gets tiles of 1 to 4 MiB in the shape of its windows, such as 512 x 512 of float32.
     storage_options : dict, optional
         Passed to fsspec. Kept in memory only, never shown.
     timeout : float
-        Seconds within which S3 is reported when it is down or hangs, attempts to reach it again included. What
-        `storage_options` say of time-outs and retries wins. Other storages, and a zarr Store that is given as
-        `target`, have options of their own.
+        Seconds after which a read or write on S3 fails if S3 is down or hangs, retries included. Time-outs and retries
+        in `storage_options` take precedence. Other storages, and a zarr Store given as `target`, use their own options.
     concurrency : int
-        How many requests one read or write has under way at a time, from 1 to 256.
+        The number of requests that one read or write has under way at a time, from 1 to 256.
     compressors : zarr codec, sequence of them, "auto" or None
-        How new tensors are compressed: Zstandard and Blosc, one or several of them; None does not compress. A
-        CRC-32C always follows. A tensor of another codec is not opened, since damage may make it take any amount of
-        memory.
+        How new tensors are compressed: one or several Zstandard or Blosc codecs; None does not compress. A CRC-32C
+        checksum is always added. Tensors with other codecs are not opened, since decoding damaged data with them could
+        take any amount of memory.
     cache_size_bytes : int, str or None
         Limit of the cache of tiles in memory, in bytes or as ``"400MB"``.
     cache_size_tiles : int or None
-        Limit of the cache in tiles.
+        Limit of the cache as a number of tiles.
     flush_interval : float
-        Seconds after which windows of incomplete tiles are stored, looked at as windows arrive.
+        Seconds after which windows of incomplete tiles are stored; checked whenever windows are added.
     workers : int
-        On how many threads a read runs ``f``.
+        The number of threads on which a read runs ``f``.
 
     Examples
     --------
@@ -136,7 +135,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         return f"ZarrTileStore({shown(self.target)!r}, mode={self.mode!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by reference: the target and the options, its credentials too; never what waits to be stored."""
+        """Pickle by reference: the target and all options, including credentials. Pending windows are not pickled."""
         own = {
             "storage_options": self._storage_options,
             "timeout": self._timeout,
@@ -148,7 +147,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
     @property
     def address(self) -> str | None:
-        """The target, without credentials that a URL may hold; None for a zarr Store that is no folder."""
+        """The target, without credentials in a URL; None for a zarr Store other than a `LocalStore`."""
         addressed = not isinstance(self.target, Store) or isinstance(self.target, LocalStore)
         return shown(self.target) if addressed else None
 
@@ -170,7 +169,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
     def _is_near(self) -> bool:
         return isinstance(self._objects.store, LocalStore | MemoryStore)
 
-    # Documents: the attributes of Zarr groups. A group of tensors is one without arrays.
+    # Documents: each is in the attributes of a Zarr group. A TensorGroup is a Zarr group without arrays.
 
     def _read_documents(self, names: Sequence[str]) -> list[dict[str, Any] | ValueError | None]:
         root, *found = self._objects.get([DOCUMENT, *map(self._document_path, names)])
@@ -190,12 +189,12 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             self._created = document["incarnation"]
         else:
             winner = self._read_definition(document["tensor_id"])
-            # Storage may have hidden for a moment that the definition is ours.
+            # The creation may have succeeded and then been reported as failed, so compare the incarnations.
             if winner is not None and winner["incarnation"] != document["incarnation"]:
                 self._objects.run(self._objects.delete_folder, place.array)
 
     def _delete_document(self, name: str) -> None:
-        # Another process that clears it as well could else delete what is created next.
+        # Otherwise another process that clears the same tensor could delete the one that is created next.
         with self._objects.alone_in(name):
             incarnations = self._undefined(name)
         for incarnation in incarnations - {None}:
@@ -203,7 +202,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
                 self._objects.run(self._objects.delete_folder, f"{name}/{folder}-{incarnation}")
 
     def _undefined(self, name: str) -> set[str | None]:
-        """Delete a document; the incarnations that it has left behind."""
+        """Delete a document, and return the incarnations whose data is still stored."""
         key = self._document_path(name)
         (document,) = self._objects.get([key])
         if document is None:
@@ -211,12 +210,12 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         try:
             incarnations = {(self._documents.definition_in(name, _definition_in(document)) or {}).get("incarnation")}
         except (ValueError, StoreError):
-            # Damaged, of a later version, or somebody else's.
+            # Damaged, of a later version, or from another program.
             self._documents.check_ours(name)
             incarnations = {incarnation_of(folder) for folder in self._objects.children(name)}
         if self._objects.run(self._objects.delete_link, name):
             return set()
-        # The definition first: without it the rest is garbage, whatever happens to this process.
+        # The definition is deleted first: if this process is killed, what remains is garbage that gc can delete.
         self._objects.delete([key])
         return incarnations
 
@@ -239,7 +238,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
     def _write_copy(self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any]) -> None:
         _, layout = layout_of(definition)
-        # Compressed as it was, unless somebody has said how.
+        # Keep the compression of the original, unless `compressors` was given.
         kept = isinstance(self._compressors, str) and "codecs" in original
         codecs = original["codecs"] if kept else codecs_of(stored_dtype(layout.dtype), self._compressors)
         origin = list(origin_of(layout.shape, layout.tile_shape))
@@ -258,7 +257,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> ZarrTensor:
         handle = super()._bind_tensor(tensor_id, definition)
-        # Once: who binds the tensor again does not know what has been written since.
+        # Only for the first binding: at a later one, others may have written to the tensor.
         if definition["incarnation"] == self._created:
             handle.writers.found()
         self._created = None
@@ -267,10 +266,10 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
     def _handle_of(self, definition: Mapping[str, Any]) -> ZarrTensor:
         return ZarrTensor(self._objects, Place.of(definition), self._contents.storage)
 
-    # What can be told of the store.
+    # Reports about the store.
 
     def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
-        # Without the tensor itself: it may have codecs that nobody has chosen.
+        # Does not open the tensor, which may have codecs that this library refuses.
         place = Place.of(definition)
         complete, stored = 0, 0
         for page in self._objects.stored_pages(f"{place.array}/c"):
@@ -279,7 +278,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             stored += sum(chunks)
         logs = logs_in(self._objects, place)
         stored += sum(part.size for log in logs.values() for part in log.values())
-        # A log that another process has left behind does not make a complete tile partial.
+        # A complete tile is not partial, even if another process has left a log of it.
         begun = self._objects.exist(map(place.chunk, logs)).count(False)
         return TensorInfo(tensor_id, definition, complete, begun, stored, place.array, why_no_ome(definition))
 
@@ -314,7 +313,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
 
 def _definition_in(document: bytes | None) -> dict[str, Any] | ValueError | None:
-    """What the ``zarr.json`` of a group defines; what keeps from reading it."""
+    """The definition in the ``zarr.json`` of a group; None without one, ValueError if it cannot be read."""
     if document is None:
         return None
     try:
