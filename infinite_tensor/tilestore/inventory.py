@@ -1,4 +1,4 @@
-"""What a store tells of itself: what is stored of a region or a tensor, what is damaged, which tensors read which."""
+"""Reports about a store: what is stored of a region or a tensor, what is damaged, which tensors read which."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class StoredSize:
     Attributes
     ----------
     tiles : int
-        Its complete tiles; in memory, its windows.
+        The number of complete tiles; for a store in memory, of windows.
     bytes : int or None
-        Their size in bytes as they are stored; None where that would take a request each.
+        Their size in bytes as stored; None if that would take one request per tile.
     counted : bool
-        Whether these are all. Otherwise there are more, which were not counted.
+        False if there are more tiles, which were not counted.
     pending : int
-        Tiles in memory that are incomplete, or still on their way to storage.
+        The number of tiles in memory that are incomplete or not stored yet.
     """
 
     tiles: int
@@ -53,15 +53,15 @@ class TensorInfo:
     tensor_id : str
         Its id.
     definition : dict
-        What decides its values and its layout, as stored.
+        What determines its values and its layout, as stored.
     tiles_complete, tiles_partial : int
-        Tiles whose pixels are all final, and tiles of which some windows are still missing.
+        The number of tiles whose pixels are all final, and of stored tiles that still lack some windows.
     bytes_stored : int
-        Size of all that is stored, in bytes.
+        Size of everything stored, in bytes.
     location : str
-        Where its tiles are: the path of the Zarr array within the store, say.
+        Where its tiles are, such as the path of the Zarr array within the store.
     why_no_ome : str or None
-        Why programs that read OME-Zarr do not find the tensor; None if they find it, in the group above `location`.
+        Why programs that read OME-Zarr cannot open the tensor; None if they can, at the group that contains `location`.
     """
 
     tensor_id: str
@@ -102,15 +102,15 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Damage:
-    """Something stored that is not what was written there.
+    """Something stored that differs from what was written.
 
     Attributes
     ----------
     kind : {"definition", "array", "tile", "partial"}
-        ``definition``, ``array`` (the metadata of the tensor's array), ``tile`` (a complete one) or ``partial``
+        ``definition``, ``array`` (the metadata of the tensor's array), ``tile`` (a complete tile) or ``partial``
         (a part of the log of a partial tile).
     tile : tuple of int or None
-        The tile's index, where it is one.
+        The index of the damaged tile; None for a definition or an array.
     location : str
         Where it is within the store.
     reason : str
@@ -124,7 +124,7 @@ class Damage:
 
 
 class Dropped(NamedTuple):
-    """What `Contents.drop` has found and dropped: windows in memory, or tiles that were stored."""
+    """How many windows in memory, or stored tiles, `Contents.drop` has dropped."""
 
     windows: int = 0
     tiles: int = 0
@@ -137,9 +137,9 @@ class Garbage:
     Attributes
     ----------
     objects, bytes : int
-        How many stored objects, and their size in bytes.
+        The number of deleted objects, and their size in bytes.
     partial_tiles, partial_bytes : int
-        How many of the tiles were half computed, and the bytes of `bytes` that were stored of them.
+        The number of partial tiles that were deleted, and their size; `bytes` includes it.
     """
 
     objects: int = 0

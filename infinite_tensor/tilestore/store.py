@@ -1,4 +1,4 @@
-"""What users see of a store."""
+"""`TileStore`, the public interface of every store."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 
 class TileStore:
-    """Keeps the windows of any number of tensors, each under its id.
+    """Stores the windows of any number of tensors, each under its id.
 
-    One store object may be used from many threads. A closed store raises StoreError; ``with store:``
-    opens it again, and closes it at the end.
+    A store object can be used from many threads. A closed store raises StoreError; ``with store:``
+    reopens it, and closes it at the end of the block.
     """
 
-    # Messages name it by its str.
+    # Messages show the store by its str.
     _named_by_str = True
 
     def __init__(self, contents: Contents, *, workers: int = 1) -> None:
@@ -50,17 +50,17 @@ class TileStore:
 
     @property
     def address(self) -> str | None:
-        """What `infinite_tensor.open_store` finds it by, without credentials; None where it cannot be found."""
+        """The path or URL for `infinite_tensor.open_store`, without credentials; None if the store has none."""
         return None
 
     @property
     def read_only(self) -> bool:
-        """Whether nothing is ever stored."""
+        """Whether the store never writes anything."""
         return self._contents.read_only
 
     @property
     def closed(self) -> bool:
-        """Whether it has been closed, and not been opened again."""
+        """Whether the store has been closed and not reopened."""
         return self._contents.closed
 
     def _check_open(self) -> None:
@@ -69,20 +69,20 @@ class TileStore:
     # A collection of tensors.
 
     def __len__(self) -> int:
-        """How many tensors it holds."""
+        """The number of tensors in the store."""
         return len(self.tensor_ids())
 
     def __bool__(self) -> bool:
-        """A store without tensors is a store."""
+        """True, even if the store has no tensors."""
         return True
 
     def __iter__(self) -> Iterator[str]:
-        """The ids of its tensors, sorted."""
+        """Iterate over the ids of all tensors, sorted."""
         return iter(self.tensor_ids())
 
     @store_query
     def __contains__(self, tensor_id: object) -> bool:
-        """Whether it holds a tensor of this id, intact or not. Looks for that one alone."""
+        """Whether the store has a tensor with this id, intact or damaged. Does not list the other tensors."""
         self._check_open()
         try:
             given = checked_id(tensor_id)
@@ -91,8 +91,8 @@ class TileStore:
         return self._contents.holds(given)
 
     def __str__(self) -> str:
-        """What messages call it: short, and without a look at what it holds."""
-        # A backend that says so by its repr needs no other name.
+        """A short name for messages. Does not list the tensors."""
+        # A backend may define only __repr__; that is its name then.
         own = type(self).__repr__
         return own(self) if own is not TileStore.__repr__ else f"{type(self).__name__}()"
 
@@ -108,32 +108,32 @@ class TileStore:
     def tensor_ids(self, prefix: str = "") -> list[str]:
         """Ids of all tensors in the store, or of those that begin with `prefix`, sorted.
 
-        Of a store that is far away, the definitions of no others are read.
+        On remote storage, only the definitions of tensors that match `prefix` are read.
         """
         self._check_open()
         return self._contents.tensor_ids("" if prefix == "" else checked_id(prefix, "prefix"))
 
     @store_query
     def tensor_definition(self, tensor_id: str) -> dict[str, Any]:
-        """The definition of one tensor as JSON; StoreError if there is none of that id."""
+        """The definition of one tensor as JSON; StoreError if the store has no tensor with that id."""
         self._check_open()
         return self._contents.definition_of(tensor_id)
 
     @store_method
     def tensor_info(self, tensor_id: str) -> TensorInfo:
-        """What is known and stored of one tensor, after a flush; StoreError if there is none of that id."""
+        """Flush, then describe one tensor and what is stored of it; StoreError if the store has no such tensor."""
         self._check_open()
         return self._contents.info_of(tensor_id)
 
     def extent(self, tensor_id: str) -> tuple[slice, ...] | None:
-        """The smallest region of a tensor that holds all tiles of which something is stored; None where nothing is.
+        """The smallest region of a tensor that contains all stored tiles, complete or partial; None if there are none.
 
-        Lists the tiles of the tensor. Between those at two far places there may be anything or nothing: ask `coverage`.
+        Lists the tiles of the tensor. The region may contain tiles that are not stored: see `coverage`.
 
         Raises
         ------
         StoreError
-            If the store holds no tensor of that id.
+            If the store has no tensor with that id.
         ValidationError
             If the tensor is unbounded, and the backend cannot list its tiles.
 
@@ -147,7 +147,7 @@ class TileStore:
         >>> store.extent("ones")
         (slice(64000000000, 64000000064, None),)
         """
-        # Tensors stand on stores.
+        # The module of tensors imports this one.
         from infinite_tensor.opening import extent_of  # noqa: PLC0415
 
         return extent_of(self.open(tensor_id))
@@ -165,56 +165,56 @@ class TileStore:
     ) -> InfiniteTensor:
         """Reopen a tensor from its id alone.
 
-        Without `f` the stored part is readable; a read that needs more raises TileAccessError. Upstream
-        tensors that were given ids and live in this store are reopened with it; `args` replaces them.
+        Without `f`, only the stored part can be read; a read that needs more raises TileAccessError. Upstream
+        tensors that have a `tensor_id` and are in this store are reopened too, unless `args` replaces them.
 
         Parameters
         ----------
         tensor_id : str
             Its id, one of `tensor_ids`.
         f : callable, optional
-            Computes the windows that are missing.
+            Computes missing windows.
         args : sequence of InfiniteTensor or TensorBlob, optional
-            The upstream tensors that `f` is given.
+            The upstream tensors that are passed to `f`.
         blend : callable, WeightedMean or str, optional
-            The blend; needed to compute where it is a function that is none of torch's own elementwise ones, or a
-            `WeightedMean` of weights that were given.
+            The blend. To compute windows it must be given if it is a function other than torch's own elementwise
+            ones, or a `WeightedMean` with custom weights.
         batch_size, device
             As for `InfiniteTensor`.
         reduce : Reduction, optional
-            The reduction; needed to compute where its function is one that was given.
+            The reduction. To compute windows it must be given if it uses a custom function.
 
         Raises
         ------
         StoreError
-            If the store holds no tensor of that id.
+            If the store has no tensor with that id.
         ValidationError
             If `args` are not what the tensor was computed from.
         """
-        # Tensors stand on stores.
+        # The module of tensors imports this one.
         from infinite_tensor.opening import open_tensor  # noqa: PLC0415
 
         return open_tensor(self, tensor_id, f, args, blend, batch_size, device, reduce)
 
     @store_method
     def clear_tensor(self, tensor_id: str, *, dependants: bool = False) -> None:
-        """Delete everything of a tensor. An id that is not known is no error.
+        """Delete a tensor and everything stored of it. An unknown id is not an error.
 
         Parameters
         ----------
         tensor_id : str
             Its id.
         dependants : bool
-            Delete the tensors of this store that are computed from it too, and those that are computed from these.
-            Without it they stay as they are, and a `DependantsRemainWarning` names those that read it. Where a store is
-            far away, it names those that somebody has open here; `dependants` asks for all.
+            Also delete the tensors of this store that are computed from it, directly or indirectly. If False, they
+            stay unchanged, and a `DependantsRemainWarning` names the tensors that read it directly; on remote storage
+            it names only those in use through this store object (the method `dependants` finds all).
         """
         contents, dependants = self._contents, checked_flag("dependants", dependants)
         with contents.lock:
             self._check_open()
             contents.check_writable(f"clear tensor {tensor_id!r}")
             digest = contents.digest_of(tensor_id)
-            # What is computed from a tensor goes first: whatever happens to this process, none outlives its source.
+            # Dependants are deleted first, so that none outlives its source even if this process is killed.
             for name in self.dependants(tensor_id) if dependants else ():
                 contents.delete(name)
             contents.delete(tensor_id)
@@ -224,9 +224,10 @@ class TileStore:
 
     @store_query
     def dependants(self, tensor_id: str) -> list[str]:
-        """Ids of the tensors of this store that are computed from one, which ``dependants=True`` deletes with it.
+        """Ids of the tensors in this store that are computed from a tensor, directly or indirectly.
 
-        Each comes before those that it is computed from.
+        ``clear_tensor(tensor_id, dependants=True)`` deletes these too. Each id comes before those of the tensors that
+        it is computed from.
         """
         contents = self._contents
         with contents.lock:
@@ -235,34 +236,34 @@ class TileStore:
 
     @store_method
     def clear_cache(self, tensor_id: str) -> None:
-        """Drop from memory what can be had again, after storing what is pending."""
+        """Flush, then free the memory of a tensor's cached tiles or windows. Later reads load or recompute them."""
         self._check_open()
         self._contents.clear_cache(tensor_id)
 
     @store_method
     def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:
-        """Read everything that is stored of a tensor, after a flush, and list what is damaged.
+        """Flush, then read everything stored of a tensor and list what is damaged.
 
-        Other processes may continue meanwhile. A damaged tile that one of them has just replaced may be dropped all
-        the same by a repair, and is then computed once more.
+        Other processes may use the store meanwhile. If one of them has just replaced a damaged tile, a repair may
+        still delete the new tile, which is then computed once more.
 
         Parameters
         ----------
         tensor_id : str
             Its id.
         repair : bool
-            Drop tiles and parts of tiles that are damaged, so that they are computed again when they are needed. A
-            definition that is damaged stays as it is.
+            Delete damaged tiles and damaged parts of partial tiles; they are recomputed when needed. A damaged
+            definition is left unchanged.
 
         Returns
         -------
         list of Damage
-            Empty where everything is as it was written.
+            Empty if nothing is damaged.
 
         Raises
         ------
         StoreError
-            If the store holds no tensor of that id, or cannot be read.
+            If the store has no tensor with that id, or cannot be read.
         """
         self._check_open()
         if checked_flag("repair", repair):
@@ -271,27 +272,26 @@ class TileStore:
 
     @store_method
     def gc(self, *, partial: bool = False, older_than: float = 3600.0) -> Garbage:
-        """Delete what no tensor of the store refers to: leavings of processes that were killed or cleared a tensor.
+        """Delete data that no tensor refers to: leftovers of processes that were killed or that cleared a tensor.
 
-        What is pending is stored first.
-
-        Other processes may continue to read and fill the store; none should be creating tensors meanwhile.
+        Flushes first. Other processes may read and fill the store meanwhile, but should not create tensors.
 
         Parameters
         ----------
         partial : bool
-            Delete what is stored of tiles that are half computed, too: of these, windows that are needed again are
-            computed again. Who is just adding windows to such a tile begins its log anew.
+            Also delete partial tiles. Their windows are recomputed when they are needed again. A process that is
+            adding windows to such a tile starts its log again.
         older_than : float
-            Seconds, by the clocks of the storage and of this machine, that nothing has been added to such a tile. Where
-            the storage keeps no times, such as an HDF5 file or a `MemoryStore` of zarr, it must be 0.
+            With `partial`, delete only tiles to which nothing was added for this many seconds, by the clocks of the
+            storage and of this machine. Must be 0 on storage that records no times, such as an HDF5 file or zarr's
+            `MemoryStore`.
 
         Raises
         ------
         ValidationError
-            If the store is read-only, or the storage keeps no times, and `older_than` is not 0.
+            If the store is read-only, or if `older_than` is not 0 and the storage records no times.
         StoreError
-            If something cannot be deleted, or the backend cannot delete half-computed tiles at all.
+            If something cannot be deleted, or if the backend cannot delete partial tiles at all.
         """
         self._check_open()
         self._contents.check_writable("collect garbage")
@@ -310,50 +310,50 @@ class TileStore:
         overwrite: bool = False,
         progress: bool | str | Watcher = True,
     ) -> CopyReport:
-        """Copy a tensor into another store, of whatever kind: its definition, and all that is stored of it.
+        """Copy a tensor into another store of any kind: its definition and everything stored of it.
 
-        What is pending here is stored first. Complete and incomplete tiles are moved some at a time, so that little
-        memory is taken, and many requests are under way at a time where the store says so (`concurrency`). Between two
-        Zarr stores chunks are moved as they are; a tensor that is new there is compressed as it is here, unless the
-        other store was given `compressors`. Elsewhere tiles are decoded and encoded anew. The tile size stays.
+        This store is flushed first. Complete and partial tiles are copied in small groups to save memory; a store with
+        a `concurrency` option has that many requests under way at a time. Between two Zarr stores, chunks are copied
+        without decoding; a new tensor there is compressed as it is here, unless the other store was opened with
+        `compressors`. In all other cases, tiles are decoded and encoded again. The tile size stays the same.
 
-        Each tile is read back and compared, byte by byte, after it was written: a copy that returns is right. Copying
-        again moves only what is missing, so that a copy that was interrupted or killed continues; of what was there,
-        `other_store.verify` tells whether it is intact. Your script continues with the copy: build the tensor with
-        ``tile_store=other_store``, and `f` computes what was not stored.
+        Each tile is read back after it was written and compared byte by byte, so a copy that returns is correct. To
+        continue an interrupted copy, call it again: only missing tiles are copied. Tiles that were already there are
+        not checked; `other_store.verify` does that. To work with the copy, build the tensor with
+        ``tile_store=other_store``; `f` computes whatever was not stored.
 
         Parameters
         ----------
         tensor_id : str
-            The tensor. It has the same id there.
+            The tensor. The copy has the same id.
         other_store : TileStore, str or path
-            Where it is copied to. A path or an fsspec URL is a store as `open_store` opens it.
+            The store to copy to. `open_store` opens a path or an fsspec URL.
         upstream : bool
-            Copy the tensors that it is computed from too, and those that these are computed from, as far as they have
-            a `tensor_id` and live in this store. The report names others. A tensor comes after those that it reads.
+            Also copy the tensors that it is computed from, directly or indirectly, if they have a `tensor_id` and are
+            in this store. The report names the others. Upstream tensors are copied before those that read them.
         region : optional
-            Copy only tiles that this region of the tensor touches, as a read takes it; upstream tensors are copied
-            whole. Needed for an unbounded tensor of a backend that cannot list its tiles.
+            Copy only tiles that this region of the tensor touches, given as in a read; upstream tensors are copied
+            whole. Required for an unbounded tensor if the backend cannot list its tiles.
         overwrite : bool
-            Delete what `other_store` has under an id, if it is another tensor. Nothing is deleted before all arguments
-            and definitions have been checked.
+            If `other_store` has a different tensor under the same id, delete it. Nothing is deleted before all
+            arguments and definitions have been checked.
         progress : bool, "always" or callable
-            As for `InfiniteTensor.fill`; what a `Progress` counts is tiles, not windows.
+            As for `InfiniteTensor.fill`, except that a `Progress` counts tiles, not windows.
 
         Returns
         -------
         CopyReport
-            What was moved, and what was there already; it prints as a table.
+            What was copied and what was already there; it prints as a table.
 
         Raises
         ------
         ValidationError
-            If `other_store` holds a tensor of that id with another definition, and is not to overwrite it; the message
-            lists what differs. If it is read-only, a `MemoryTileStore`, or this store itself. Nothing has been copied
-            then.
+            If `other_store` has a tensor with that id and another definition, and `overwrite` is False; the message
+            lists the differences. If `other_store` is read-only, a `MemoryTileStore`, or this store itself. In these
+            cases nothing is copied.
         StoreError
-            If this store holds no tensor of that id, if somebody clears or invalidates the tensor in either
-            store meanwhile, or if something cannot be read or stored. Copy again to continue.
+            If this store has no tensor with that id, if the tensor is cleared or invalidated in either store
+            meanwhile, or if something cannot be read or stored. Call it again to continue.
 
         Examples
         --------
@@ -379,7 +379,7 @@ class TileStore:
 
     def get_or_create(self, tensor_id: object, *args: Any, **options: Any) -> InfiniteTensor:
         """Deprecated: make an `InfiniteTensor` with ``tile_store=`` and ``tensor_id=``."""
-        # Tensors stand on stores.
+        # The module of tensors imports this one.
         from infinite_tensor.compat import get_or_create  # noqa: PLC0415
 
         return get_or_create(self, tensor_id, *args, **options)
@@ -401,30 +401,30 @@ class TileStore:
         stores: Sequence[Any] = (),
         device: torch.device | str = "cpu",
     ) -> TensorGroup:
-        """Reopen a group from its id, with its tensors, from theirs.
+        """Reopen a group and its tensors from the group's id.
 
         Parameters
         ----------
         group_id : str
             Its id, one of `group_ids`.
         f : mapping, optional
-            From keys to the functions that compute what is missing. A tensor without one is readable as far as it is
-            stored.
+            Maps keys to the functions that compute missing windows. For a tensor without a function, only the stored
+            part can be read.
         members : mapping, optional
-            From keys to tensors that take the place of those that would be opened. They must be the same ones.
+            Maps keys to tensors to use instead of reopening these members. They must be the same tensors.
         stores : sequence of TileStore, optional
-            Where else tensors of the group are looked for. A group names no stores but its own.
+            Other stores to search for tensors of the group, which records no store but its own.
         device : torch.device or str
             As for `open`.
 
         Raises
         ------
         StoreError
-            If the store holds no group of that id, or a tensor cannot be opened, or is another one by now.
+            If the store has no group with that id, or if one of its tensors cannot be opened or has been replaced.
         ValidationError
-            If an argument does not fit.
+            If an argument is invalid.
         """
-        # Groups are made of tensors, which stand on stores.
+        # The module of groups imports that of tensors, which imports this one.
         from infinite_tensor.groups.group import open_group  # noqa: PLC0415
 
         return open_group(self, group_id, f, members, stores, device)
@@ -437,14 +437,14 @@ class TileStore:
 
     @store_method
     def clear_group(self, group_id: str) -> None:
-        """Delete a group; its tensors stay. An id that is not known is no error."""
+        """Delete a group but not its tensors. An unknown id is not an error."""
         self._check_open()
         self._contents.check_writable(f"clear group {group_id!r}")
         with self._contents.lock:
             self._contents.delete_group(group_id)
 
     def _repr_html_(self) -> str:
-        # What is seen of a store stands on tensors.
+        # The module of displays imports that of tensors, which imports this one.
         from infinite_tensor.views.showing import html_of_store  # noqa: PLC0415
 
         return html_of_store(self)
@@ -453,7 +453,7 @@ class TileStore:
 
     @store_method
     def flush(self) -> None:
-        """Return when everything finished so far is stored.
+        """Store all finished windows, and return when that is done.
 
         Raises
         ------
@@ -464,30 +464,30 @@ class TileStore:
         self._contents.flush()
 
     def request_flush(self) -> None:
-        """Have everything finished so far stored soon; returns at once.
+        """Request a flush, and return immediately.
 
-        A signal handler may call this at any moment; `flush` raises StoreError there if the signal has interrupted a
-        call. It is carried out by a thread that uses the store: after the batch of windows that is being computed, or
-        at the next read or registration of a tensor. An error of storage is raised there.
+        Safe to call in a signal handler, where `flush` raises StoreError if the signal interrupted a call of the store.
+        A thread that uses the store carries out the flush after its current batch of windows, or at the next read or
+        registration of a tensor. If storing fails, the error is raised in that thread.
         """
         self._contents.request_flush()
 
     @store_method
     def close(self, *, discard: bool = False) -> None:
-        """Flush, then release memory and files. Closing twice is no error.
+        """Flush, then release memory and files. Closing twice is not an error.
 
         Parameters
         ----------
         discard : bool
-            Give up what cannot be stored. Without it, a store that cannot be flushed raises StoreError and
-            stays open.
+            Close even if the flush fails, and discard what could not be stored. If False, a failed flush raises
+            StoreError, and the store stays open.
         """
         self._contents.close(discard=checked_flag("discard", discard))
 
     def __enter__(self) -> Self:
         with self._contents.lock:
             if self._contents.closed:
-                # Which one that a call was cut through in has not done.
+                # An interrupted call marks the store as closed, but does not release memory and files.
                 self._contents.close(discard=True)
                 self._resume()
                 self._contents.resumed()
@@ -499,17 +499,17 @@ class TileStore:
         self.close()
 
     def _resume(self) -> None:
-        """Get a closed store ready for use again."""
+        """Prepare a closed store for use."""
 
 
 def _readers_of(contents: Contents, tensor_id: str, digest: str | None) -> list[str]:
     try:
         return readers_in(contents.specs_at_hand(), tensor_id, digest)
     except StoreError:
-        # The whole store is gone, say: nobody is left to warn of.
+        # For example, the whole store has been deleted: there are no tensors to warn about.
         return []
 
 
 def contents_of(store: TileStore) -> Contents:
-    """What a store holds, as the engine uses it."""
+    """The `Contents` of a store, which the engine works with."""
     return store._contents  # noqa: SLF001  (for the engine alone)

@@ -249,19 +249,19 @@ class MemoryContents(Contents):
 
 
 class MemoryTileStore(TileStore):
-    """Keeps windows in memory, in one cache for all its tensors, least recently used first out.
+    """Keeps windows in memory, in one cache for all its tensors. The least recently used are dropped first.
 
-    A read in progress keeps the windows it needs until their last use, so a read may exceed the limits
-    and still finish; afterwards they hold.
+    A read in progress keeps the windows it needs until their last use, so it may exceed the limits; they apply again
+    when it ends.
 
     Parameters
     ----------
     cache_size_bytes : int or str, optional
         Limit for all windows together, in bytes or as ``"400MB"``. None: no limit.
     cache_size_windows : int, optional
-        Limit in windows. None: no limit.
+        Limit for the number of windows. None: no limit.
     workers : int
-        On how many threads a read runs ``f``.
+        The number of threads on which a read runs ``f``.
     """
 
     _contents: MemoryContents
@@ -286,7 +286,7 @@ class MemoryTileStore(TileStore):
 
     @property
     def cache_size_windows(self) -> int | None:
-        """Limit in windows, None for no limit."""
+        """Limit for the number of windows, None for no limit."""
         return self._contents.kept.windows.max_items
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -25,7 +25,7 @@ K = TypeVar("K", bound=type)
 
 
 def taking_former_keywords(kind: K) -> K:
-    """A class of stores that takes ``tile_cache_size=`` of version 0.2, unless that is its own."""
+    """Make a store class accept ``tile_cache_size=``, as in version 0.2, unless its constructor has that parameter."""
     constructor: Callable[..., None] | None = vars(kind).get("__init__")
     if constructor is None or "tile_cache_size" in inspect.signature(constructor).parameters:
         return kind
@@ -44,25 +44,26 @@ def taking_former_keywords(kind: K) -> K:
 
 @taking_former_keywords
 class PersistentTileStore(TileStore, Backend):
-    """Base of stores that keep tiles outside of the process: what a backend adds is the methods of `Backend`.
+    """Base class of stores that keep tiles outside of the process. A subclass implements the methods of `Backend`.
 
     Parameters
     ----------
     tile_size : int or tuple of int, optional
-        Extent of a tile in pixels: an int for every unbounded dimension, one int per unbounded dimension
-        (finite ones stay whole), or one int per dimension. A tensor that is stored with another one is a
-        ValidationError. Default: what they are stored with; of new tensors, tiles of 1 to 4 MiB that hold all channels
-        and about as many windows along each dimension, such as 512 x 512 of float32.
+        Extent of a tile in pixels: one int for all unbounded dimensions, one int per unbounded dimension
+        (in both cases a tile spans the finite ones), or one int per dimension. A tensor that is stored with another
+        tile size raises ValidationError. Default: a stored tensor keeps its tile size; a new one gets tiles of 1 to
+        4 MiB that contain all channels and about the same number of windows along each dimension, such as 512 x 512
+        of float32.
     cache_size_bytes : int, str or None
         Limit of the cache of tiles in memory, in bytes or as ``"400MB"``.
     cache_size_tiles : int or None
-        Limit of the cache in tiles.
+        Limit of the cache as a number of tiles.
     flush_interval : float
-        Seconds after which windows of incomplete tiles are stored, looked at as windows arrive.
+        Seconds after which windows of incomplete tiles are stored; checked whenever windows are added.
     read_only : bool
-        Serve what is stored, compute the rest into memory only.
+        Read what is stored, and keep everything else that is computed in memory only.
     workers : int
-        On how many threads a read runs ``f``.
+        The number of threads on which a read runs ``f``.
     """
 
     _contents: PersistentContents
@@ -98,15 +99,15 @@ class PersistentTileStore(TileStore, Backend):
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
-        """Called in a forked child, for backends with locks of their own."""
+        """Called in a forked child, so that a backend can recreate its locks."""
 
     @property
     def tile_size(self) -> int | Sequence[int] | None:
-        """The tiles that new tensors get, as it was given."""
+        """The tile size of new tensors, as given to the constructor."""
         return self._contents.registry.tile_size
 
     def _check_open(self) -> None:
-        # A finalizer may use a store that the garbage collector has forgotten.
+        # A finalizer may use a store to which the garbage collector has already cleared the weak references.
         self._contents.storage.attach(self)
         super()._check_open()
 
@@ -115,7 +116,7 @@ class PersistentTileStore(TileStore, Backend):
             self.flush()
 
     def _options(self) -> dict[str, Any]:
-        """What a store that is to be like this one is made with."""
+        """The constructor arguments for a store with the same settings."""
         entries = self._contents.tiles.entries
         return {
             "tile_size": self.tile_size,
@@ -126,12 +127,12 @@ class PersistentTileStore(TileStore, Backend):
         }
 
     def __del__(self) -> None:
-        # No I/O here: what is pending goes to the writer, whose thread keeps this store alive until it is stored.
-        # It may not have been made whole; at the end of the interpreter there are no modules any more.
+        # No I/O here: pending windows go to the writer, whose thread keeps this store alive until they are stored.
+        # __init__ may have failed halfway; when the interpreter exits, modules may be gone.
         contents = getattr(self, "_contents", None)
         if sys is None or sys.is_finalizing() or contents is None:
             return
-        # All of these hold the store weakly, and may have forgotten it by now.
+        # All of these refer to the store weakly, and the references may have been cleared.
         contents.storage.attach(self)
         if contents.closed or contents.read_only:
             return
