@@ -1,4 +1,4 @@
-"""Stores that outlive the process: what authors of backends subclass."""
+"""Persistent stores: the classes that authors of backends subclass."""
 
 from __future__ import annotations
 

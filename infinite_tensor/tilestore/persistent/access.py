@@ -25,14 +25,14 @@ from infinite_tensor.tilestore.persistent.storage import Entry
 
 
 class TileAccess(Access):
-    """Holds complete tiles by reference, and pins those in progress so that they stay in the cache.
+    """Keeps references to complete tiles, and pins those in progress so that they stay in the cache.
 
     Parameters
     ----------
     check_open : callable
-        Raises StoreError where the store has been closed.
+        Raises StoreError if the store has been closed.
     cache : TileCache
-        Its tiles.
+        The tiles of the store.
     record : Record
         The tensor.
     """
@@ -99,7 +99,7 @@ class TileAccess(Access):
         return isinstance(entry, TileInProgress) and window not in entry
 
     def _tiles_of(self, windows: IntArray) -> tuple[IntArray, IntArray]:
-        """First tile of each window per dimension, and the one after the last."""
+        """For each window, per dimension, the first tile that it touches and the one after the last."""
         return self._record.layout.grid.boxes(*self._record.spec.grid.bounds(windows))
 
     def deposit(self, windows: IntArray, outputs: Array) -> None:
@@ -122,13 +122,13 @@ class TileAccess(Access):
         self._cache.make_room()
 
     def _rows_of(self, windows: IntArray) -> Iterable[tuple[int, int]]:
-        """Where rows begin and end; where windows do not follow each other along one dimension, each is one."""
+        """The begin and end of each row; if windows do not follow each other along one dimension, of each window."""
         if self._record.spec.grid.row_dim is None:
             return itertools.pairwise(range(len(windows) + 1))
         return rows_of(windows)
 
     def _pieces(self, windows: IntArray, begin: int, end: int) -> Iterator[tuple[Index, int, int]]:
-        """Each tile that a row of windows touches, with the first and the last but one of those that touch it."""
+        """Each tile that a row of windows touches, with the range ``[first, last)`` of the windows that touch it."""
         grid, layout, d = self._record.spec.grid, self._record.layout, self._record.spec.grid.row_dim
         start = grid.window.start(tuple(windows[begin].tolist()))
         stop = list(map(operator.add, grid.window.start(tuple(windows[end - 1].tolist())), grid.window.size))
@@ -163,7 +163,7 @@ class TileAccess(Access):
             out.copy_(block)
 
     def _blended_tile(self, tile: Index, entry: TileInProgress) -> Blended | None:
-        """What this read needs of a tile in progress, blended once where many regions read it."""
+        """The part of a tile in progress that this read needs, blended once if many regions read it; else None."""
         return self._blended.get(tile, partial(self._blend, tile, entry)) if self._blended.worthwhile else None
 
     def _blend(self, tile: Index, entry: TileInProgress) -> Blended | None:
@@ -189,16 +189,16 @@ class TileAccess(Access):
         self._cache.unpin(self._record, pinned, self._reader)
 
     def confine(self, tiles: Tiles) -> None:
-        """Leave the pieces in other tiles out; see `Access.confine`."""
+        """Ignore pieces in other tiles; see `Access.confine`."""
         self._taken = tiles
 
     @property
     def outdated(self) -> bool:
-        """Whether the store has another record of the tensor by now."""
+        """Whether the store has replaced or removed the record of the tensor."""
         return not self._record.current
 
     def detach(self) -> None:
-        """Go on with a record of its own."""
+        """Continue with a copy of the record that is not current, so that nothing is stored."""
         self._record = replace(self._record, current=False)
 
     def close(self) -> None:
@@ -206,13 +206,13 @@ class TileAccess(Access):
         self.keep(None)
 
     def _fetch(self, tiles: Iterable[Index]) -> None:
-        """Hold these tiles as well."""
+        """Fetch tiles that this read does not have yet."""
         self._check_open()
         with self._fetching:
             wanted = [tile for tile in dict.fromkeys(tiles) if tile not in self._tiles]
             if wanted:
                 self._cache.fetch(self._record, wanted, self._reader, self._tiles)
-                # Of a store that has been closed meanwhile, what is stored may have looked missing.
+                # If the store was closed meanwhile, stored tiles may have looked missing.
                 self._check_open()
 
 

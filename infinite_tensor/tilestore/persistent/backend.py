@@ -1,4 +1,4 @@
-"""What a persistent store is built on: the methods that move definitions, tiles and partial tiles."""
+"""The storage methods under a persistent store: they read and write definitions, tiles and partial tiles."""
 
 from __future__ import annotations
 
@@ -38,45 +38,46 @@ _BY_DOCUMENTS = (
 
 
 class Backend(ABC):
-    """Bytes in and out; what they mean, and when they move, is `PersistentTileStore`'s.
+    """Reads and writes bytes. `PersistentTileStore` decides what they mean, and when to read and write.
 
-    Authors implement four methods for tiles, and for definitions either three or four: those of single definitions, or
-    those of documents, which keep groups as well. Of the others they override what their storage can do. They are
-    called from several threads, though tiles and partial tiles are written by one thread at a time, and raise OSError
-    where storage fails. The suite in `infinite_tensor.testing` tells whether they hold.
+    A backend must implement four methods for tiles (`_read_tiles`, `_write_tiles`, `_read_partials`,
+    `_write_partials`), and for definitions either `_read_definition`, `_write_definition` and `_delete_tensor`, or the
+    four methods for documents, with which it can store groups too. All other methods are optional. Methods are called
+    from several threads, but only one thread at a time writes tiles and partial tiles. If storage fails, they raise
+    OSError. The test suite in `infinite_tensor.testing` checks that a backend keeps this contract.
     """
 
     @abstractmethod
     def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
-        """The complete tiles, in the order asked for; None where there is none.
+        """Read complete tiles, in the given order; None for a tile that is not stored complete.
 
-        A tile that is stored but damaged is None too, with a `DamagedDataWarning`.
+        A damaged tile is None too, with a `DamagedDataWarning`.
         """
 
     @abstractmethod
     def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
-        """Store complete tiles, each atomically; one that is there already is replaced by an equal one."""
+        """Store complete tiles, each atomically. A tile that already exists is replaced by an equal one."""
 
     @abstractmethod
     def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[PartialTile | None]:
-        """All that was written of the partial tiles, merged (`PartialTile.merged`); None where nothing was."""
+        """Everything that was written of each partial tile, merged (`PartialTile.merged`); None if nothing was."""
 
     @abstractmethod
     def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
-        """Add to what is stored of partial tiles; None deletes all of it. Never loses what another wrote."""
+        """Add to what is stored of each partial tile; None deletes it. Never loses data that other processes add."""
 
-    # Documents: definitions of tensors (their names begin with ``t-``) and of groups (``g-``), JSON objects each.
+    # Documents: JSON objects, each the definition of a tensor (names begin with ``t-``) or of a group (``g-``).
 
     def _read_documents(self, names: Sequence[str]) -> list[Document]:  # noqa: ARG002
-        """The documents of these names, in their order; None where there is none, ValueError for what is damaged."""
+        """Read documents by their names, in order; None where there is none, a ValueError for a damaged one."""
         raise _lacking(self, *DOCUMENT_METHODS)
 
     def _create_document(self, name: str, document: dict[str, Any]) -> None:  # noqa: ARG002
-        """Create a document, whole or not at all. Where somebody else has just created it, leave that one."""
+        """Create a document atomically. If another process has just created it, keep that one."""
         raise _lacking(self, *DOCUMENT_METHODS)
 
     def _delete_document(self, name: str) -> None:  # noqa: ARG002
-        """Delete a document, then what belongs to it, as the tiles of a tensor; one that does not exist is no error."""
+        """Delete a document, then its data, such as the tiles of a tensor. A missing document is not an error."""
         raise _lacking(self, *DOCUMENT_METHODS)
 
     def _list_documents(self, kind: str) -> list[str]:  # noqa: ARG002
@@ -84,113 +85,113 @@ class Backend(ABC):
         raise _lacking(self, *DOCUMENT_METHODS)
 
     def _document_path(self, name: str) -> str:
-        """Where a document lies, for messages."""
+        """Where a document is stored, for messages."""
         return name
 
     def _is_ours(self, name: str) -> bool:  # noqa: ARG002
-        """Whether what lies under the name of a document, and cannot be read as one, is of this library."""
+        """Whether something under the name of a document that cannot be read as one belongs to this library."""
         return True
 
     def _check_definition(self, definition: Mapping[str, Any]) -> None:  # noqa: B027  (most need nothing)
-        """ValueError if an intact definition makes no sense to this backend."""
+        """Raise ValueError if an intact definition is invalid for this backend."""
 
     @property
     def _documents(self) -> Documents:
-        """The definitions in its documents."""
+        """The definitions that are stored as documents."""
         return Documents(self)
 
     # Definitions of tensors.
 
     def _read_definition(self, tensor_id: str) -> dict[str, Any] | None:
-        """The definition that was written for a tensor, or None."""
+        """The stored definition of a tensor, or None."""
         return self._documents.read(tensor_id, TENSOR)
 
     def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
-        """Create a tensor. Where another process has just created it, leave that one's definition."""
-        # The incarnation tells this tensor from those that had the id before it, and from those that will have it.
+        """Create a tensor. If another process has just created it, keep that definition."""
+        # The incarnation distinguishes this tensor from earlier and later ones with the same id.
         self._documents.write(tensor_id, TENSOR, {**definition, "incarnation": secrets.token_hex(8)})
 
     def _delete_tensor(self, tensor_id: str) -> None:
-        """Delete everything of a tensor, the definition first. One that does not exist is no error."""
+        """Delete everything of a tensor, the definition first. A missing tensor is not an error."""
         self._delete_document(name_of(tensor_id))
 
     def _list_tensors(self) -> list[str]:
-        """Ids of all tensors that are stored."""
+        """The ids of all stored tensors."""
         if not offers(self, "_list_documents"):
             raise _lacking(self, "_list_tensors")
         return self._documents.ids(TENSOR)
 
     @property
     def _is_near(self) -> bool:
-        """Whether it takes no request to read a definition, so that all may be read for a warning."""
+        """Whether reading a definition takes no network request, so that a warning may read all of them."""
         return True
 
-    # Groups: definitions apart from those of tensors, whose ids they may have.
+    # Groups: their definitions are separate from those of tensors, so a group and a tensor can have the same id.
 
     def _read_group(self, group_id: str) -> dict[str, Any] | None:
-        """The definition that was written for a group, or None; StoreError if it is damaged."""
+        """The stored definition of a group, or None; StoreError if it is damaged."""
         return self._documents.read(group_id, GROUP)
 
     def _write_group(self, group_id: str, definition: dict[str, Any]) -> None:
-        """Create a group. Where another process has just created it, leave that one's definition."""
+        """Create a group. If another process has just created it, keep that definition."""
         self._documents.write(group_id, GROUP, definition)
 
     def _delete_group(self, group_id: str) -> None:
-        """Delete a group; one that does not exist is no error."""
+        """Delete a group. A missing group is not an error."""
         self._delete_document(name_of(group_id, GROUP))
 
     def _list_groups(self) -> list[str]:
         """Ids of all groups."""
         return self._documents.ids(GROUP)
 
-    # Copies. Between two backends that encode the tiles of a tensor alike, what is stored of them moves as it is.
+    # Copies. If two backends encode the tiles of a tensor in the same way, encoded tiles are copied between them.
 
     def _write_copy(self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Create a tensor as `_write_definition` does, stored as much as may be like one that is stored elsewhere.
+        """Create a tensor as `_write_definition` does, encoded like the tensor of which it will be a copy, if possible.
 
-        `original` is what some backend, not always of this class, has stored as the definition of that one.
+        `original` is the stored definition of that tensor, from a backend that may be of another class.
         """
         self._write_definition(tensor_id, definition)
 
     def _encoding(self, tensor_id: str) -> object:  # noqa: ARG002
-        """How the tiles of a tensor are encoded; None where they cannot be had as they are stored.
+        """How the tiles of a tensor are encoded; None if encoded tiles cannot be read or written.
 
-        Where that of another backend is equal to it, each takes what the other has read encoded.
+        If two backends return equal values, each can write the encoded tiles that the other has read.
         """
         return None
 
     def _read_encoded(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bytes | None]:  # noqa: ARG002
-        """What is stored of complete tiles, intact; None where there is none, with a warning where it is damaged."""
+        """Read complete tiles without decoding; None for a missing tile, and, with a warning, for a damaged one."""
         raise _lacking(self, "_read_encoded")
 
     def _write_encoded(self, tensor_id: str, tiles: Mapping[Index, bytes]) -> None:  # noqa: ARG002
-        """Store complete tiles, each atomically, that a backend of an equal `_encoding` has read."""
+        """Store complete tiles, each atomically, as encoded by a backend with an equal `_encoding`."""
         raise _lacking(self, "_write_encoded")
 
-    # What a backend may override.
+    # Optional methods.
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> object:  # noqa: ARG002
         """Called when a tensor is registered, with its definition as `_read_definition` returned it.
 
-        What it returns is kept while somebody has the tensor, or something of it is in memory. A tensor that is used
-        again after that is registered again.
+        The store keeps the returned object while the tensor is in use or some of its tiles are in memory. If the
+        tensor is used again later, it is registered again.
         """
         return None
 
     def _bind_again(self, tensor_id: str, bound: object) -> None:  # noqa: B027  (most need nothing)
-        """Called with what `_bind_tensor` returned, where weak references to it may have been cleared too early.
+        """Called with an object that `_bind_tensor` returned, if weak references to it may have been cleared too early.
 
-        The garbage collector does so before a store that it frees can hand over what is not stored yet.
+        When the garbage collector frees a store, it clears them before the store hands its pending tiles to the writer.
         """
 
     def _has_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bool]:
-        """Whether each tile is there complete. A backend that can tell without reading them does."""
+        """Whether each tile is stored complete. Override this if the backend can tell without reading the tiles."""
         return [tile is not None for tile in self._read_tiles(tensor_id, tile_indices)]
 
     def _find_tiles(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        """Which tiles of a box ``[low, high)`` are complete, and of which something is stored.
+        """The complete tiles of a box ``[low, high)``, and those of which parts are stored.
 
-        A backend that can tell without reading them all does.
+        Override this if the backend can tell without reading all tiles.
         """
         check_count(math.prod(b - a for a, b in zip(low, high, strict=True)), MOST_AT_ONCE)
         tiles = itertools.product(*map(range, low, high))
@@ -204,51 +205,52 @@ class Backend(ABC):
         return complete, begun
 
     def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:  # noqa: ARG002
-        """Delete all that is stored of some tiles, complete and partial, by whatever process they were written.
+        """Delete everything stored of some tiles, complete and partial, whichever process wrote it.
 
-        The partial ones first. One of which nothing is stored is no error.
+        Partial data is deleted first. A tile that is not stored is not an error.
         """
         raise _lacking(self, "_delete_tiles")
 
     def _generation(self, tensor_id: str) -> str | None:  # noqa: ARG002
-        """Another text after each `_delete_tiles` of a tensor, by whatever process; None where that is not kept."""
+        """A text that changes with each `_delete_tiles` of a tensor, by any process; None if the backend keeps none."""
         return None
 
     def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:  # noqa: ARG002
-        """What is stored of a tensor."""
+        """Describe a tensor and what is stored of it."""
         raise _lacking(self, "_describe_tensor")
 
     def _stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:  # noqa: ARG002
-        """How many complete tiles of a tensor there are, counted up to about `most`, in a request or two.
+        """The number of complete tiles of a tensor, counted up to about `most` with one or two requests.
 
-        None where that cannot be told so quickly.
+        None if the backend cannot tell that quickly.
         """
         return None
 
     def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:  # noqa: ARG002
-        """What is damaged of all that is stored of a tensor; dropped, but for a definition, if it is to be repaired."""
+        """Check everything stored of a tensor and list what is damaged; `repair` deletes that, except a definition."""
         raise _lacking(self, "_verify_tensor")
 
     def _collect_garbage(self) -> Garbage:
-        """Delete what no definition refers to, and the logs of complete tiles."""
+        """Delete everything that no definition refers to, and the logs of complete tiles."""
         raise _lacking(self, "_collect_garbage")
 
     def _drop_partials(self, older_than: float) -> Garbage:  # noqa: ARG002
-        """Delete all parts of tiles that are not complete, where the newest is older than so many seconds.
+        """Delete the parts of each partial tile whose newest part is older than `older_than` seconds.
 
-        The last part of a tile first. ValidationError where no times are kept and `older_than` is not 0.
+        The last part of a tile is deleted first. ValidationError if `older_than` is not 0 and the storage records no
+        times.
         """
         raise _lacking(self, "_drop_partials")
 
     def _flush_backend(self) -> None:  # noqa: B027  (most need nothing)
-        """Bring what was written to where a crash of the process cannot harm it."""
+        """Make everything written safe against a crash of the process."""
 
     def _close_backend(self) -> None:  # noqa: B027  (most need nothing)
         """Close files and connections."""
 
 
 def offers(backend: Backend, method: str) -> bool:
-    """Whether an optional method of a backend does something: by itself, or by documents."""
+    """Whether a backend implements an optional method, itself or through the methods for documents."""
     if getattr(type(backend), method) is not getattr(Backend, method):
         return True
     return method in _BY_DOCUMENTS and all(offers(backend, needed) for needed in DOCUMENT_METHODS)
@@ -262,13 +264,13 @@ def _lacking(backend: Backend, *methods: str) -> NotImplementedError:
 
 
 class Documents:
-    """The definitions of tensors and groups that a backend keeps as documents: read, written, listed and checked."""
+    """Reads, writes, lists and checks the definitions of tensors and groups that a backend keeps as documents."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     def read(self, given: str, kind: str) -> dict[str, Any] | None:
-        """The definition of an id, None where there is none; StoreError if it is damaged, or not of this library."""
+        """The definition with an id, None if there is none; StoreError if it is damaged, or not of this library."""
         name = name_of(given, kind)
         try:
             return self.find(name)
@@ -277,14 +279,14 @@ class Documents:
             raise damaged(self._backend, given, self._backend._document_path(name), error) from error
 
     def find(self, name: str) -> dict[str, Any] | None:
-        """The definition under a name, None where there is none.
+        """The definition under a name, None if there is none.
 
         Raises
         ------
         ValueError
             If it is damaged.
         StoreError
-            If it is in a format of a later version, or what lies there is not of this library.
+            If it has the format of a later version, or does not belong to this library.
         """
         try:
             return self.definition_in(name, *self._backend._read_documents([name]))
@@ -293,13 +295,14 @@ class Documents:
             raise
 
     def write(self, given: str, kind: str, definition: Mapping[str, Any]) -> None:
-        """Create the definition of an id. Where somebody else has just created it, leave that one."""
+        """Create the definition of an id. If another process has just created it, keep that one."""
         self._backend._create_document(name_of(given, kind), sealed(definition))
 
     def ids(self, kind: str, prefix: str = "") -> list[str]:
-        """The ids that begin with `prefix`, as names tell them, those of damaged documents too; else documents do.
+        """The ids that begin with `prefix`, including those of damaged documents.
 
-        Documents of other ids are not read, and none is checked, which takes far longer.
+        An id is derived from the name of its document, or read from the document if the name was shortened. Documents
+        of other ids are not read. No document is checked, as that takes far longer.
         """
         found: list[str] = []
         names = [name for name in self._backend._list_documents(kind) if may_begin(name, prefix)]
@@ -315,16 +318,16 @@ class Documents:
         return found
 
     def some_ids(self, kind: str, most: int) -> tuple[list[str], int]:
-        """The first ids that names tell, up to `most`, and how many more there may be. No document is checked."""
+        """The first ids, up to `most`, as derived from names, and how many more there may be. Checks no document."""
         names = sorted(self._backend._list_documents(kind))
         looked = names[: 2 * most]
         found = zip(looked, self._backend._read_documents(looked), strict=True)
-        # A name may be left behind by a tensor that was cleared.
+        # A tensor that was cleared may have left its name behind, without a document.
         told = [id_of(name) or name for name, document in found if document is not None]
         return told[:most], len(told[most:]) + len(names) - len(looked)
 
     def holds(self, given: str, kind: str) -> bool:
-        """Whether there is a document of ours for an id, intact or not."""
+        """Whether this library has stored a document for an id, intact or damaged."""
         name = name_of(given, kind)
         return self._is_there(name, *self._backend._read_documents([name]))
 
@@ -332,10 +335,10 @@ class Documents:
         return document is not None and (isinstance(document, dict) or self._backend._is_ours(name))
 
     def readers(self) -> dict[str, dict[str, Any]]:
-        """The definitions of tensors, by their ids, less those that are computed from nothing and beside nothing."""
+        """The definitions, by id, of all tensors that have args or are one of several outputs of the same ``f``."""
         names, found = self._backend._list_documents(TENSOR), {}
         for name, document in zip(names, self._backend._read_documents(names), strict=True):
-            # To check one takes far longer than to read it.
+            # Skip them before the check, which takes far longer than the reading.
             if isinstance(document, dict) and document.get("args") == [] and "output" not in document:
                 continue
             try:
@@ -350,7 +353,7 @@ class Documents:
         return found
 
     def definition_in(self, name: str, document: Document) -> dict[str, Any] | None:
-        """The definition that a document is, None for none; ValueError and StoreError as of `find`."""
+        """The definition in a document, None if that is None; raises ValueError and StoreError like `find`."""
         if document is None:
             return None
         try:
@@ -363,14 +366,14 @@ class Documents:
         return definition
 
     def check_ours(self, name: str) -> None:
-        """StoreError if what lies under the name of a document is not of this library."""
+        """Raise StoreError if what is stored under the name of a document does not belong to this library."""
         if not self._backend._is_ours(name):
             what = f"{KINDS[kind_of(name)]} {id_of(name) or name!r}"
             raise in_the_way(self._backend, self._backend._document_path(name), what)
 
 
 def _id_in(name: str, document: Document) -> str | None:
-    """The id in a document, if its name is made of that."""
+    """The id in a document, if the document has the name that belongs to this id."""
     kind = kind_of(name)
     given = document.get(f"{KINDS[kind]}_id") if isinstance(document, dict) else None
     return given if isinstance(given, str) and name_of(given, kind) == name else None

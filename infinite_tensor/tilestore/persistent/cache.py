@@ -1,4 +1,4 @@
-"""The tiles of a persistent store in memory: decoded ones, those in progress, those on their way to storage."""
+"""The tiles of a persistent store in memory: decoded tiles, tiles in progress, and tiles on their way to storage."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from infinite_tensor.tilestore.persistent.storage import Entry, Key, Storage
 from infinite_tensor.tilestore.persistent.writer import Write, Writer
 
 _FEW_TENSORS = 64
-"""Of so many that nobody holds, tiles stay, for who comes back to them."""
+"""The number of unused tensors whose tiles stay cached, in case they are used again."""
 
 
 class TileCache:
-    """An LRU of tiles over a background writer over storage.
+    """An LRU cache of tiles, in front of a background writer and storage.
 
-    Entries are complete tiles (tensors, never changed) and tiles in progress. A tile in progress that a
-    read has pinned stays; another one that is evicted is stored first. What waits to be stored is found in
-    the writer.
+    Entries are complete tiles (tensors, never changed) and tiles in progress. A tile in progress is not evicted while
+    a read has pinned it, and is stored when it is evicted. Tiles that wait to be stored are found in the writer.
 
     Parameters
     ----------
     storage : Storage
-        Where tiles come from and go to.
+        Where tiles are loaded from and stored.
     registry : Registry
-        Which tensors there are.
+        The tensors in use.
     entries : LRU
-        Empty, with the limits.
+        The cache: empty, with its limits.
     flush_interval : float
-        Seconds after which tiles in progress are stored, looked at as they change.
+        Seconds after which tiles in progress are stored; checked whenever they change.
     read_only : bool
-        Nothing is ever stored; what is evicted is gone. Elsewhere that holds of tiles beyond the coordinate limits.
+        Whether nothing is ever stored, so that evicted tiles are lost. In every store, tiles beyond the coordinate
+        limits are never stored.
     """
 
     def __init__(
@@ -62,22 +62,21 @@ class TileCache:
         self.renew()
 
     def renew(self) -> None:
-        """Begin with what may be shared with a process that this one was forked from: the complete tiles.
+        """In a forked child, keep only the complete tiles.
 
-        What waits to be stored is the parent's to store. Its tiles in progress may have been in the middle
-        of a change.
+        The parent stores what was waiting. Its tiles in progress may have been in the middle of a change.
         """
         self.lock = threading.RLock()
         self.entries.recount(keep=lambda entry: not isinstance(entry, TileInProgress))
         self._writer.renew()
-        # Which reads hold a tile. Weakly: nothing is left of one that another exception has cut through.
+        # The reads that have pinned a tile. Weak references, so that an interrupted read leaves no pins.
         self._pins: dict[Key, set[weakref.ref[object]]] = {}
-        # The tiles that threads are loading, each with a lock that its thread holds meanwhile.
+        # The tiles that threads are loading, each with a lock that is locked meanwhile.
         self._loading: dict[Key, threading.Lock] = {}
         self._dirty_since: float | None = None
 
     def complete(self, record: Record, box: tuple[Sequence[int], Sequence[int]]) -> dict[Index, torch.Tensor] | None:
-        """The tiles in a box, if all are complete and in memory and no write has failed untold; else None."""
+        """The tiles in a box, if all are complete and in memory and no write has failed unreported; else None."""
         tiles: dict[Index, torch.Tensor] = {}
         with self.lock:
             for tile in itertools.product(*map(range, *box)):
@@ -88,9 +87,9 @@ class TileCache:
         return None if self._writer.failed else tiles
 
     def complete_at_once(self, record: Record, tile: Index) -> torch.Tensor | None:
-        """A tile as of `complete`, without waiting: None too while another thread uses the cache.
+        """Like `complete` for one tile, but without waiting: also None while another thread uses the cache.
 
-        Not for the main thread, where a Ctrl-C might come before the lock is given back.
+        Not for the main thread, where a Ctrl-C could come before the lock is released.
         """
         if not self.lock.acquire(blocking=False):
             return None
@@ -117,7 +116,7 @@ class TileCache:
             }
 
     def pending(self, record: Record) -> int:
-        """How many tiles of a tensor are in memory alone, or with more windows than in storage."""
+        """How many tiles of a tensor are only in memory, or have more windows there than in storage."""
         with self.lock:
             waiting = {tile for owner, tile in self._writer.jobs() if owner is record}
             begun = {
@@ -132,7 +131,7 @@ class TileCache:
     ) -> None:
         """Put tiles from memory or storage into `entries`; those in progress are pinned by `reader` until `unpin`.
 
-        A tile that another thread is loading already is waited for: it is in progress once, and read once.
+        If another thread is already loading a tile, wait for it, so that each tile is loaded once and in progress once.
         """
         wanted = list(tiles)
         while wanted:
@@ -141,7 +140,7 @@ class TileCache:
     def _fetch_some(
         self, record: Record, wanted: Sequence[Index], reader: weakref.ref[object], entries: dict[Index, Entry]
     ) -> list[Index]:
-        """Put those of the tiles into `entries` that no other thread is loading; returns the others, loaded now."""
+        """Put the tiles that no other thread is loading into `entries`; return the others, once they are loaded."""
         loading = threading.Lock()
         with loading:
             with self.lock:
@@ -158,7 +157,7 @@ class TileCache:
             try:
                 loaded = self._storage.load(record, mine)
                 if not self._registry.is_known(record):
-                    # Cleared while this read is in progress: what is there now is not of this tensor.
+                    # The tensor was cleared during this read: what is stored now does not belong to it.
                     loaded = {tile: TileInProgress(record, tile) for tile in mine}
                 with self.lock:
                     self._hand_out(record, self._enter(record, loaded), reader, entries)
@@ -177,7 +176,7 @@ class TileCache:
         reader: weakref.ref[object],
         entries: dict[Index, Entry],
     ) -> None:
-        """Put those of the tiles into `entries` that are here, pinned where they are in progress."""
+        """Put the tiles that are here into `entries`, and pin those in progress."""
         for tile, entry in tiles.items():
             if isinstance(entry, TileInProgress):
                 self._pins.setdefault((record, tile), set()).add(reader)
@@ -185,7 +184,7 @@ class TileCache:
                 entries[tile] = entry
 
     def unpin(self, record: Record, tiles: Iterable[Index], reader: weakref.ref[object]) -> None:
-        """End what `fetch` began for tiles in progress."""
+        """Unpin tiles in progress that `fetch` has pinned."""
         with self.lock:
             for tile in tiles:
                 key = record, tile
@@ -198,21 +197,21 @@ class TileCache:
             self.entries.evict(self._release)
 
     def _lacks_all(self, key: Key) -> bool:
-        """Whether nothing is known of a tile that windows cover. It takes no bytes, so no limit would drop it."""
+        """Whether a tile that windows cover has none of them. It takes no bytes, so limits would never evict it."""
         entry = self.entries.get(key)
         return isinstance(entry, TileInProgress) and entry.empty and entry.total > 0
 
     def _is_pinned(self, key: Key) -> bool:
-        """Whether a read holds a tile."""
+        """Whether a read has pinned a tile."""
         if any(reader() is not None for reader in self._pins.get(key, ())):
             return True
         self._pins.pop(key, None)
         return False
 
     def changed(self, record: Record, tiles: Iterable[TileInProgress]) -> None:
-        """Windows have come into these tiles: send the complete ones to storage.
+        """Called when windows were added to tiles: sends the complete ones to storage.
 
-        They are of no use to others where the tensor has been cleared since.
+        Does nothing if the tensor has been cleared since.
         """
         if not record.current:
             return
@@ -224,12 +223,12 @@ class TileCache:
             self.submit_partials()
 
     def make_room(self) -> None:
-        """Wait while too much waits to be stored. Not to be called with the lock held.
+        """Wait while too much is waiting to be stored. Must not be called with the lock held.
 
         Raises
         ------
         StoreError
-            If too much could not be stored, and still cannot be.
+            If too much has failed to be stored, and fails again.
         """
         if self._writer.stuck():
             self._writer.retry(self._write())
@@ -239,14 +238,14 @@ class TileCache:
         self._writer.throttle()
 
     def bind_again(self) -> None:
-        """Use what the backend has opened, though the garbage collector has the store forget it."""
+        """Bind open tensors to the backend again, whose weak references the garbage collector may have cleared."""
         with self.lock:
             records = {record for record, _ in (*self.entries, *self._writer.jobs()) if record.current}
         for record in records:
             self._storage.backend._bind_again(record.spec.tensor_id, record.bound)
 
     def submit_partials(self) -> None:
-        """Send every tile in progress to storage."""
+        """Send every tile in progress with unstored windows to storage."""
         with self.lock:
             self._submit(
                 {key: entry for key, entry in self.entries.items() if isinstance(entry, TileInProgress) and entry.dirty}
@@ -254,41 +253,41 @@ class TileCache:
             self._dirty_since = None
 
     def flush(self) -> None:
-        """Store everything, or raise; what failed before is tried again."""
+        """Store everything or raise StoreError. What failed before is tried again."""
         self._writer.retry(self._write())
         self.submit_partials()
         self._writer.drain()
-        # Another thread may have been told of the failure, which is no reason to take it for a success here.
+        # Ask for unstored jobs, as another thread may have received the error in the meantime.
         failure = self._writer.unstored()
         if failure is not None:
             self._writer.failure()
             raise failure
 
     def failure(self) -> StoreError | None:
-        """What a background write has failed with since the last call, or None."""
+        """The error of background writes since the last call, or None."""
         return self._writer.failure()
 
     def forget(self, record: Record) -> None:
-        """Drop everything of a tensor, stored or not, after the end of a write that is under way.
+        """Drop all tiles of a tensor, stored or not, once a write that is under way has ended.
 
-        It is no longer current: what a read that is in progress still hands in is not written.
+        The record is no longer current, so what a read in progress still deposits is not stored.
         """
         self._writer.cancel(lambda key: key[0] is record)
         self._drop(lambda key, _entry: key[0] is record)
 
     def hand_over(self, old: Record, new: Record, but: BoxUnion) -> None:
-        """Let a tensor's new record, which is current by now, have what is stored and in memory of the old one.
+        """Move a tensor's stored tiles in memory from its old record to its new one, which is already current.
 
-        Nothing of the old one is written any more, after the end of a write that is under way.
+        Once a write that is under way has ended, nothing of the old record is written any more.
 
         Parameters
         ----------
         old, new : Record
             The records.
         but : BoxUnion
-            The tiles that have been dropped.
+            The tiles that are dropped, and not moved.
         """
-        # What is complete, and still on its way to storage, will never be there.
+        # Complete tiles that are still on their way will not reach storage, so they are not moved.
         unstored = {tile for record, tile in self._writer.jobs() if record is old}
         self._writer.cancel(lambda key: key[0] is old)
         with self.lock:
@@ -299,7 +298,10 @@ class TileCache:
                 self.entries.put((new, tile), entries[tile], entries[tile].nbytes)
 
     def drop_stored(self, tensor_id: str | None = None, *, in_progress: bool = False) -> None:
-        """Drop, after a flush, the tiles of one tensor or of all that can be read back; those in progress alone."""
+        """Drop the tiles of one tensor, or of all, that can be read back; with `in_progress`, only those in progress.
+
+        Call it after a flush.
+        """
         self._drop(
             lambda key, entry: (
                 (tensor_id is None or key[0].spec.tensor_id == tensor_id)
@@ -309,29 +311,29 @@ class TileCache:
         )
 
     def drop_unheld(self) -> None:
-        """Drop what can be read back of tensors that nobody holds, where there are many: the last used few keep theirs.
+        """If there are many unused tensors, drop tiles of all but the last used few, if they can be read back.
 
-        A tile may be much smaller than what is known of its tensor, which it keeps.
+        A tile keeps the record of its tensor in memory, which may take far more than the tile.
         """
         if len(self._registry.records) <= self._many_tensors:
             return
         with self.lock:
             latest_first = dict.fromkeys(record for record, _ in reversed(list(self.entries)) if not record.is_held)
         doomed = set(list(latest_first)[_FEW_TENSORS:])
-        # Of a read-only store nothing will ever be stored.
+        # In a read-only store, tiles that cannot be read back would otherwise stay forever.
         self._drop(
             lambda key, entry: (
                 key[0] in doomed
                 and (self._can_be_read_back(key, entry) or (self._read_only and not self._is_pinned(key)))
             )
         )
-        # Looking for them takes as long as there are many, of which some wait to be stored.
+        # The search takes time in proportion to the number of tensors, so wait until there are twice as many.
         latest_first.clear()
         doomed.clear()
         self._many_tensors = 2 * max(_FEW_TENSORS, len(self._registry.records))
 
     def look_again(self, record: Record, tiles: Iterable[Index]) -> None:
-        """Drop those of some tiles that are incomplete and can be read back: others may have stored more of them."""
+        """Drop the given tiles that are incomplete and can be read back: other processes may have added to them."""
         with self.lock:
             for key in [(record, tile) for tile in tiles]:
                 entry = self.entries.get(key)
@@ -369,13 +371,13 @@ class TileCache:
         return entry
 
     def _enter(self, record: Record, tiles: Mapping[Index, Entry]) -> dict[Index, Entry]:
-        """Keep tiles; those that have become complete are sent to storage. The tiles as they are kept."""
+        """Cache tiles, and send those that have become complete to storage. Returns the tiles as cached."""
         complete = {
             (record, tile): entry
             for tile, entry in tiles.items()
             if isinstance(entry, TileInProgress) and entry.pixels is not None
         }
-        # First: what is complete is taken for stored once it is here.
+        # Submit first: a complete tile in the cache counts as stored.
         self._submit(complete)
         entries = dict(tiles) | {tile: job.finished() for (_, tile), job in complete.items()}
         for tile, entry in entries.items():
@@ -388,7 +390,7 @@ class TileCache:
         return partial(self._storage.store, self._storage.backend, self.lock)
 
     def _submit(self, jobs: Mapping[Key, TileInProgress]) -> None:
-        """Have tiles stored, but those that have no place in storage."""
+        """Queue tiles to be stored, except those beyond the coordinate limits."""
         stored = {key: tile for key, tile in jobs.items() if key[0].layout.is_stored(key[1])}
         if stored and not self._read_only:
             self._writer.submit(stored, self._write())

@@ -1,7 +1,7 @@
-"""What a store that outlives the process holds, as the engine uses it: tiles in memory, and their way to storage.
+"""`PersistentContents`: the engine's interface to a persistent store, with its tiles in memory and in storage.
 
-A tile is missing, then partial, then complete. A complete tile is final: every window that covers it has
-been blended in. What differs between storages is in `Backend`.
+A tile is first missing, then partial, then complete. A complete tile is final: every window that covers it has
+been blended in. `Backend` contains what differs between storages.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class PersistentContents(Contents):
     storage : Storage
         Where tiles are stored.
     tile_size : int, tuple of int or None
-        The tiles of new tensors; None where nobody has said.
+        The tile size of new tensors; None if it was not given.
     entries : LRU
-        For tiles in memory: empty, with the limits.
+        The cache for tiles in memory: empty, with its limits.
     flush_interval : float
-        Seconds after which windows of incomplete tiles are stored, looked at as windows arrive.
+        Seconds after which windows of incomplete tiles are stored; checked whenever windows are added.
     read_only : bool
-        Serve what is stored, compute the rest into memory only.
+        Read what is stored, and keep everything else that is computed in memory only.
 
     Attributes
     ----------
     storage : Storage
-        As it was given.
+        As given.
     registry : Registry
-        The tensors that have been asked for.
+        The tensors in use.
     tiles : TileCache
         Tiles in memory, and on their way to storage.
     """
@@ -110,12 +110,12 @@ class PersistentContents(Contents):
             return spec.beside(record.spec.definition)
 
     def with_tile_size(self, spec: TensorSpec) -> TensorSpec:
-        """`spec` with the tile size that it was given, here or by this store."""
+        """`spec` with the tile size that was given for it, or for this store."""
         with self.lock:
             return replace(spec, tile_size=self.registry.given_tile(spec))
 
     def access(self, spec: TensorSpec) -> Access:
-        """Begin a read of a tensor; raises what a background write has failed with since the last call."""
+        """Begin a read of a tensor; raises the error of a background write that has failed since the last call."""
         self.raise_failure()
         with self.lock:
             return TileAccess(self.check_open, self.tiles, self.registry.record_of(spec))
@@ -127,7 +127,7 @@ class PersistentContents(Contents):
 
     @store_method
     def lend(self, held: threading.Lock, room: int) -> None:
-        """While a lock is held, keep no more tiles than now and this much."""
+        """While the lock `held` is locked, let the cached tiles grow by at most `room` bytes."""
         with self.tiles.lock:
             self.tiles.entries.lend(held, room)
 
@@ -138,18 +138,18 @@ class PersistentContents(Contents):
             return self.registry.record_of(spec).layout
 
     def written(self, tensor_id: str) -> tuple[int, int]:
-        """What the background writer has stored of a tensor."""
+        """How many tiles of a tensor the background writer has stored, and how many bytes."""
         record = self.registry.records.get(tensor_id)
         return (0, 0) if record is None else (record.written[0], record.written[1])
 
     @store_method
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
-        """What is in storage, and what is still on its way there."""
+        """What is in storage or still on its way there."""
         self.raise_failure()
         with self.lock:
             record = self.registry.record_of(spec)
         low, high = record.layout.box(start, stop)
-        # In this order: a tile that is on its way may arrive after a look into storage, and be in memory no longer.
+        # Memory first: a tile that reaches storage after we looked there may have left memory by then.
         held = self.tiles.held(record, low, high)
         complete, partial = self.storage.find(spec.tensor_id, low, high)
         known: dict[Index, Known] = {}
@@ -170,7 +170,7 @@ class PersistentContents(Contents):
         with self.lock:
             record = self.registry.record_of(spec)
         tiles, most = itertools.product(*map(range, *record.layout.box(start, stop))), 1
-        # Where one is missing it is mostly the first.
+        # If tiles are missing, the first one usually is, so ask for it alone.
         while some := list(itertools.islice(tiles, most)):
             most = _TILES_AT_ONCE
             if len(self.storage.those_there(spec.tensor_id, some)) < len(some):
@@ -178,7 +178,7 @@ class PersistentContents(Contents):
         return True
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
-        """Copy a region whose tiles are complete and in memory, where there is no failure to tell of."""
+        """Copy a region if all its tiles are complete and in memory, and no write has failed unreported."""
         record = self._record_in_memory(spec)
         if record is None or out.device.type != "cpu":
             return False
@@ -199,7 +199,7 @@ class PersistentContents(Contents):
         return None if stored is None else replace(stored, pending=pending)
 
     def tile_in_memory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> torch.Tensor | None:
-        """A tile of the cache, of which all pixels are in the tensor."""
+        """A cached tile that lies completely inside the tensor."""
         record = self._record_in_memory(spec)
         if record is None or self.flush_requested:
             return None
@@ -211,7 +211,7 @@ class PersistentContents(Contents):
         return found if found is not None and tuple(found.shape) == tuple(map(operator.sub, stop, start)) else None
 
     def _record_in_memory(self, spec: TensorSpec) -> Record | None:
-        """The tensor as it is known, without a look into storage; None where it is not, or there is none to serve."""
+        """The record of a tensor, without access to storage; None if there is none, or the store is closed."""
         record = self.registry.records.get(spec.tensor_id)
         if self.closed or record is None:
             return None
@@ -219,7 +219,7 @@ class PersistentContents(Contents):
         return record if alike else None
 
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
-        """A device may change, tiles are kept on the CPU; a dtype is part of what is stored."""
+        """Refuse a change of dtype, which is part of what is stored; a change of device needs nothing."""
         if moved.dtype != spec.dtype:
             raise ValidationError(
                 f"{self} stores tensor {spec.tensor_id!r} as {spec.dtype}: it cannot become {moved.dtype}. "
@@ -234,18 +234,18 @@ class PersistentContents(Contents):
         self.tiles.drop_stored(tensor_id, in_progress=True)
 
     def specs_downstream(self) -> list[TensorSpec]:
-        """The tensors that are stored and have args, and all that are registered here."""
+        """All stored tensors that have args or are outputs of a common ``f``, and all that are registered here."""
         self.check_open()
         return self.registry.specs_downstream()
 
     def specs_at_hand(self) -> list[TensorSpec]:
-        """All of them from storage that is near; elsewhere those that are registered here."""
+        """On local storage, all of `specs_downstream`; on remote storage, those that are registered here."""
         if self.storage.backend._is_near:
             return self.specs_downstream()
         return [record.spec for record in self.registry.known()]
 
     def check_droppable(self, tensor_id: str) -> None:
-        """Whether tiles can be deleted here."""
+        """Raise an error if tiles cannot be deleted here; see `Contents.check_droppable`."""
         self.check_open()
         self.check_writable(f"drop what it holds of tensor {tensor_id!r}")
         backend = self.storage.backend
@@ -253,10 +253,10 @@ class PersistentContents(Contents):
             backend._delete_tiles(tensor_id, [])
 
     def drop(self, spec: TensorSpec, windows: BoxUnion) -> Dropped:
-        """Drop every tile that one of the windows touches, after a flush."""
+        """Flush, then delete every tile that one of the windows touches."""
         self.check_droppable(spec.tensor_id)
         if not windows or self.digest_of(spec.tensor_id) != spec.definition.digest:
-            # Cleared, or created again with another definition: nothing is stored of this one.
+            # It was cleared, or recreated with another definition: nothing is stored of this tensor.
             return Dropped()
         record = self.registry.record_of(spec)
         tiles = tiles_of(record.layout.grid, pixels_of(spec.grid, windows))
@@ -271,27 +271,27 @@ class PersistentContents(Contents):
         with self.storage.asked("drop", spec.tensor_id) as backend, self.storage.writing:
             complete, partial = backend._find_tiles(spec.tensor_id, *tiles.hull)
             found = tiles.held(list(complete | partial))
-            # Where there are few, also what nobody finds any more: parts behind a gap in a log.
+            # If there are few tiles, delete all of them, which includes log parts behind a gap, which are not found.
             few = tiles.most_points <= _TILES_AT_ONCE
             backend._delete_tiles(spec.tensor_id, list(tiles.points()) if few else found)
             backend._flush_backend()
         return Dropped(tiles=len(found))
 
     def collect_garbage(self, older_than: float | None) -> Garbage:
-        """Delete, after a flush, what no definition refers to, and half-computed tiles that are so many seconds old."""
+        """Flush, then delete what no definition refers to, and partial tiles older than `older_than` seconds."""
         self.flush()
         with self.storage.asked("clean") as backend:
             collected = backend._collect_garbage()
             if older_than is not None:
                 with self.storage.writing:
                     collected += backend._drop_partials(older_than)
-                # They are looked up again.
+                # Partial tiles in memory are dropped too, so that they are looked up in storage again.
                 for record in self.registry.known():
                     self.tiles.drop_stored(record.spec.tensor_id, in_progress=True)
         return collected
 
     def generation(self, spec: TensorSpec) -> tuple[str, str] | None:
-        """Its incarnation, and the last drop in it."""
+        """The tensor's incarnation, and the mark of the last drop in it."""
         if self.closed:
             return None
         with self.storage.asked("read", spec.tensor_id) as backend:
@@ -300,15 +300,15 @@ class PersistentContents(Contents):
         return None if stored is None or drops is None else (stored.get("incarnation", ""), drops)
 
     def tensor_ids(self, prefix: str = "") -> list[str]:
-        """Ids of all tensors that are stored or known, which begin with `prefix`, sorted."""
+        """Ids of all stored or registered tensors that begin with `prefix`, sorted."""
         return self.registry.tensor_ids(prefix)
 
     def holds(self, tensor_id: str) -> bool:
-        """Whether a tensor is stored or known; one whose definition is damaged is stored."""
+        """Whether a tensor is stored, even with a damaged definition, or registered here."""
         return tensor_id in self.registry.records or self.storage.holds(tensor_id)
 
     def some_ids(self, most: int) -> tuple[list[str], int]:
-        """Ids of tensors that are stored, the first ones, and how many more there may be."""
+        """The first ids of stored tensors, up to `most`, and how many more there may be."""
         return self.storage.some_ids(most)
 
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
@@ -316,7 +316,7 @@ class PersistentContents(Contents):
         return self.registry.definition_of(tensor_id)
 
     def info_of(self, tensor_id: str) -> TensorInfo:
-        """What is stored of one tensor, after a flush."""
+        """Flush, then describe one tensor and what is stored of it."""
         self.flush()
         definition = self.registry.definition_of(tensor_id)
         with self.storage.asked("describe", tensor_id) as backend:
@@ -325,7 +325,7 @@ class PersistentContents(Contents):
         return TensorInfo(tensor_id, definition, 0, 0, 0, "memory")
 
     def digest_of(self, tensor_id: str) -> str | None:
-        """What a tensor is, None where that cannot be told."""
+        """The digest of a tensor's definition, None if it is unknown."""
         return self.registry.digest_of(tensor_id)
 
     def delete(self, tensor_id: str) -> None:
@@ -339,9 +339,9 @@ class PersistentContents(Contents):
                 backend._delete_tensor(tensor_id)
 
     def check_current(self, record: Record) -> None:
-        """StoreError if the store was closed, or the tensor cleared or invalidated since this was its record.
+        """Raise StoreError if the store was closed, or the tensor cleared or invalidated, since `record` was current.
 
-        Where it is none, what was read before is of that tensor.
+        If it does not raise, everything read before belongs to that tensor.
         """
         self.check_open()
         if not record.current:
@@ -349,24 +349,24 @@ class PersistentContents(Contents):
 
     @contextmanager
     def storing(self, record: Record) -> Iterator[Storage]:
-        """Storage, into which the tensor's tiles may be written while it is entered; errors as of `check_current`."""
+        """A context in which the tensor's tiles may be written to storage; raises the errors of `check_current`."""
         with self.storage.writing:
             self.check_current(record)
             yield self.storage
 
     def check_there(self, record: Record) -> None:
-        """The same, and StoreError if another process has cleared the tensor."""
+        """Do `check_current`, and raise StoreError if another process has cleared the tensor."""
         self.check_current(record)
-        # Asked for no tile, a backend still tells.
+        # A backend raises the error even if it is asked for no tiles.
         self.storage.read_partials(record, [])
 
     def clear_cache(self, tensor_id: str) -> None:
-        """Store what is pending, then drop the tensor's tiles from memory."""
+        """Flush, then drop the tensor's tiles from memory."""
         self.flush()
         self.tiles.drop_stored(tensor_id)
 
     def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:
-        """What is damaged of all that is stored of a tensor, after a flush; dropped, where it is to be repaired."""
+        """Flush, then list what is damaged of everything stored of a tensor; `repair` deletes it."""
         self.flush()
         with self.storage.asked("verify", tensor_id) as backend:
             found = backend._verify_tensor(tensor_id, repair=repair)
@@ -397,14 +397,14 @@ class PersistentContents(Contents):
             return backend._list_groups()
 
     def flush(self) -> None:
-        """Store everything finished so far; StoreError if something could not be. It stays in memory."""
+        """Store all finished windows. What cannot be stored stays in memory, and StoreError is raised."""
         if not self.read_only:
             self.tiles.flush()
             self.raise_failure()
             self.storage.flush()
 
     def close(self, *, discard: bool) -> None:
-        """Flush, then release memory and files. Closing twice is no error."""
+        """Flush, then release memory and files. Closing twice is not an error."""
         if not self.closed:
             try:
                 self.flush()
@@ -423,7 +423,7 @@ class PersistentContents(Contents):
                 self._released = True
 
     def raise_failure(self) -> None:
-        """What a background write has failed with since the last call; StoreError where the store is closed."""
+        """Raise the error of a background write that has failed since the last call, or StoreError if closed."""
         self.check_open()
         failure = self.tiles.failure()
         if failure is not None:

@@ -1,6 +1,6 @@
-"""What a document is, the definition of a tensor or of a group: its name, and what it says, checked before it is used.
+"""Documents, the stored definitions of tensors and groups: how they are named, and checks of their content.
 
-Documents are JSON objects with a digest of themselves, under names that no id leads out of a store.
+Documents are JSON objects that contain their own digest. Their names are safe: no id leads to a path outside a store.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from infinite_tensor.values.reduction import reduction_from_json
 _SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._-")
 _LONGEST = 120
 _KEPT = 48
-"""Of a name that would be longer."""
+"""The characters of a long name that are kept before its hash."""
 
 TENSOR = "t-"
-"""What the names of tensors begin with."""
+"""The prefix of the names of tensors."""
 GROUP = "g-"
-"""What the names of groups of tensors begin with."""
+"""The prefix of the names of groups of tensors."""
 KINDS = {TENSOR: "tensor", GROUP: "group"}
-"""What messages, and the keys of ids, call them."""
+"""The kinds as words, for messages and for the keys of ids."""
 
 Document: TypeAlias = dict[str, Any] | ValueError | None
-"""What lies under a name: a JSON object, something that cannot be read as one, or nothing."""
+"""What is stored under a name: a JSON object, something that cannot be read as one (a ValueError), or nothing."""
 
 _ESCAPED = re.compile(rb"=([0-9A-F]{2})")
 
 
 def name_of(given: str, kind: str = TENSOR) -> str:
-    """A file name for the id of a tensor or group, distinct for distinct ids also where case does not count.
+    """A file name for the id of a tensor or group. Distinct ids have distinct names, even if case is ignored.
 
-    Bytes of its UTF-8 that are lower-case letters, digits, dot, underscore or hyphen stay; all others become
-    ``=XX``. What would be longer than 120 bytes is cut short and ends in ``==``, which no other name contains, and
+    Of the id's UTF-8 bytes, lower-case letters, digits, dot, underscore and hyphen are kept; all others become
+    ``=XX``. A name that would be longer than 120 bytes is cut, and ends with ``==``, which no other name contains, and
     a SHA-256.
     """
     name = kind + _escaped(given)
@@ -51,7 +51,7 @@ def name_of(given: str, kind: str = TENSOR) -> str:
 
 
 def may_begin(name: str, prefix: str) -> bool:
-    """Whether `name_of` may have made `name` of an id that begins with `prefix`; for sure where the name is not cut."""
+    """Whether `name` may be the name of an id that begins with `prefix`; certain unless the name was cut."""
     cut = "==" in name
     wanted = f"{name[: len(TENSOR)]}{_escaped(prefix)}"
     return name.startswith(wanted[:_KEPT] if cut else wanted.removesuffix("."))
@@ -62,12 +62,12 @@ def _escaped(given: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """Whether a name is of a `GROUP` or of a `TENSOR`."""
+    """`GROUP` or `TENSOR`, depending on what a name belongs to."""
     return GROUP if name.startswith(GROUP) else TENSOR
 
 
 def id_of(name: str) -> str | None:
-    """The id that `name_of` made `name` of; None if it does not tell."""
+    """The id from which `name_of` made `name`; None if the name does not contain it whole."""
     kind = kind_of(name)
     try:
         encoded = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), name.removeprefix(kind).encode())
@@ -83,14 +83,14 @@ def sealed(definition: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def intact(found: object, name: str) -> dict[str, Any]:
-    """The definition as `sealed` returned it; `found` is what lies under its name, or what keeps it from being read.
+    """The definition as `sealed` returned it, given what is stored under its name, or the error of reading that.
 
-    What it says of a tensor is still to be checked, as `checked` does.
+    Does not check that the fields make sense; `checked` does.
 
     Raises
     ------
     ValueError
-        If it is damaged, or not one at all.
+        If it is damaged, or not a definition at all.
     """
     if isinstance(found, ValueError):
         raise found
@@ -118,14 +118,14 @@ _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
 
 def checked(found: object, name: str) -> dict[str, Any]:
-    """A definition that is `intact`, and one that a tensor or group can have.
+    """A definition that is `intact`, and valid for a tensor or group.
 
     Raises
     ------
     ValueError
-        If it is damaged, or not one at all.
+        If it is damaged, or not a definition at all.
     StoreError
-        If it is intact, and in a format of a later version.
+        If it is intact, but has the format of a later version.
     """
     definition = intact(found, name)
     if kind_of(name) == TENSOR:
@@ -137,7 +137,7 @@ def checked(found: object, name: str) -> dict[str, Any]:
 
 
 def layout_of(definition: Mapping[str, Any]) -> tuple[Definition, TileLayout]:
-    """What a definition says of a tensor and of its tiles; errors as of `StoredTensor.from_json`."""
+    """The tensor and the tiles that a definition describes; raises the errors of `StoredTensor.from_json`."""
     stored = StoredTensor.from_json(definition)
     if stored.tile_size is None:
         raise ValueError("its tile_size is missing")
@@ -149,7 +149,7 @@ _ENTRY_BYTES = 2**12
 
 
 def largest_part(tensor: Definition, layout: TileLayout) -> int:
-    """The bytes that a part of the log of a tile can have."""
+    """The most bytes that a part of the log of a tile can have."""
     if tensor.reduction is not None:
         layout = gathered_layout(reduction_from_json(tensor.reduction), layout)
     window, windows, piece = tensor.gathered.output_window, 1, layout.dtype.itemsize

@@ -1,4 +1,4 @@
-"""The tensors that a persistent store knows, each compared with what is stored under its id."""
+"""The tensors in use by a persistent store, each compared with what is stored under its id."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from infinite_tensor.values.spec import TensorSpec
 
 
 class Registry:
-    """Records of tensors by their ids, made from storage or with it.
+    """Records of tensors by their ids. A tensor that has none is looked up in storage, or created there.
 
     Parameters
     ----------
     storage : Storage
         Where definitions are.
     tile_size : int, tuple of int or None
-        The tiles of new tensors; None where nobody has said.
+        The tile size of new tensors; None if it was not given.
     read_only : bool
-        Nothing is ever stored.
+        Whether nothing is ever stored.
 
     Attributes
     ----------
     records : WeakValueDictionary of str to Record
-        The tensors that somebody holds, or of which something is in memory or on its way to storage.
+        The tensors that are in use, or of which tiles are in memory or on their way to storage.
     tile_sizes : dict of str to (int or tuple of int)
-        Of tensors that are to have another tile size than the store's.
+        The tile sizes of tensors for which another one than the store's was given.
     """
 
     def __init__(self, storage: Storage, tile_size: int | Sequence[int] | None, *, read_only: bool) -> None:
@@ -47,26 +47,26 @@ class Registry:
         self.tile_sizes: dict[str, int | Sequence[int]] = {}
 
     def known(self) -> list[Record]:
-        """The records that there are; others may come and go meanwhile."""
-        # In one step: to iterate over them is not.
+        """A list of the current records; other threads may add and remove some meanwhile."""
+        # `valuerefs` copies in one step; iterating over the dictionary itself would not be safe.
         return [record for each in self.records.valuerefs() if (record := each()) is not None]
 
     def is_known(self, record: Record) -> bool:
-        """Whether what is stored is still of this tensor; some of it may have been dropped since."""
+        """Whether this is still the tensor that is stored under its id; some of its tiles may have been dropped."""
         current = self.records.get(record.spec.tensor_id)
         return current is not None and current.layout is record.layout
 
     def forget(self, tensor_id: str) -> Record | None:
-        """Have no record of a tensor; the one that there was, which is no longer current."""
+        """Remove the record of a tensor, and return it, marked as no longer current."""
         record = self.records.pop(tensor_id, None)
         if record is not None:
             record.current = False
         return record
 
     def record_of(self, spec: TensorSpec, original: Mapping[str, Any] | None = None) -> Record:
-        """The record of a tensor, which its spec holds; ValidationError where another one is stored under its id.
+        """The record of a tensor, which its spec keeps alive; ValidationError if its id is taken by another tensor.
 
-        A new one is to be stored as `original` is, the definition of another one as it is stored, where that is given.
+        If `original`, the stored definition of another tensor, is given, a new tensor is encoded like that one.
         """
         record = self.records.get(spec.tensor_id)
         if record is None:
@@ -76,20 +76,20 @@ class Registry:
         if given not in (None, tile):
             raise mismatch(spec.tensor_id, [f"tile_size: stored {list(tile)}, given {list(given)}"], self._storage)
         if unknown_in(record.spec.blend) or unknown_in(record.spec.reduction):
-            # Opened for reading before; now there is the blend to continue with.
+            # It was opened for reading only; now the blend is given, so windows can be computed.
             record.spec = _as_stored(spec, record.spec.definition)
         spec.hold(record.holder())
         return record
 
     def given_tile(self, spec: TensorSpec) -> Index | None:
-        """The tile that a tensor is to have; None where nobody has said, so that it keeps the one it has."""
+        """The tile size that was given for a tensor; None if none was, so that a stored tensor keeps its own."""
         for given in (spec.tile_size, self.tile_sizes.get(spec.tensor_id), self.tile_size):
             if given is not None:
                 return tile_of(spec, given)
         return None
 
     def digest_of(self, tensor_id: str) -> str | None:
-        """What a tensor is, None where that cannot be told."""
+        """The digest of a tensor's definition, None if it is unknown."""
         record = self.records.get(tensor_id)
         if record is not None:
             return record.spec.definition.digest
@@ -97,11 +97,11 @@ class Registry:
             stored = self._storage.read_definition(tensor_id)
             return None if stored is None else StoredTensor.of(self._storage, tensor_id, stored).definition.digest
         except StoreError:
-            # Damaged: who names its id is all that can be told.
+            # The definition is damaged, so only its id is known.
             return None
 
     def specs_downstream(self) -> list[TensorSpec]:
-        """The tensors that are stored and have args, and all that are registered here."""
+        """All stored tensors that have args or are outputs of a common ``f``, and all that are registered here."""
         stored = self._storage.definitions()
         found = {record.spec.tensor_id: record.spec for record in self.known()}
         for tensor_id in stored.keys() - found.keys():
@@ -112,12 +112,12 @@ class Registry:
         return list(found.values())
 
     def tensor_ids(self, prefix: str = "") -> list[str]:
-        """Ids of all tensors that are stored or known, which begin with `prefix`, sorted."""
+        """Ids of all stored or registered tensors that begin with `prefix`, sorted."""
         known = {record.spec.tensor_id for record in self.known()}
         return sorted({each for each in known if each.startswith(prefix)}.union(self._storage.tensor_ids(prefix)))
 
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
-        """The definition of a tensor as it is stored; StoreError if there is none of that id."""
+        """The definition of a tensor as stored; StoreError if there is no tensor with that id."""
         stored, record = self._storage.read_definition(tensor_id), self.records.get(tensor_id)
         if stored is None and record is not None:
             stored = {**record.spec.definition.to_json(), "tile_size": list(record.layout.tile_shape)}
@@ -145,7 +145,7 @@ class Registry:
 
 
 def _as_stored(spec: TensorSpec, stored: Definition) -> TensorSpec:
-    """A tensor with what is stored beside its definition, and nothing else."""
+    """The tensor with the names of dimensions and the meaning of pixels as stored, not as given."""
     definition = replace(spec.definition, dims=stored.dims, meaning=stored.meaning)
     return replace(spec, definition=definition, held=None)
 
@@ -161,7 +161,7 @@ def _new_definition(spec: TensorSpec, layout: TileLayout) -> dict[str, Any]:
 
 
 def _checked_tile(storage: Storage, spec: TensorSpec, given: Index | None, found: StoredTensor) -> Index:
-    """The tile of a tensor that is stored; ValidationError where it is not what is given, or has another definition."""
+    """The tile size of a stored tensor; ValidationError if that or the definition differs from what is given."""
     if found.tile_size is None:
         raise StoreError(
             f"{storage}: what is stored as the definition of tensor {spec.tensor_id!r} is none: its tile_size is "

@@ -1,4 +1,4 @@
-"""A backend as the parts of its store use it: definitions, and tiles on their way into memory and back."""
+"""`Storage`: the backend as the other parts of its store call it, for definitions and tiles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from infinite_tensor.tilestore.persistent.backend import DOCUMENT_METHODS, Backe
 from infinite_tensor.tilestore.persistent.documents import TENSOR
 
 Entry: TypeAlias = torch.Tensor | TileInProgress
-"""A tile in memory: complete, and never changed, or in progress."""
+"""A tile in memory: a complete one, which is never changed, or one in progress."""
 Key: TypeAlias = tuple[Record, Index]
 """A tile of a tensor."""
 
@@ -35,17 +35,17 @@ _ADVICE = {
 
 
 class Storage:
-    """Calls a backend; what that raises becomes a StoreError that names store, tensor and tile.
+    """Calls a backend, and turns its exceptions into a StoreError that names the store, the tensor and the tile.
 
-    The backend is the store itself, which its parts must not keep alive: it is held weakly. Who uses them holds the
-    store, by a tensor, say.
+    The backend is the store itself. Its parts must not keep it alive, so this is a weak reference; their users keep the
+    store alive, for example through a tensor.
 
     Attributes
     ----------
     writing : threading.RLock
-        Held while tiles are written, and while a tensor is deleted, or loses tiles.
+        Held while tiles are written, and while a tensor or some of its tiles are deleted.
     finds_tiles : bool
-        Whether it can tell which tiles of a tensor there are, wherever they lie.
+        Whether the backend can list all tiles of a tensor, however far apart they are.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -56,17 +56,17 @@ class Storage:
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
-        # Backends need not be ready for two that write tiles at a time: the background writer, and a copy. A tensor is
-        # deleted under it too, so that who holds it and has looked whether the tensor is there writes into that one.
+        # Only one thread at a time may write tiles to a backend: the background writer, or a copy. A tensor is deleted
+        # under this lock too, so a thread that holds it and has seen the tensor knows that it writes into that tensor.
         self.writing = threading.RLock()
 
     def attach(self, backend: Backend) -> None:
-        """Use this backend, again where the garbage collector may have forgotten it."""
+        """Refer to this backend, again if the garbage collector may have cleared the weak reference."""
         self._backend = weakref.ref(backend)
 
     @property
     def backend(self) -> Backend:
-        """The backend; StoreError where the garbage collector is just freeing the store."""
+        """The backend; StoreError while the garbage collector is freeing the store."""
         backend = self._backend()
         if backend is None:
             raise StoreError("the store is being freed together with whatever uses it here; close it before")
@@ -79,9 +79,9 @@ class Storage:
     def asked(
         self, action: str, tensor_id: str | None = None, tiles: Sequence[Index] = (), *, group_id: str = ""
     ) -> Iterator[Backend]:
-        """The backend, of which something is asked: what it raises becomes a StoreError that says what and of what.
+        """A context for a call of the backend: its exceptions become a StoreError that says which call failed, on what.
 
-        A ValidationError stays one.
+        A ValidationError is raised unchanged.
         """
         backend = self.backend
         try:
@@ -99,21 +99,22 @@ class Storage:
             raise StoreError(f"{backend} could not {action} {what}: {type(error).__name__}: {error}{advice}") from error
 
     def flush(self) -> None:
-        """Bring what was written to where a crash of the process cannot harm it."""
+        """Make everything written safe against a crash of the process."""
         with self.asked("flush") as backend:
             backend._flush_backend()
 
     # Definitions.
 
     def read_definition(self, tensor_id: str, action: str = "read") -> dict[str, Any] | None:
-        """What is stored as the definition of a tensor, not checked; None where there is nothing."""
+        """The stored definition of a tensor, not checked; None if there is none."""
         with self.asked(action, tensor_id) as backend:
             return backend._read_definition(tensor_id)
 
     def create(self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Store the definition of a new tensor; what is stored then: another's, where another process was first.
+        """Store the definition of a new tensor, and return what is stored then.
 
-        It is to be stored as `original` is, where that is given: the definition of another tensor, as it is stored.
+        If another process was faster, that is its definition. If `original`, the stored definition of another tensor,
+        is given, the new tensor is encoded like that one.
         """
         with self.asked("register", tensor_id) as backend:
             if original is None:
@@ -126,14 +127,14 @@ class Storage:
         return stored
 
     def holds(self, tensor_id: str) -> bool:
-        """Whether there is a definition of a tensor, intact or not."""
+        """Whether a tensor has a definition, intact or damaged."""
         with self.asked("look for", tensor_id) as backend:
             if self._keeps_documents:
                 return backend._documents.holds(tensor_id, TENSOR)
             return backend._read_definition(tensor_id) is not None
 
     def tensor_ids(self, prefix: str) -> list[str]:
-        """Ids of all tensors that are stored, which begin with `prefix`."""
+        """Ids of all stored tensors that begin with `prefix`."""
         with self.asked("list") as backend:
             by_name = prefix and self._keeps_documents
             found = backend._documents.ids(TENSOR, prefix) if by_name else backend._list_tensors()
@@ -143,7 +144,7 @@ class Storage:
         return [tensor_id for tensor_id in found if tensor_id.startswith(prefix)]
 
     def some_ids(self, most: int) -> tuple[list[str], int]:
-        """The first ids of tensors that are stored, up to `most`, and how many more there may be."""
+        """The first ids of stored tensors, up to `most`, and how many more there may be."""
         with self.asked("list") as backend:
             if self._keeps_documents:
                 return backend._documents.some_ids(TENSOR, most)
@@ -151,7 +152,7 @@ class Storage:
         return found[:most], len(found[most:])
 
     def definitions(self) -> dict[str, dict[str, Any]]:
-        """What is stored as the definitions of tensors that read others, and maybe of more, by their ids."""
+        """The stored definitions, by id, of all tensors that read others, and possibly of more."""
         with self.asked("list") as backend:
             if self._keeps_documents:
                 return backend._documents.readers()
@@ -162,19 +163,19 @@ class Storage:
     # Tiles.
 
     def load(self, record: Record, tiles: Sequence[Index]) -> dict[Index, Entry]:
-        """Tiles from storage; those that are not complete there come in progress."""
+        """Load tiles from storage; those that are not complete there become tiles in progress."""
         if not tiles:
             return {}
-        # Where most were missing, partial ones are looked for first: chunks must be looked for after that in any case.
+        # If most tiles were missing last time, look for partial ones first: chunks must be looked up after that anyway.
         chunks = {} if record.is_sparse else self.read_tiles(record, tiles)
         begun = {tile: TileInProgress(record, tile) for tile in tiles if chunks.get(tile) is None}
         partials: dict[Index, PartialTile | None] = {}
         if begun:
-            # A tile of one window is never partial. Asked for none, a backend still tells that the tensor is gone.
+            # A tile of one window is never partial. Even for no tiles, a backend reports that the tensor is gone.
             shared = [tile for tile, entry in begun.items() if entry.total > 1]
             partials = self.read_partials(record, shared)
-            # Another process completes a tile by writing its chunk and then deleting its partial, maybe while
-            # that is being read: only a chunk that is still absent now was absent then.
+            # Another process completes a tile by writing its chunk and then deleting its log, perhaps while we read
+            # the log. So look for chunks again: only if a chunk is absent now was the log read whole.
             chunks |= self.read_tiles(record, shared if chunks else list(begun))
         record.is_sparse = 2 * sum(chunk is not None for chunk in chunks.values()) < len(chunks)
         return {
@@ -183,13 +184,13 @@ class Storage:
         }
 
     def known_partials(self, record: Record, tiles: Sequence[Index]) -> dict[Index, Known]:
-        """The windows that incomplete tiles hold in storage."""
+        """The windows that incomplete tiles contain in storage."""
         parts = self.read_partials(record, tiles)
         begun = [self._merged(record, TileInProgress(record, tile), part) for tile, part in parts.items()]
         return {entry.tile: entry.known() for entry in begun if not entry.empty}
 
     def _merged(self, record: Record, begun: TileInProgress, part: PartialTile | None) -> TileInProgress:
-        """A tile with what is stored of it, unless that is damaged."""
+        """Merge the stored part of a tile into it; if that is damaged, warn and leave the tile as it is."""
         if part is not None:
             try:
                 begun.merge(part)
@@ -199,7 +200,7 @@ class Storage:
         return begun
 
     def read_tiles(self, record: Record, tiles: Sequence[Index]) -> dict[Index, torch.Tensor | None]:
-        """The complete tiles, None where there is none that can be one."""
+        """Read complete tiles; None for a tile that is missing, or has the wrong dtype or shape."""
         tensor_id, layout = record.spec.tensor_id, record.layout
         with self.asked("read", tensor_id, tiles) as backend:
             found = dict(zip(tiles, backend._read_tiles(tensor_id, tiles), strict=True))
@@ -211,7 +212,7 @@ class Storage:
         return found
 
     def read_partials(self, record: Record, tiles: Sequence[Index]) -> dict[Index, PartialTile | None]:
-        """What is stored of incomplete tiles, None where nothing is."""
+        """Read what is stored of incomplete tiles; None for a tile of which nothing is stored."""
         tensor_id = record.spec.tensor_id
         with self.asked("read", tensor_id, tiles) as backend:
             return dict(zip(tiles, backend._read_partials(tensor_id, tiles), strict=True))
@@ -223,9 +224,9 @@ class Storage:
         changes: Mapping[Index, PartialTile | None],
         action: str = "store",
     ) -> None:
-        """Store complete tiles, then what has become of incomplete ones; None deletes what is stored of these.
+        """Store complete tiles, then the changes of incomplete ones; None deletes what is stored of a tile.
 
-        `action` is what it is done for, for messages.
+        `action` is the verb for messages.
         """
         with self.asked(action, tensor_id, [*{**complete, **changes}]) as backend, self.writing:
             if complete:
@@ -234,10 +235,10 @@ class Storage:
                 backend._write_partials(tensor_id, changes)
 
     def store(self, _backend: Backend, lock: threading.RLock, jobs: dict[Key, TileInProgress]) -> Sequence[StoreError]:
-        """Store tiles of any tensors; a tensor that cannot be stored holds up no other. Runs on the writer's thread.
+        """Store tiles of any tensors; one that fails does not stop the others. Runs on the writer's thread.
 
-        What is stored, or need not be any more, is taken out of `jobs`. The lock is held while tiles in progress are
-        looked at, not while they are on their way. Who holds this call with its backend keeps the store alive.
+        Removes from `jobs` the tiles that were stored or need not be stored any more. The lock is held while tiles in
+        progress are looked at, but not during I/O. A reference to this call with its backend keeps the store alive.
         """
         by_record: dict[Record, dict[Index, TileInProgress]] = {}
         for (record, tile), job in jobs.items():
@@ -252,7 +253,7 @@ class Storage:
             except StoreError as error:
                 failures.append(error)
                 if isinstance(error.__cause__, TimeoutError | ConnectionError):
-                    # Nothing gets through: the other tensors would only take longer to fail as well.
+                    # The storage cannot be reached: waiting for the other tensors to fail too would only take time.
                     break
         return failures
 
@@ -273,12 +274,12 @@ class Storage:
             )
 
     def encoding(self, tensor_id: str) -> object:
-        """How the tiles of a tensor are encoded; None where they cannot be had so."""
+        """How the tiles of a tensor are encoded; None if encoded tiles cannot be read or written."""
         with self.asked("look at", tensor_id) as backend:
             return backend._encoding(tensor_id)
 
     def read_encoded(self, tensor_id: str, tiles: Sequence[Index]) -> dict[Index, bytes | None]:
-        """Complete tiles as they are stored, None where there is none that is intact."""
+        """Read complete tiles without decoding them; None for one that is missing or damaged."""
         with self.asked("read", tensor_id, tiles) as backend:
             return dict(zip(tiles, backend._read_encoded(tensor_id, tiles), strict=True))
 
@@ -288,11 +289,11 @@ class Storage:
             backend._write_encoded(tensor_id, tiles)
 
     def find(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        """Which tiles of a box ``[low, high)`` are complete, and of which something is stored."""
+        """The complete tiles of a box ``[low, high)``, and those of which parts are stored."""
         with self.asked("list", tensor_id) as backend:
             return backend._find_tiles(tensor_id, low, high)
 
     def those_there(self, tensor_id: str, tiles: Sequence[Index]) -> list[Index]:
-        """Those of some tiles that are there complete."""
+        """The given tiles that are stored complete."""
         with self.asked("look for", tensor_id) as backend:
             return list(itertools.compress(tiles, backend._has_tiles(tensor_id, tiles)))

@@ -1,4 +1,4 @@
-"""Storing in the background: jobs wait in a queue, one thread at a time writes them, many at a time."""
+"""Storing in the background: jobs wait in a queue, and a single thread writes them in batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from infinite_tensor.tilestore.messages import combined
 
 
 class Job(Protocol):
-    """Something to store, which takes memory until then."""
+    """Something to store. It takes memory until it is stored."""
 
     @property
     def nbytes(self) -> int:
@@ -25,7 +25,7 @@ class Job(Protocol):
 K = TypeVar("K", bound=Hashable)
 J = TypeVar("J", bound=Job)
 Write: TypeAlias = Callable[[dict[K, J]], Sequence[StoreError]]
-"""Stores the jobs; what it returns says what went wrong. Where something did, it takes those out that are stored."""
+"""Stores jobs, and returns the errors. If there are any, it removes the jobs that were stored from the dict."""
 
 _BATCH_JOBS = 64
 _BATCH_BYTES = 16 * 2**20
@@ -33,21 +33,21 @@ _QUEUE_BYTES = 32 * 2**20
 
 
 class Writer(Generic[K, J]):
-    """A queue of jobs, at most one per key, and the thread that works it off.
+    """A queue of jobs, at most one per key, and the thread that writes them.
 
-    A later job for a key takes the place of one that has not begun. Jobs of a write that fails are kept:
-    `pending` still finds them, `failure` says once what went wrong, and `retry` queues them again. A writer that is
-    dropped with such jobs warns that they are lost.
+    A later job for a key replaces one that has not begun. If a write fails, its jobs are kept: `pending` still finds
+    them, `failure` reports the error once, and `retry` queues them again. If the writer is dropped with such jobs, it
+    warns that they are lost.
 
-    The function that writes comes with each job. The thread holds it, and so keeps its owner alive, until
-    the queue is empty; the writer itself does not.
+    The function that writes is passed with each job. The thread refers to it, and so keeps its owner alive, until the
+    queue is empty; the writer itself does not.
     """
 
     def __init__(self) -> None:
         self.renew()
 
     def renew(self) -> None:
-        """Begin with no jobs: in a process that was forked, they are the parent's."""
+        """Start without jobs. In a forked child, the jobs are the parent's to store."""
         self._lock = threading.Lock()
         self._stored = threading.Condition(self._lock)
         self._queued: dict[K, J] = {}
@@ -55,7 +55,7 @@ class Writer(Generic[K, J]):
         self._failed: dict[K, J] = {}
         self._untold: list[StoreError] = []
         self._reasons: list[StoreError] = []
-        # Held until the thread has come to its end.
+        # Locked until the thread has ended.
         self._working: threading.Lock | None = None
 
     def submit(self, jobs: Mapping[K, J], write: Write[K, J]) -> None:
@@ -67,7 +67,7 @@ class Writer(Generic[K, J]):
         self._start(write)
 
     def pending(self, key: K) -> J | None:
-        """The newest job for `key` that is not stored yet, or None."""
+        """The latest job for `key` that is not stored yet, or None."""
         with self._lock:
             for jobs in (self._queued, self._writing, self._failed):
                 if key in jobs:
@@ -75,48 +75,48 @@ class Writer(Generic[K, J]):
             return None
 
     def jobs(self) -> dict[K, J]:
-        """The newest job for each key that is not stored yet."""
+        """For each key, the latest job that is not stored yet."""
         with self._lock:
             return self._failed | self._writing | self._queued
 
     @property
     def failed(self) -> bool:
-        """Whether something went wrong that `failure` has not told of."""
+        """Whether there was an error that `failure` has not reported."""
         return bool(self._untold)
 
     def failure(self) -> StoreError | None:
-        """What went wrong since the last call, or None."""
+        """The errors since the last call, as one, or None."""
         with self._lock:
             untold, self._untold = self._untold, []
         return combined(untold) if untold else None
 
     def unstored(self) -> StoreError | None:
-        """Why what is still kept could not be stored, told before or not; None where nothing is kept."""
+        """Why the jobs that are still kept could not be stored, reported before or not; None if there are none."""
         with self._lock:
             return combined(self._reasons) if self._failed else None
 
     def retry(self, write: Write[K, J]) -> None:
-        """Queue again what failed; only what goes wrong from now on is told by `failure`."""
+        """Queue failed jobs again; `failure` reports only errors from now on."""
         with self._lock:
             self._queued, self._failed = self._failed | self._queued, {}
             self._untold, self._reasons = [], []
         self._start(write)
 
     def stuck(self) -> bool:
-        """Whether what could not be stored takes as much memory as may wait at all."""
+        """Whether the failed jobs take as much memory as the whole queue may."""
         with self._lock:
             return sum(job.nbytes for job in self._failed.values()) > _QUEUE_BYTES
 
     def throttle(self) -> None:
-        """Return when the jobs that wait take a bounded amount of memory."""
+        """Wait until the queued jobs take no more memory than the queue may."""
         self._wait_for(lambda: sum(job.nbytes for job in self._queued.values()) <= _QUEUE_BYTES)
 
     def drain(self) -> None:
-        """Return when every job is stored or has failed."""
+        """Wait until every job is stored or has failed."""
         self._wait_for(lambda: not self._queued and not self._writing)
 
     def cancel(self, matches: Callable[[K], bool]) -> None:
-        """Forget the jobs whose keys match, after the end of a write that is under way."""
+        """Remove the jobs whose keys match, once a write that is under way has ended."""
         with self._lock:
             for key in filter(matches, list(self._queued)):
                 del self._queued[key]
@@ -126,7 +126,7 @@ class Writer(Generic[K, J]):
                 del self._failed[key]
 
     def give_up(self) -> None:
-        """Forget the jobs that have not begun."""
+        """Remove the jobs that have not begun."""
         with self._lock:
             self._queued = {}
             self._stored.notify_all()
@@ -142,14 +142,14 @@ class Writer(Generic[K, J]):
             )
 
     def _start(self, write: Write[K, J]) -> None:
-        """Have a thread work off the queue, if there is anything in it."""
+        """Start a thread that writes the queue, unless it is empty or a thread is at work."""
         with self._lock:
             if not self._queued or (self._working is not None and self._working.locked()):
                 return
             self._working = begin(partial(self._work, write))
             if self._working is not None:
                 return
-        # No thread can be started any more: the interpreter exits.
+        # The interpreter is exiting, so no thread can be started.
         self._work(write)
 
     def _work(self, write: Write[K, J]) -> None:
@@ -164,7 +164,7 @@ class Writer(Generic[K, J]):
             self._end(failures, unstored)
 
     def _begin(self) -> bool:
-        """Take jobs from the queue; False where it is empty."""
+        """Take a batch of jobs from the queue; False if it is empty."""
         with self._lock:
             size = 0
             for key in list(self._queued)[:_BATCH_JOBS]:
@@ -183,7 +183,7 @@ class Writer(Generic[K, J]):
             if failures:
                 self._failed |= {key: job for key, job in unstored.items() if key not in self._queued}
             if any(isinstance(failure.__cause__, TimeoutError | ConnectionError) for failure in failures):
-                # Nothing gets through: the others would only take longer to fail as well.
+                # The storage cannot be reached: waiting for the others to fail too would only take time.
                 self._failed |= self._queued
                 self._queued = {}
             self._writing = {}
