@@ -1,4 +1,4 @@
-"""What a store holds, as the engine uses it: `Contents`, and `Access`, one read's view of one tensor."""
+"""The engine's interface to a store: `Contents`, and `Access`, one read's view of one tensor."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values.spec import TensorSpec
 
 _FEW_REGIONS = 8
-"""Of so few that read an incomplete tile, each blends what it needs."""
+"""If a read adds no more regions than this, each region blends for itself what it needs of incomplete tiles."""
 
 
 class Tiles(Protocol):
-    """Some tiles of a tensor."""
+    """A set of tiles of a tensor."""
 
     def __contains__(self, tile: Index, /) -> bool: ...
 
 
 class Access(ABC):
-    """What one read needs of one tensor, held until its last use.
+    """What one read needs of one tensor, kept until its last use.
 
     A read adds the regions it wants, deposits the windows that were missing, and then reads the regions.
-    What an access holds it holds by itself, so the limits of the store's cache never get in the way of a
-    read that is in progress. Several threads of a read may use it at a time, but for `add`, `keep` and `close`.
+    An access has its own references to everything it needs, so the limits of the store's cache never affect a read in
+    progress. Several threads of a read may use it at the same time, except for `add`, `keep` and `close`.
 
     Attributes
     ----------
     keeps_outputs : bool
-        Whether the arrays that `deposit` is given must stay as they are. Otherwise they may be used again after it.
+        Whether the arrays passed to `deposit` must not be changed afterwards. If False, they may be reused.
     """
 
     keeps_outputs = True
 
     @abstractmethod
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:
-        """Look up what is stored of regions ``[start, stop)``, and say which windows must be computed.
+        """Look up what is stored of regions ``[start, stop)``, and return the windows that must be computed.
 
         Parameters
         ----------
@@ -65,16 +65,16 @@ class Access(ABC):
 
     @abstractmethod
     def whole(self, tiles: Sequence[Index]) -> list[Index]:
-        """Look up what is stored of tiles, and say of which of them no window is missing: those may be read.
+        """Look up what is stored of tiles, and return those of which no window is missing: they may be read.
 
-        Unlike `add`, lists no windows: nothing is to be computed.
+        Unlike `add`, this lists no missing windows, as nothing is to be computed.
         """
 
     @abstractmethod
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
-        """Look again for windows that `add` reported: which are still not there.
+        """Look again for windows that `add` reported as missing, and return which are still missing.
 
-        Without input or output. What other reads deposit of these from now on is held here too.
+        Does no I/O. Those of them that other reads deposit from now on become available to this access too.
         """
 
     @abstractmethod
@@ -86,35 +86,35 @@ class Access(ABC):
         windows : int64 array of shape (N, ndim)
             Their indices.
         outputs : array of shape (N, *window size)
-            The windows, checked; they are the store's from now on.
+            The windows, already checked; see `keeps_outputs`.
         """
 
     @abstractmethod
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Write the pixels from `start` on into `out`; the region was added and all its windows are there."""
+        """Write the pixels from `start` on into `out`. The region was added, and all of its windows are available."""
 
     @abstractmethod
     def keep(self, start: Sequence[int] | None) -> None:
-        """Release what lies before pixel `start` in any dimension: no later region begins before it.
+        """Release everything that ends before pixel `start` in any dimension, as no later region needs it.
 
-        None releases everything. What is released is looked up again when it is added again.
+        None releases everything. If a released region is added again, it is looked up again.
         """
 
     def confine(self, tiles: Tiles) -> None:  # noqa: B027  (in memory windows are kept, and no tiles)
-        """Store windows in these tiles alone, whatever else they touch; nothing has been added yet."""
+        """Store only the parts of windows in these tiles. Must be called before `add`."""
 
     @property
     @abstractmethod
     def outdated(self) -> bool:
-        """Whether windows of the tensor have been dropped since, so that nothing deposited here is stored any more."""
+        """Whether windows of the tensor have been dropped since, so that deposited windows are no longer stored."""
 
     @abstractmethod
     def detach(self) -> None:
-        """Store nothing of what is deposited here; nothing has been added yet."""
+        """Store none of the deposited windows. Must be called before `add`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything; the limits of the cache hold again."""
+        """Release everything; the limits of the cache apply again."""
 
 
 class Blended(NamedTuple):
@@ -126,9 +126,9 @@ class Blended(NamedTuple):
 
 
 class BlendedForRead:
-    """Tiles that one read blends for itself, cut to what its regions reach.
+    """Tiles that one read blends for itself, cut to the bounds of its regions.
 
-    Windows of a consumer that lie next to each other read much of the same pixels.
+    This saves work, because neighbouring windows of a consumer read many of the same pixels.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class BlendedForRead:
         self._lacking: set[Index] = set()
 
     def extend(self, starts: IntArray, stops: IntArray) -> None:
-        """These regions will be read as well."""
+        """Extend the bounds to regions that will be read as well."""
         self.worthwhile |= len(starts) > _FEW_REGIONS
         start, stop = starts[0].tolist(), stops[0].tolist()
         if len(starts) > 1:
@@ -147,15 +147,15 @@ class BlendedForRead:
             start, stop = list(map(min, start, self._bounds[0])), list(map(max, stop, self._bounds[1]))
         bounds = start, stop
         if bounds != self._bounds:
-            # What was cut to the old bounds may be too small now.
+            # Tiles that were cut to the old bounds may be too small now.
             self._bounds, self._tiles = bounds, {}
 
     def look_again(self) -> None:
-        """More windows have come."""
+        """Called when more windows have arrived: tiles that lacked windows are tried again."""
         self._lacking = set()
 
     def get(self, index: Index, make: Callable[[], Blended | None]) -> Blended | None:
-        """A tile, blended now if need be; None where windows are missing for it."""
+        """A tile, blended now if necessary; None if it lacks windows."""
         tile = self._tiles.get(index)
         if tile is None and index not in self._lacking:
             tile = make()
@@ -166,12 +166,12 @@ class BlendedForRead:
         return tile
 
     def cut(self, start: Index, stop: Index) -> tuple[Index, Index]:
-        """The part of a box that regions of this read may reach."""
+        """The part of a box inside the bounds of this read's regions."""
         assert self._bounds is not None
         return tuple(map(max, start, self._bounds[0])), tuple(map(min, stop, self._bounds[1]))
 
     def keep(self, start: Sequence[int] | None) -> None:
-        """Release what lies before pixel `start` in any dimension; None is all."""
+        """Release tiles that end before pixel `start` in any dimension; None releases all."""
         if start is None:
             self._tiles = {}
         else:
@@ -181,32 +181,32 @@ class BlendedForRead:
 
 
 class Contents(ABC):
-    """The windows of the tensors of a store. Users see it as a `TileStore`, of which it is the inside.
+    """The windows of the tensors of a store: the implementation behind the `TileStore` that users see.
 
     Attributes
     ----------
     lock : threading.RLock
-        Held where a tensor is registered, moved or cleared, or a read begins.
+        Held while a tensor is registered, moved or cleared, and while a read begins.
     closed : bool
-        Whether the store has been closed, and not been opened again.
+        Whether the store has been closed and not reopened.
     read_only : bool
         Whether nothing is ever stored.
     flush_requested : bool
-        Whether what is finished is to be stored soon.
+        Whether a flush was requested and not carried out yet.
     workers : int
-        On how many threads a read runs the ``f`` of a tensor of this store, unless the read says.
+        The number of threads on which a read runs the ``f`` of a tensor of this store, unless given for the read.
     """
 
     workers = 1
 
     flush_requests: ClassVar[int] = 0
-    """How often stores of this process have been asked to flush soon: where it has not changed, none has been."""
+    """The number of flushes requested of stores in this process: if it has not changed, no store needs a look."""
 
     outlives_process: ClassVar[bool] = False
-    """Whether another process may find again what is stored, so that it must stay true to its definition."""
+    """Whether another process may reopen what is stored, so that it must match its definition."""
 
     shared = False
-    """Whether other processes can open it by its pickle, and store in it at the same time."""
+    """Whether other processes can open the store from its pickle and write to it at the same time."""
 
     def __init__(self, *, read_only: bool = False) -> None:
         self.lock = threading.RLock()
@@ -220,27 +220,27 @@ class Contents(ABC):
         self.lock = threading.RLock()
 
     def check_open(self) -> None:
-        """StoreError if the store has been closed."""
+        """Raise StoreError if the store has been closed."""
         if self.closed:
             raise StoreError(f"{self} is closed{self._cut_by}; open it again with `with store:`")
 
     def cut_through(self, error: BaseException) -> None:
-        """An exception from outside has ended a call in the middle of a change: what is in memory may be wrong."""
+        """Called when an exception, such as Ctrl-C, ended a call during a change: memory may be inconsistent."""
         self.closed = True
         self._cut_by = f", since {error!r} has ended a call in the middle of a change; what is stored is right"
 
     def check_writable(self, action: str) -> None:
-        """ValidationError if the store is read-only."""
+        """Raise ValidationError if the store is read-only."""
         if self.read_only:
             raise ValidationError(f"{self} is read-only: it cannot {action}; open it with mode='r+'")
 
     def request_flush(self) -> None:
-        """Have what is finished stored soon; a signal handler may call this at any moment."""
+        """Request a flush; a signal handler may call this at any moment."""
         self.flush_requested = True
         Contents.flush_requests += 1
 
     def flush_if_requested(self) -> None:
-        """Carry out what `request_flush` has asked for; called where the thread holds nothing of the store."""
+        """Carry out a requested flush; called when the thread holds no locks of the store."""
         if self.flush_requested:
             self.flush_requested = False
             if not self.closed:
@@ -250,7 +250,7 @@ class Contents(ABC):
 
     @abstractmethod
     def register(self, spec: TensorSpec) -> TensorSpec:
-        """Make a tensor known; returns it with the names of dimensions that are stored.
+        """Register a tensor, and return it with the stored names of its dimensions and meaning of its pixels.
 
         Raises
         ------
@@ -259,12 +259,12 @@ class Contents(ABC):
         """
 
     def with_tile_size(self, spec: TensorSpec) -> TensorSpec:
-        """`spec` with the tiles that the tensor has here, so that another store object gives it the same."""
+        """`spec` with the tile size given for the tensor here, so that another store object uses the same."""
         return spec
 
     @abstractmethod
     def access(self, spec: TensorSpec) -> Access:
-        """Begin a read of a tensor; it is registered again if it has been cleared since."""
+        """Begin a read of a tensor. If it has been cleared since it was registered, register it again."""
 
     @abstractmethod
     def layout(self, spec: TensorSpec) -> TileLayout:
@@ -273,16 +273,16 @@ class Contents(ABC):
     @property
     @abstractmethod
     def cache_limit(self) -> int | None:
-        """The most bytes that are kept in memory when no read is in progress; None for no limit."""
+        """The most bytes that stay in memory when no read is in progress; None for no limit."""
 
     @abstractmethod
     def lend(self, held: threading.Lock, room: int) -> None:
-        """While a lock is held, keep no more in memory than now and `room` bytes, and than `cache_limit`."""
+        """While the lock `held` is locked, let the cache grow by at most `room` bytes, and not beyond `cache_limit`."""
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:  # noqa: ARG002
-        """Write the pixels from `start` on into `out` if all of them are in memory; whether they are.
+        """Write the pixels from `start` on into `out` if all of them are in memory, and return whether they are.
 
-        The way of a read that has nothing to plan. Where it returns False, `out` may hold anything.
+        This is the fast path for reads that need no plan. If it returns False, the content of `out` is undefined.
         """
         return False
 
@@ -292,55 +292,58 @@ class Contents(ABC):
         start: Sequence[int],  # noqa: ARG002
         stop: Sequence[int],  # noqa: ARG002
     ) -> torch.Tensor | None:
-        """The pixels ``[start, stop)`` if they are one complete tile in memory: itself, which must not be changed.
+        """The pixels ``[start, stop)`` if they are one complete tile in memory, else None: then read them instead.
 
-        The way of who only looks at the pixels: `serve` copies them. It never waits, so that event loops may ask, but
-        not on the main thread. None means that they are to be read.
+        The tile is not copied, as `serve` would do, and must not be changed. This method never waits, so an event loop
+        can call it, but not on the main thread.
         """
         return None
 
     @abstractmethod
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
-        """Carry what is kept of `spec` over to another device or dtype; all of it or nothing."""
+        """Convert everything kept of `spec` to another device or dtype; if that fails, nothing is changed."""
 
     def refresh(self, tensor_id: str) -> None:  # noqa: B027  (in memory there are no others)
-        """Store what is pending, and look incomplete tiles up again when they are next needed: others may store too."""
+        """Flush, and drop incomplete tiles from memory, so that what other processes have added to them is found."""
 
     @abstractmethod
     def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:
-        """How much is stored of a tensor with this `definition_of`, counted up to about `most` tiles.
+        """How much is stored of the tensor with this definition, counted up to about `most` tiles.
 
-        None where a look would be a long one.
+        None if counting would take long.
         """
 
-    # Fills, and what changes outside.
+    # Fills and invalidation.
 
     @abstractmethod
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
-        """What is stored of the tiles that hold the pixels ``[start, stop)``, of which there is at least one.
+        """What is stored of the tiles that contain the pixels ``[start, stop)``, a region that is not empty.
 
-        Reads no pixel of a complete tile.
+        Reads no pixels of complete tiles.
         """
 
     def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:  # noqa: ARG002
-        """Whether all tiles that hold the pixels ``[start, stop)`` are stored; False is a maybe. Reads none of them."""
+        """Whether all tiles that contain the pixels ``[start, stop)`` are stored, without reading them.
+
+        False means that they may be stored or not.
+        """
         return False
 
     def written(self, tensor_id: str) -> tuple[int, int]:  # noqa: ARG002  (memory is nowhere to write to)
-        """How many complete tiles of a tensor this object has stored so far, and all bytes, not compressed."""
+        """The number of complete tiles that this object has stored of a tensor, and all bytes, before compression."""
         return 0, 0
 
     @abstractmethod
     def specs_downstream(self) -> list[TensorSpec]:
-        """The tensors of the store that are computed from others or beside others, as far as known, and maybe more."""
+        """All known tensors of the store that have args or are outputs of a common ``f``, and possibly more."""
 
     def specs_at_hand(self) -> list[TensorSpec]:
-        """Those of `specs_downstream` that are had without a request for each."""
+        """Those of `specs_downstream` that can be found without a request for each tensor."""
         return self.specs_downstream()
 
     @abstractmethod
     def check_droppable(self, tensor_id: str) -> None:
-        """Raise what keeps `drop` from working.
+        """Raise an error if `drop` cannot work.
 
         Raises
         ------
@@ -354,51 +357,51 @@ class Contents(ABC):
 
     @abstractmethod
     def drop(self, spec: TensorSpec, windows: BoxUnion) -> Dropped:
-        """Forget windows of a tensor, and everything that has been blended from them.
+        """Delete windows of a tensor, and everything that has been blended from them.
 
-        Reads in progress may continue with them, and what they deposit of this tensor from now on is not stored. To be
-        called with the store `paused`.
+        Reads in progress may still use them, and what those reads deposit of this tensor from now on is not stored.
+        Must be called while the store is `paused`.
 
         Raises
         ------
         StoreError
-            If it cannot be done now. What has not been dropped is there still; drop it again.
+            If it fails. Some windows may not have been deleted; call it again.
         """
 
     def generation(self, spec: TensorSpec) -> tuple[str, str] | None:  # noqa: ARG002  (memory is of this process)
-        """Equal in all processes until the tensor is cleared or windows of it are dropped; None where it cannot be."""
+        """A value that is equal in all processes until the tensor is cleared or windows dropped; None if unknown."""
         return None
 
     def paused(self) -> AbstractContextManager[object]:
-        """While it is entered, no read of another thread begins."""
+        """A context in which no other thread can begin a read."""
         return self.lock
 
-    # What a `TileStore` is asked by users.
+    # The methods behind those of `TileStore`.
 
     @abstractmethod
     def tensor_ids(self, prefix: str = "") -> list[str]:
-        """Ids of all tensors, which begin with `prefix`, sorted."""
+        """Ids of all tensors that begin with `prefix`, sorted."""
 
     @abstractmethod
     def holds(self, tensor_id: str) -> bool:
-        """Whether there is a tensor of an id. Looks for that one alone."""
+        """Whether there is a tensor with an id. Does not list the others."""
 
     def some_ids(self, most: int) -> tuple[list[str], int]:
-        """The first ids of tensors, up to `most`, and how many more there may be; quick, however many there are."""
+        """The first ids of tensors, up to `most`, and how many more there may be. Fast even for many tensors."""
         found = self.tensor_ids()
         return found[:most], len(found[most:])
 
     @abstractmethod
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
-        """The definition of one tensor as JSON; StoreError if there is none of that id."""
+        """The definition of one tensor as JSON; StoreError if there is no tensor with that id."""
 
     @abstractmethod
     def info_of(self, tensor_id: str) -> TensorInfo:
-        """What is known and stored of one tensor; StoreError if there is none of that id."""
+        """Describe one tensor and what is stored of it; StoreError if there is no tensor with that id."""
 
     @abstractmethod
     def digest_of(self, tensor_id: str) -> str | None:
-        """What a tensor of the store is, None where that cannot be told."""
+        """The digest of a tensor's definition, None if it is unknown."""
 
     @abstractmethod
     def delete(self, tensor_id: str) -> None:
@@ -406,35 +409,35 @@ class Contents(ABC):
 
     @abstractmethod
     def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:
-        """What is damaged of all that is stored of a tensor, after a flush; dropped, where it is to be repaired."""
+        """Flush, then list what is damaged of everything stored of a tensor; `repair` deletes it."""
 
     def collect_garbage(self, older_than: float | None) -> Garbage:  # noqa: ARG002  (there is none in memory)
-        """Delete, after a flush, what no definition refers to, and half-computed tiles that are so many seconds old."""
+        """Flush, then delete what no definition refers to, and partial tiles older than `older_than` s unless None."""
         return Garbage()
 
     @abstractmethod
     def clear_cache(self, tensor_id: str) -> None:
-        """Drop from memory what can be had again, after storing what is pending."""
+        """Flush, then free the memory of a tensor's cached tiles or windows."""
 
-    # Groups: small definitions that name tensors, apart from the tensors themselves.
+    # Groups: small definitions that refer to tensors, stored separately from them.
 
     @store_query
     def stored_group(self, group_id: str) -> dict[str, Any] | None:
-        """The definition of a group as it is stored, not checked; None where there is none."""
+        """The stored definition of a group, not checked; None if there is none."""
         self.check_open()
         with self.lock:
             return self.read_group(group_id)
 
     @store_method
     def store_group(self, group_id: str, definition: dict[str, Any]) -> dict[str, Any]:
-        """Create a group, unless there is one; the definition that the store holds from then on."""
+        """Create a group unless it exists, and return the definition that is stored then."""
         self.check_open()
         self.check_writable(f"save group {group_id!r}")
         with self.lock:
             found = self.read_group(group_id)
             if found is None:
                 self.write_group(group_id, definition)
-                # Another process may have been first; its definition holds.
+                # If another process was faster, its definition is valid.
                 found = self.read_group(group_id)
         if found is None:
             raise StoreError(f"{self}: group {group_id!r} was created and is gone again; try once more")
@@ -442,15 +445,15 @@ class Contents(ABC):
 
     @abstractmethod
     def read_group(self, group_id: str) -> dict[str, Any] | None:
-        """The definition of a group as it is stored, or None."""
+        """The stored definition of a group, or None."""
 
     @abstractmethod
     def write_group(self, group_id: str, definition: dict[str, Any]) -> None:
-        """Create a group; where another process has just created it, leave that one's definition."""
+        """Create a group. If another process has just created it, keep that definition."""
 
     @abstractmethod
     def delete_group(self, group_id: str) -> None:
-        """Delete a group; one that does not exist is no error."""
+        """Delete a group. A missing group is not an error."""
 
     @abstractmethod
     def group_ids(self) -> list[str]:
@@ -459,12 +462,12 @@ class Contents(ABC):
     # Its life.
 
     def flush(self) -> None:  # noqa: B027  (memory is nowhere to store in)
-        """Return when everything finished so far is stored; StoreError if something could not be."""
+        """Store all finished windows; StoreError if something could not be stored."""
 
     def resumed(self) -> None:
-        """The store is open again."""
+        """Called when the store has been reopened."""
         self.closed, self._cut_by = False, ""
 
     @abstractmethod
     def close(self, *, discard: bool) -> None:
-        """Release memory and files, after a flush, whose failure `discard` ignores. More than once is no error."""
+        """Flush, then release memory and files; `discard` ignores a failed flush. Closing twice is not an error."""

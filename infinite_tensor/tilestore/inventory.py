@@ -152,7 +152,7 @@ class Garbage:
 
 
 class Known(Protocol):
-    """The windows that an incomplete tile holds."""
+    """The set of windows that are known of an incomplete tile."""
 
     def __contains__(self, index: Index, /) -> bool: ...
 
@@ -160,12 +160,12 @@ class Known(Protocol):
 NOTHING: Known = frozenset()
 
 TILE_STATES = ("stored", "missing", "uncovered")
-"""All windows over a tile are there; some are not; no window covers it, so that nothing is ever stored of it."""
+"""All windows over the tile are stored; some are missing; or no window covers it, so that nothing is ever stored."""
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """What a store holds of a box of tiles of one tensor.
+    """What is stored of a box of tiles of one tensor.
 
     Attributes
     ----------
@@ -174,7 +174,7 @@ class Inventory:
     complete : collection of tuple of int
         The tiles that are complete.
     partial : mapping of tuple of int to container of tuple of int
-        The tiles of which some windows are known, with these windows.
+        The tiles of which some windows are stored, with these windows.
     """
 
     layout: TileLayout
@@ -185,7 +185,7 @@ class Inventory:
     def of_windows(
         cls, grid: WindowGrid, layout: TileLayout, windows: Sequence[Index], start: Sequence[int], stop: Sequence[int]
     ) -> Inventory:
-        """What a store that keeps windows holds of the tiles over the pixels ``[start, stop)``."""
+        """The inventory of the tiles over the pixels ``[start, stop)``, for a store that keeps whole `windows`."""
         if not windows:
             return cls(layout)
         box = np.array(layout.box(start, stop), dtype=np.int64)
@@ -204,7 +204,7 @@ class Inventory:
         return not self.complete and not self.partial
 
     def known(self, tile: Index) -> Known | None:
-        """The windows that are known of a tile; None where all are."""
+        """The stored windows of a tile; None if all are."""
         return None if tile in self.complete else self.partial.get(tile, NOTHING)
 
     def missing(self, grid: WindowGrid, starts: IntArray, stops: IntArray) -> IntArray:
@@ -214,7 +214,7 @@ class Inventory:
         return missing_windows(grid, self.layout, starts, stops, self.known)
 
     def states(self, grid: WindowGrid, low: Sequence[int], high: Sequence[int]) -> npt.NDArray[np.str_]:
-        """For each tile of a box ``[low, high)``, an array of its shape, the one of `TILE_STATES` that it is in."""
+        """The state of each tile in a box ``[low, high)``, one of `TILE_STATES`, as an array of the box's shape."""
         tiles, _ = points_of_boxes(np.array([low], dtype=np.int64), np.array([high], dtype=np.int64))
         first, last = windows_over_tiles(grid, self.layout, tiles)
         covered = (first < last).all(axis=1)
@@ -230,7 +230,7 @@ class Inventory:
 
 
 def windows_over_tiles(grid: WindowGrid, layout: TileLayout, tiles: IntArray) -> tuple[IntArray, IntArray]:
-    """The box of windows that cover each of some tiles: (N, ndim) in, (N, ndim) low and high out."""
+    """The box of windows that cover each tile: takes (N, ndim) indices, returns (N, ndim) low and high."""
     size = np.array(layout.tile_shape, dtype=np.int64)
     ends = np.array([np.iinfo(np.int64).max if n is None else n for n in layout.shape], dtype=np.int64)
     return grid.boxes(tiles * size, np.minimum(tiles * size + size, ends))
@@ -239,7 +239,7 @@ def windows_over_tiles(grid: WindowGrid, layout: TileLayout, tiles: IntArray) ->
 def missing_windows(
     grid: WindowGrid, layout: TileLayout, starts: IntArray, stops: IntArray, known: Callable[[Index], Known | None]
 ) -> IntArray:
-    """The windows that regions need of tiles which do not hold them.
+    """The windows that are needed to read regions, and are missing in the tiles.
 
     Parameters
     ----------
@@ -250,7 +250,7 @@ def missing_windows(
     starts, stops : int64 array of shape (N, ndim)
         The regions in pixels.
     known : callable
-        ``known(tile)`` tells the windows that a tile holds; None for a complete one, `NOTHING` for an empty one.
+        ``known(tile)`` returns the windows known of a tile; None for a complete tile, `NOTHING` for an empty one.
 
     Returns
     -------
@@ -276,15 +276,15 @@ def missing_windows(
 
 
 MOST_LISTED = 12
-"""Ids that the repr of a store shows."""
+"""The most ids that the repr of a store shows."""
 _MOST_CHARACTERS = 40
-"""Of an id; it may have any number."""
+"""The most characters of an id that are shown."""
 
 
 def listing(found: Callable[[], tuple[Sequence[str], int] | None]) -> str:
-    """What the repr of a store lists: some of its tensors, and how many more there may be. Raises nothing.
+    """The list of tensors in the repr of a store: some ids, and how many more there may be. Never raises.
 
-    ``found()`` returns the ids that are shown, and how many more there are; None of a store that is closed.
+    ``found()`` returns the ids to show, and how many more there are; None if the store is closed.
     """
     try:
         some = found()
@@ -311,11 +311,11 @@ def _shown(tensor_id: str) -> str:
     return repr(tensor_id if len(tensor_id) <= _MOST_CHARACTERS else f"{tensor_id[:_MOST_CHARACTERS]}...")
 
 
-# Which tensors are computed from which, by what their definitions say.
+# Which tensors are computed from which, according to their definitions.
 
 
 def readers_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | None) -> list[str]:
-    """Ids of the tensors that name another one as an arg, sorted; a digest of None stands for any."""
+    """Ids of the tensors that have a given tensor as an arg, sorted; a digest of None matches any."""
     return sorted(
         spec.tensor_id
         for spec in specs
@@ -324,7 +324,7 @@ def readers_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | None) 
 
 
 def dependants_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | None) -> list[str]:
-    """Ids of the tensors that are computed from another one, each before those that it is computed from."""
+    """Ids of the tensors that are computed from a given one, each before those that it is computed from."""
     known = list(specs)
     by_arg: defaultdict[tuple[str, str], list[TensorSpec]] = defaultdict(list)
     for spec in known:
@@ -343,13 +343,13 @@ def dependants_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | Non
 
 
 def sources_first(roots: Iterable[K], readers: Callable[[K], Iterable[K]]) -> list[K]:
-    """`roots` and all that `readers` lead to, each before what reads it, or what it reads, where these are args.
+    """`roots` and everything that `readers` leads to, in topological order: each key before its `readers`.
 
-    Without recursion: chains may be long.
+    If `readers` returns args instead, each key comes before its args. Chains may be long, so this does not recurse.
     """
     finished: list[K] = []
     entered: set[K] = set()
-    # What is in progress, which is nothing of the roots, with what is still to be looked at.
+    # The keys in progress (none at the level of the roots), each with an iterator over what follows it.
     stack: list[tuple[list[K], Iterator[K]]] = [([], iter(roots))]
     while stack:
         keys, rest = stack[-1]

@@ -22,30 +22,30 @@ from infinite_tensor.values.spec import TensorSpec
 
 
 def tile_shape_of(shape: Shape, tile_size: object) -> Index:
-    """The tile that `tile_size` means on a tensor of `shape`, one extent in pixels per dimension.
+    """The shape of a tile in pixels, for `tile_size` as users give it, on a tensor of `shape`.
 
     Parameters
     ----------
     shape : tuple of (int or None)
         Shape of the tensor.
     tile_size : int or tuple of int
-        An int for every unbounded dimension (every dimension, where none is unbounded), one int per
-        unbounded dimension, or one int per dimension. Finite dimensions that are not named stay whole, and
-        no tile is larger than a finite dimension.
+        One int for all unbounded dimensions (for all dimensions, if none is unbounded), one int per
+        unbounded dimension, or one int per dimension. A tile spans finite dimensions without a given size, and
+        is never larger than a finite dimension.
 
     Raises
     ------
     ValidationError
-        If it is none of these.
+        If `tile_size` is none of these.
     """
     sizes = sizes_of("tile_size", tile_size, shape)
     return tuple([sizes[d] if n is None else min(sizes.get(d, n), n) for d, n in enumerate(shape)])
 
 
 def sizes_of(name: str, given: object, shape: Shape) -> dict[int, int]:
-    """The dimensions that `given` names, and the positive ints that it gives them, in the manner of `tile_shape_of`.
+    """Map dimensions to the positive sizes that `given` has for them, with the rules of `tile_shape_of`.
 
-    ValidationError that speaks of `name` if it is none of what may be given.
+    If `given` is invalid, raise a ValidationError that calls it `name`.
     """
     unbounded = [d for d, extent in enumerate(shape) if extent is None] or list(range(len(shape)))
     single = as_index(given)
@@ -65,25 +65,25 @@ def sizes_of(name: str, given: object, shape: Shape) -> dict[int, int]:
 
 
 _LEAST_TILE_BYTES = 2**20
-"""Tiles that nobody has given a size take so much, or more,"""
+"""The least size of a tile by default, if the tensor is large enough."""
 _MOST_TILE_BYTES = 2**22
-"""and no more than so much: where they are not all of a tensor, or hold more channels."""
+"""The most bytes of a tile by default."""
 _GATHERED_TILE_SIZE = 128
 _GATHERED_TILE_BYTES = 2**22
-"""With a reduction, tiles take many times more while they are gathered: about so much, in strides."""
+"""With a reduction, a tile takes far more memory while its windows are gathered: about this much, in whole strides."""
 LARGEST_TILE_BYTES = 2**31 - 1
-"""What the common compressors take as one buffer."""
+"""The largest buffer that common compressors accept."""
 
 
 def usual_tile(spec: TensorSpec) -> Index:
-    """The tile of a new tensor, where none is given: about as many windows along each dimension, and all channels."""
+    """The default tile of a new tensor: all channels, and about the same number of windows along each dimension."""
     window, follows = spec.grid.window, followed(spec.grid.window)
     along = zip(follows, window.size, window.stride, strict=True)
     strides = [size if k is None else min(size, stride) for k, size, stride in along]
     if spec.reduction is not None:
         return tile_of(spec, _gathered_tile(spec, strides))
     ends = [math.inf if extent is None else extent for extent in spec.shape]
-    # All channels, and other dimensions that a window takes whole.
+    # Begin with all channels, and all other dimensions that a window spans.
     tile = [min(n, end) if k is None or n >= end else 1 for k, n, end in zip(follows, window.size, ends, strict=True)]
     if math.prod(tile) * spec.dtype.itemsize > _MOST_TILE_BYTES:
         tile = [1] * len(tile)
@@ -99,7 +99,7 @@ def usual_tile(spec: TensorSpec) -> Index:
 
 
 def _gathered_tile(spec: TensorSpec, strides: Sequence[int]) -> list[int]:
-    """As small as windows are apart, as all tiles of a strip are in memory; a few are joined where they are small."""
+    """The default tile with a reduction: one stride, or a few small ones, as all tiles of a strip are in memory."""
     sizes = [*strides]
     for d in reversed(range(len(sizes))):
         room = int(_GATHERED_TILE_BYTES / (math.prod(tile_of(spec, sizes)) * spec.gathered_bytes))
@@ -108,7 +108,7 @@ def _gathered_tile(spec: TensorSpec, strides: Sequence[int]) -> list[int]:
 
 
 def tile_of(spec: TensorSpec, size: object) -> Index:
-    """The tile that a size means: with all values that a reduction gives for a pixel, which lie along the first one."""
+    """The tile shape for a given size, with all values that a reduction gives for a pixel along the first dimension."""
     tile, reduction = tile_shape_of(spec.shape, size), spec.reduction
     return tile if reduction is None or reduction.out_channels is None else (reduction.out_channels, *tile[1:])
 
@@ -120,19 +120,19 @@ class Record:
     Attributes
     ----------
     spec : TensorSpec
-        What is stored; another one of the same definition may take its place. It holds no record itself.
+        The tensor as stored; may be replaced by a spec of the same definition. It has no reference to a record.
     layout : TileLayout
-        How it is cut into tiles.
+        Its tiles.
     functions : Functions
-        Those that computed what is stored.
+        The functions that computed what is stored.
     bound : object
-        What the backend has opened for its tiles.
+        The object that the backend has returned for it (`Backend._bind_tensor`).
     written : list of int
-        How many complete tiles this process has stored, and how many bytes, not compressed.
+        How many complete tiles this process has stored, and how many bytes, before compression.
     current : bool
-        Whether what a read hands in may be stored: the tensor was neither cleared nor invalidated.
+        Whether deposited windows may be stored: False once the tensor was cleared or invalidated.
     is_sparse : bool
-        Whether most tiles were missing when last looked for.
+        Whether most tiles were missing at the last look into storage.
     """
 
     spec: TensorSpec
@@ -146,11 +146,11 @@ class Record:
 
     @property
     def is_held(self) -> bool:
-        """Whether somebody has a spec of the tensor."""
+        """Whether a spec of the tensor is in use."""
         return self._holder is not None and self._holder() is not None
 
     def holder(self) -> Holder:
-        """What a spec keeps it by."""
+        """The object by which specs keep the record alive."""
         holder = None if self._holder is None else self._holder()
         if holder is None:
             holder = Holder(self)
@@ -159,12 +159,12 @@ class Record:
 
     @cached_property
     def gathered(self) -> TileLayout:
-        """The same tiles of the tensor that windows are gathered in; of most tensors that is themselves."""
+        """The same tiles of the tensor in which windows are gathered; without a reduction, `layout` itself."""
         return self.layout if self.spec.reduction is None else gathered_layout(self.spec.reduction, self.layout)
 
 
 class Holder:
-    """Keeps a record, and lets it tell that somebody does."""
+    """Keeps a record alive. The record refers to it weakly, and so knows whether it is in use."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -173,7 +173,7 @@ class Holder:
 class TileLayout:
     """The tiles of one tensor: tile ``i`` covers ``[i*size, (i+1)*size)`` per dimension.
 
-    The last tile of a finite dimension may reach past its end. ValidationError for tiles of 2 GiB and more.
+    The last tile of a finite dimension may reach past its end. Tiles of 2 GiB or more raise ValidationError.
     """
 
     def __init__(self, shape: Shape, tile_shape: Index, dtype: torch.dtype) -> None:
@@ -190,7 +190,7 @@ class TileLayout:
 
     @property
     def pixels(self) -> tuple[list[int], list[int]]:
-        """All that there are: of an unbounded dimension, as far as any read reaches."""
+        """The bounds of all pixels; along an unbounded dimension, the limits of the coordinates."""
         start = [-COORDINATE_LIMIT if extent is None else 0 for extent in self.shape]
         return start, [COORDINATE_LIMIT if extent is None else extent for extent in self.shape]
 
@@ -199,7 +199,7 @@ class TileLayout:
         return tuple(map(operator.mul, tile, self.tile_shape))
 
     def stop(self, tile: Index) -> Index:
-        """The pixel after the last one of a tile that lies inside the tensor."""
+        """The end of the part of a tile that lies inside the tensor."""
         return tuple(
             [
                 (i + 1) * n if extent is None else min((i + 1) * n, extent)
@@ -208,24 +208,24 @@ class TileLayout:
         )
 
     def is_stored(self, tile: Index) -> bool:
-        """Whether a tile has a place in storage: it holds pixels between the limits of the coordinates."""
+        """Whether a tile can be stored: it contains pixels within the limits of the coordinates."""
         return all(
             extent is not None or -COORDINATE_LIMIT - n < i * n < COORDINATE_LIMIT
             for i, n, extent in zip(tile, self.tile_shape, self.shape, strict=True)
         )
 
     def box(self, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The box of tiles that hold the pixels ``[start, stop)``, of which there is at least one."""
+        """The box of tiles that contain the pixels ``[start, stop)``, a region that is not empty."""
         low = list(map(operator.floordiv, start, self.tile_shape))
         return low, [-(-b // n) for b, n in zip(stop, self.tile_shape, strict=True)]
 
     def whole(self, start: Sequence[int], stop: Sequence[int]) -> tuple[Index, Index]:
-        """The pixels ``[start, stop)``, and all others of the tiles that hold them."""
+        """The pixels of all tiles that contain some of the pixels ``[start, stop)``."""
         low, high = self.box(start, stop)
         return self.start(tuple(low)), self.stop(tuple([i - 1 for i in high]))
 
     def part(self, tile: Index, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], tuple[slice, ...]]:
-        """What a tile holds of the pixels ``[start, stop)``: the first of them, and where it is in these."""
+        """The part of the region ``[start, stop)`` in a tile: its first pixel, and its slices within the region."""
         low, to = [], []
         for i, n, a, b in zip(tile, self.tile_shape, start, stop, strict=True):
             low.append(max(i * n, a))
@@ -233,13 +233,13 @@ class TileLayout:
         return low, tuple(to)
 
     def copy(self, tiles: Mapping[Index, Array], target: Array, start: Sequence[int]) -> None:
-        """Copy the pixels of `tiles` into `target`, which begins at pixel `start` and which they cover."""
+        """Copy the pixels of `tiles` into `target`, which begins at pixel `start`, and which the tiles cover."""
         for tile, block in tiles.items():
             copy_shared(block, self.start(tile), target, start)
 
 
 def layout_of(shape: Shape, tile: Index, dtype: torch.dtype, reduction: Reduction | None) -> TileLayout:
-    """The tiles of a tensor; ValidationError if they are too large, or its reduction needs others."""
+    """The tiles of a tensor; ValidationError if they are too large, or do not fit its reduction."""
     layout = TileLayout(shape, tile, dtype)
     if reduction is not None:
         if reduction.out_channels not in (None, tile[0]):
@@ -252,13 +252,13 @@ def layout_of(shape: Shape, tile: Index, dtype: torch.dtype, reduction: Reductio
 
 
 def gathered_layout(reduction: Reduction, layout: TileLayout) -> TileLayout:
-    """The same tiles of the tensor that windows are gathered in, before a reduction."""
+    """The same tiles of the tensor in which windows are gathered before a reduction."""
     shape, tile = (gathered_shape(reduction, extents) for extents in (layout.shape, layout.tile_shape))
     return TileLayout(shape, tuple([n for n in tile if n is not None]), reduction.dtype)
 
 
 def copy_shared(source: Array, source_start: Sequence[int], target: Array, target_start: Sequence[int]) -> None:
-    """Copy the pixels that two blocks share, which begin at `source_start` and `target_start`."""
+    """Copy the pixels that two blocks have in common. The blocks begin at `source_start` and `target_start`."""
     to, of = [], []
     for a, n, b, m in zip(source_start, source.shape, target_start, target.shape, strict=True):
         begin = a - b

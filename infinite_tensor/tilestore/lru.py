@@ -1,4 +1,4 @@
-"""A mapping that forgets what was used least recently once it holds more than it may."""
+"""A mapping with limits that drops its least recently used values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LRU(Generic[K, V]):
     Attributes
     ----------
     total_bytes : int
-        What all values take together.
+        The size of all values together.
 
     Not safe for threads: the owner holds a lock.
     """
@@ -42,7 +42,7 @@ class LRU(Generic[K, V]):
 
     @property
     def most_bytes(self) -> int | None:
-        """`max_bytes`, or the least that has been lent; None for no limit."""
+        """`max_bytes`, or the lowest limit set by `lend`; None for no limit."""
         if not self._lent:
             return self.max_bytes
         self._lent = {held: most for held, most in self._lent.items() if held.locked()}
@@ -50,7 +50,7 @@ class LRU(Generic[K, V]):
         return min(limits, default=None)
 
     def lend(self, held: threading.Lock, room: int) -> None:
-        """While a lock is held, keep no more than what there is now and `room` bytes."""
+        """While the lock `held` is locked, keep at most `room` bytes more than now."""
         self._lent = {
             **{each: most for each, most in self._lent.items() if each.locked()},
             held: self.total_bytes + room,
@@ -66,7 +66,7 @@ class LRU(Generic[K, V]):
         return iter(list(self._entries))
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """Keys and values, least recently used first, as they are now."""
+        """A snapshot of keys and values, least recently used first."""
         return iter([(key, value) for key, (value, _) in self._entries.items()])
 
     def get(self, key: K) -> V | None:
@@ -78,31 +78,31 @@ class LRU(Generic[K, V]):
         return entry[0]
 
     def look(self, key: K, default: V | None = None) -> V | None:
-        """The value of `key`, which is no use of it, or else `default`."""
+        """The value of `key`, or `default`. Does not count as a use."""
         entry = self._entries.get(key)
         return default if entry is None else entry[0]
 
     def put(self, key: K, value: V, size: int) -> None:
-        """Keep `value`, replacing what `key` held. Call `evict` to make the limits hold."""
+        """Set the value of `key`. Call `evict` afterwards to apply the limits."""
         self.pop(key)
         self._entries[key] = value, size
         self.total_bytes += size
 
     def pop(self, key: K) -> V | None:
-        """Forget `key` without asking; its value or None."""
+        """Remove `key`, whatever the limits, and return its value or None."""
         value, size = self._entries.pop(key, (None, 0))
         self.total_bytes -= size
         return value
 
     def evict(self, release: Callable[[K, V], bool] = lambda _key, _value: True) -> None:
-        """Forget the least recently used values until the limits hold.
+        """Remove the least recently used values until the limits are met.
 
-        ``release(key, value)`` is asked before; False keeps the value, which is asked for again at the next
-        eviction. A value stays until `release` has returned.
+        ``release(key, value)`` is called before a value is removed. If it returns False, the value stays; the next
+        eviction asks again.
         """
         kept, some, most = 0, _FEW, self.most_bytes
         while self._exceeds(most):
-            # Not all that there are: most often the first one or two are let go.
+            # Look at a few keys only: usually the first one or two can be removed.
             keys = list(itertools.islice(self._entries, kept, kept + some))
             if not keys:
                 return
@@ -116,7 +116,7 @@ class LRU(Generic[K, V]):
                     kept += 1
 
     def recount(self, keep: Callable[[V], bool]) -> None:
-        """Drop what `keep` refuses, and add up sizes again: a fork may have come in the middle of a change."""
+        """Drop values for which `keep` is False, and sum the sizes again, as a fork may have interrupted a change."""
         self._entries = OrderedDict((key, entry) for key, entry in self._entries.items() if keep(entry[0]))
         self.total_bytes = sum(size for _, size in self._entries.values())
 

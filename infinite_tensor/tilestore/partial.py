@@ -1,4 +1,4 @@
-"""Tiles of which some windows are still missing: as a value to store, and in progress in memory."""
+"""Tiles with missing windows: `PartialTile`, as they are stored, and `TileInProgress`, as they are in memory."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from infinite_tensor.values.reduction import Reducer
 
 
 class DamagedPartialError(ValueError):
-    """What is stored of a partial tile cannot be what was written there."""
+    """The stored data of a partial tile is damaged, or belongs to another tile."""
 
 
 @dataclass(frozen=True)
 class PartialTile:
-    """What is known of one tile.
+    """The known windows of one tile.
 
     Attributes
     ----------
     prefix : torch.Tensor or None
-        The tile with its first windows, in lexicographic order, blended in. Of a weighted mean it is the weighted sum,
-        in the dtype of that.
+        The tile with its first windows, in lexicographic order, blended in. For a weighted mean it is the weighted sum,
+        in the dtype of the sum.
     prefix_length : int
-        How many windows `prefix` holds.
+        The number of windows in `prefix`.
     pieces : mapping of window index to torch.Tensor
-        The part inside the tile of each later window that is known.
+        Later windows that are known, each cut to the part inside the tile.
     """
 
     prefix: torch.Tensor | None = None
@@ -55,7 +55,7 @@ class PartialTile:
 
     @staticmethod
     def merged(parts: Iterable[PartialTile]) -> PartialTile | None:
-        """All that several parts know: the longest prefix, and the pieces of all. None for no parts."""
+        """Merge several parts: take the longest prefix, and the pieces of all. None for no parts."""
         known = list(parts)
         if not known:
             return None
@@ -65,17 +65,17 @@ class PartialTile:
 
     @classmethod
     def from_log(cls, log: Iterable[bytes | Exception], place: str, store: object) -> PartialTile | None:
-        """What a log holds, merged; None where it holds nothing.
+        """Merge the parts of a log; None if it has no intact ones.
 
         Parameters
         ----------
         log : iterable of bytes or Exception
-            Its parts, as `to_bytes` wrote them for `place`, or what keeps one from being read. A damaged one is left
-            out, with a `DamagedDataWarning`.
+            The parts, as `to_bytes` wrote them for `place`, or the errors of reading them. A damaged part is left out,
+            with a `DamagedDataWarning`.
         place : str
-            What names the tile.
+            The name of the tile.
         store : object
-            Whose str stands in the warning.
+            The store; the warning shows its str.
         """
         parts = []
         for number, data in enumerate(log):
@@ -88,12 +88,12 @@ class PartialTile:
         return cls.merged(parts)
 
     def to_bytes(self, place: str) -> bytes:
-        """The part as safetensors, with a digest over its content and `place`, the name of its tile."""
+        """The part as safetensors, with a digest over its content and `place`, the name of the tile."""
         tensors = {_piece_name(index): piece for index, piece in self.pieces.items()}
         if self.prefix is not None:
             tensors[_PREFIX] = self.prefix
         dtype = next(iter(tensors.values())).dtype if tensors else torch.uint8
-        # safetensors knows no complex128; bytes carry every dtype.
+        # safetensors does not support complex128, so every dtype is stored as bytes.
         raw = {name: tensor.contiguous().view(torch.uint8) for name, tensor in tensors.items()}
         metadata = {"dtype": dtype_name(dtype), "prefix_length": str(self.prefix_length)}
         if self.prefix is not None and self.prefix.dtype != dtype:
@@ -102,7 +102,7 @@ class PartialTile:
 
     @classmethod
     def from_bytes(cls, data: bytes, place: str) -> PartialTile:
-        """The part that `to_bytes` wrote for `place`; DamagedPartialError if it is damaged or another tile's."""
+        """The part that `to_bytes` wrote for `place`; DamagedPartialError if it is damaged or of another tile."""
         try:
             raw = safetensors.torch.load(data)
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
@@ -145,17 +145,17 @@ def _digest(place: str, metadata: Mapping[str, str], raw: Mapping[str, torch.Ten
 
 
 class TileInProgress:
-    """A tile that windows are being blended into.
+    """A tile into which windows are being blended.
 
-    Windows arrive in any order. The longest run of first ones is blended at once, the others wait as
-    loose pieces, so every pixel is blended in lexicographic order and heavy overlap takes little memory. Of a
-    tensor with a reduction it is a tile of the tensor that windows are gathered in, until it is complete.
+    Windows arrive in any order. The first windows without a gap are blended immediately (the prefix); later ones wait
+    as pieces. So every pixel is blended in lexicographic order, and heavy overlap takes little memory. If the tensor
+    has a reduction, this is a tile of the tensor in which windows are gathered, until it is complete.
     Not safe for threads: the store holds a lock.
 
     Attributes
     ----------
     spoilt : bool
-        Whether a blend has raised, so that some pixels may be blended and others not; nobody is to use it any more.
+        Whether a blend has raised, so that some pixels may be blended and others not. The tile must not be used then.
     """
 
     def __init__(self, record: Record, tile: Index) -> None:
@@ -167,7 +167,7 @@ class TileInProgress:
         self._layout = layout = record.gathered
         tile = self._lifted(tile)
         self._start = layout.start(tile)
-        # Pixels of the tile beyond the end of the tensor stay blank, wherever windows reach.
+        # Pixels of the tile beyond the end of the tensor stay blank, even if windows reach there.
         self._stop = layout.stop(tile)
         self._inside = tuple(map(slice, map(operator.sub, self._stop, self._start)))
         low, high = self._grid.box(self._start, self._stop)
@@ -189,12 +189,12 @@ class TileInProgress:
 
     @property
     def pixels(self) -> Array | None:
-        """The tile, once it is complete; None where no window covers it, too."""
+        """The tile if it is complete; None otherwise, and if no window covers it."""
         return self._prefix if self._prefix_length == self.total else None
 
     @property
     def dirty(self) -> bool:
-        """Whether something has come in since the last `mark_stored`."""
+        """Whether windows were added since the last `mark_stored`."""
         grown = self._prefix_length > self._stored_prefix or not self._pieces.keys() <= self._stored_pieces
         return grown and not self.spoilt
 
@@ -205,7 +205,7 @@ class TileInProgress:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the tile takes, in bytes."""
+        """The memory that the tile takes, in bytes."""
         return self._piece_bytes + (0 if self._prefix is None else self._prefix.nbytes)
 
     def __contains__(self, index: Index) -> bool:
@@ -217,7 +217,7 @@ class TileInProgress:
         """The windows that are known."""
         return frozenset(map(self._lowered, map(self._index, (*range(self._prefix_length), *self._pieces))))
 
-    # Asked of the record each time: a tensor that was opened without its functions may be given them later.
+    # Taken from the record each time: a tensor that was opened without its functions may get them later.
     @property
     def _blender(self) -> Blender:
         return self._record.spec.gathered.blender
@@ -235,9 +235,9 @@ class TileInProgress:
         return self._reducer.lowered(index) if self._is_reduced else index
 
     def add_row(self, index: Index, windows: Array) -> None:
-        """Take in what lies in this tile of windows that follow each other, from `index` on, along the last coordinate.
+        """Add the parts inside this tile of a row of windows: `index` and those that follow along the last coordinate.
 
-        All of them touch the tile.
+        All of them must touch the tile.
         """
         if self.spoilt:
             return
@@ -258,7 +258,7 @@ class TileInProgress:
         self.spoilt = False
 
     def merge(self, partial: PartialTile) -> None:
-        """Take in what a store knows of the tile; DamagedPartialError, and nothing taken in, if it does not fit."""
+        """Add what a store knows of the tile. If that does not fit, raise DamagedPartialError and add nothing."""
         self.logged = True
         self._check_fits(partial)
         if partial.prefix is not None and partial.prefix_length > self._prefix_length:
@@ -275,11 +275,11 @@ class TileInProgress:
 
     @property
     def record(self) -> Record:
-        """The tensor that it is a tile of."""
+        """The record of the tile's tensor."""
         return self._record
 
     def read(self, target: Array, low: Sequence[int]) -> None:
-        """Blend the pixels from `low` on, all of whose windows are known, into `target`."""
+        """Blend the pixels from `low` on into `target`; all windows that cover them must be known."""
         if self.pixels is not None:
             copy_shared(self.pixels, self._record.layout.start(self.tile), target, low)
         elif not self._is_reduced:
@@ -291,7 +291,7 @@ class TileInProgress:
             self._reducer.reduce(values, low, target)
 
     def _read(self, target: Array, low: Sequence[int]) -> None:
-        """Blend what is gathered from `low` on into `target`."""
+        """Blend the pixels from `low` on into `target`, before any reduction."""
         if self.spoilt:
             raise StoreError(
                 f"tile {self.tile} of tensor {self._record.spec.tensor_id!r} was dropped while it was being read, as "
@@ -311,13 +311,13 @@ class TileInProgress:
         self._blender.finish(block, low, target)
 
     def finished(self) -> torch.Tensor:
-        """The tile, complete."""
+        """The tile, which must be complete."""
         assert self._prefix is not None
         assert self._prefix_length == self.total
         return as_tensor(self._prefix)
 
     def unstored(self) -> PartialTile | None:
-        """What has come in since the last `mark_stored`, or None."""
+        """What was added since the last `mark_stored`, or None."""
         ranks = self._pieces.keys() - self._stored_pieces
         grown = self._prefix_length > self._stored_prefix
         if self.spoilt or not (ranks or grown):
@@ -327,13 +327,13 @@ class TileInProgress:
         return PartialTile(prefix, self._prefix_length if grown else 0, pieces)
 
     def mark_stored(self, partial: PartialTile) -> None:
-        """What `unstored` returned has been stored."""
+        """Called when what `unstored` returned has been stored."""
         self.logged = True
         self._stored_prefix = max(self._stored_prefix, partial.prefix_length)
         self._stored_pieces.update(self._rank(self._lifted(index)) for index in partial.pieces)
 
     def _check_fits(self, partial: PartialTile) -> None:
-        """A digest tells that a part is as it was written, not that it was this tile it was written for."""
+        """Raise DamagedPartialError if a part does not fit this tile, for which its digest may still be right."""
         length = partial.prefix_length
         if not 0 <= length <= self.total or (partial.prefix is None) is (length > 0):
             raise DamagedPartialError(f"a prefix of {length} windows, of the {self.total} that cover the tile")
@@ -355,7 +355,7 @@ class TileInProgress:
             raise DamagedPartialError(f"a {name} of {block.dtype} {tuple(block.shape)}, not {dtype} {shape}")
 
     def _rank(self, index: Index) -> int:
-        """The place of a window among those that cover the tile, in lexicographic order."""
+        """The position of a window, in lexicographic order, among those that cover the tile."""
         rank = 0
         for i, low, width in zip(index, self._low, self._widths, strict=True):
             rank = rank * width + i - low
@@ -376,7 +376,7 @@ class TileInProgress:
         return [min(a, b + n) for a, b, n in zip(self._stop, window.start(index), window.size, strict=True)]
 
     def _piece_of(self, window: Array, index: Index) -> Array:
-        """A copy of what lies in this tile."""
+        """A copy of the part of a window inside this tile."""
         window_start = self._grid.window.start(index)
         inside = []
         for a, b, c, n in zip(self._start, self._stop, window_start, window.shape, strict=True):
@@ -388,19 +388,19 @@ class TileInProgress:
         self._piece_bytes += piece.nbytes
 
     def _blend_in(self, count: int, fold: Callable[..., None], *windows: Any) -> None:
-        """Have ``fold(tile, start, *windows)`` blend the next windows into the first ones."""
+        """Blend the next `count` windows into the prefix by ``fold(tile, start, *windows)``."""
         tile = self._begun()
         fold(tile[self._inside], self._start, *windows)
         self._begin_with(tile, self._prefix_length + count)
 
     def _begin_with(self, tile: Array, length: int) -> None:
-        """Have the first windows be blended into `tile`, which is finished if they are all."""
+        """Make `tile`, with `length` windows blended in, the prefix; finish it if these are all windows."""
         if length == self.total:
             tile = self._finished(tile)
         self._prefix, self._prefix_length = tile, length
 
     def _finished(self, folded: Array) -> Array:
-        """The pixels of the tile, into which all windows have been folded."""
+        """The pixels of the tile, given the result of folding all windows into it."""
         tile = folded
         if self._blender.accumulator != self._layout.dtype:
             tile = as_array(self._allocated(self._layout))
@@ -415,7 +415,7 @@ class TileInProgress:
         return pixels
 
     def _begun(self) -> Array:
-        """The tile with its first windows; a blank one where it has none."""
+        """The prefix; a blank tile if there is none."""
         if self._prefix is not None:
             return self._prefix
         tile = as_array(self._allocated(self._layout, self._blender.accumulator))
@@ -433,7 +433,7 @@ class TileInProgress:
             ) from error
 
     def _absorb(self) -> None:
-        """Blend the loose pieces that have come to be next."""
+        """Blend the pieces that now follow the prefix without a gap."""
         while self._prefix_length in self._pieces:
             piece, index = self._pieces.pop(self._prefix_length), self._index(self._prefix_length)
             self._piece_bytes -= piece.nbytes

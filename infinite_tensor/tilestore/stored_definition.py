@@ -1,4 +1,4 @@
-"""What a store says of a tensor, checked before anything is made of it: it may be damaged, or an attacker's."""
+"""Stored definitions of tensors, checked before use: they may be damaged, or made by an attacker."""
 
 from __future__ import annotations
 
@@ -44,27 +44,27 @@ from infinite_tensor.values.spec import TensorSpec
 T = TypeVar("T")
 
 FORMAT = 1
-"""Of what a store holds; what a later version of this library has stored with a higher one is refused."""
+"""The version of the storage format. Data with a higher one, from a later version of this library, is refused."""
 
 _FIELDS = (
     *("format", "shape", "dtype", "output_window", "edge", "args", "blend", "blend_init", "reduce", "version"),
     *("functions", "output", "dims", "tile_size"),
 )
-"""All that decides what a definition means, but for what pixels mean."""
+"""All fields of a definition except the meaning of pixels."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A definition as a store holds it.
+    """A definition as stored.
 
     Attributes
     ----------
     definition : Definition
-        What decides the values.
+        What determines the values.
     tile_size : tuple of int or None
-        Extent of its tiles per dimension; None in a store that has none.
+        Extent of a tile per dimension; None if the store has no tiles.
     """
 
     definition: Definition
@@ -72,14 +72,14 @@ class StoredTensor:
 
     @classmethod
     def from_json(cls, stored: object) -> StoredTensor:
-        """What `stored` describes. Nothing in it is trusted, executed or imported, and nothing is allocated for it.
+        """Parse a stored definition. Nothing in it is trusted, executed or imported, and no memory is allocated for it.
 
         Raises
         ------
         ValidationError
-            If it is nothing that a tensor can have been stored as.
+            If it is not a valid definition.
         StoreError
-            If it is in the format of a later version.
+            If it has the format of a later version.
         """
         given = _typed(dict, "it", stored)
         fields = {name: given[name] for name in _FIELDS if name in given}
@@ -88,7 +88,7 @@ class StoredTensor:
         except (TypeError, ValueError, RecursionError):
             text = json.dumps(json_value("definition", fields, DEEPEST_JSON + 1))
         found = _parsed(text)
-        # Looked at when it is asked for: it may be long.
+        # The meaning is parsed when it is needed, as it may be long.
         meaning = given.get("meaning")
         if meaning is None:
             return found
@@ -97,7 +97,7 @@ class StoredTensor:
 
     @classmethod
     def of(cls, store: object, tensor_id: str, stored: object) -> StoredTensor:
-        """`from_json` of what `store` holds as the definition of `tensor_id`; StoreError for whatever is wrong."""
+        """Parse what `store` has as the definition of `tensor_id`; every error becomes a StoreError."""
         what = f"{store}: what is stored as the definition of tensor {tensor_id!r}"
         try:
             found = cls.from_json(stored)
@@ -113,17 +113,17 @@ class StoredTensor:
         return found
 
     def spec(self, tensor_id: str) -> TensorSpec:
-        """The tensor of this id, on the CPU, with a blend that may be known by its name only."""
+        """The tensor with this id, on the CPU. Its blend may be known by name only."""
         definition = self.definition
         blend, blend_init = blend_of(definition.blend), scalar_from_json(definition.blend_init)
         reduction = None if definition.reduction is None else reduction_from_json(definition.reduction)
         return TensorSpec(tensor_id, definition, torch.device("cpu"), blend, blend_init, self.tile_size, reduction)
 
 
-# A definition is asked for again and again on the way to its tensor, and takes ten times as long to parse as to write.
+# Opening a tensor reads its definition several times, and parsing one takes ten times as long as writing it.
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> StoredTensor:
-    """What a definition without what it means says; errors as of `StoredTensor.from_json`."""
+    """Parse a definition without the meaning of pixels; raises the errors of `StoredTensor.from_json`."""
     fields = _typed(dict, "it", json_value("definition", json.loads(text), DEEPEST_JSON + 1))
     version = as_index(fields.get("format", FORMAT))
     if version is None or version < 1:
@@ -137,12 +137,12 @@ def _parsed(text: str) -> StoredTensor:
 
 
 def definition_of(fields: Mapping[str, Any]) -> Definition:
-    """The definition that `Definition.to_json` described.
+    """The definition from which `Definition.to_json` made `fields`.
 
     Raises
     ------
     ValidationError
-        If it is not one that an `InfiniteTensor` can have.
+        If no `InfiniteTensor` can have this definition.
     """
     shape, dtype = checked_shape(_field(fields, "shape")), dtype_of(_field(fields, "dtype"))
     window = TensorWindow.from_dict(_field(fields, "output_window"))

@@ -1,4 +1,4 @@
-"""The name under which backends have imported the conformance suite, which is in `infinite_tensor.testing`."""
+"""The former import path of the conformance suite for backends, which is now in `infinite_tensor.testing`."""
 
 from infinite_tensor.testing import PersistentStoreTests
 

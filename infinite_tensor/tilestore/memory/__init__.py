@@ -1,4 +1,4 @@
-"""Windows in memory: `MemoryTileStore`."""
+"""`MemoryTileStore`, which keeps windows in memory."""
 
 from infinite_tensor.tilestore.memory.contents import MemoryTileStore
 

@@ -21,20 +21,20 @@ from infinite_tensor.tilestore.memory.windows import Held, KeptWindows, Row, fol
 from infinite_tensor.values.spec import TensorSpec
 
 _LOOKED_UP = 2**10
-"""So many windows of a tile are looked up at once: most often it lacks all of them, or none."""
+"""The number of windows of a tile that are looked up at once. Usually all of a tile's windows are missing, or none."""
 
 
 class MemoryAccess(Access):
-    """Holds the windows of its regions by reference, whether or not the cache still does.
+    """Keeps references to the windows of its regions, even if the cache drops them.
 
     Parameters
     ----------
     check_open : callable
-        Raises StoreError where the store has been closed.
+        Raises StoreError if the store has been closed.
     kept : KeptWindows
-        What the store keeps.
+        The windows of the store.
     spec : TensorSpec
-        The tensor, as it is kept.
+        The registered object for the tensor.
     """
 
     def __init__(self, check_open: Callable[[], None], kept: KeptWindows, spec: TensorSpec) -> None:
@@ -69,7 +69,7 @@ class MemoryAccess(Access):
         return [tile for tile in tiles if self._take_whole(tile)]
 
     def _take_whole(self, tile: Index) -> bool:
-        """Hold the windows over a tile, if all are there."""
+        """Keep the windows over a tile if all are in memory; whether they are."""
         box = self._spec.grid.box(self._layout.start(tile), self._layout.stop(tile))
         windows = itertools.product(*map(range, *box))
         taken: dict[Index, Row] = {}
@@ -101,7 +101,7 @@ class MemoryAccess(Access):
         self._kept.put(self._spec, rows)
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Blend the windows of a region into `out`, or copy what has been blended before."""
+        """Blend the windows of a region into `out`, or copy pixels that have been blended before."""
         target, stop = as_array(out), list(map(operator.add, start, out.shape))
         if out.numel() >= self._tile_pixels:
             self._fold(target, start)
@@ -119,7 +119,7 @@ class MemoryAccess(Access):
             self._fold(target, start)
 
     def keep(self, start: Sequence[int] | None) -> None:
-        """Drop the windows that end before `start`."""
+        """Release the windows that end before `start`."""
         if start is None:
             self._held.rows = {}
             self._blended.keep(None)
@@ -132,16 +132,16 @@ class MemoryAccess(Access):
 
     @property
     def outdated(self) -> bool:
-        """Whether the store keeps the tensor as another object by now."""
+        """Whether the store has replaced or removed its object for the tensor."""
         return not self._kept.is_current(self._spec)
 
     def detach(self) -> None:
-        """Go on with an object of its own."""
+        """Continue with a copy of the object, which is not registered, so that nothing is stored."""
         self._spec = replace(self._spec)
         self._held = Held(self._spec)
 
     def close(self) -> None:
-        """Drop all windows."""
+        """Release all windows."""
         self.keep(None)
         if self._held.awaited:
             self._kept.await_no_more(self._held)
@@ -153,7 +153,7 @@ class MemoryAccess(Access):
         fold_rows(self._spec, rows, target, start)
 
     def _tile(self, index: Index) -> Blended | None:
-        """A tile from the store, or blended now: whole, or as far as regions of this read may reach."""
+        """A tile from the store, or blended now: whole if possible, else cut to the bounds of this read's regions."""
         start, stop = self._layout.start(index), self._layout.stop(index)
         pixels = self._kept.tile(self._spec, index)
         if pixels is not None:
@@ -175,7 +175,7 @@ class MemoryAccess(Access):
         return Blended(start, stop, pixels)
 
     def _rows(self, start: Index, stop: Index) -> list[tuple[Index, Array]] | None:
-        """The windows of a region, from the cache too; None where one is missing."""
+        """The windows of a region, including those in the cache; None if one is missing."""
         box, held = self._spec.grid.box(start, stop), self._held.rows
         unknown = [index for index in itertools.product(*map(range, *box)) if index not in held]
         found = self._kept.take(self._spec, unknown)
@@ -184,7 +184,7 @@ class MemoryAccess(Access):
         return rows_in(box, lambda index: held.get(index) or found.get(index))
 
     def _remember(self, pixels: Array, start: Sequence[int], stop: Sequence[int]) -> None:
-        """Keep the tiles that lie in a region which has been blended."""
+        """Cache the tiles that are completely inside a blended region."""
         for tile in itertools.product(*map(range, *self._layout.box(start, stop))):
             low, to = self._layout.part(tile, start, stop)
             block = pixels[to]

@@ -1,4 +1,4 @@
-"""`MemoryTileStore`, and what it holds as the engine uses it: windows as ``f`` returned them."""
+"""`MemoryTileStore`, and the engine's interface to its windows, which are kept as ``f`` returned them."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class MemoryContents(Contents):
         self.kept = KeptWindows(max_bytes, max_windows)
         self._groups: dict[str, dict[str, Any]] = {}
         super().__init__()
-        # One lock for all.
+        # The store and its windows share one lock.
         self.lock = self.kept.lock
 
     def cut_through(self, error: BaseException) -> None:  # noqa: ARG002  (the store works on)
-        """Begin without windows."""
+        """Drop all windows, as some may be inconsistent; the store stays open."""
         self.kept.restart()
 
     def _renew_after_fork(self) -> None:
@@ -66,7 +66,7 @@ class MemoryContents(Contents):
 
     @store_method
     def register(self, spec: TensorSpec) -> TensorSpec:
-        """Make a tensor known; one of the same id and definition shares its windows."""
+        """Register a tensor. Tensors with the same id and definition share their windows."""
         with self.lock:
             self.check_open()
             known = self.registered(spec)
@@ -82,23 +82,23 @@ class MemoryContents(Contents):
 
     @property
     def cache_limit(self) -> int | None:
-        """The limit of all windows together."""
+        """The limit in bytes for all windows together."""
         return self.kept.windows.max_bytes
 
     @store_method
     def lend(self, held: threading.Lock, room: int) -> None:
-        """While a lock is held, keep no more than now and this much."""
+        """While the lock `held` is locked, let the windows grow by at most `room` bytes."""
         kept = self.kept
         with self.lock:
             kept.windows.lend(held, room)
             kept.shrink_blended()
 
     def layout(self, spec: TensorSpec) -> TileLayout:
-        """The tiles that blended pixels are kept in."""
+        """The tiles in which blended pixels are kept."""
         return self.kept.layout(spec)
 
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
-        """Which windows are there; its tiles are those of blended pixels."""
+        """Which windows are in memory, by tiles of blended pixels."""
         with self.lock:
             self.check_open()
             layout = self.kept.layout(spec)
@@ -106,7 +106,7 @@ class MemoryContents(Contents):
         return Inventory.of_windows(spec.grid, layout, windows, start, stop)
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
-        """Copy a region whose windows are there and need no blending, or have been blended before."""
+        """Copy a region if all its windows are in memory and either need no blending or have been blended before."""
         kept = self.kept
         with self.lock:
             if self.closed or not kept.keeps(spec):
@@ -127,7 +127,7 @@ class MemoryContents(Contents):
         return rows is not None or tiles is not None
 
     def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize:  # noqa: ARG002  (few)
-        """How many windows there are, all of one size."""
+        """The number of windows in memory, and their size."""
         with self.lock:
             windows = self.kept.windows.of(tensor_id)
             one = next(iter(windows.values()), None)
@@ -135,7 +135,7 @@ class MemoryContents(Contents):
 
     @store_method
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
-        """Convert all windows of a tensor; they replace the old ones once every one is converted."""
+        """Convert all windows of a tensor. They replace the old ones when all have been converted."""
         with self.lock:
             self.check_open()
             self.registered(spec)
@@ -146,32 +146,32 @@ class MemoryContents(Contents):
             self.kept.replace(moved, converted)
 
     def specs_downstream(self) -> list[TensorSpec]:
-        """All tensors made on this store."""
+        """All tensors registered with this store."""
         with self.lock:
             return list(self.kept.specs.values())
 
     def check_droppable(self, tensor_id: str) -> None:
-        """Windows in memory can be dropped at any time; a closed store has none."""
+        """Never raise: windows in memory can be dropped at any time, and a closed store has none."""
 
     def drop(self, spec: TensorSpec, windows: BoxUnion) -> Dropped:
-        """Forget windows one by one, and the tiles that they are blended into."""
+        """Drop windows one by one, and the tiles into which they are blended."""
         kept, tensor_id = self.kept, spec.tensor_id
         with self.lock:
             if not kept.keeps(spec):
                 return Dropped()
-            # Another object: reads in progress find that theirs is not the one that is kept any more.
+            # Keep a new object, so that reads in progress notice that theirs is no longer current.
             kept.specs[tensor_id] = replace(kept.specs[tensor_id])
             doomed = windows.held(list(kept.windows.of(tensor_id)))
             kept.drop(tensor_id, doomed, tiles_of(kept.layout(spec).grid, pixels_of(spec.grid, windows)))
             return Dropped(windows=len(doomed))
 
     def tensor_ids(self, prefix: str = "") -> list[str]:
-        """Ids of all tensors made on this store, which begin with `prefix`, sorted."""
+        """Ids of all tensors registered with this store that begin with `prefix`, sorted."""
         with self.lock:
             return sorted(tensor_id for tensor_id in self.kept.specs if tensor_id.startswith(prefix))
 
     def holds(self, tensor_id: str) -> bool:
-        """Whether a tensor was made on this store."""
+        """Whether a tensor with this id is registered with this store."""
         return tensor_id in self.kept.specs
 
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
@@ -182,32 +182,32 @@ class MemoryContents(Contents):
             return dict(self.kept.specs[tensor_id].definition.to_json())
 
     def info_of(self, tensor_id: str) -> TensorInfo:
-        """What is in memory of one tensor; a window counts as a complete tile."""
+        """Describe one tensor and its windows in memory; a window counts as a complete tile."""
         with self.lock:
             definition = self.definition_of(tensor_id)
             sizes = [row.window_bytes for row in self.kept.windows.of(tensor_id).values()]
             return TensorInfo(tensor_id, definition, len(sizes), 0, sum(sizes), "memory")
 
     def digest_of(self, tensor_id: str) -> str | None:
-        """What a tensor is."""
+        """The digest of a tensor's definition, None if there is no such tensor."""
         known = self.kept.specs.get(tensor_id)
         return None if known is None else known.definition.digest
 
     def delete(self, tensor_id: str) -> None:
-        """Forget a tensor."""
+        """Drop a tensor and its windows."""
         self.kept.forget(tensor_id)
 
     def clear_cache(self, tensor_id: str) -> None:
-        """Forget all windows of a tensor."""
+        """Drop all windows of a tensor."""
         self.kept.forget_windows(tensor_id)
 
     def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:  # noqa: ARG002  (nothing decays in memory)
-        """Nothing is damaged."""
+        """Return an empty list: nothing in memory is damaged."""
         self.definition_of(tensor_id)
         return []
 
     def close(self, *, discard: bool) -> None:  # noqa: ARG002  (there is nothing that could not be stored)
-        """Forget everything."""
+        """Drop everything."""
         with self.lock:
             for tensor_id in self.tensor_ids():
                 self.delete(tensor_id)
@@ -223,7 +223,7 @@ class MemoryContents(Contents):
         self._groups[group_id] = definition
 
     def delete_group(self, group_id: str) -> None:
-        """Forget a group."""
+        """Drop a group."""
         self._groups.pop(group_id, None)
 
     def group_ids(self) -> list[str]:
@@ -231,13 +231,13 @@ class MemoryContents(Contents):
         return list(self._groups)
 
     def check_current(self, spec: TensorSpec) -> None:
-        """StoreError if the store was closed, or the tensor cleared or invalidated, since it was this."""
+        """Raise StoreError if the store was closed, or the tensor cleared or invalidated, since `spec` was current."""
         self.check_open()
         if not self.kept.is_current(spec):
             raise changed_meanwhile(self, spec.tensor_id)
 
     def registered(self, spec: TensorSpec) -> TensorSpec:
-        """The tensor as it is kept; from now on if it is new."""
+        """The registered object for a tensor; registers `spec` if the tensor is new."""
         known = self.kept.specs.setdefault(spec.tensor_id, spec)
         check_same(spec.tensor_id, known.definition, spec.definition, self)
         if known.device != spec.device:

@@ -1,6 +1,6 @@
-"""Windows of any number of tensors in memory, all of them or those that were used last, and pixels blended from them.
+"""Windows of any number of tensors in memory, all or the last used ones, and tiles of pixels blended from them.
 
-What one thread has computed lies side by side, and is worked on row by row, not window by window.
+Windows that were computed together are adjacent in memory, and are processed row by row, not window by window.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from infinite_tensor.values.spec import TensorSpec
 
 _BLENDED_TILE_BYTES = 2**18
 _MOST_BLENDED_BYTES = 2**24
-"""More than one large window is not blended at once."""
+"""The most bytes of a tile of blended pixels, for tensors with large windows."""
 _GATHERED_BYTES = 2**24
-"""More values of pixels are not gathered at once, before a reduction."""
+"""The most bytes of values that are gathered at once before a reduction."""
 
 
 class Row:
@@ -35,11 +35,11 @@ class Row:
     Attributes
     ----------
     index : tuple of int
-        The first of them.
+        The index of the first window.
     windows : array of shape (N, *window size)
-        All of them.
+        All windows.
     window_bytes : int
-        Size of one in bytes.
+        Size of one window in bytes.
     """
 
     __slots__ = ("index", "window_bytes", "windows")
@@ -57,9 +57,9 @@ class Row:
 def rows_in(
     box: tuple[Sequence[int], Sequence[int]], row_at: Callable[[Index], Row | None]
 ) -> list[tuple[Index, Array]] | None:
-    """The windows of a box in lexicographic order, as rows with their first index; None where one is missing.
+    """The windows of a box in lexicographic order, as rows, each with its first index; None if a window is missing.
 
-    ``row_at(index)`` finds a row that holds a window.
+    ``row_at(index)`` returns a row that contains the window, or None.
     """
     low, high = box
     rows = []
@@ -103,7 +103,7 @@ def _fold(blender: Blender, rows: Sequence[tuple[Index, Array]], target: Array, 
 
 
 def _halves(target: Array, start: Sequence[int], d: int) -> Iterator[tuple[Array, Index]]:
-    """A block cut in two along a dimension, each part with its first pixel."""
+    """The two halves of a block along a dimension, each with its first pixel."""
     middle = target.shape[d] // 2
     for begin, end in ((0, middle), (middle, target.shape[d])):
         part = target[(slice(None),) * d + (slice(begin, end),)]
@@ -113,7 +113,7 @@ def _halves(target: Array, start: Sequence[int], d: int) -> Iterator[tuple[Array
 def _rows_over(
     rows: Iterable[tuple[Index, Array]], low: Sequence[int], high: Sequence[int]
 ) -> Iterator[tuple[Index, Array]]:
-    """What rows hold of a box of windows."""
+    """The parts of rows that are inside a box of windows."""
     for index, windows in rows:
         if all(a <= i < b for i, a, b in zip(index[:-1], low, high, strict=False)):
             first = max(0, low[-1] - index[-1])
@@ -122,70 +122,70 @@ def _rows_over(
 
 
 class Windows:
-    """Windows of any number of tensors, of which the least recently used are forgotten beyond limits, if there are any.
+    """Windows of any number of tensors. Beyond limits, if there are any, the least recently used windows are dropped.
 
-    Windows that were computed together stay together, in a row, as long as nothing may be forgotten. Within limits each
-    is by itself: a row would stay as long as any of its windows. Not safe for threads: the owner holds a lock.
+    Without limits, windows that were computed together share a row. With limits, each is copied to a row of its own,
+    as a shared row would stay in memory as long as any of its windows. Not safe for threads: the owner holds a lock.
 
     Parameters
     ----------
     max_bytes, max_items : int or None
-        Limits; None is no limit, but for those that are lent.
+        Limits; None is no limit, except for those set by `lend`.
     """
 
     def __init__(self, max_bytes: int | None, max_items: int | None) -> None:
         self._rows: dict[str, dict[Index, Row]] = {}
-        # The order of use, of all of them or, where nothing may be forgotten, of none.
+        # The order of use of all windows; empty if there are no limits.
         self._used: LRU[tuple[str, Index], None] = LRU(max_bytes, max_items)
         self._in_order = False
 
     @property
     def max_bytes(self) -> int | None:
-        """The most bytes that are kept."""
+        """The limit in bytes."""
         return self._used.max_bytes
 
     @property
     def max_items(self) -> int | None:
-        """The most windows that are kept."""
+        """The limit for the number of windows."""
         return self._used.max_items
 
     @property
     def limited(self) -> bool:
-        """Whether windows may be forgotten."""
+        """Whether windows may be dropped."""
         return self.max_items is not None or self._used.most_bytes is not None
 
     @property
     def empty(self) -> bool:
-        """Whether there is no window."""
+        """Whether there are no windows."""
         return not any(self._rows.values())
 
     @property
     def total_bytes(self) -> int:
-        """What all windows take."""
+        """The size of all windows together."""
         return sum(row.window_bytes for rows in self._rows.values() for row in rows.values())
 
     @property
     def room(self) -> int:
-        """Bytes that the limit leaves; 0 where there is no limit, or one in windows only."""
+        """The bytes left below the limit; 0 if there is no limit in bytes."""
         most = self._used.most_bytes
         return 0 if most is None else most - self._used.total_bytes
 
     def limit(self, max_bytes: int | None, max_items: int | None) -> None:
-        """Have other limits."""
+        """Change the limits."""
         self._used.max_bytes, self._used.max_items = max_bytes, max_items
         self._keep_limits()
 
     def lend(self, held: threading.Lock, room: int) -> None:
-        """While a lock is held, keep no more than what there is now and `room` bytes."""
+        """While the lock `held` is locked, keep at most `room` bytes more than now."""
         self._begin_order()
         self._used.lend(held, room)
 
     def of(self, tensor_id: str) -> Mapping[Index, Row]:
-        """All windows of one tensor. To look at, not to use."""
+        """All windows of one tensor. Looking them up here does not count as a use."""
         return self._rows.get(tensor_id, {})
 
     def finder(self, tensor_id: str) -> Callable[[Index], Row | None]:
-        """What finds a row that holds a window of one tensor, or None."""
+        """A function that returns a row with a given window of one tensor, or None."""
         find = self.of(tensor_id).get
 
         def used(index: Index) -> Row | None:
@@ -195,16 +195,16 @@ class Windows:
         return used if self._in_order else find
 
     def take(self, tensor_id: str, indices: Sequence[Index]) -> dict[Index, Row]:
-        """Those of the windows that are here."""
+        """The given windows that are in memory."""
         rows, find = self.of(tensor_id), self.finder(tensor_id)
         return {index: row for index in indices if (row := find(index)) is not None} if rows else {}
 
     def put(self, tensor_id: str, rows: Mapping[Index, Row]) -> None:
-        """Keep windows, each with a row that holds it. Of those that are here, what is here stays."""
+        """Keep windows, each with a row that contains it. Windows that are already here are not replaced."""
         self._keep_limits()
         kept = self._rows.setdefault(tensor_id, {})
         if self._in_order or not kept.keys().isdisjoint(rows):
-            # A read that finds a row takes the windows that follow in it for stored too: none may hold one of another.
+            # A read that finds a row takes the following windows in it as stored too, so rows must not overlap.
             rows = {index: _alone(row, index) for index, row in rows.items() if index not in kept}
         kept.update(rows)
         if self._in_order:
@@ -212,22 +212,22 @@ class Windows:
             self._evict()
 
     def forget(self, tensor_id: str) -> None:
-        """Forget all windows of a tensor."""
+        """Drop all windows of a tensor."""
         self._forget_use(tensor_id, self._rows.pop(tensor_id, {}))
 
     def drop(self, tensor_id: str, indices: Sequence[Index]) -> None:
-        """Forget some windows of a tensor, all of which are here."""
+        """Drop some windows of a tensor, all of which must be here."""
         rows = dict(self.of(tensor_id))
         broken = {id(rows.pop(index)) for index in indices}
         for index, row in rows.items():
             if id(row) in broken:
-                # A read that finds a row takes the windows that follow in it for stored as well.
+                # A read that finds a row takes the following windows in it as stored too.
                 rows[index] = _alone(row, index)
         self._rows[tensor_id] = rows
         self._forget_use(tensor_id, indices)
 
     def _keep_limits(self) -> None:
-        """Keep the order of use where there are limits, which may have been lent, and nowhere else."""
+        """Begin to record the order of use if there are limits, including those set by `lend`, and stop if not."""
         if self.limited:
             self._begin_order()
             self._evict()
@@ -263,7 +263,7 @@ def _alone(row: Row, index: Index) -> Row:
 
 
 def blended_layout(spec: TensorSpec) -> TileLayout:
-    """The tiles in which pixels of a tensor are blended: whole strides, as square as may be, of about 256 KiB."""
+    """The tiles in which pixels of a tensor are blended: whole strides, as square as possible, of about 256 KiB."""
     window, shape = spec.grid.window, spec.shape
     tile = [min(size, stride) for size, stride in zip(window.size, window.stride, strict=True)]
     size = spec.dtype.itemsize
@@ -273,16 +273,16 @@ def blended_layout(spec: TensorSpec) -> TileLayout:
 
 
 class Held:
-    """The windows of one tensor that a read holds, and those that it is handed as soon as others have computed them.
+    """The windows of one tensor that a read keeps, and those that it gets as soon as other reads have computed them.
 
     Attributes
     ----------
     spec : TensorSpec
-        The tensor, as it is kept: what has taken its place under its id is another one.
+        The registered object for the tensor; another object under the same id does not match.
     rows : dict of tuple of int to Row
-        What it holds.
+        The windows that the read keeps.
     awaited : set of tuple of int
-        What it waits for.
+        The windows that it waits for.
     """
 
     def __init__(self, spec: TensorSpec) -> None:
@@ -292,18 +292,18 @@ class Held:
 
 
 class KeptWindows:
-    """Windows of any number of tensors and tiles blended from them, within limits, if there are any. Safe for threads.
+    """Windows of any number of tensors and tiles blended from them, with limits, if there are any. Safe for threads.
 
     Attributes
     ----------
     lock : threading.RLock
         Held while anything is looked up or changed.
     specs : dict of str to TensorSpec
-        The tensors. Reads hold the very object: where it is another one, windows have been dropped since.
+        The tensors. Reads keep the same object; if another object is here, windows have been dropped since.
     windows : Windows
         Their windows.
     blended : LRU
-        Blended pixels, in the room that windows leave.
+        Tiles of blended pixels, in the memory that windows leave free.
     """
 
     def __init__(self, max_bytes: int | None, max_windows: int | None) -> None:
@@ -313,24 +313,24 @@ class KeptWindows:
         self.renew()
 
     def renew(self) -> None:
-        """Begin with what may be shared with a process that this one was forked from: the windows."""
+        """In a forked child, keep only the windows."""
         self.lock = threading.RLock()
         self.blended: LRU[tuple[str, Index], Array] = LRU()
         self._waiting: WeakSet[Held] = WeakSet()
 
     def limit(self, max_bytes: int | None, max_windows: int | None) -> None:
-        """Set the limits of windows."""
+        """Set the limits for windows."""
         with self.lock:
             self.windows.limit(max_bytes, max_windows)
             self.shrink_blended()
 
     def restart(self) -> None:
-        """Begin without windows, within the same limits."""
+        """Drop all windows, and keep the limits."""
         with self.lock:
             self.windows, self.blended = Windows(self.windows.max_bytes, self.windows.max_items), LRU()
 
     def shrink_blended(self) -> None:
-        """Windows may take all of the room that there is, blended tiles what these leave."""
+        """Limit blended tiles to the memory that windows leave free."""
         if self.windows.limited:
             self.blended.max_bytes = max(self.windows.room, 0)
             self.blended.evict()
@@ -340,33 +340,33 @@ class KeptWindows:
         return not self.windows.limited or self.windows.room >= nbytes
 
     def keeps(self, spec: TensorSpec) -> bool:
-        """Whether what is in memory is of this tensor, which may have been cleared or moved meanwhile."""
+        """Whether the windows in memory are those of this tensor, which may have been cleared or moved meanwhile."""
         known = self.specs.get(spec.tensor_id)
         return known is spec or (
             known is not None and known.device == spec.device and same(known.definition, spec.definition)
         )
 
     def is_current(self, spec: TensorSpec) -> bool:
-        """Whether this very object stands for a tensor: it was neither cleared, nor moved, nor invalidated since."""
+        """Whether `spec` is the registered object: the tensor was not cleared, moved or invalidated since."""
         return self.specs.get(spec.tensor_id) is spec
 
     def layout(self, spec: TensorSpec) -> TileLayout:
-        """How blended pixels of a tensor are cut into tiles."""
+        """The tiles in which blended pixels of a tensor are kept."""
         with self.lock:
             if not self.keeps(spec):
-                # What is found of it must not be taken for that of the next tensor of this id.
+                # Do not cache the layout: it must not be used for the next tensor with this id.
                 return blended_layout(spec)
             if spec.tensor_id not in self._layouts:
                 self._layouts[spec.tensor_id] = blended_layout(spec)
             return self._layouts[spec.tensor_id]
 
     def take(self, spec: TensorSpec, indices: Sequence[Index]) -> Mapping[Index, Row]:
-        """Those of the windows that are there."""
+        """The given windows that are in memory."""
         with self.lock:
             return self.windows.take(spec.tensor_id, indices) if self.is_current(spec) else {}
 
     def put(self, spec: TensorSpec, rows: dict[Index, Row]) -> None:
-        """Keep windows, and hand them to the reads that wait for them."""
+        """Keep windows, and pass them to the reads that wait for them."""
         with self.lock:
             if not self.is_current(spec):
                 return
@@ -379,7 +379,7 @@ class KeptWindows:
                     held.awaited -= rows.keys()
 
     def take_or_await(self, spec: TensorSpec, held: Held, indices: Sequence[Index]) -> None:
-        """Have a read hold those of the windows that are there now, and the others when they come."""
+        """Give a read those windows that are in memory now, and the others as soon as they are put here."""
         with self.lock:
             found = self.take(spec, indices)
             held.rows.update(found)
@@ -387,7 +387,7 @@ class KeptWindows:
             self._waiting.add(held)
 
     def await_no_more(self, held: Held) -> None:
-        """A read waits for nothing any more."""
+        """Pass no more windows to a read."""
         with self.lock:
             self._waiting.discard(held)
 
@@ -397,7 +397,7 @@ class KeptWindows:
             return self.blended.get((spec.tensor_id, tile)) if self.is_current(spec) else None
 
     def tiles_in(self, tensor_id: str, box: tuple[Sequence[int], Sequence[int]]) -> dict[Index, Array] | None:
-        """The tiles of blended pixels in a box of indices; None where one is missing. The lock is held."""
+        """The tiles of blended pixels in a box of indices; None if one is missing. The caller holds the lock."""
         blocks = {}
         for tile in itertools.product(*map(range, *box)):
             block = self.blended.get((tensor_id, tile))
@@ -414,7 +414,7 @@ class KeptWindows:
                 self.shrink_blended()
 
     def forget_windows(self, tensor_id: str) -> None:
-        """Forget all windows and blended tiles of a tensor."""
+        """Drop all windows and blended tiles of a tensor."""
         with self.lock:
             for key in self.blended:
                 if key[0] == tensor_id:
@@ -422,20 +422,20 @@ class KeptWindows:
             self.windows.forget(tensor_id)
 
     def drop(self, tensor_id: str, indices: Sequence[Index], tiles: BoxUnion) -> None:
-        """Forget windows of a tensor, and blended tiles; the lock is held."""
+        """Drop windows and blended tiles of a tensor. The caller holds the lock."""
         self.windows.drop(tensor_id, indices)
         for tile in tiles.held([tile for name, tile in self.blended if name == tensor_id]):
             self.blended.pop((tensor_id, tile))
 
     def forget(self, tensor_id: str) -> None:
-        """Forget a tensor."""
+        """Drop a tensor with its windows."""
         with self.lock:
             self.forget_windows(tensor_id)
             self.specs.pop(tensor_id, None)
             self._layouts.pop(tensor_id, None)
 
     def replace(self, spec: TensorSpec, rows: dict[Index, Row]) -> None:
-        """Have a tensor and its windows take the place of all that is there under its id."""
+        """Replace everything under the id of a tensor by the tensor and its windows."""
         with self.lock:
             self.forget_windows(spec.tensor_id)
             self.specs[spec.tensor_id] = spec

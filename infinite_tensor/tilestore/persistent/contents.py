@@ -94,7 +94,7 @@ class PersistentContents(Contents):
         return repr(self.storage)
 
     def resumed(self) -> None:
-        """The store is open again."""
+        """Called when the store has been reopened."""
         super().resumed()
         self._released = False
 
