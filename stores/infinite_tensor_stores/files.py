@@ -1,7 +1,7 @@
-"""Local files as the objects of a store: a folder as a zarr Store.
+"""A local folder as a zarr Store, with files as objects.
 
-Only regular files, no larger than they can be, are read: to open a FIFO would block for ever, and a device or a file
-without end would fill the memory. A symbolic link is what it leads to.
+Only regular files up to a given size are read: opening a FIFO would block for ever, and reading a device or an endless
+file would fill the memory. Symbolic links are followed when reading.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from infinite_tensor.support.disks import give_name, remove
 from infinite_tensor.support.threads import on_threads
 
 LARGEST_DOCUMENT = 2**25
-"""Bytes that a ``zarr.json`` of ours, or of a group that we are a guest of, takes at most."""
+"""The most bytes of a ``zarr.json``, of this library or of a group of others that contains a store."""
 
 HDF5_SUFFIXES = (".h5", ".hdf5", ".hdf")
-"""What the name of a file ends in that is a store in HDF5, in lower case."""
+"""The file name suffixes of HDF5 stores, in lower case."""
 
-# To open a FIFO waits for somebody who writes, unless told not to. Windows has neither.
+# Without O_NONBLOCK, opening a FIFO waits for a writer. Windows has neither.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-# A socket, a device without a driver, a symbolic link that leads to itself.
+# Errors for a socket, a device without a driver, and a symbolic link that leads to itself.
 _NOT_TO_BE_OPENED = (errno.ENXIO, errno.ENODEV, errno.ELOOP)
 _IRREGULAR = "it is not a regular file"
 _PIECE = 2**16
 
 _DELETING = 4
-"""On how many threads folders are deleted."""
+"""The number of threads that delete folders."""
 
 
 class Unreadable(bytes):
-    """Stands for an object that is there and is not read. It is empty, so whatever does not look takes it for damaged.
+    """Placeholder for an object that exists but is not read. It is empty, so code that does not check sees damage.
 
     Attributes
     ----------
@@ -54,31 +54,31 @@ class Unreadable(bytes):
     reason: str
 
     def __new__(cls, reason: str) -> Self:
-        """An object that is not read for a reason."""
+        """A placeholder with the reason why the object is not read."""
         found = super().__new__(cls)
         found.reason = reason
         return found
 
     @classmethod
     def too_large(cls, size: int, most: int) -> Self:
-        """An object of `size` bytes where there can be `most`."""
+        """A placeholder for an object of `size` bytes, more than the allowed `most`."""
         return cls(f"it has {size} bytes, and can have {most} at most")
 
 
 def bounded(data: bytes, most: int) -> bytes:
-    """`data`, or `Unreadable` in its place if it has more than `most` bytes."""
+    """`data`, or `Unreadable` if it has more than `most` bytes."""
     return Unreadable.too_large(len(data), most) if len(data) > most else data
 
 
 def content(data: bytes) -> bytes:
-    """`data`, if it was read; ValueError that says why not."""
+    """`data`, if it was read; otherwise a ValueError with the reason."""
     if isinstance(data, Unreadable):
         raise ValueError(data.reason)  # noqa: TRY004  (what is stored is a value)
     return data
 
 
 def parsed(document: bytes) -> dict[str, Any]:
-    """The JSON object in `document`; ValueError for anything else, however it is nested or encoded."""
+    """The JSON object in `document`; ValueError for anything else, however nested or encoded."""
     try:
         found = json.loads(content(document))
     except RecursionError as error:
@@ -90,19 +90,19 @@ def parsed(document: bytes) -> dict[str, Any]:
 
 @contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[tuple[int, os.stat_result]]:
-    """A descriptor of a regular file, which is closed in the end, and the status of the file.
+    """Open a regular file for the context, and return its descriptor and status.
 
     Raises
     ------
     OSError
-        If there is none, or it cannot be opened, as of `os.open`.
+        If there is no file, or it cannot be opened, as for `os.open`.
     ValueError
         If it is not a regular file.
     """
     try:
         descriptor = os.open(path, _FLAGS)
     except OSError as error:
-        # Below a folder that is a link to itself there is nothing.
+        # A path below a link to itself does not exist: that is no irregular file.
         if error.errno not in _NOT_TO_BE_OPENED or not os.path.lexists(path):
             raise
         raise ValueError(_IRREGULAR) from error
@@ -123,7 +123,7 @@ def read_opened(descriptor: int, found: os.stat_result, most: int) -> bytes:
         return Unreadable.too_large(found.st_size, most)
     parts: list[bytes] = []
     size = 0
-    # To ask for just what is there saves a copy; what somebody adds meanwhile comes in pieces.
+    # Reading exactly the known size saves a copy; if the file grows meanwhile, the rest is read in pieces.
     while size <= most and (part := os.read(descriptor, max(found.st_size - size, 0) or _PIECE)):
         parts.append(part)
         size += len(part)
@@ -131,7 +131,7 @@ def read_opened(descriptor: int, found: os.stat_result, most: int) -> bytes:
 
 
 def read_file(path: str | os.PathLike[str], most: int) -> bytes | None:
-    """The content of a file, None if there is none; `Unreadable` for what is not a regular file, or has more bytes."""
+    """The content of a file, None if there is none; `Unreadable` if it is not regular or has more than `most` bytes."""
     try:
         with opened(path) as (descriptor, found):
             return read_opened(descriptor, found, most)
@@ -146,23 +146,23 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes | None:
 
 
 class LeadsOutError(StoreError):
-    """What was to be deleted or repaired lies behind a link that leads out of the store."""
+    """The object to delete or repair is behind a link that leads out of the store."""
 
 
 def own_path(root: Path, key: str) -> Path:
     """The path of an object that may be deleted or repaired.
 
-    Whoever made the store may have put a link there to what belongs to somebody else.
+    A store may contain links to files that do not belong to it, put there by mistake or by an attacker.
 
     Raises
     ------
     LeadsOutError
-        If a folder above it, but not the root, is a link that leads out of the root.
+        If a folder above the object and below the root is a link that leads out of the root.
     """
     folder = os.fspath(root)
     for name in key.split("/")[:-1]:
         folder = f"{folder}/{name}"
-        # A Path takes longer, and this is asked for each file.
+        # `os.path` is faster than Path, and this is called for each file.
         if os.path.islink(folder) and not Path(folder).resolve().is_relative_to(root.resolve()):  # noqa: PTH114
             raise LeadsOutError(
                 f"{folder!r} is a link out of the store, to {str(Path(folder).resolve())!r}: what lies there is read, "
@@ -173,7 +173,7 @@ def own_path(root: Path, key: str) -> Path:
 
 @contextmanager
 def left_alone() -> Iterator[None]:
-    """Within it, a link that leads out of the store ends what is being done with a warning."""
+    """A context in which a link that leads out of the store ends the operation with a warning, not an error."""
     try:
         yield
     except LeadsOutError as error:
@@ -181,26 +181,26 @@ def left_alone() -> Iterator[None]:
 
 
 class FileStore(LocalStore):
-    """What `LocalStore` does, without waiting for a FIFO and without following a link when it deletes.
+    """A `LocalStore` that never waits for a FIFO, and does not follow links when it deletes.
 
-    Nothing of it takes an event loop: its coroutines come to their end without a break.
+    It needs no event loop: its coroutines never suspend.
     """
 
     async def read(self, key: str, most: int) -> bytes | None:
-        """The object, as of `read_file`."""
+        """Read an object with `read_file`."""
         return read_file(self.root / key, most)
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Write a file beside its place, and rename it."""
+        """Write a file under a temporary name, and rename it."""
         self.write(key, [value.to_bytes()])
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        """The same, unless there is one."""
+        """Write a file like `set`, unless it exists."""
         with suppress(FileExistsError):
             self.write(key, [value.to_bytes()], exclusive=True)
 
     def write(self, key: str, parts: Sequence[Any], *, exclusive: bool = False) -> None:
-        """Write some parts as one file, with another name until it is whole; FileExistsError if there must be none."""
+        """Write parts as one file, atomically. With `exclusive`, raise FileExistsError if the file exists."""
         self._check_writable()
         path = self.root / key
         partial = path.with_suffix(f".{uuid.uuid4().hex}.partial")
@@ -222,7 +222,7 @@ class FileStore(LocalStore):
                 partial.unlink()
             raise
         if exclusive:
-            # Where there are no hard links it was renamed.
+            # `give_name` makes a hard link, or renames if the file system has none.
             partial.unlink(missing_ok=True)
 
     async def exists(self, key: str) -> bool:
@@ -230,33 +230,33 @@ class FileStore(LocalStore):
         return (self.root / key).is_file()
 
     async def getsize(self, key: str) -> int:
-        """The bytes of a file."""
+        """The size of a file in bytes."""
         return (self.root / key).stat().st_size
 
     async def delete(self, key: str) -> None:
-        """Delete a file, or a folder with all that is in it; of a symbolic link only the link. Errors of `own_path`."""
+        """Delete a file, a folder with its content, or only the link if it is one. Raises the errors of `own_path`."""
         self._check_writable()
         remove(own_path(self.root, key))
 
     async def delete_dir(self, prefix: str) -> None:
-        """The same, unless it is a file."""
+        """Delete a folder like `delete`; a file is left."""
         self._check_writable()
         path = own_path(self.root, prefix)
         if path.is_dir() and not path.is_symlink():
-            # A disk that is busy makes each file wait that goes; those of several folders wait at the same time.
+            # On a busy disk each deletion waits, so delete from several folders at the same time.
             on_threads(shutil.rmtree, _folders_of_chunks(path), _DELETING)
         if path.is_dir() or path.is_symlink():
             remove(path)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """The names of what is right below a folder."""
+        """The names of the objects and folders directly in a folder."""
         with suppress(FileNotFoundError, NotADirectoryError):
             for name in os.listdir(self.root / prefix):  # noqa: PTH208  (only names are wanted)
                 yield name
 
 
 def _folders_of_chunks(array: Path) -> list[str]:
-    """The folders, no links to any, right below that of the chunks of an array; none where it is no array."""
+    """The folders, without links, directly in the folder of chunks of an array; empty if it is no array."""
     chunks = array / "c"
     if chunks.is_symlink() or not chunks.is_dir():
         return []
@@ -265,7 +265,7 @@ def _folders_of_chunks(array: Path) -> list[str]:
 
 
 def _created(path: Path) -> int:
-    """A descriptor of a new file, in a folder that may be new."""
+    """A descriptor of a new file. Creates its folder if necessary."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
         return os.open(path, flags, 0o666)

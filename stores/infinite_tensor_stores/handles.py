@@ -1,4 +1,4 @@
-"""Tensors of a storage as objects, which a backend's methods for the tiles of a tensor's id call."""
+"""`HandleStore`, a backend with an object for each tensor, and `TensorHandle`, the interface of these objects."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ T = TypeVar("T")
 
 
 class TensorHandle(ABC):
-    """One incarnation of a tensor in a storage. Each method is that of `Backend` without the id.
+    """One incarnation of a tensor in a storage. Its methods are those of `Backend`, without the id.
 
     Parameters
     ----------
     tensor_id : str
         Its id.
     layout : TileLayout
-        How it is cut into tiles.
+        Its tiles.
     owner : object
-        Whose str stands in messages.
+        The store; messages show its str.
 
     Attributes
     ----------
     released : bool
-        Whether its store goes by it no more: the tensor was cleared there, or registered again.
+        Whether the store no longer uses this object, as the tensor was cleared or registered again.
     """
 
     def __init__(self, tensor_id: str, layout: TileLayout, owner: object) -> None:
@@ -49,7 +49,7 @@ class TensorHandle(ABC):
 
     @abstractmethod
     def read_tiles(self, tiles: Sequence[Index]) -> list[torch.Tensor | None]:
-        """The complete tiles, None where there is none."""
+        """Read complete tiles; None for a tile that is not stored complete."""
 
     @abstractmethod
     def write_tiles(self, tiles: Mapping[Index, torch.Tensor]) -> None:
@@ -57,19 +57,19 @@ class TensorHandle(ABC):
 
     @abstractmethod
     def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
-        """What is stored of partial tiles, None where nothing is."""
+        """Read what is stored of partial tiles; None if nothing is."""
 
     @abstractmethod
     def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
-        """Add to what is stored of partial tiles; None deletes it."""
+        """Add to what is stored of each partial tile; None deletes it."""
 
     @abstractmethod
     def delete_tiles(self, tiles: Sequence[Index]) -> None:
-        """Delete all that is stored of some tiles."""
+        """Delete everything stored of some tiles."""
 
     @abstractmethod
     def generation(self) -> str:
-        """Another text after each `delete_tiles`."""
+        """A text that changes with each `delete_tiles`."""
 
     @abstractmethod
     def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
@@ -77,26 +77,26 @@ class TensorHandle(ABC):
 
     @abstractmethod
     def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        """Which tiles of a box ``[low, high)`` are complete, and of which there is a log."""
+        """The complete tiles of a box ``[low, high)``, and the tiles that have a log."""
 
     @abstractmethod
     def damages(self, *, repair: bool) -> Iterator[Damage]:
-        """What is damaged of all that is stored; dropped as it is found, where it is to be repaired."""
+        """Check everything stored, and yield what is damaged; `repair` deletes it as it is found."""
 
     def tile_from(self, tile: Index, block: np.ndarray[Any, Any] | Exception | None) -> torch.Tensor | None:
-        """A tile of what was found of it; None, with a warning, where that is what is wrong with it."""
+        """The tile in a stored block; None, with a warning, if that is an exception because the tile is damaged."""
         intact = self.intact(tile, block)
         return None if intact is None else from_stored(intact, self.layout.dtype)
 
     def intact(self, tile: Index, found: T | Exception | None) -> T | None:
-        """What was found of a tile; None, with a warning, where that is what is wrong with it."""
+        """What was read of a tile; None, with a warning, if that is an exception because the tile is damaged."""
         if isinstance(found, Exception):
             warn_of_damage(self.owner, f"tile {tile} of tensor {self.tensor_id!r} is damaged ({found})")
             return None
         return found
 
     def partial_from(self, place: str, parts: Sequence[bytes | Exception]) -> PartialTile | None:
-        """What the log of a partial tile holds, less what is damaged, of which there is a warning."""
+        """The merged log of a partial tile, without damaged parts, for which there is a warning."""
         log = [ValueError(data.reason) if isinstance(data, Unreadable) else data for data in parts]
         return PartialTile.from_log(log, place, self.owner)
 
@@ -105,9 +105,9 @@ Handle = TypeVar("Handle", bound=TensorHandle)
 
 
 class HandleStore(PersistentTileStore, Generic[Handle]):
-    """A store with an object for each tensor that is registered, which is whose who uses that tensor.
+    """A store with a handle for each registered tensor. The users of the tensor keep the handle alive.
 
-    Of one without, nothing is stored: it is known to a read-only store alone, or has been cleared.
+    A tensor without a handle is not stored: it is registered with a read-only store, or has been cleared.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -117,11 +117,11 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
     @property
     @abstractmethod
     def _vanished(self) -> bool:
-        """Whether its place has been deleted since it was opened. The store is open."""
+        """Whether the whole store has been deleted since it was opened. Only called on an open store."""
 
     @abstractmethod
     def _handle_of(self, definition: Mapping[str, Any]) -> Handle:
-        """The tensor of an intact definition; ValueError or OSError where that is not what is stored."""
+        """The handle for an intact definition; ValueError or OSError if something else is stored."""
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> Handle:
         handle = self._handle_of(definition)
@@ -130,7 +130,7 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
         return handle
 
     def _bound(self) -> list[Handle]:
-        # In one step: tensors come and go on other threads.
+        # `valuerefs` copies in one step, as other threads add and remove tensors.
         return [handle for each in self._handles.valuerefs() if (handle := each()) is not None]
 
     def _bind_again(self, tensor_id: str, bound: object) -> None:
@@ -152,7 +152,7 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
         except ValueError as error:
             return [Damage("definition", None, self._document_path(name), str(error))]
         if definition is None:
-            # An error, unless it is a tensor that a read-only store knows and may not create.
+            # This raises StoreError, unless a read-only store has registered the tensor without storing it.
             self.tensor_definition(tensor_id)
             return []
         return self._damages(definition, repair=repair)
@@ -166,14 +166,14 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
             handle.released = True
 
     def _handle(self, tensor_id: str) -> Handle | None:
-        """The tensor, None where nothing is stored of it; StoreError if the store is closed."""
+        """The handle of a tensor, None if nothing is stored of it; StoreError if the store is closed."""
         handle = self._handles.get(tensor_id)
         if handle is None:
             self._check_open()
         return handle
 
     def _writable_handle(self, tensor_id: str) -> Handle:
-        """The tensor; StoreError where it has been cleared, or the store is closed."""
+        """The handle of a tensor; StoreError if the tensor has been cleared, or the store is closed."""
         handle = self._handle(tensor_id)
         if handle is None:
             raise cleared_elsewhere(self, tensor_id)

@@ -1,7 +1,7 @@
-"""Running coroutines on an event loop of our own, where storages that are not on a local disk have their connections.
+"""Running coroutines on our own event loop, on which remote storages have their connections.
 
-It works as long as the process does: also for threads that continue when the main thread has come to its end, and while
-the interpreter exits. zarr's own loop, and the thread pool that any loop has by default, take no more work then.
+It works as long as the process does: also for threads that continue after the main thread has ended, and while the
+interpreter exits. zarr's event loop, and the default thread pool of an event loop, accept no more work then.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ T = TypeVar("T")
 def sync(call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """The result of ``await call(*args, **kwargs)`` on the event loop.
 
-    After a Ctrl-C it is cancelled, and waited for all the same.
+    After a Ctrl-C, the call is cancelled, and `sync` still waits until it has ended.
 
     Raises
     ------
     ConnectionError
-        If the storage has cancelled it. What it raises itself comes through.
+        If the storage has cancelled the call. Exceptions of the call are raised unchanged.
     """
     loop = _own.running()
     if _is_here(loop):
@@ -62,7 +62,7 @@ def sync(call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.k
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop of this process, where anything has run on it yet."""
+    """The event loop of this process, or None if it has not been started yet."""
     return _own.loop
 
 
@@ -74,18 +74,18 @@ def _is_here(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop whose threads may be started at any time."""
+    """An event loop that can start threads at any time, also at exit."""
 
     def __init__(self) -> None:
         super().__init__()
         self.set_default_executor(_Threads())
 
     def __del__(self) -> None:
-        """Say nothing of a loop that runs: it does so until the process ends, and a forked child drops it."""
+        """Do not warn that the loop is still running: it runs until the process ends, and a forked child drops it."""
 
 
 class _Threads(ThreadPoolExecutor):
-    """Threads of `support.threads`, as many as are asked for; those of the standard library start none at exit."""
+    """An executor with a thread of `support.threads` for each call. The standard one starts no threads at exit."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Call a function on a thread."""
@@ -105,7 +105,7 @@ class _Threads(ThreadPoolExecutor):
 
 
 class _Own:
-    """The loop of this process."""
+    """Holds the event loop of this process."""
 
     def __init__(self) -> None:
         self._renew_after_fork()
@@ -113,7 +113,7 @@ class _Own:
 
     def _renew_after_fork(self) -> None:
         self.loop: _Loop | None = None
-        # A signal handler may come in between.
+        # Reentrant, as a signal handler may interrupt its holder.
         self._lock = threading.RLock()
 
     def running(self) -> _Loop:

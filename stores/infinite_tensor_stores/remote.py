@@ -1,4 +1,4 @@
-"""Storage that fsspec reaches. Its URL and its options may hold credentials, which nothing shows."""
+"""Storage through fsspec. Credentials in its URL and options are never shown."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from infinite_tensor_stores.files import bounded
 
 _HIDDEN = "***"
 _HARMLESS = "addressing_style endpoint_url host mode port profile project region_name signature_version"
-"""Options that say where a storage is and how to speak to it; every other text may be a credential."""
+"""Options that only say where a storage is and how to access it; any other text may be a credential."""
 _SHORT = 6
 
-# A password may hold a slash as it is; what follows a host and its port is no password.
+# A password may contain an unquoted slash; what follows a host with a port is not a password.
 _LOGIN = re.compile(r"(?<=://)(?:[^/\s:@\[]+:(?!:|\d+(?:/|\s|$))(?:(?!::)\S)*|[^/?#\s]*)@")
 _QUERY = re.compile(r"(?<=://)([^\s?#\"'<>]*)([?#])([^\s\"'<>)\]]*)")
 
@@ -31,14 +31,14 @@ def without_logins(text: str) -> str:
 
 
 class LoginMask:
-    """Hides the credentials in a URL and in options, in texts and in errors.
+    """Hides the credentials of a URL and of options in texts and in errors.
 
-    Every text in the options is one, however they are nested, but for the few that only say where the storage is.
+    Every text in the options counts as a credential, however nested, except those that only say where the storage is.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         texts = {form for text in [*_in_url(url), *_in_options(options or {})] for form in _forms(text)}
-        # The longest first: one may be a part of another.
+        # The longest first, as one may be part of another.
         patterns = [_pattern(text) for text in sorted(filter(None, texts), key=len, reverse=True)]
         self._hidden = re.compile("|".join(patterns) or "(?!)")
 
@@ -47,7 +47,7 @@ class LoginMask:
         return self._hidden.sub(_HIDDEN, without_logins(text))
 
     def error(self, error: Exception) -> Exception:
-        """`error` itself, or one of its kind in its place if it or a cause of it would show a credential."""
+        """`error` itself, or a similar error without credentials if it or one of its causes would show any."""
         if all(self.text(text) == text for text in _texts(error)):
             return error
         kinds = (kind for kind in type(error).__mro__ if kind.__module__ == "builtins" and issubclass(kind, OSError))
@@ -55,24 +55,24 @@ class LoginMask:
 
 
 class MaskedFileSystem:
-    """A file system of fsspec whose requests raise no error that `mask` would hide."""
+    """A file system of fsspec whose errors show no credentials."""
 
     creates: bool | None = None
-    """Whether `create` replaces nothing; None until it has been tried."""
+    """Whether `create` refuses to replace a file; None until it has been tried."""
 
     def __init__(self, files: Any, mask: LoginMask) -> None:
         self.files = files
         self.mask = mask
 
     async def disconnect(self) -> None:
-        """Close connections that nobody else uses; the next request opens new ones."""
+        """Close connections that are not shared; the next request opens new ones."""
 
     async def create(self, path: str, data: bytes) -> None:
         """Write a file; FileExistsError if there is one."""
         await self._pipe_file(path, data, mode="create")
 
     async def hide(self, request: Awaitable[Any]) -> Any:
-        """The answer to a request. An error shows no credential, nor has it one that does as its cause or context."""
+        """The answer to a request. If it fails, neither the error nor its cause and context show credentials."""
         try:
             return await request
         except Exception as error:
@@ -82,49 +82,49 @@ class MaskedFileSystem:
         raise shown
 
     def __getattr__(self, name: str) -> Any:
-        # What is copied or unpickled has no file system at first.
+        # While this is being copied or unpickled, it has no `files` yet.
         found = getattr(object.__getattribute__(self, "files"), name)
         if not name.startswith("_"):
             return found
-        # So fsspec names what is awaited.
+        # In fsspec, names with an underscore are coroutines.
         return lambda *args, **kwargs: self.hide(found(*args, **kwargs))
 
 
 class FilesInMemory(MaskedFileSystem):
-    """Fsspec's memory of this process, which looks for a file first and writes it then, on a thread of its own."""
+    """fsspec's file system in memory. It creates a file on another thread, in two steps, a check and a write."""
 
     creates = True
 
     async def create(self, path: str, data: bytes) -> None:
         """Write a file; FileExistsError if there is one."""
-        # On the thread of the event loop nobody comes in between.
+        # On the thread of the event loop, no other request can come between the two steps.
         self.files.sync_fs.pipe_file(path, data, mode="create")
 
 
 class Stored(NamedTuple):
-    """The bytes of an object, and when it was written, in seconds since 1970; None where nobody tells."""
+    """The size of an object in bytes, and when it was written, in seconds since 1970; None if unknown."""
 
     size: int
     changed: float | None = None
 
 
 class RemoteStore(FsspecStore):
-    """What `FsspecStore` does, without showing a credential."""
+    """A `FsspecStore` that shows no credentials."""
 
     fs: MaskedFileSystem
     lists_in_pages = False
-    """Whether a listing that is given up asks for no more of it."""
+    """Whether a listing can be stopped early, without requests for the rest."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self.fs.files).__name__}, {self.fs.mask.text(self.path)!r})"
 
     async def read(self, key: str, most: int) -> bytes | None:
-        """The object, None if there is none; `Unreadable` for one that is larger than `most` bytes."""
+        """Read an object, None if there is none; `Unreadable` if it is larger than `most` bytes."""
         found = await self.get(key, default_buffer_prototype())
         return None if found is None else bounded(found.to_bytes(), most)
 
     async def create(self, key: str, data: bytes) -> bool:
-        """Write an object unless there is one; whether it was written."""
+        """Write an object unless it exists, and return whether it was written."""
         self._check_writable()
         path = f"{self.path}/{key}"
         if self.fs.creates is not True and await self.fs._exists(path):  # noqa: SLF001  (so fsspec names it)
@@ -138,7 +138,7 @@ class RemoteStore(FsspecStore):
         return True
 
     async def _try_again(self, path: str, data: bytes) -> None:
-        """Create what was just created, with the same content, to see whether the file system refuses that."""
+        """Create the same file again, with the same content, to see whether the file system refuses that."""
         self.fs.creates = True
         with suppress(FileExistsError):
             await self.fs.create(path, data)
@@ -150,14 +150,14 @@ class RemoteStore(FsspecStore):
             )
 
     async def list_objects(self, prefix: str) -> AsyncIterator[tuple[str, Stored]]:
-        """The keys that begin with `prefix`, a folder, with what a listing tells of each object."""
+        """The keys that begin with `prefix`, a folder, each with the size and time in the listing."""
         found = await self.fs._find(f"{self.path}/{prefix}", detail=True)  # noqa: SLF001  (so fsspec names it)
         for path, entry in found.items():
             yield path.removeprefix(f"{self.path}/"), Stored(entry["size"], _changed(entry))
 
 
 def _changed(entry: Mapping[str, Any]) -> float | None:
-    """When an object was written, in seconds since 1970; each file system has a name of its own for that."""
+    """When an object was written, in seconds since 1970. File systems have different names for this field."""
     named = [entry[name] for name in ("LastModified", "last_modified", "mtime", "created") if name in entry]
     times = [each.timestamp() if isinstance(each, datetime) else each for each in named]
     return next((float(each) for each in times if isinstance(each, int | float)), None)
@@ -168,7 +168,7 @@ def _in_url(url: str) -> Iterator[str]:
         yield from login.removesuffix("@").split(":", 1)
     for query in _QUERY.finditer(url):
         for entry in re.split("[?&#]", query[3]):
-            # Without a name it is all value.
+            # Without a name, the whole entry is the value.
             yield entry.partition("=")[2] or entry
 
 
@@ -185,17 +185,17 @@ def _in_options(value: object, name: str = "") -> Iterator[str]:
 
 
 def _forms(text: str) -> set[str]:
-    """How one credential may stand in a URL or a message."""
+    """The forms that a credential may have in a URL or a message."""
     return {text, unquote(text), quote(text), quote(text, safe=""), repr(text)[1:-1]}
 
 
 def _pattern(text: str) -> str:
-    # What is as short as a word of a message counts only where it stands alone.
+    # A text as short as a common word is hidden only where it is a whole word.
     return re.escape(text) if len(text) >= _SHORT else rf"(?<!\w){re.escape(text)}(?!\w)"
 
 
 def _texts(error: BaseException | None) -> Iterator[str]:
-    """What an error, and those that led to it, would show, whether a traceback does or not."""
+    """All texts of an error, its causes and contexts, even if a traceback would not show them."""
     while error is not None:
         yield from (str(error), repr(error), *getattr(error, "__notes__", ()))
         error = error.__cause__ or error.__context__

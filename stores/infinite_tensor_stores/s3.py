@@ -1,4 +1,4 @@
-"""A zarr store straight on the requests of S3: one for each operation, and one per thousand objects to list."""
+"""A zarr store that sends requests to S3 directly: one per operation, and one per thousand objects in a listing."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from infinite_tensor_stores.loop import running_loop, sync
 from infinite_tensor_stores.remote import LoginMask, MaskedFileSystem, RemoteStore, Stored
 
 _SETTINGS = {
-    # Enough for what many threads ask for at a time, so that no request waits for another's connection.
+    # Enough for many threads at a time, so that no request waits for a connection.
     "max_pool_connections": 256,
-    # Botocore's own retries count attempts, whatever time they take.
+    # Botocore's own retries are off: they count attempts, however long these take.
     "retries": {"total_max_attempts": 1, "mode": "standard"},
-    # What we store ends in a checksum of its own.
+    # What we store ends with its own checksum.
     "request_checksum_calculation": "when_required",
     "response_checksum_validation": "when_required",
 }
@@ -41,17 +41,17 @@ _CODES_THAT_PASS = {"ConditionalRequestConflict", "OperationAborted", "RequestTi
 _BROKEN = (*S3_RETRYABLE_ERRORS, boto.ConnectionError, boto.IncompleteReadError)
 
 _owners: dict[Any, int] = {}
-"""The process of each client that is open. They are kept: one that is dropped says aloud that it is open."""
+"""The process of each open client. This keeps clients alive, as one that is dropped warns that it is still open."""
 
 
 class S3Store(RemoteStore):
-    """Objects below a prefix of a bucket, without the further requests that make a file system of them."""
+    """Objects below a prefix of a bucket, without the additional requests of a file system."""
 
     fs: S3Requests
     lists_in_pages = True
 
     async def read(self, key: str, most: int) -> bytes | None:
-        """The object, None if there is none; `Unreadable`, and not fetched, if it is larger than `most` bytes."""
+        """Read an object, None if there is none; if it is larger than `most` bytes, return `Unreadable` instead."""
         with suppress(FileNotFoundError):
             data: bytes = (await self.fs.call("get_object", most, Key=self.fs.root + key))["Body"]
             return data
@@ -72,14 +72,14 @@ class S3Store(RemoteStore):
             yield key
 
     async def list_objects(self, prefix: str) -> AsyncIterator[tuple[str, Stored]]:
-        """The keys that begin with `prefix`, with what a listing tells of each object."""
+        """The keys that begin with `prefix`, each with the size and time in the listing."""
         async for page in self.fs.pages(prefix):
             for found in page.get("Contents", ()):
                 stored = Stored(found["Size"], found["LastModified"].timestamp())
                 yield found["Key"].removeprefix(self.fs.root), stored
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """The names of what is right below a folder."""
+        """The names of the objects and folders directly in a folder."""
         folder = prefix and f"{prefix.rstrip('/')}/"
         async for page in self.fs.pages(folder, Delimiter="/"):
             keys = [found["Key"] for found in page.get("Contents", ())]
@@ -88,10 +88,10 @@ class S3Store(RemoteStore):
 
 
 class S3Requests(MaskedFileSystem):
-    """A file system that asks S3 once for what zarr does with one object.
+    """A file system with one S3 request for each operation of zarr on an object.
 
-    Its client is what s3fs makes of the options of `files`. What fails in a way that may pass is tried again as long as
-    an answer can come within `timeout` seconds; each time it is given up when nothing moves for a third of that.
+    s3fs creates the client from the options of `files`. A request that fails for a reason that may pass is retried as
+    long as an answer can come within `timeout` seconds. An attempt fails if no data moves for a third of that time.
     """
 
     creates = True
@@ -132,7 +132,7 @@ class S3Requests(MaskedFileSystem):
         await self.call("delete_object", Key=self._key(path))
 
     async def pages(self, prefix: str, **parameters: Any) -> AsyncIterator[dict[str, Any]]:
-        """The answers that list all objects whose keys begin with `prefix`."""
+        """The pages of a listing of all objects whose keys begin with `prefix`."""
         page: dict[str, Any] = {"IsTruncated": True}
         while page.get("IsTruncated"):
             page = await self.call("list_objects_v2", Prefix=self.root + prefix, **parameters)
@@ -140,14 +140,14 @@ class S3Requests(MaskedFileSystem):
             parameters["ContinuationToken"] = page.get("NextContinuationToken")
 
     async def call(self, operation: str, most: float = math.inf, **given: Any) -> Any:
-        """The answer to one request, with its whole body. Whatever goes wrong is an OSError."""
+        """Send one request, and return the answer with its whole body. Every failure is an OSError."""
         return await self.hide(self._insist(operation, most, {"Bucket": self._bucket, **given}))
 
     async def _insist(self, operation: str, most: float, given: dict[str, Any]) -> Any:
         pause, last_start = _FIRST_PAUSE, 0.0
         while True:
             try:
-                # Setting it up takes a while of our own, which says nothing of the storage.
+                # Setting up the client takes time that does not count, as it does not depend on the storage.
                 self._adopt(await self.files.set_session())
                 last_start = last_start or time.monotonic() + self._timeout - self._patience
                 return await self._answer(operation, most, given)
@@ -160,7 +160,7 @@ class S3Requests(MaskedFileSystem):
     async def _answer(self, operation: str, most: float, given: dict[str, Any]) -> Any:
         client = self._adopt(await self.files.get_s3(self._bucket))
         model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[operation])
-        # What the options add to each request that can have it, as s3fs does.
+        # Options are added to each request that accepts them, as in s3fs.
         options = {**self.files.s3_additional_kwargs, **self.files.req_kw}
         known = options.keys() & model.input_shape.members.keys()
         given = {name: options[name] for name in known if options[name] is not None} | given
@@ -174,7 +174,7 @@ class S3Requests(MaskedFileSystem):
         return answer
 
     async def _begun(self, request: Coroutine[Any, Any, Any], upload: _Upload) -> Any:
-        """An answer that has begun. The time-outs of the client leave out the wait for room to send."""
+        """Wait until an answer begins. The client's own time-outs do not cover an upload that stalls."""
         task = asyncio.ensure_future(request)
         try:
             while (left := upload.moved + self._patience - time.monotonic()) > 0:
@@ -194,7 +194,7 @@ class S3Requests(MaskedFileSystem):
         return client
 
     def _explained(self, error: Exception) -> OSError:
-        """The builtin error that says what `error` does, of the kinds in `_MAY_PASS` if it may."""
+        """The builtin error for `error`; one of `_MAY_PASS` if a retry may succeed."""
         if isinstance(error, boto.ClientError):
             return self._answered(error)
         if isinstance(error, boto.NoCredentialsError):
@@ -207,7 +207,7 @@ class S3Requests(MaskedFileSystem):
         return ConnectionError(str(error)) if passes else OSError(str(error))
 
     def _answered(self, error: Any) -> OSError:
-        """The same for what S3 has answered."""
+        """The builtin error for an error that S3 has answered."""
         code = error.response.get("Error", {}).get("Code")
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if status == 429 or status >= 500 or code in _CODES_THAT_PASS:
@@ -221,7 +221,7 @@ class S3Requests(MaskedFileSystem):
 
 
 class _Upload(io.BytesIO):
-    """A body that knows when some of it was last taken."""
+    """A request body that records when data was last read from it."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
@@ -233,14 +233,14 @@ class _Upload(io.BytesIO):
 
 
 def _like(fs: S3FileSystem, timeout: float) -> S3FileSystem:
-    """A file system with the options of `fs`, and time-outs where these have none, that nobody else uses."""
+    """A new file system that is not shared, with the options of `fs`, and time-outs if these have none."""
     config = {**dict.fromkeys(_LIMITS, timeout / 3), **_SETTINGS, **fs.config_kwargs}
     options = {**fs.storage_options, "config_kwargs": config, "skip_instance_cache": True}
     return type(fs)(*fs.storage_args, **options)
 
 
 async def _close(clients: set[Any]) -> None:
-    """Close those of `clients` that are this process's own: what a forked child inherits is its parent's."""
+    """Close the clients of this process. Those that a forked child has inherited belong to its parent."""
     while clients:
         if _owners.get(client := clients.pop()) == os.getpid():
             del _owners[client]
@@ -248,7 +248,7 @@ async def _close(clients: set[Any]) -> None:
 
 
 def _dropped(clients: set[Any]) -> None:
-    # Whatever thread this runs on, it must not wait.
+    # This may run on any thread, so it must not wait.
     loop = running_loop()
     if clients and loop is not None:
         closing = asyncio.run_coroutine_threadsafe(_close(clients), loop)
@@ -261,7 +261,7 @@ _MOST_SECONDS_TO_CLOSE = 1.0
 
 
 def _wait_for_closing() -> None:
-    # A forked child would have them half closed, and asyncio would complain there.
+    # Otherwise a forked child would have half-closed clients, and asyncio would warn about them.
     wait(list(_closing), _MOST_SECONDS_TO_CLOSE)
 
 

@@ -1,4 +1,4 @@
-"""What a user may give as the place of a store: paths, URLs, zarr Stores; and the modes to open it in."""
+"""Checks of the targets that users give for a store (paths, URLs, zarr Stores), and of modes and other options."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def check_mode(mode: object, modes: Sequence[str] = MODES) -> str:
 
 
 def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, place: str) -> None:
-    """StoreError that names `owner` if a mode is not for what lies in its place.
+    """Raise StoreError if a mode does not allow what was found at the target.
 
     Parameters
     ----------
     mode : str
         One of `MODES`.
     owner : object
-        Whose str stands in messages.
+        The store; messages show its str.
     found : str or None
-        What lies there, None for nothing.
+        What is at the target, None for nothing.
     is_store : bool
         Whether that is a store.
     place : str
-        Where a new one can be.
+        A place where a new store can be created, for messages.
     """
     if found is None:
         if mode in ("r", "r+"):
@@ -65,7 +65,7 @@ def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, 
 
 
 def check_format(version: object, owner: object, advice: str = "") -> None:
-    """StoreError, with `advice`, if what a place tells as the version of its layout is none, or a later one."""
+    """Raise StoreError if the format version of a store is invalid (with `advice` in the message) or a later one."""
     number = as_index(version)
     if number is None or number < 1:
         raise StoreError(f"{owner} has format {version!r:.200}, which is none; it may be damaged. {advice}")
@@ -74,12 +74,12 @@ def check_format(version: object, owner: object, advice: str = "") -> None:
 
 
 def local_path(target: str) -> Path:
-    """The path that a plain path or a ``file://`` URL names.
+    """The path for a plain path or a ``file://`` URL.
 
     Raises
     ------
     ValidationError
-        If it is another URL, one that has been through a path, or names a user whom this machine does not know.
+        If it is another URL, a URL that pathlib has changed, or a path below the home directory of an unknown user.
     """
     scheme, is_url, rest = target.partition("://")
     if is_url:
@@ -104,7 +104,7 @@ def text_of(target: str | os.PathLike[str]) -> str:
     Raises
     ------
     ValidationError
-        If it is an empty one, or an object that stands for none.
+        If it is empty, or neither a path nor a str.
     """
     try:
         text = os.fspath(target)
@@ -116,7 +116,7 @@ def text_of(target: str | os.PathLike[str]) -> str:
 
 
 def absolute(target: Any) -> Any:
-    """`target` as it means the same place from whatever folder: a local one as an absolute path, any other as it is."""
+    """`target`, with a local path made absolute, so that it does not depend on the current folder."""
     if type(target) is LocalStore:
         return LocalStore(target.root.expanduser().absolute(), read_only=target.read_only)
     if not isinstance(target, str | os.PathLike) or not is_local(text_of(target)):
@@ -131,7 +131,7 @@ def is_local(target: str) -> bool:
 
 
 def check_timeout(timeout: object) -> float:
-    """`timeout`, if it is a number of seconds to wait."""
+    """`timeout`, if it is a positive and finite number of seconds."""
     number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if not number or not 0 < timeout < float("inf"):  # type: ignore[operator]
         raise ValidationError(f"timeout must be a number of seconds above 0, got {quoted(timeout)}")
@@ -139,7 +139,7 @@ def check_timeout(timeout: object) -> float:
 
 
 def check_concurrency(concurrency: object) -> int:
-    """`concurrency`, if it is a number of requests that can be under way at a time."""
+    """`concurrency`, if it is an allowed number of requests under way at a time."""
     number = as_index(concurrency)
     if number is None or not 1 <= number <= MOST_CONCURRENT:
         raise ValidationError(f"concurrency must be an int from 1 to {MOST_CONCURRENT}, got {quoted(concurrency)}")
@@ -151,28 +151,28 @@ def zarr_store(
 ) -> Store:
     """The zarr Store for a path, an fsspec URL or a Store.
 
-    Called again with the same arguments in a forked or spawned process, it is the same store there: with
-    connections, and an event loop to use them on, of that process.
+    Called with the same arguments in a forked or spawned process, it returns the same store there, with connections
+    and an event loop of that process.
 
     Parameters
     ----------
     target : str, path or zarr Store
-        What a user may give as the place of a `ZarrTileStore`.
+        The target of a `ZarrTileStore`.
     storage_options : dict or None
         Passed to fsspec.
     read_only : bool
         Whether writing is refused.
     timeout : float
-        Seconds within which S3 is reported when it does not answer.
+        Seconds after which a request fails if S3 does not answer.
 
     Raises
     ------
     ValidationError
         If `target` is none of these.
     StoreError
-        If it cannot be a store. No credential is shown.
+        If the target cannot be opened. The message shows no credentials.
     ImportError
-        If a package is missing; the message says which extra brings it.
+        If a package is missing; the message says how to install it.
     """
     if isinstance(target, Store):
         if storage_options:
@@ -182,7 +182,7 @@ def zarr_store(
         except NotImplementedError as error:
             kind = type(target).__name__
             raise ValidationError(f"mode 'r' takes a {kind} that is read-only: give {kind}(..., mode='r')") from error
-        # A subclass may do what only its author knows.
+        # Only exact types are replaced: a subclass may behave differently.
         if type(store) is LocalStore:
             return FileStore(store.root.absolute(), read_only=store.read_only)
         if type(store) is FsspecStore:
@@ -192,19 +192,19 @@ def zarr_store(
         raise ValidationError(f"target must be a path, an fsspec URL or a zarr Store, got {quoted(target)}")
     url = text_of(target)
     if is_local(url):
-        # It creates files exclusively, which zarr's fsspec store over file:// cannot.
+        # FileStore can create files exclusively, which zarr's fsspec store for file:// cannot.
         return FileStore(local_path(url).absolute(), read_only=read_only)
     return _of_url(url, storage_options or {}, read_only, timeout)
 
 
 def is_in_memory(store: Store) -> bool:
-    """Whether no other process can see what a store holds."""
+    """Whether the data of a store is in the memory of this process, where no other process can read it."""
     inner = innermost(store)
     return _MEMORY in inner.fs.protocol if isinstance(inner, RemoteStore) else isinstance(inner, MemoryStore)
 
 
 def innermost(store: Store) -> Store:
-    """The Store that others are wrapped around."""
+    """The Store inside all wrappers."""
     while isinstance(store, WrapperStore):
         store = store._store  # noqa: SLF001  (zarr tells what is wrapped nowhere else)
     return store
@@ -212,8 +212,8 @@ def innermost(store: Store) -> Store:
 
 def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout: float) -> Store:
     mask = LoginMask(url, storage_options)
-    # A cached listing would hide what another process has written, and what somebody else has used is connected to
-    # another event loop.
+    # A cached listing would hide what another process has written, and a cached instance may be connected to another
+    # event loop.
     options = {"use_listings_cache": False, **storage_options, "skip_instance_cache": True}
     try:
         return _remote(FsspecStore.from_url(url, storage_options=options, read_only=read_only), mask, timeout)
@@ -226,11 +226,11 @@ def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout:
 
 
 def _remote(store: FsspecStore, mask: LoginMask, timeout: float) -> Store:
-    """`store` without showing a credential, and on S3 straight on its requests."""
-    # Zarr puts the key of an object behind a path without the slash at its end, and lists what is behind it as it is.
+    """`store` with credentials hidden in reprs and errors; on S3, one that sends its requests directly."""
+    # Zarr removes the final slash of a path when it appends a key, but not when it lists, so remove it here.
     path = store.path.rstrip("/")
     if "s3" in store.fs.protocol:
-        # The packages of the extra are there only if somebody uses them.
+        # The packages of the extra `s3` may not be installed.
         from infinite_tensor_stores.s3 import S3Requests, S3Store  # noqa: PLC0415
 
         return S3Store(S3Requests(store.fs, store.path, mask, timeout), store.read_only, path)
@@ -239,14 +239,15 @@ def _remote(store: FsspecStore, mask: LoginMask, timeout: float) -> Store:
 
 
 def _of_our_own(fs: AsyncFileSystem) -> AsyncFileSystem:
-    """A file system like `fs` that is connected to nothing of somebody else's, whose event loop is another one.
+    """A file system like `fs`, but used by this library only, as connections belong to one event loop.
 
-    Equal ones are one, which stays as those of fsspec do: a client that goes with its store is not closed by anybody.
+    Equal file systems share one object, which stays until the process ends, as in fsspec: if its client were dropped
+    with a store, nothing would close it.
     """
     if isinstance(fs, AsyncFileSystemWrapper):
         return AsyncFileSystemWrapper(fs.sync_fs, asynchronous=True)
-    # What one is connected to is of its process.
-    key = fs._fs_token, os.getpid()  # noqa: SLF001  (by which fsspec knows equal ones)
+    # Connections belong to one process.
+    key = fs._fs_token, os.getpid()  # noqa: SLF001  (fsspec's key for equal file systems)
     if key not in _own or not fs.cachable:
         options = {**fs.storage_options, "asynchronous": True, "skip_instance_cache": True}
         _own[key] = type(fs)(*fs.storage_args, **options)
@@ -257,5 +258,5 @@ _own: dict[tuple[str, int], AsyncFileSystem] = {}
 
 
 def shown(target: object) -> str:
-    """`target` for messages, without credentials that a URL may hold."""
+    """`target` for messages, without the credentials in a URL."""
     return without_logins(os.fspath(target) if isinstance(target, str | os.PathLike) else str(target))

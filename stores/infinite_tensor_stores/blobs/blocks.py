@@ -1,4 +1,4 @@
-"""Blocks of rows, each a chunk of the Zarr array: how they are read and written."""
+"""Reading and writing blocks of rows, each a chunk of the Zarr array."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PIECE = 2**18
 
 
 class DamagedBlockError(Exception):
-    """A block is not what it was written as, or not there."""
+    """A block is damaged or missing."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(reason)
@@ -33,16 +33,16 @@ class DamagedBlockError(Exception):
 
 
 class Blocks(ABC):
-    """The blocks of a blob where it lies."""
+    """The stored blocks of a blob."""
 
     cache_bytes: int
-    """So many bytes of blocks are held unless the user says how many."""
+    """The default limit of the cache of blocks, in bytes."""
 
     at_once: int
-    """How many blocks are worth asking for at a time."""
+    """The number of blocks to request at a time."""
 
     needs_loop: bool
-    """Whether to store them takes the event loop, which a finalizer must not wait for."""
+    """Whether storing blocks needs the event loop, for which a finalizer must not wait."""
 
     def __init__(self, location: Location, header: Header) -> None:
         self._location = location
@@ -50,7 +50,7 @@ class Blocks(ABC):
 
     @abstractmethod
     def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
-        """Blocks, each of shape (block_size, *shape), not to be written to.
+        """Read blocks, each of shape (block_size, *shape). They must not be written to.
 
         Raises
         ------
@@ -60,15 +60,15 @@ class Blocks(ABC):
 
     @abstractmethod
     def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
-        """Write blocks, whether or not they exist: up to block_size rows of each, zeros after these."""
+        """Write blocks, whether or not they exist: up to block_size rows of each, filled up with zeros."""
 
     def delete(self, first: int, count: int) -> None:
         """Delete blocks."""
-        # From the last on: what is left where that ends early follows the rows, so `delete_from` finds it.
+        # Backwards: if this is interrupted, the remaining blocks have no gap, so that `delete_from` finds them.
         self._location.delete([self._header.key(number) for number in reversed(range(first, first + count))])
 
     def delete_from(self, number: int) -> None:
-        """Delete the block `number` and those that follow it, up to one that is missing."""
+        """Delete the block `number` and all later ones, up to the first that is missing."""
         while self._location.exist([self._header.key(number)]) == [True]:
             self.delete(number, 1)
             number += 1
@@ -85,11 +85,11 @@ class MappedBlocks(Blocks):
         self._checked: dict[int, tuple[int, int, int]] = {}
 
     def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
-        """Map the files; those that this process has not seen before are checked."""
+        """Map the files, and check those that this process has not seen before."""
         return [self._load(number) for number in numbers]
 
     def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
-        """Write files; a block that is not full ends in a hole, and its checksum."""
+        """Write files. A block that is not full has a hole before its checksum."""
         size = self._header.block_bytes
         for number, rows in blocks.items():
             data = to_stored(rows.contiguous()).reshape(-1).view(np.uint8)
@@ -111,7 +111,7 @@ class MappedBlocks(Blocks):
                     self._checked[number] = stamp
                 block = _mapped(path, size)
                 if not os.path.samestat(found, path.stat()):
-                    # The writer has put another one in its place.
+                    # The writer has replaced the file.
                     return self._load(number)
         except FileNotFoundError:
             raise DamagedBlockError(number, _MISSING) from None
@@ -121,9 +121,9 @@ class MappedBlocks(Blocks):
 
 
 def _check(number: int, descriptor: int, size: int) -> None:
-    """DamagedBlockError if a file does not end in the checksum of the bytes before it, which are read and not mapped.
+    """Raise DamagedBlockError if a file does not end with the checksum of the bytes before it.
 
-    Mapped, the hole after the last row would take room in memory on a tmpfs, and kill the process where there is none.
+    The bytes are read, not mapped: on a tmpfs, a mapped hole takes memory, and kills the process if there is none.
     """
     checksum = 0
     while size and (piece := os.read(descriptor, min(size, _PIECE))):
@@ -134,18 +134,18 @@ def _check(number: int, descriptor: int, size: int) -> None:
 
 
 def _mapped(path: Path, size: int) -> torch.Tensor:
-    """The bytes of a file, mapped. Torch keeps no descriptor for that, as Python's own maps do."""
+    """The bytes of a file, mapped by torch, which keeps no file descriptor open, unlike Python's own mmap."""
     try:
-        # Private: it could be written to, as torch wants it, and the file would stay as it is.
+        # A private map: torch needs it to be writable, but writes would not change the file.
         return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8, device="cpu")
     except RuntimeError:
-        # Of a file that is gone by now the caller knows what to make.
+        # If the file is gone, `stat` raises FileNotFoundError, which the caller handles.
         path.stat()
         raise
 
 
 class EncodedBlocks(Blocks):
-    """Blocks that are fetched whole and decoded: compressed ones, and all that are not on a local disk."""
+    """Blocks that are read whole and decoded: compressed blocks, and all blocks that are not on a local disk."""
 
     cache_bytes, at_once = 2**27, 8
 
@@ -158,7 +158,7 @@ class EncodedBlocks(Blocks):
             raise StoreError(f"{error}; zarr-python reads what it holds") from error
 
     def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
-        """Fetch the blocks at the same time."""
+        """Read the blocks concurrently."""
         found = self._location.get_decoded([self._header.key(number) for number in numbers], self._codec)
         blocks = []
         for number, block in zip(numbers, found, strict=True):
@@ -170,7 +170,7 @@ class EncodedBlocks(Blocks):
         return blocks
 
     def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
-        """Write the blocks at the same time."""
+        """Write the blocks concurrently."""
         whole = {self._header.key(number): to_stored(self._filled(rows)) for number, rows in blocks.items()}
         self._location.put_encoded(whole, self._codec)
 
@@ -183,7 +183,7 @@ class EncodedBlocks(Blocks):
 
 
 def blocks_of(location: Location, header: Header) -> Blocks:
-    """The blocks of a blob, read in the way that suits them."""
+    """The blocks of a blob: mapped if possible, else decoded."""
     if header.is_plain and isinstance(location, Folder):
         return MappedBlocks(location, header)
     return EncodedBlocks(location, header)

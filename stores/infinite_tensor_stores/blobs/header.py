@@ -1,4 +1,4 @@
-"""What the ``zarr.json`` of a blob says. To replace it is to commit."""
+"""The ``zarr.json`` of a blob. Replacing it is a commit."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _FITS: dict[str, Callable[[Any], bool]] = {
 
 
 class EmptyDocumentError(StoreError):
-    """Nothing is left of a ``zarr.json``: the power failed before its content was on the disk."""
+    """A ``zarr.json`` is empty: a power failure came before its content was on the disk."""
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Within it, what is raised by a ``zarr.json`` that cannot be read becomes a StoreError."""
+    """A context in which exceptions from reading a damaged ``zarr.json`` become a StoreError."""
     try:
         yield
     except (ValueError, KeyError, TypeError) as error:
@@ -62,22 +62,22 @@ class Header:
     Attributes
     ----------
     shape : tuple of int
-        Of a row.
+        Shape of a row.
     dtype : torch.dtype
-        Of a row.
+        Element type.
     block_size : int
-        Rows of a block.
+        Number of rows in a block.
     codecs : sequence of dict
-        How blocks are encoded, as ``zarr.json`` names it.
+        How blocks are encoded, as in ``zarr.json``.
     incarnation : str
-        Random; a blob that is created in the same place later has another one.
+        A random text; a blob that is created later in the same place has another one.
     rows : int
-        How many there are.
+        Number of rows.
     edits : int
-        Grows by one when rows that were committed are about to change, and again when they have: so it is odd in
-        between. Two headers of one incarnation with the same even number have the same rows, as far as both have them.
+        Incremented when committed rows are about to change, and again when they have changed, so it is odd in between.
+        If two headers of one incarnation have the same even number, the rows that both contain are equal.
     attributes : mapping
-        What users have added to the array.
+        Attributes that users have added to the array.
     """
 
     shape: tuple[int, ...]
@@ -92,7 +92,7 @@ class Header:
     @classmethod
     @explained()
     def from_bytes(cls, document: bytes) -> Header:
-        """What `to_bytes` returned; StoreError for what it cannot have returned."""
+        """The header that `to_bytes` wrote; StoreError if `document` cannot be its result."""
         if is_empty(document):
             raise EmptyDocumentError(
                 "its zarr.json is empty, as a power failure may leave it. Mode 'a' or 'r+', with dtype and shape as "
@@ -144,34 +144,34 @@ class Header:
 
     @cached_property
     def block_bytes(self) -> int:
-        """Bytes of a block, not encoded."""
+        """Size of a block in bytes before it is encoded."""
         return self.block_size * prod(self.shape) * self.dtype.itemsize
 
     @property
     def changing(self) -> bool:
-        """Whether rows that were committed are being changed, or a writer was killed meanwhile."""
+        """Whether committed rows are being changed, or a writer was killed while it changed them."""
         return self.edits % 2 == 1
 
     @property
     def version(self) -> dict[str, Any]:
-        """What rows there were, as the definition of a tensor of them says it: the incarnation and the edits."""
+        """The incarnation and the edits, as the `version` in the definition of a tensor of these rows."""
         return {"blob": self.incarnation, "edits": self.edits}
 
     @property
     def blocks(self) -> int:
-        """How many blocks hold the rows."""
+        """The number of blocks that contain rows."""
         return -(-self.rows // self.block_size)
 
     @property
     def is_plain(self) -> bool:
-        """Whether a block is stored as it lies in memory, with a checksum behind."""
+        """Whether a stored block is its bytes in memory followed by a checksum."""
         return [codec["name"] for codec in self.codecs] == ["bytes", "crc32c"] and sys.byteorder == "little"
 
     def key(self, number: int) -> str:
-        """Where a block is."""
+        """The key of a block."""
         return ".".join(["c", str(number), *["0"] * len(self.shape)])
 
 
 def is_empty(document: bytes) -> bool:
-    """Whether nothing is left of a ``zarr.json``; some file systems leave zeros."""
+    """Whether a ``zarr.json`` is empty, or all zeros, as some file systems leave it."""
     return not document.strip(b"\0")

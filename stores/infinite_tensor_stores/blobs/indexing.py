@@ -1,4 +1,4 @@
-"""Rows as a user names them between brackets, as they are given to be written, and as they lie in blocks."""
+"""Indices of rows as users write them, rows as users give them for writing, and the blocks that contain them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ BlockPart: TypeAlias = tuple[int, slice | RowNumbers, slice | RowNumbers]
 
 
 def parts_of(rows: range | RowNumbers, block_size: int) -> Iterator[BlockPart]:
-    """Per block in which some of `rows` lie: its number, which of `rows` these are, and where in the block they are.
+    """For each block with some of `rows`: its number, their positions in `rows`, and their positions in the block.
 
-    A range has step 1.
+    A range must have step 1.
     """
     if not len(rows):
         return
@@ -43,9 +43,10 @@ def parts_of(rows: range | RowNumbers, block_size: int) -> Iterator[BlockPart]:
 
 
 def indexable(tensor: torch.Tensor, rows: range | RowNumbers) -> Any:
-    """A contiguous tensor as what is fastest to index with the parts of `rows`.
+    """A view of a contiguous tensor that is fastest to index with the parts of `rows`: a tensor or an array.
 
-    torch copies slices on several threads, and numpy is faster with numbers; of those that are equal, the last stays.
+    torch copies slices on several threads, but numpy is faster with arrays of row numbers. On assignment with equal
+    numbers, the last row stays.
     """
     if isinstance(rows, range):
         return tensor
@@ -55,23 +56,23 @@ def indexable(tensor: torch.Tensor, rows: range | RowNumbers) -> Any:
 
 
 def as_rows(given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """What is to be written, as a tensor of shape (n, *shape) on the CPU, which may share memory with `given`.
+    """The rows to write, as a tensor of shape (n, *shape) on the CPU, which may share memory with `given`.
 
     Parameters
     ----------
     given : torch.Tensor or numpy.ndarray
-        One row, rows along any number of leading dimensions, or the numbers of several rows in one dimension.
+        One row, rows along any number of leading dimensions, or the elements of whole rows flattened to one dimension.
     dtype : torch.dtype
-        What it must have.
+        The dtype that it must have.
     shape : tuple of int
-        Of a row.
+        Shape of a row.
 
     Raises
     ------
     TypeError
-        If it has another dtype, or is something else.
+        If it has another dtype, or another type.
     ValidationError
-        If its shape does not end in that of a row, it is not a dense tensor with values, or elements are masked.
+        If its shape does not end with that of a row, it is not a dense tensor with values, or elements are masked.
     """
     if isinstance(given, np.ndarray):
         check_unmasked(given, "rows have")
@@ -90,7 +91,7 @@ def as_rows(given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Ten
 
 
 def spread(values: Any, count: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """`values` as `count` rows: a number, one row for all of them, or as many; errors as of `as_rows`."""
+    """`values` as `count` rows: a number, one row for all, or as many rows; raises the errors of `as_rows`."""
     if isinstance(values, bool | int | float | complex):
         return torch.full((count, *shape), cast("float", values), dtype=dtype, device="cpu")
     rows = as_rows(values, dtype, shape)
@@ -102,19 +103,19 @@ def spread(values: Any, count: int, dtype: torch.dtype, shape: tuple[int, ...]) 
 
 
 def rows_of(index: Any, length: Callable[[int], int]) -> int | range | RowNumbers:
-    """The rows that an index means: one, some that lie side by side, or any, in an array of the shape of the index.
+    """The rows that an index selects: an int, a range of adjacent rows, or an array of the shape of the index.
 
     Parameters
     ----------
     index
-        What stands between the brackets.
+        The expression between the brackets.
     length : callable
-        How many rows the blob has; it is told how many it must have for this index to be in range.
+        ``length(least)`` returns the number of rows; `least` is the number needed for this index to be in range.
 
     Raises
     ------
     TypeError
-        If `index` is of a kind that none has.
+        If `index` has an unsupported type.
     RegionError
         (an IndexError) If a row is out of range, a mask has another length, or the step of a slice is 0.
     """

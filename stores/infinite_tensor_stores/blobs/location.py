@@ -1,4 +1,4 @@
-"""Where a blob lies: a prefix of any zarr Store, or a folder on a local disk, which takes no event loop to use."""
+"""The place of a blob: a prefix of any zarr Store, or a folder on a local disk, which is used without an event loop."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from infinite_tensor_stores.zarr.layout import DOCUMENT
 from infinite_tensor_stores.zarr.objects import Objects
 
 _CAN_REPLACE_OPEN_FILES = os.name != "nt"
-"""Windows refuses to put a file in the place of one that is open, and gives its number to no other file."""
+"""Windows refuses to replace an open file, and does not reuse the number of a file."""
 
 _PARTIAL = "writer.partial"
-"""What is being written, until it is renamed: there is one writer, so there is one such file."""
+"""The name of a file until it is written whole and renamed. There is one writer, so one name is enough."""
 
 Right: TypeAlias = FileLock | Lease
 """The right to write."""
 
 
 class Document:
-    """A ``zarr.json`` as it was read; one that was fetched is current as far as can be told without a request."""
+    """A ``zarr.json`` as it was read. On remote storage it counts as current, since a check would take a request."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
 
     def is_current(self) -> bool:
-        """Whether it is still the one that is there."""
+        """Whether it has not been replaced."""
         return True
 
 
 class DocumentFile(Document):
-    """A ``zarr.json`` on a local disk; errors as of `files.opened`, and ValueError where it is too large.
+    """A ``zarr.json`` on a local disk. Raises the errors of `files.opened`, and ValueError if it is too large.
 
-    The file is held open: otherwise the file system could give its number to the file that takes its place, and within
-    a tick of the clock, a few milliseconds, both would look the same.
+    The file stays open. Otherwise the file system could give its number to the file that replaces it, and if that
+    happens within a tick of the clock, a few milliseconds, both would look the same.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +54,7 @@ class DocumentFile(Document):
             self._file = OpenFile(os.dup(descriptor)) if _CAN_REPLACE_OPEN_FILES else None
 
     def is_current(self) -> bool:
-        """Whether the file that is there is this one, and has not been written to since."""
+        """Whether the file has been neither replaced nor written to."""
         try:
             found = os.stat(self._path)  # noqa: PTH116  (asked at every read, and a Path takes longer)
         except OSError:
@@ -68,12 +68,12 @@ class Location(Objects):
     Parameters
     ----------
     target, storage_options, timeout : object
-        As of `location_of`.
+        As for `location_of`.
 
     Attributes
     ----------
     address : tuple
-        The arguments of `location_of` for the same place, with connections of its own.
+        The arguments with which `location_of` returns the same place, with new connections.
     """
 
     is_local = False
@@ -98,7 +98,7 @@ class Location(Objects):
 
     @contextmanager
     def reporting(self, what: str) -> Iterator[None]:
-        """Within it, what a storage raises becomes a StoreError that names the blob and says `what` failed."""
+        """A context that turns exceptions of the storage into a StoreError which names the blob and `what` failed."""
         try:
             yield
         except (RegionError, ValidationError, MemoryError):
@@ -112,28 +112,28 @@ class Location(Objects):
 
     @explained()
     def document(self) -> Document | None:
-        """The ``zarr.json``, None where there is none; StoreError where something is that cannot be one."""
+        """The ``zarr.json``, None if there is none; StoreError if it is too large or not a regular file."""
         (found,) = self.get([DOCUMENT])
         return None if found is None else Document(content(found))
 
     def header(self) -> tuple[Header, Document]:
-        """What is committed; BlobNotFoundError where there is nothing, StoreError where it cannot be read."""
+        """The last commit; BlobNotFoundError if there is no blob, StoreError if it cannot be read."""
         document = self.document()
         if document is None:
             raise BlobNotFoundError(f"{self!r}: there is no blob; mode 'w' creates one")
         return Header.from_bytes(document.content), document
 
     def commit(self, header: Header) -> None:
-        """Put a ``zarr.json`` in the place of the one that is there."""
+        """Replace the ``zarr.json``."""
         self.put({DOCUMENT: header.to_bytes()})
 
     def names(self) -> list[str]:
-        """Of all objects and folders."""
+        """The names of all objects and folders at this place."""
         # Some storages list the folder itself, without a name.
         return list(filter(None, self.children("")))
 
     def stranger(self) -> str | None:
-        """Something that no blob has."""
+        """The name of something that does not belong to a blob, or None."""
         ours = (DOCUMENT, LOCK, _PARTIAL, FOLDER)
         return next((name for name in sorted(self.names()) if name not in ours and not name.startswith("c.")), None)
 
@@ -142,20 +142,20 @@ class Location(Objects):
         self.delete([name for name in self.names() if name.startswith("c.")])
 
     def delete_lock(self) -> None:
-        """Delete what a lock and an unfinished write have left; there is none of it but on a local disk."""
+        """Delete the lock file and the file of an unfinished write, which exist on a local disk only."""
 
     def vanish(self) -> None:
-        """Delete the place itself, in which nothing lies any more; a prefix is gone with its objects."""
+        """Delete the empty place itself. A prefix needs nothing, as it is gone with its objects."""
 
     def claim(self) -> Right:
-        """The right to write; a folder is created for it. StoreError if somebody else has it."""
+        """Get the right to write; StoreError if another writer has it. On a local disk, this creates the folder."""
         return Lease(self)
 
 
 class Folder(Location):
-    """A folder on a local disk, the same one wherever the process goes, or another process opens it.
+    """A folder on a local disk, by its absolute path.
 
-    Its files are read and written by the thread that asks for it, so that nothing runs on after an interrupt.
+    The calling thread reads and writes its files, so that nothing continues in the background after an interrupt.
     """
 
     is_local = True
@@ -175,18 +175,18 @@ class Folder(Location):
 
     @explained()
     def document(self) -> Document | None:
-        """The ``zarr.json``, which is held open."""
+        """The ``zarr.json``, which stays open."""
         try:
             return DocumentFile(self.path / DOCUMENT)
         except FileNotFoundError:
             return None
 
     def commit(self, header: Header) -> None:
-        """The same; it is on the disk before it gets its name, which else may be that of an empty file one day."""
+        """Replace the ``zarr.json``. The new file is synced before the rename, else a power failure could empty it."""
         self.replace(DOCUMENT, [header.to_bytes()], sync=True)
 
     def replace(self, key: str, parts: Sequence[Any], size: int = 0, *, sync: bool = False) -> None:
-        """Put a new file in the place of `key`: some parts, with a hole before the last where `size` is more."""
+        """Replace the file `key` by one made of `parts`. If `size` is more than these, the last part ends there."""
         partial = self.path / _PARTIAL
         descriptor = _created(partial)
         try:
@@ -207,17 +207,17 @@ class Folder(Location):
         partial.replace(self.path / key)
 
     def delete_lock(self) -> None:
-        """Delete the lock, and what is being written."""
+        """Delete the lock file, and the file of an unfinished write."""
         self.delete([_PARTIAL, LOCK])
 
     def vanish(self) -> None:
-        """Delete the folder if nothing is in it."""
+        """Delete the folder if it is empty."""
         for folder in (self.path / FOLDER, self.path):
             with suppress(OSError):
                 folder.rmdir()
 
     def claim(self) -> Right:
-        """A lock on a file where the operating system has such, else a lease."""
+        """A lock on a file if the file system supports locks, else a lease."""
         if self.store.read_only:
             raise StoreError("the zarr Store that was given is read-only")
         try:
@@ -231,13 +231,13 @@ class Folder(Location):
 
 
 def location_of(target: Any, storage_options: dict[str, Any] | None, timeout: float = DEFAULT_TIMEOUT) -> Location:
-    """The place that a path, an fsspec URL or a zarr Store names; errors as of `zarr_store`."""
+    """The place given by a path, an fsspec URL or a zarr Store; raises the errors of `zarr_store`."""
     location = Location(absolute(target), storage_options, timeout)
     return Folder(*location.address) if type(location.store) is FileStore else location
 
 
 def _created(path: Path) -> int:
-    """A descriptor of a new file. What a killed writer has left is deleted; a link would lead elsewhere."""
+    """A descriptor of a new file. A file left by a killed writer, or a link, which could lead elsewhere, is deleted."""
     while True:
         try:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

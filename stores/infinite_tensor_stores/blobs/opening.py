@@ -1,4 +1,4 @@
-"""Finding, creating, deleting and dropping blobs: what `TensorBlob.open`, `unlink` and a forgotten `close` do."""
+"""Opening, creating and deleting blobs, and closing blobs that were dropped: behind `TensorBlob.open` and `unlink`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _closing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class Wanted:
-    """What a user says of a blob when opening it; the arguments are those of `TensorBlob.open`."""
+    """The properties that a user gives when opening a blob, with the arguments of `TensorBlob.open`."""
 
     def __init__(self, dtype: Any = None, shape: Any = None, block_size: Any = None, compressors: Any = "auto") -> None:
         if dtype is not None and not isinstance(dtype, torch.dtype | str):
@@ -47,9 +47,9 @@ class Wanted:
         self.compressors = compressors
 
     def header(self, old: Header | None, *, is_local: bool) -> Header:
-        """An empty blob, perhaps in the place of one that was there.
+        """The header of a new, empty blob, which takes defaults from `old`, the blob that it replaces, if any.
 
-        ValidationError for blocks of 2 GiB and more, and for compressors that no new blob may have.
+        ValidationError for blocks of 2 GiB or more, and for compressors that are not allowed.
         """
         dtype = self.dtype or (old.dtype if old else None)
         shape = self.shape if self.shape is not None else (old.shape if old else None)
@@ -67,7 +67,7 @@ class Wanted:
         return Header(shape, dtype, block_size, codecs, secrets.token_hex(8))
 
     def check(self, header: Header) -> None:
-        """ValidationError if a blob that is there is another one."""
+        """Raise ValidationError if an existing blob has another dtype or shape."""
         for field, given, stored in (("dtype", self.dtype, header.dtype), ("shape", self.shape, header.shape)):
             if given is not None and given != stored:
                 raise ValidationError(f"the blob has {field} {stored}, got {given}; mode 'w' makes a new one")
@@ -95,7 +95,7 @@ _ANY = Wanted()
 
 
 def opened(location: Location, most_blocks: int | None, wanted: Wanted = _ANY) -> Rows:
-    """The rows of a blob that is there, to be read."""
+    """The rows of an existing blob, for reading."""
     wait_for_dropped()
     with location.reporting("cannot be opened"):
         header, document = location.header()
@@ -104,17 +104,17 @@ def opened(location: Location, most_blocks: int | None, wanted: Wanted = _ANY) -
 
 
 def opened_for_writing(location: Location, most_blocks: int | None, wanted: Wanted) -> Rows:
-    """The rows of a blob that is there, to be written too."""
+    """The rows of an existing blob, for reading and writing."""
     wait_for_dropped()
     with location.reporting("cannot be opened"):
-        # Nothing is claimed where there is no blob, or another one.
+        # Check before claiming, so that nothing is claimed if there is no such blob.
         try:
             wanted.check(location.header()[0])
         except EmptyDocumentError:
             if wanted.dtype is None or wanted.shape is None:
                 raise
         with _claimed(location) as right:
-            # Somebody may have written it in between.
+            # Another writer may have changed it in between.
             try:
                 header, _ = location.header()
             except EmptyDocumentError:
@@ -123,14 +123,14 @@ def opened_for_writing(location: Location, most_blocks: int | None, wanted: Want
 
 
 def _found_again(location: Location, wanted: Wanted) -> Header:
-    """A blob of whose document nothing is left, as its blocks tell of it.
+    """Recover the header of a blob whose ``zarr.json`` is empty from its blocks.
 
-    Behind the last row a block holds zeros, so that rows of zeros at the very end are not told from none.
+    A block is filled with zeros after the last row, so rows of zeros at the very end cannot be recovered.
 
     Raises
     ------
     StoreError
-        If something else lies there too, or there are blocks, and none is intact for a blob as it is `wanted`.
+        If something else is there too, or if there are blocks, but none is intact with the properties in `wanted`.
     """
     _document(location, "is there too; choose another place")
     numbers = [int(found[1]) for name in location.names() if (found := _BLOCK.fullmatch(name))]
@@ -159,20 +159,20 @@ def _found_again(location: Location, wanted: Wanted) -> Header:
 
 
 def _rows_in(block: torch.Tensor) -> int:
-    """How many rows there are up to the last one that is not all zeros."""
+    """The number of rows up to the last one that is not all zeros."""
     written = to_stored(block).reshape(-1).view(np.uint8).reshape(len(block), -1).any(axis=1)
     return int(np.flatnonzero(written).max(initial=-1)) + 1
 
 
 def created(location: Location, most_blocks: int | None, wanted: Wanted) -> Rows:
-    """The rows of a new blob in place of what is there, to be written."""
+    """The rows of a new blob, for writing; it replaces an existing one."""
     wait_for_dropped()
     with location.reporting("cannot be created"):
         document = _document(location, "is there already; choose an empty place")
     old = None
     with suppress(StoreError):
         old = None if document is None else Header.from_bytes(document.content)
-    # What is wrong with the arguments must not cost what is there.
+    # Check the arguments first, so that an error does not delete the existing blob.
     header = wanted.header(old, is_local=location.is_local)
     with location.reporting("cannot be created"), _claimed(location) as right:
         location.commit(header)
@@ -181,26 +181,26 @@ def created(location: Location, most_blocks: int | None, wanted: Wanted) -> Rows
 
 
 def delete(location: Location) -> None:
-    """Delete a blob, or what is left of one, where there is one."""
+    """Delete a blob, or what is left of one, if there is one."""
     wait_for_dropped()
     with location.reporting("cannot be deleted"):
         if _document(location, "is there, and no TensorBlob") is None and not location.names():
             return
         right = location.claim()
         try:
-            # The document first: without it the rest is nothing, whatever happens to this process.
+            # The document is deleted first: without it, no blob is left even if this process is killed now.
             location.delete([DOCUMENT])
             location.delete_blocks()
             location.delete_lock()
         finally:
             right.release()
-            # A lease is an object there, and gone only now.
+            # The place is empty only now, as a lease is an object there too.
             location.vanish()
             location.disconnect()
 
 
 def _document(location: Location, what: str) -> Document | None:
-    """The document of a blob, damaged perhaps, None where there is none; StoreError where something else lies."""
+    """The document of a blob, perhaps damaged, None if there is none; StoreError if something else is there."""
     document = location.document()
     nothing = document is None or is_empty(document.content)
     if nothing and (stranger := location.stranger()) is not None:
@@ -212,7 +212,7 @@ def _document(location: Location, what: str) -> Document | None:
 
 @contextmanager
 def _claimed(location: Location) -> Iterator[Right]:
-    """The right to write, which is released where what is done within it fails."""
+    """Claim the right to write; it is released if an exception leaves the context."""
     right = location.claim()
     try:
         yield right
@@ -222,20 +222,20 @@ def _claimed(location: Location) -> Iterator[Right]:
 
 
 def close_dropped(rows: Rows) -> None:
-    """Store what a blob that nobody refers to any more has not stored yet."""
+    """Store the pending rows of a blob that was dropped without `close`."""
     if not rows.holds_right:
-        # Memory and connections go with it.
+        # For a reader, memory and connections are freed with the object.
         return
     if not rows.needs_loop:
         rows.close()
         return
-    # This may run anywhere, on the event loop too, which must not wait for itself.
+    # This may run on any thread, even that of the event loop, which must not wait for itself.
     thread = threading.Thread(target=rows.close, name="infinite_tensor-blob")
     _closing.add(thread)
     thread.start()
 
 
 def wait_for_dropped() -> None:
-    """Return when blobs that were dropped are closed."""
+    """Wait until dropped blobs are closed."""
     for thread in list(_closing):
         thread.join()

@@ -1,4 +1,4 @@
-"""All rows of a blob: those that are stored, and those of one that is being written, which are not stored yet."""
+"""All rows of an open blob: stored rows, and rows that were written but are not stored yet."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ from infinite_tensor_stores.blobs.location import Document, Location, Right
 _CPU = torch.device("cpu")
 _BUFFERED_BYTES = 2**26
 _MOST_BLOCKS = 2**12
-"""An operating system has room for some 65,000 maps in a process."""
+"""Far fewer than the 65,000 or so memory maps that an operating system allows in a process."""
 _FEWER = "read fewer rows at a time"
 
 
 class Rows:
-    """The rows of one opened blob. Its methods may be called from many threads.
+    """The rows of one open blob. Its methods may be called from many threads.
 
     Parameters
     ----------
     location : Location
-        Where it is stored.
+        Where the blob is stored.
     header : Header
-        What is committed.
+        The last commit.
     most_blocks : int or None
-        How many blocks are held in memory, or mapped.
+        The most blocks to keep, in memory or mapped.
     document : Document, optional
-        From which the header was read, for a reader.
+        For a reader, the document from which the header was read.
     right : FileLock or Lease, optional
         The right to write, which is released when this is closed.
 
     Attributes
     ----------
     length : int
-        How many rows there are, those that wait to be stored included.
+        The number of rows, including those not stored yet.
     cursor : int
-        The row from which on the next ones are read, or written.
+        The number of the row that is read or written next.
     most_blocks : int
-        How many blocks that were read are held at most.
+        The most blocks to keep after a read.
     writes : bool
-        Whether it was opened for writing, in this process.
+        Whether the blob was opened for writing, in this process.
     forked : bool
-        Whether it is that of a parent process.
+        Whether the blob was opened by a parent process.
     lock : RLock
-        Held while several things are done that belong together.
+        Held during every operation of several steps.
     extending : RLock
         Held while rows are added piece by piece; taken before `lock`.
 
     Notes
     -----
-    An exception of a signal handler may come between any two lines, so each line leaves all rows right. What decides is
-    `length`, which is changed together with `cursor` in one line, where Python handles no signal: rows are put into
-    buffers, or into files behind the last row, before they count. Buffers and files behind the last row may hold
-    anything.
+    A signal handler may raise an exception between any two lines, so the rows must be correct after each line. They
+    are, because only rows before `length` count: new rows are put into buffers, or into files after the last row, and
+    then `length` is changed, together with `cursor`, in one line during which Python handles no signals. After the
+    last row, buffers and files may contain anything.
     """
 
     def __init__(
@@ -82,20 +82,20 @@ class Rows:
         self.writes = right is not None
         self._right, self._document = right, document
         self._size = header.block_size
-        # What a row that needs no look at it has in common with all others.
+        # The properties of a row that can be appended without further checks.
         self._kind = header.shape, header.dtype, torch.strided, _CPU, False
         self._blocks = blocks_of(location, header)
         self.needs_loop = self._blocks.needs_loop
         self.most_blocks = most_blocks or max(2, min(_MOST_BLOCKS, self._blocks.cache_bytes // header.block_bytes))
         self._at_once = min(self._blocks.at_once, self.most_blocks)
         self._loaded = LRU[int, torch.Tensor](max_items=self.most_blocks)
-        # Blocks that are being written, the one that is not full yet among them.
+        # Blocks that are being written, including the one that is not full yet.
         self._buffers: dict[int, torch.Tensor] = {}
         self._most_buffers = most_blocks or max(2, _BUFFERED_BYTES // header.block_bytes)
         self._unsaved: set[int] = set()
-        # Whether blocks have been loaded since somebody looked at the document.
+        # Whether blocks have been loaded since the document was last checked.
         self._unconfirmed = False
-        # Whether something may be stored that `header` does not say, or be about to be: the last attempt has failed.
+        # Whether the storage may differ from `header`, or is about to: the last attempt to change it has failed.
         self._in_doubt = False
         renew_in_children(self)
         if right is not None:
@@ -105,13 +105,12 @@ class Rows:
 
     @property
     def holds_right(self) -> bool:
-        """Whether the right to write is to be released yet, by this process."""
+        """Whether this process still has the right to write, and must release it."""
         return self._right is not None
 
     def check_apart(self) -> None:
-        """StoreError if this thread is in the middle of another call, which a signal handler has interrupted."""
-        # Only the lock itself knows who holds it, whatever has been interrupted.
-        # An RLock tells it nowhere else.
+        """Raise StoreError if a signal handler has interrupted another call on this thread."""
+        # Ask the lock itself: no flag of our own would be right after every interrupt. RLock has no public method.
         if self.lock._is_owned() or self.extending._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
             raise StoreError(
                 f"{self.location!r} cannot be used here: this thread is in the middle of another call, which a signal "
@@ -122,12 +121,12 @@ class Rows:
         return repr(self.location)
 
     def cut_through(self, error: BaseException) -> None:
-        """Rows are right wherever a call has ended; see the notes."""
+        """Do nothing: rows are correct wherever a call was interrupted; see the notes of the class."""
 
     # Reading.
 
     def row(self, number: int) -> torch.Tensor:
-        """A copy of one row; short of calls, since many read row by row."""
+        """A copy of one row. Makes few calls, since many users read row by row."""
         with self.lock:
             self._look_again()
             self._check_there(number)
@@ -139,7 +138,7 @@ class Rows:
             return row
 
     def read(self, rows: range | RowNumbers) -> torch.Tensor:
-        """Copies of rows, in the order in which they are asked for; a range has step 1."""
+        """Copies of rows, in the given order; a range must have step 1."""
         out = new_result((len(rows), *self.header.shape), self.header.dtype, _CPU, _FEWER)
         if not len(rows):
             return out
@@ -154,50 +153,50 @@ class Rows:
         return out
 
     def refresh(self) -> int:
-        """Look how many rows are committed by now.
+        """Update `length` to the number of rows that are committed now, and return it.
 
         Raises
         ------
         StoreError
-            If the blob has been deleted, or recreated, or cannot be read.
+            If the blob has been deleted or recreated, or cannot be read.
         """
         with self.lock:
             if not self.writes:
                 self._follow()
                 if self.length < self.header.rows:
-                    # Its last block had no rows behind the last.
+                    # The last block was loaded when it had fewer rows.
                     self._loaded.pop(self.length // self._size)
                     self.length = self.header.rows
             return self.length
 
     def confirm(self) -> None:
-        """Make sure that `header` was committed when the blocks that are held were loaded; errors as of `refresh`."""
+        """Ensure that `header` was the last commit when the kept blocks were loaded; raises the errors of `refresh`."""
         with self.lock:
             if self._unconfirmed:
                 self._follow()
 
     def _look_again(self) -> None:
-        """Follow the writer, on a local disk, if it has committed."""
+        """For a reader on a local disk, `_follow` if the writer has committed."""
         if not self.writes and (self._document is None or not self._document.is_current()):
             self._follow()
 
     def _follow(self) -> None:
-        """Read what is committed. Of rows that were truncated or overwritten nothing is held any more.
+        """Read the last commit, and drop blocks of rows that were truncated or overwritten.
 
-        Rows that have come are not counted before `refresh`, so that numbers from the end mean the same rows.
+        New rows do not count before `refresh`, so that negative indices keep their meaning.
         """
         with self.location.reporting("cannot be read"):
             header, document = self._committed()
-        # In a forked child, rows that waited when it was forked may follow.
+        # In a forked child, buffered rows may follow, which were not stored yet at the fork.
         if (header.edits, header.rows) != (self.header.edits, self.header.rows):
             if header.edits != self.header.edits or self._buffers:
                 self._drop(self._loaded)
-            # Buffers are those of a forked child: the parent has stored them, or others in their place.
+            # Only a forked child has buffers here: the parent has stored these rows, or others in their place.
             self.length = header.rows if self._buffers else min(self.length, header.rows)
             self._buffers.clear()
             self._unsaved.clear()
         self.header = header
-        # Last: until then, the next read begins again.
+        # Set this last: if interrupted before, the next read starts again.
         self._document, self._unconfirmed = document, False
 
     def _committed(self) -> tuple[Header, Document]:
@@ -245,23 +244,23 @@ class Rows:
         )
 
     def _check_there(self, number: int, cause: Exception | None = None) -> None:
-        """RegionError if the blob turned out to have been truncated before a row that is being read."""
+        """Raise RegionError if the blob has been truncated before a row that is being read."""
         if number >= self.length:
             raise RegionError(
                 f"{self.location!r} has been truncated to {self.length} rows since it was opened"
             ) from cause
 
     def _drop(self, numbers: Iterable[int]) -> None:
-        """Hold blocks that were loaded no longer."""
+        """Drop loaded blocks."""
         for number in numbers:
             self._loaded.pop(number)
 
     # Writing.
 
     def append(self, row: object) -> bool:
-        """Put one row behind the last into the buffer that it belongs to; False, and nothing, where that takes more.
+        """Append one row to the buffer of the last block. If that is not enough, do nothing and return False.
 
-        The way of those who write one row after the other; called with the lock held.
+        This is the fast path for writing row by row. The caller holds the lock.
         """
         number, at = divmod(self.length, self._size)
         buffer = self._buffers.get(number)
@@ -275,14 +274,14 @@ class Rows:
         return True
 
     def write(self, start: int, rows: torch.Tensor) -> None:
-        """Store rows from `start` on, which is at most the length, and move the cursor behind them.
+        """Write rows from `start` on, which is at most the length, and move the cursor past them.
 
-        They lie behind the last row where that is passed.
+        Rows that reach past the last row are appended.
 
         Raises
         ------
         StoreError
-            If what must be stored now cannot be. The blob is as long as it was, and rows may have been overwritten.
+            If blocks that must be stored now cannot be. The length is unchanged, but rows may have been overwritten.
         """
         with self._changing("cannot be written"):
             stop = start + len(rows)
@@ -292,15 +291,15 @@ class Rows:
                 self._commit_full()
 
     def overwrite(self, numbers: range | RowNumbers, rows: torch.Tensor) -> None:
-        """Overwrite any rows; of a row that is named twice, the last stays."""
+        """Overwrite rows with any numbers; if a number occurs twice, the last row stays."""
         with self._changing("cannot be written"):
             self._take(numbers, rows.contiguous())
 
     def truncate(self, length: int) -> None:
-        """Forget the rows from `length` on, which is at most as many as there are; called with the lock held."""
+        """Delete the rows from `length` on, which is at most the number of rows. The caller holds the lock."""
         blocks, kept = -(-self.length // self._size), -(-length // self._size)
         with self._changing("cannot be truncated"):
-            # More rows are committed than there are until the next line but one is done.
+            # Until the commit below is done, more rows are committed than there are.
             self._in_doubt = length < self.header.rows
             self.cursor, self.length = min(self.cursor, length), length
             if self._in_doubt:
@@ -313,7 +312,7 @@ class Rows:
             self.flush()
 
     def flush(self) -> None:
-        """Return when all rows are committed."""
+        """Commit all rows."""
         with self._changing("cannot be flushed"):
             self._save(self._unsaved, self.length)
             if self.header.changing or self.length != self.header.rows:
@@ -322,7 +321,7 @@ class Rows:
             self._buffers = {number: buffer for number, buffer in self._buffers.items() if number == last}
 
     def close(self) -> None:
-        """Flush, and let others write. A second time is no error; after one that failed, it is tried again."""
+        """Flush, and let others write. Closing twice is not an error; a close that failed can be repeated."""
         with self.lock:
             if self.closed:
                 return
@@ -337,7 +336,7 @@ class Rows:
                 self.location.disconnect()
 
     def _release(self) -> None:
-        """Let others write; from then on this is one that reads."""
+        """Release the right to write; afterwards this is a reader."""
         if self._right is None:
             return
         self.writes = False
@@ -350,7 +349,7 @@ class Rows:
         self._right = None
 
     def _take(self, numbers: range | RowNumbers, rows: torch.Tensor) -> None:
-        """Write full blocks straight from `rows`, and copy the rest into buffers."""
+        """Store full blocks directly from `rows`, and copy the rest into buffers."""
         if not len(numbers):
             return
         first, stop = (numbers[0], numbers.stop) if isinstance(numbers, range) else (numbers.min(), self.length)
@@ -369,7 +368,7 @@ class Rows:
 
     @contextmanager
     def _changing(self, what: str) -> Iterator[None]:
-        """Within it, rows are changed; where that fails, they are as many as before, and the cursor is where it was."""
+        """A context for changes of rows: if they fail, the length and the cursor are restored."""
         with self.lock, self.location.reporting(what):
             before = self.cursor, self.length
             try:
@@ -381,13 +380,13 @@ class Rows:
                 raise
 
     def _forget_from(self, first: int) -> None:
-        """Hold nothing of the block `first` and those that follow it."""
+        """Drop the block `first` and all later ones from memory."""
         self._drop([number for number in self._loaded if number >= first])
         self._unsaved = {number for number in self._unsaved if number < first}
         self._buffers = {number: buffer for number, buffer in self._buffers.items() if number < first}
 
     def _commit_full(self) -> None:
-        """Store and commit the blocks that have been filled, so that a long run without a flush loses little."""
+        """Store and commit full blocks, so that little is lost if a long run without a flush is killed."""
         last = self.length // self._size
         self._save((number for number in self._unsaved if number < last), self.length)
         rows = self.length if last not in self._unsaved else max(last * self._size, self.header.rows)
@@ -395,13 +394,13 @@ class Rows:
             self._commit(rows, self.header.edits)
 
     def _buffer(self, number: int, stop: int) -> torch.Tensor:
-        """A block to write into, where rows up to `stop` are being written."""
+        """The buffer of a block, while rows up to `stop` are being written."""
         buffer = self._buffers.get(number)
         if buffer is None:
-            # It is written to later, perhaps outside of the caller's mode.
+            # Later writes may come from outside the caller's inference mode, so create it outside too.
             with torch.inference_mode(mode=False):
                 buffer = new_block((self._size, *self.header.shape), self.header.dtype, _CPU)
-            # What follows the last row is a hole, and mapped, a hole takes room when it is read.
+            # Copy only existing rows: after them is a hole in the file, and reading a mapped hole takes memory.
             there = min(self._size, self.length - number * self._size)
             if there > 0:
                 buffer[:there].copy_(self._block(number)[:there])
@@ -413,12 +412,12 @@ class Rows:
         return buffer
 
     def _save(self, numbers: Iterable[int], stop: int) -> None:
-        """Store the rows before `stop` of blocks, from their buffers; what is not stored stays in memory."""
+        """Store the rows before `stop` of some blocks from their buffers. What cannot be stored stays in memory."""
         kept = [number for number in sorted(numbers) if number in self._buffers and number * self._size < stop]
         self._store({number: self._buffers[number][: stop - number * self._size] for number in kept})
 
     def _store(self, blocks: dict[int, torch.Tensor]) -> None:
-        """Store blocks, some at a time, of which nothing that was loaded before is held any more."""
+        """Store blocks in small groups, and drop their loaded versions."""
         numbers = list(blocks)
         for begin in range(0, len(numbers), self._at_once):
             wave = numbers[begin : begin + self._at_once]
@@ -427,31 +426,31 @@ class Rows:
             self._in_doubt = True
             self._blocks.save({number: blocks[number] for number in wave})
             self._in_doubt = False
-            # A signal handler may have read them meanwhile.
+            # Drop them again, as a signal handler may have loaded them meanwhile.
             self._drop(wave)
             self._unsaved.difference_update(wave)
 
     def _begin_edit(self) -> None:
-        """Tell before the first of the committed rows changes that they are not what they were."""
+        """Before committed rows are changed, commit a mark that they are changing."""
         if not self.header.changing:
             self._commit(self.header.rows, self.header.edits + 1)
 
     def _commit(self, rows: int, edits: int) -> None:
         self._check_right()
         header = replace(self.header, rows=rows, edits=edits)
-        # One that fails may have been carried out, too.
+        # Even a commit that raises may have been carried out.
         self._in_doubt = True
         self.location.commit(header)
         self.header = header
         self._in_doubt = False
 
     def _settle(self) -> None:
-        """After an attempt that failed: find out what is committed."""
+        """After a failed attempt, find out what is committed."""
         if not self._in_doubt:
             return
         self.header, _ = self._committed()
         if self.length < self.header.rows:
-            # Others may have seen rows that are no more.
+            # Readers may have seen rows that no longer exist.
             self._commit(self.length, self.header.edits + 2)
         self._in_doubt = False
 
@@ -459,7 +458,7 @@ class Rows:
         assert self._right is not None
         self._right.check()
 
-    # Processes that end, and processes that fork.
+    # At exit and after a fork.
 
     def _flush_at_exit(self) -> None:
         if self.holds_right:

@@ -1,19 +1,19 @@
-"""Keeping a second writer of a blob out.
+"""Locks and leases, which keep a second writer of a blob out.
 
-On a local disk that is a lock, which the operating system takes from a process that ends. Elsewhere nothing tells that
-a process has ended: there it is a lease, which runs out unless renewed.
+On a local disk, a writer has a file lock, which the operating system releases when the process ends. On other storage
+nobody notices the end of a process, so a writer has a lease, which expires unless it is renewed.
 
-A writer puts an object of its own below ``writers/``, then lists what is there. Where another lease has not run out, it
-takes its own back and gives up. Storage whose listings show what was put before (S3, GCS, Azure, memory) so lets two
-writers never both continue: of two that begin at once, at least one sees the other. Both may give up.
+To get a lease, a writer puts its own object below ``writers/``, then lists that folder. If it finds another lease that
+has not expired, it deletes its own and gives up. On storage with consistent listings (S3, GCS, Azure, memory), two
+writers can therefore never both continue: of two that begin at once, at least one sees the other. Both may give up.
 
-A lease holds the time at which it was last renewed, and runs out 60 s later. It is renewed every 15 s on a thread. A
-writer that could not renew it for 20 s looks again before it writes anything, and stops where its lease is gone or
-somebody else has one. What is promised supposes that the difference of the machines' clocks, and the time from the
-beginning of that look to the end of the request that follows it, are together less than 40 s.
+A lease contains the time at which it was last renewed, and expires 60 s later. A thread renews it every 15 s. If a
+writer could not renew its lease for 20 s, it checks again before it writes anything, and stops if its lease is gone or
+another writer has one. This is safe as long as the difference of the machines' clocks, plus the time from the beginning
+of that check to the end of the request after it, is less than 40 s.
 
-A writer that begins is sure to see a lease that has always been renewed, and gives up: its holder pays no heed to
-other leases.
+A new writer always sees a lease that is renewed in time, and gives up, so the holder of such a lease need not look for
+others.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ LOCK = "writer.lock"
 
 FOLDER = "writers"
 SECONDS = 60.0
-"""After so long without renewal, a lease has run out."""
+"""The time without renewal after which a lease expires."""
 RENEWAL = 15.0
 _CERTAIN = 20.0
-"""So long after a renewal, nobody else can have a lease, even if requests and clocks are slow.
+"""The time after a renewal during which nobody else can have a lease, even if requests and clocks are slow.
 
-More than RENEWAL. What remains of SECONDS is for the difference of clocks and for a request under way.
+It is more than RENEWAL. The rest of SECONDS allows for different clocks and for a request under way.
 """
 
 
 class NoLocksError(Exception):
-    """A file system has no locks."""
+    """The file system does not support locks."""
 
 
 class FileLock:
     """A lock on a file in a folder, held until it is released or the process ends.
 
-    Forked children have the lock in common with their parent, so each closes the file as it is born; see `abandon`.
+    A forked child would share the lock with its parent, so it closes the file right after the fork; see `abandon`.
 
     Parameters
     ----------
     folder : Path
-        Where the file is created, and the folder if need be; it stays there.
+        The folder in which the file is created, and stays. The folder is created if necessary.
 
     Raises
     ------
     StoreError
-        If somebody holds the lock.
+        If the lock is held elsewhere.
     NoLocksError
         If the file system has no locks.
     """
@@ -71,11 +71,11 @@ class FileLock:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         while not self._is_ours(folder / LOCK):
-            # Who held it has deleted the blob, and another one may have been created.
+            # The holder has deleted the blob, so the lock file may be another one now: try again.
             pass
 
     def check(self) -> None:
-        """Nothing takes the lock from its holder."""
+        """Raise StoreError if the lock has been released; nothing else can end it."""
         if self._file.number is None:
             raise StoreError("the right to write has been released")
 
@@ -90,8 +90,8 @@ class FileLock:
         self._file.close()
 
     def _is_ours(self, path: Path) -> bool:
-        """Whether the file that is there is locked now; false where it has been deleted meanwhile."""
-        # The holder is written into it: not into another file, to which a link may lead.
+        """Lock the file; False if it was deleted meanwhile."""
+        # The holder is written into the file, so links are not followed, which could lead to another file.
         self._file = OpenFile(descriptor := os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666))
         is_ours = False
         try:
@@ -123,14 +123,14 @@ def _refused(holder: str, more: str = "") -> StoreError:
 
 
 class Lease:
-    """The right to write a blob that is not on a local disk, until it is released or not renewed any more.
+    """The right to write a blob that is not on a local disk, until it is released or no longer renewed.
 
     Parameters
     ----------
     objects : Objects
-        Those of the blob.
+        The objects of the blob.
     renewal : float
-        After how many seconds it is renewed.
+        Seconds between renewals.
 
     Raises
     ------
@@ -144,7 +144,7 @@ class Lease:
         self._renewed = 0.0
         self._lost: str | None = None
         self._lock = threading.Lock()
-        # Free when the lease has been released; the thread that renews it waits for that.
+        # Unlocked when the lease is released; the thread that renews it waits for that.
         self._renewing = threading.Lock()
         self._renewing.acquire()
         self._forget = weakref.finalize(self, _drop, self._key, os.getpid())
@@ -156,19 +156,19 @@ class Lease:
             ends = f". If that process was killed, its lease runs out {SECONDS:.0f} s after its last sign of life"
             raise _refused(holder, ends)
         self._renewed = begun
-        # An interrupt may come before anybody else knows of this lease: the thread must not keep it.
+        # If an interrupt comes before the caller gets this lease, it must be freed: the thread must not keep it alive.
         args = weakref.ref(self), self._renewing, renewal
         threading.Thread(target=_keep, args=args, name="infinite_tensor-lease", daemon=True).start()
 
     def check(self) -> None:
-        """Raise StoreError unless nobody else can be writing."""
+        """Raise StoreError if another writer may be writing."""
         if not self._certain():
             self._renew()
         if self._lost is not None:
             raise StoreError(f"{self._lost}; what was not flushed is not stored. Open it again to continue")
 
     def release(self) -> None:
-        """Let others write. Where that fails, the right stays, only `check` renews it, and it can be tried again."""
+        """Let others write. If that fails, the lease stays, renewed only by `check`; try again."""
         if self._renewing.locked():
             self._renewing.release()
         with self._lock:
@@ -178,7 +178,7 @@ class Lease:
         self._forget.detach()
 
     def abandon(self) -> None:
-        """In a forked child: the lease is the parent's, and so is the thread that renews it."""
+        """Give up the lease in a forked child; the parent keeps it, and its thread renews it."""
         self._lost = "the process that has it open for writing is the one that forked this one"
         self._lock = threading.Lock()
         self._forget.detach()
@@ -199,18 +199,18 @@ class Lease:
             self._objects.delete([self._key])
 
     def _certain(self) -> bool:
-        """Whether the last renewal that counts is so recent that the lease cannot have run out for anybody."""
+        """Whether the last valid renewal is so recent that no other process can take the lease for expired."""
         return time.monotonic() - self._renewed < _CERTAIN
 
     def _put(self) -> float:
-        """Store the lease; the time from which on it is valid."""
+        """Store the lease, and return the time from which it is valid."""
         begun = time.monotonic()
         lease = {"holder": _this_process(), "renewed": time.time()}
         self._objects.put({self._key: json.dumps(lease).encode()})
         return begun
 
     def _other(self, *, clean: bool = False) -> str | None:
-        """Who else has a lease that has not run out; with `clean`, where nobody has, those of others are deleted."""
+        """The holder of another lease that has not expired, or None; then `clean` deletes all other leases."""
         keys = [key for page in self._objects.pages(FOLDER) for key in page if key != self._key]
         for key, document in zip(keys, self._objects.get(keys), strict=True):
             holder, renewed = _read(document)
@@ -222,11 +222,11 @@ class Lease:
 
 
 _DROPPED: set[str] = set()
-"""Leases of this process that nobody holds any more, though they were not released: an interrupt came in between."""
+"""Leases of this process that were dropped without being released, because of an interrupt."""
 
 
 def _drop(key: str, pid: int) -> None:
-    # A forked child has copies of leases, which are its parent's.
+    # A forked child has copies of leases that belong to its parent.
     if pid == os.getpid():
         _DROPPED.add(key)
 
@@ -236,7 +236,7 @@ def _keep(known: weakref.ref[Lease], released: threading.Lock, renewal: float) -
         lease = known()
         if lease is None:
             return
-        # Each storage has errors of its own. The next write will see it; until then it may get better.
+        # Storages raise different errors. The next write reports a problem that lasts.
         with suppress(Exception):
             lease._renew()  # noqa: SLF001  (its own)
         del lease
@@ -247,5 +247,5 @@ def _read(document: bytes | None) -> tuple[str, float]:
         found = json.loads(document or b"{}")
         return str(found["holder"]), float(found["renewed"])
     except (ValueError, KeyError, TypeError):
-        # Damaged, or gone by now: nobody renews it.
+        # It is damaged or gone, so nobody renews it.
         return "somebody", 0.0
