@@ -1,7 +1,7 @@
-"""An open HDF5 file: whose it is, which version wrote it, who else in this process uses it, and room on the disk.
+"""Opening and creating HDF5 files, sharing an open file between stores of this process, and reserving disk space.
 
-HDF5 does not survive a disk that gets full in the middle of a write: what it could not write it tries to write
-again whenever an object is closed, and in the end it takes the interpreter with it. So room is taken before.
+HDF5 does not survive a full disk during a write: it tries to write the data again whenever an object is closed, and
+finally crashes the interpreter. So disk space is allocated before each write.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ from infinite_tensor_stores.hdf5.slots import TileSlots
 from infinite_tensor_stores.targets import check_format, check_found
 
 _MARGIN = 2**20
-"""Bytes for what HDF5 itself keeps in the file, beside the data."""
+"""Bytes for what HDF5 itself stores in the file in addition to the data."""
 
 
 def reserve(h5: Any, nbytes: int) -> None:
-    """Take room for `nbytes` more of data in an open file; OSError where there is none."""
+    """Allocate disk space for `nbytes` more of data in an open file; OSError if the disk is full."""
     descriptor, end = h5.id.get_vfd_handle(), h5.id.get_filesize()
     if os.fstat(descriptor).st_size < end + nbytes + _MARGIN:
         allocate(descriptor, end, nbytes + _MARGIN)
 
 
 def give_back(h5: Any) -> None:
-    """Give the room back that was taken and not used; the file must be flushed."""
+    """Free disk space that was allocated and not used. The file must have been flushed."""
     os.ftruncate(h5.id.get_vfd_handle(), h5.id.get_filesize())
 
 
 def check_room(folder: Path) -> None:
-    """OSError where there is no room for a new file."""
+    """Raise OSError if there is no disk space for a new file."""
     with tempfile.TemporaryFile(dir=folder) as scratch:
         allocate(scratch.fileno(), 0, _MARGIN)
 
 
 class SharedFile:
-    """An open HDF5 file, shared by all stores of this process that name it: two would write over each other."""
+    """An open HDF5 file, shared by all its stores in this process: if open twice, they would overwrite each other."""
 
     def __init__(self, h5: Any, writable: bool) -> None:
         self.h5 = h5
@@ -80,16 +80,16 @@ class SharedFile:
 
     def _renew_after_fork(self) -> None:
         self.lock = threading.RLock()
-        # To close it would give the parent's lock on the file away.
+        # Keep it open in the child: closing it would release the parent's lock on the file.
         _inherited.append(self)
 
     @property
     def vanished(self) -> bool:
-        """Whether the file has been deleted or replaced: what is written to it from then on, nobody finds again."""
+        """Whether the file has been deleted or replaced, so that what is written to it now is lost."""
         own = os.fstat(self.h5.id.get_vfd_handle())
         if own.st_nlink:
             return False
-        # Some file systems count no links.
+        # Some file systems do not count links, so compare the path.
         try:
             return not os.path.samestat(own, Path(self.h5.filename).stat())
         except FileNotFoundError:
@@ -97,44 +97,44 @@ class SharedFile:
 
     @contextmanager
     def opened(self, owner: object) -> Iterator[Any]:
-        """The file, whose lock is held meanwhile; StoreError if it is closed."""
+        """A context with the open file that holds its lock; StoreError if it is closed."""
         with self.lock:
             if not self.h5:
                 raise StoreError(f"{owner} is closed; open it again with `with store:`")
             yield self.h5
 
     def check_process(self, owner: object) -> None:
-        """StoreError where this process may not write: it was forked from the one that has opened the file."""
+        """Raise StoreError in a forked child, which may not write to a file that its parent has opened."""
         if self.process != os.getpid():
             raise StoreError(
                 f"{owner} was opened before this process was forked: two processes that write harm the file"
             )
 
     def group(self, name: str, definition: Mapping[str, Any]) -> TileSlots:
-        """The tiles of the tensor in group `name`; OSError where `definition` is not that of the group any more."""
+        """The slots of the tensor in group `name`; OSError if the group no longer has this `definition`."""
         with self.lock:
             known = self.groups.get(name)
             if known is None or known.incarnation != definition["incarnation"]:
-                # Two that know of different slots in one dataset would write over each other's tiles.
+                # If it were opened with the wrong definition, two objects could write to the same slots.
                 if name not in self.h5 or not is_incarnation(self.h5[name], definition["incarnation"]):
                     raise OSError("it has been cleared by somebody else in this moment; try once more")
                 known = self.groups[name] = TileSlots(self.h5[name], definition)
             return known
 
     def remember(self, name: str, slots: TileSlots) -> None:
-        """Have those who open the tensor in group `name` share these slots. The garbage collector takes no locks."""
+        """Share these slots with all who open the tensor in group `name`. Takes no lock, as the collector calls it."""
         if not slots.gone:
             self.groups.setdefault(name, slots)
 
     def finish(self, slots: TileSlots, tile: Index) -> None:
-        """Delete the log of a tile: of a complete one by the next flush, though nobody may have its tensor then."""
+        """Delete the log of a tile: at the next flush if the tile is complete, even if the tensor is unused then."""
         if slots.has([tile])[0]:
             self.finished.add(slots)
         else:
             slots.log.delete([tile])
 
     def delete(self, name: str) -> None:
-        """Delete a tensor, its definition first: without it the rest is garbage."""
+        """Delete a tensor. The definition is deleted first: if interrupted, what remains is garbage."""
         with self.lock:
             group = tensor_at(self.h5, name)
             if group is None:
@@ -175,7 +175,7 @@ class SharedFile:
             return collected
 
     def _slots(self, name: str) -> TileSlots | None:
-        """The tiles of a tensor; None where its definition is damaged: to be verified, not to be cleaned."""
+        """The slots of a tensor; None if its definition is damaged, which `verify` reports and gc leaves alone."""
         try:
             definition = checked(document_in(self.h5[name][DEFINITION]), name)
         except (KeyError, ValueError, StoreError):
@@ -183,7 +183,7 @@ class SharedFile:
         return self.group(name, definition)
 
     def flush(self, older_than: float = 0.0) -> None:
-        """Bring everything into the file, unless that was done less than `older_than` seconds ago."""
+        """Flush the file, unless that was done less than `older_than` seconds ago."""
         with self.lock:
             if self.process == os.getpid() and time.monotonic() - self._flushed >= older_than:
                 self.h5.flush()
@@ -194,7 +194,7 @@ class SharedFile:
                 self._flushed = time.monotonic()
 
     def release(self, user: object) -> None:
-        """Close the file if nobody else uses it."""
+        """Remove a user, and close the file if it was the last one."""
         with self.lock:
             self.users.discard(user)
             if not self.users and self.process == os.getpid():
@@ -215,24 +215,24 @@ def _sizes(group: Any) -> list[int]:
 
 _PLACE = "a new file"
 _TOLD = 5
-"""Names that one error tells."""
+"""The most names that an error lists."""
 
 
 _known: weakref.WeakValueDictionary[tuple[int, int], SharedFile] = weakref.WeakValueDictionary()
-"""The files that are open in this process, by device and inode; to be used with `_opening_lock` held."""
+"""The files that are open in this process, by device and inode. Protected by `_opening_lock`."""
 _opening_lock = Lock()
 _inherited: list[SharedFile] = []
-"""Those that the parents of this process have open."""
+"""The files that parents of this process have opened."""
 
 
 class _Forks(threading.local):
-    """Has nothing half written wait in a process that forks: its child would write that as well, when it ends."""
+    """Flushes all files before a fork: otherwise the child would write the pending data too, when it ends."""
 
     def __init__(self) -> None:
         self._held: list[SharedFile] = []
 
     def begin(self) -> None:
-        """Bring all open files up to date, and have nothing written to them until the fork is done."""
+        """Flush all open files, and lock them until the fork is done."""
         for file in list(_known.values()):
             if file.writable and file.process == os.getpid():
                 file.lock.acquire()
@@ -241,12 +241,12 @@ class _Forks(threading.local):
                     file.h5.flush()
 
     def end(self) -> None:
-        """Go on, in the parent."""
+        """Release the locks in the parent."""
         while self._held:
             self._held.pop().lock.release()
 
     def forget(self) -> None:
-        """Go on, in the child, which has locks of its own."""
+        """Forget the locks in the child, which has new ones."""
         self._held.clear()
 
 
@@ -257,21 +257,21 @@ if hasattr(os, "register_at_fork"):
 
 
 def open_file(path: Path, mode: str, owner: object) -> SharedFile:
-    """Open a file in a mode, or create it. A file of somebody else's becomes a store too, and keeps what is in it.
+    """Open a file in a mode, or create it. A file of another program becomes a store too, and keeps its content.
 
     Parameters
     ----------
     path : Path
-        Where it is.
+        The path of the file.
     mode : str
         One of `MODES`.
     owner : object
-        who uses it until `leave_file`; its str stands in messages.
+        The store, which uses the file until `leave_file`; messages show its str.
 
     Raises
     ------
     StoreError
-        If there is no file where one must be, one where none may be, something else, or no way to look.
+        If the mode does not fit what is there, or that cannot be read.
     """
     with _opening(path, owner):
         found = None if not path.exists() else "an empty file" if _is_blank(path) else "a file"
@@ -292,7 +292,7 @@ def open_file(path: Path, mode: str, owner: object) -> SharedFile:
 
 
 def reopen_file(path: Path, mode: str, owner: object) -> SharedFile:
-    """Open a file again that was open before, in mode ``r`` or ``r+``: it must be there, and still be a store."""
+    """Open a file again in mode ``r`` or ``r+``. It must exist, and still be a store."""
     with _opening(path, owner):
         if not path.exists():
             raise StoreError(f"{owner}: its file is gone; HDF5TileStore(...) with mode 'a' or 'w' creates a new one")
@@ -305,14 +305,14 @@ def reopen_file(path: Path, mode: str, owner: object) -> SharedFile:
 
 
 def leave_file(file: SharedFile, owner: object) -> None:
-    """End what `open_file` began: the last user closes the file."""
+    """End the use of a file by `owner`. The file is closed after its last user."""
     with _opening_lock:
         file.release(owner)
 
 
 @contextmanager
 def _opening(path: Path, owner: object) -> Iterator[None]:
-    """Alone in this process, with errors that name the store."""
+    """A context that locks opening in this process, and raises errors that name the store."""
     try:
         with _opening_lock:
             yield
@@ -334,7 +334,7 @@ def _is_other_file(path: Path) -> bool:
 
 
 def _shared(path: Path, mode: str, owner: object) -> SharedFile | None:
-    """The file as another store of this process has it open."""
+    """The file if another store of this process has it open, else None; StoreError if the modes do not fit."""
     shared = _known.get(_identity(path.stat())) if path.exists() else None
     if shared is None or not shared.h5:
         return None
@@ -346,9 +346,9 @@ def _shared(path: Path, mode: str, owner: object) -> SharedFile | None:
 
 
 def _look(path: Path, owner: object, mode: str) -> bool:
-    """Whether a file is a store; StoreError if it is none, and may not become one. Nothing of it is changed."""
+    """Whether a file is a store; StoreError if it is not, and cannot become one. Does not change the file."""
     if not path.is_file():
-        # To open a pipe would take until somebody writes to it.
+        # Opening a pipe would wait for a writer.
         raise StoreError(f"{owner}: there is something that is not a regular file; choose another path")
     with opened(path, "r") as h5:
         if MARK in h5.attrs:
@@ -381,14 +381,15 @@ def _check_free(h5: Any, owner: object) -> None:
 
 
 def _is_blank(path: Path) -> bool:
-    """Whether there is no file, or one without content, as tempfile makes it: there is nothing that could be lost."""
+    """Whether there is no file, or an empty one, as tempfile creates it, so that nothing can be lost."""
     return not path.exists() or (path.is_file() and not path.stat().st_size)
 
 
 def _create(path: Path, *, exclusive: bool) -> None:
-    """Make a file that is an empty store, by a single write: a process that is killed leaves all of it, or a blank one.
+    """Create an empty store with a single write, so that a kill leaves either a complete store or an empty file.
 
-    HDF5 itself leaves a file that nobody can open, and in its mode ``w`` empties one that another process has open.
+    HDF5 itself would leave a file that cannot be opened, and its mode ``w`` empties a file that another process has
+    open.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     check_room(path.parent)
@@ -396,7 +397,7 @@ def _create(path: Path, *, exclusive: bool) -> None:
         h5.attrs[MARK] = FORMAT
         h5.flush()
         image = h5.id.get_file_image()
-    # Should another process have made it in this moment, this comes behind what is in it, and HDF5 passes over it.
+    # If another process has just created the file, this is appended to its content, and HDF5 ignores it.
     with path.open("xb" if exclusive else "ab") as file:
         file.write(image)
 
@@ -418,7 +419,7 @@ def _closed_on_failure(file: SharedFile) -> Iterator[None]:
 
 
 def _mark(h5: Any) -> None:
-    """Make a file of somebody else's a store as well."""
+    """Mark a file of another program as a store."""
     reserve(h5, 0)
     h5.attrs[MARK] = FORMAT
     h5.flush()
@@ -426,5 +427,5 @@ def _mark(h5: Any) -> None:
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
-    """What a file is, by whatever path it is named."""
+    """The identity of a file, whatever its path."""
     return status.st_dev, status.st_ino

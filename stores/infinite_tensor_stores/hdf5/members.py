@@ -1,12 +1,11 @@
-"""What in an HDF5 file is of this library, and what is somebody else's, which stays as it is.
+"""Telling what in an HDF5 file belongs to this library from what belongs to other programs, which is never changed.
 
-A file may be a user's own: programs keep settings in its attributes, and arrays of their own beside ours. Of this
-library are
+Other programs may keep settings in the attributes of the file, and their own arrays next to ours. This library owns
 
-    /t-<id>           a tensor: a group that holds a definition, or nothing but `MEMBERS`
+    /t-<id>           a tensor: a group that contains a definition, or nothing but `MEMBERS`
     /groups/g-<id>    a group of tensors: a string
 
-and the mark, an attribute of the root. The lock of the file is held by the caller.
+and the mark, an attribute of the root. The caller holds the lock of the file.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, parsed
 
 DEFINITION = "definition"
 MEMBERS = (DEFINITION, "tiles", "index", "partial")
-"""All that lies in the group of a tensor, in the order in which it is deleted."""
+"""The members of a tensor's group, in the order in which they are deleted."""
 
 MARK = "infinite_tensor_format"
 """The attribute of the root that makes a file a store: the version of its layout."""
 
 FOLDER = "groups"
-"""The HDF5 group that holds groups of tensors, and may hold what is somebody else's too."""
+"""The HDF5 group for groups of tensors, which may contain data of other programs too."""
 
 _OLD_FOLDER = "tensors"
-"""The HDF5 group in which versions 0.x keep everything, and which they make in every file."""
+"""The HDF5 group in which versions 0.x store everything. They create it in every file."""
 
 
 def import_h5py() -> Any:
-    """The module h5py, imported when a store is made; ImportError that says how to install it."""
+    """Import h5py, when a store is created; the ImportError says how to install it."""
     try:
         return import_module("h5py")
     except ImportError as error:
@@ -47,17 +46,17 @@ def import_h5py() -> Any:
 
 
 def file_in_memory() -> Any:
-    """A new HDF5 file in memory. Its name is its own: a second one of a name is refused while the first is open."""
+    """A new HDF5 file in memory. It has a random name, as HDF5 refuses two open files with the same name."""
     return import_h5py().File(secrets.token_hex(8), "w", driver="core", backing_store=False)
 
 
 def opened(path: Path, mode: str) -> Any:
-    """An HDF5 file that is there; without its lock where the file system has none."""
+    """Open an existing HDF5 file, without locking if the file system has no locks."""
     h5py = import_h5py()
     try:
         return h5py.File(path, mode)
     except OSError as error:
-        # HDF5 itself passes over one error alone.
+        # HDF5 itself ignores only one of the errors for missing locks.
         if error.errno not in NO_LOCKS or "lock" not in str(error):
             raise
     tell_weaker(path.parent, "this file system has no locks, so nothing keeps two programs from writing one file")
@@ -65,21 +64,21 @@ def opened(path: Path, mode: str) -> Any:
 
 
 def group_at(h5: Any, name: str) -> Any | None:
-    """The HDF5 group of that name; None where there is nothing, a dataset, or a link to another place."""
+    """The HDF5 group with a name; None if there is nothing, a dataset, or a link to another place."""
     h5py = import_h5py()
     found = h5[name] if isinstance(h5.get(name, getlink=True), h5py.HardLink) else None
     return found if isinstance(found, h5py.Group) else None
 
 
 def check_own(group: Any, names: Sequence[str]) -> None:
-    """ValueError where a member of a group is missing, or a link to another place, which may be somebody else's."""
+    """Raise ValueError if a member of a group is missing, or is a link, whose target may belong to others."""
     for name in names:
         if not isinstance(group.get(name, getlink=True), import_h5py().HardLink):
             raise ValueError(f"{group.name}/{name} is missing, or a link to another place")  # noqa: TRY004  (damage)
 
 
 def tensor_at(h5: Any, name: str) -> Any | None:
-    """The HDF5 group of that name if it is a tensor's, defined or not; None for anything else."""
+    """The HDF5 group with a name if it is that of a tensor, with or without a definition; None for anything else."""
     group = group_at(h5, name)
     if group is None:
         return None
@@ -88,17 +87,17 @@ def tensor_at(h5: Any, name: str) -> Any | None:
 
 
 def names_in(group: Any) -> list[str]:
-    """The names of the members of a group; h5py gives those that are no UTF-8, which none of ours is, as bytes."""
+    """The names of the members of a group, except those that are not UTF-8 (h5py returns bytes), as ours always are."""
     return [name for name in group if isinstance(name, str)]
 
 
 def tensors_in(h5: Any) -> list[str]:
-    """The names of all groups that are tensors', defined or not."""
+    """The names of all groups of tensors' data, with or without a definition."""
     return [name for name in names_in(h5) if name.startswith(TENSOR) and tensor_at(h5, name) is not None]
 
 
 def delete_members(h5: Any, name: str) -> None:
-    """Delete what is ours in the group of a tensor, and the group if nothing else is in it."""
+    """Delete the members of a tensor's group, and the group if it is empty then."""
     group = h5[name]
     for member in MEMBERS:
         if member in group:
@@ -108,7 +107,7 @@ def delete_members(h5: Any, name: str) -> None:
 
 
 def delete_ours(h5: Any) -> None:
-    """Delete all that is of this library, but the mark: a process that is killed leaves a store, of fewer tensors."""
+    """Delete everything of this library except the mark, so that a kill leaves a valid store with fewer tensors."""
     names = tensors_in(h5)
     for name in names:
         if DEFINITION in h5[name]:
@@ -122,13 +121,13 @@ def delete_ours(h5: Any) -> None:
 
 
 def is_defined(h5: Any, name: str) -> bool:
-    """Whether there is a definition of a tensor, damaged or not."""
+    """Whether a tensor has a definition, intact or damaged."""
     group = tensor_at(h5, name)
     return group is not None and DEFINITION in group
 
 
 def read_document(h5: Any, name: str) -> dict[str, Any] | ValueError | None:
-    """The document of a tensor or a group, None where there is none; ValueError where it is damaged."""
+    """The document of a tensor or a group, None if there is none; returns a ValueError if it is damaged."""
     try:
         if name.startswith(GROUP):
             found = document_at(h5, name)
@@ -140,7 +139,7 @@ def read_document(h5: Any, name: str) -> dict[str, Any] | ValueError | None:
 
 
 def document_at(h5: Any, name: str) -> Any | None:
-    """The dataset that a group of tensors is; None where there is nothing, or something else."""
+    """The dataset of a group of tensors; None if there is nothing, or something else."""
     h5py, folder = import_h5py(), group_at(h5, FOLDER)
     hard = folder is not None and isinstance(folder.get(name, getlink=True), h5py.HardLink)
     found = folder[name] if folder is not None and hard else None
@@ -149,13 +148,13 @@ def document_at(h5: Any, name: str) -> Any | None:
 
 
 def groups_in(h5: Any) -> list[str]:
-    """The names of all groups of tensors, damaged or not."""
+    """The names of all groups of tensors, intact or damaged."""
     names = [] if (folder := group_at(h5, FOLDER)) is None else names_in(folder)
     return [name for name in names if name.startswith(GROUP) and document_at(h5, name) is not None]
 
 
 def delete_group(h5: Any, name: str) -> None:
-    """Delete a group of tensors, and the HDF5 group that it lies in if nothing else is there."""
+    """Delete a group of tensors, and the HDF5 group around it if that is empty then."""
     folder = h5[FOLDER]
     del folder[name]
     if not len(folder):
@@ -163,7 +162,7 @@ def delete_group(h5: Any, name: str) -> None:
 
 
 def names_taken(h5: Any) -> list[str]:
-    """What lies in a file that is no store yet, and would be taken for ours, or keep ours from its place."""
+    """The members of a file that is not a store yet which would be taken for ours, or would be in our way."""
     found = [f"/{name}" for name in names_in(h5) if name.startswith(TENSOR)]
     folder = group_at(h5, FOLDER)
     if folder is None:
@@ -172,7 +171,7 @@ def names_taken(h5: Any) -> list[str]:
 
 
 def is_of_version_0(h5: Any) -> bool:
-    """Whether versions 0.x have written a file: they make a group "tensors", which holds nothing or such tensors."""
+    """Whether a version 0.x has written a file, with a group "tensors" that is empty or contains its tensors."""
     h5py, folder = import_h5py(), group_at(h5, _OLD_FOLDER)
     if folder is None:
         return False
@@ -185,7 +184,7 @@ def is_of_version_0(h5: Any) -> bool:
 
 
 def is_incarnation(group: Any, incarnation: str) -> bool:
-    """Whether the definition in the group of a tensor can be read so far, and is of an incarnation."""
+    """Whether the definition in the group of a tensor can be parsed and has a given incarnation."""
     try:
         return DEFINITION in group and document_in(group[DEFINITION]).get("incarnation") == incarnation
     except ValueError:
@@ -193,12 +192,15 @@ def is_incarnation(group: Any, incarnation: str) -> bool:
 
 
 def put_document(group: Any, name: str, document: str) -> None:
-    """Create a dataset that holds a document: under its name only once it is whole, whatever interrupts this."""
+    """Create a dataset with a document. It gets its name only when it is complete, so an interrupt leaves no part."""
     group[name] = group.create_dataset(None, data=np.bytes_(document))
 
 
 def check_chunks(dataset: Any, most: int) -> None:
-    """ValueError if a chunk claims more bytes, which HDF5 takes for it whatever is stored, or is compressed twice."""
+    """Raise ValueError if chunks are compressed twice, or claim more than `most` bytes.
+
+    HDF5 allocates the claimed size of a chunk, however little is stored.
+    """
     if dataset.chunks is not None:
         _check_bytes(f"a chunk of {dataset.name}", math.prod(dataset.chunks) * dataset.dtype.itemsize, most)
     h5z, created = import_h5py().h5z, dataset.id.get_create_plist()
@@ -208,7 +210,7 @@ def check_chunks(dataset: Any, most: int) -> None:
 
 
 def check_size(dataset: Any, most: int) -> None:
-    """ValueError if a dataset claims more bytes, however few of them are stored; errors as of `check_chunks`."""
+    """Raise ValueError if a dataset claims more than `most` bytes, even if fewer are stored; then `check_chunks`."""
     _check_bytes(dataset.name, dataset.nbytes, most)
     check_chunks(dataset, most)
 

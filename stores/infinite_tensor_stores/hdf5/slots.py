@@ -1,7 +1,7 @@
-"""What lies in the group of one tensor in an HDF5 file: complete tiles in slots, and the log of partial ones.
+"""The group of one tensor in an HDF5 file: complete tiles in slots, and the logs of partial tiles.
 
-HDF5 cannot hold a dataset of 2**52 by 2**52 pixels, and a dataset per tile is slow. So tiles lie one behind
-the other, each a chunk of its own, and a table beside them tells which tile a slot holds:
+HDF5 cannot store a dataset of 2**52 by 2**52 pixels, and one dataset per tile is slow. So tiles are stored one after
+the other in one dataset, each as a chunk (a slot), and a table tells which tile is in which slot:
 
     <group>/definition      JSON
     <group>/tiles           (slots, *tile)
@@ -46,14 +46,14 @@ _PART = re.compile(r"(?P<tile>-?\d+(,-?\d+)*)#(?P<number>\d{1,6})")
 
 
 class TileIndex:
-    """Which slot holds which tile: two sorted arrays, which take a tenth of a dictionary's memory.
+    """Maps tiles to slots with two sorted arrays, which take a tenth of a dictionary's memory.
 
     Parameters
     ----------
     tiles : int64 array of shape (N, ndim)
         Indices of tiles.
     slots : int64 array of shape (N,)
-        The slot of each.
+        The slot of each tile.
     """
 
     def __init__(self, tiles: IntArray, slots: IntArray) -> None:
@@ -71,7 +71,7 @@ class TileIndex:
         return np.where(self._keys[at] == keys, self._slots[at], _UNUSED)
 
     def tiles_in(self, slots: Sequence[int]) -> list[Index]:
-        """The tiles that these slots hold."""
+        """The tiles in these slots."""
         return as_tuples(_tiles(self._keys[np.isin(self._slots, slots)]))
 
     def tiles_within(self, low: Sequence[int], high: Sequence[int]) -> set[Index]:
@@ -80,7 +80,7 @@ class TileIndex:
         return set(as_tuples(rows[((rows >= low) & (rows < high)).all(axis=1)]))
 
     def put(self, tiles: Sequence[Index], slots: Sequence[int]) -> None:
-        """Enter tiles, or give other slots to those that are there; -1 takes a tile out."""
+        """Set the slots of tiles, new or known; -1 removes a tile."""
         if not tiles:
             return
         there = self.find(tiles) != _UNUSED
@@ -88,7 +88,7 @@ class TileIndex:
         self._slots[np.searchsorted(self._keys, keys[there])] = given[there]
         new, slots_of_new = _sorted(keys[~there], given[~there])
         at = np.searchsorted(self._keys, new)
-        # To move all that come behind takes little of the time in which their pixels are written.
+        # Moving all later entries takes little time compared to writing the pixels.
         self._keys, self._slots = np.insert(self._keys, at, new), np.insert(self._slots, at, slots_of_new)
         if _UNUSED in slots:
             kept = self._slots != _UNUSED
@@ -96,13 +96,13 @@ class TileIndex:
 
 
 def _keys(tiles: IntArray) -> npt.NDArray[Any]:
-    """One bytes value per row that sorts as the row does, exact for every int64."""
+    """One bytes value per row, with the same order as the rows, exact for every int64."""
     raw = np.ascontiguousarray(tiles).view(np.uint64) ^ np.uint64(1 << 63)
     return raw.astype(">u8").view(f"S{8 * tiles.shape[1]}").reshape(-1)
 
 
 def _tiles(keys: npt.NDArray[Any]) -> IntArray:
-    """The rows that `_keys` made these of."""
+    """The rows from which `_keys` made these."""
     raw = np.frombuffer(keys.tobytes(), dtype=">u8").astype(np.uint64) ^ np.uint64(1 << 63)
     return raw.view(np.int64).reshape(len(keys), keys.dtype.itemsize // 8)
 
@@ -113,18 +113,18 @@ def _sorted(keys: npt.NDArray[Any], slots: IntArray) -> tuple[npt.NDArray[Any], 
 
 
 class PartLog:
-    """Part n of the log of partial tile (i, j) is the dataset ``i,j#n``.
+    """The logs of partial tiles. Part n of the log of tile (i, j) is the dataset ``i,j#n``.
 
     Parameters
     ----------
     folder : h5py.Group
-        The group that holds the datasets.
+        The group with the datasets.
     place : str
-        What names this tensor and its incarnation, and so, with the tile behind it, a partial tile.
+        The name of this tensor and its incarnation; followed by a tile index, it is the name of a partial tile.
     most : int
-        The bytes that a part can have.
+        The most bytes of a part.
 
-    After `close` it holds nothing, and what is still written to it is dropped. Not safe for threads: the
+    After `close` it is empty, and what is still written to it is dropped. Not safe for threads: the
     owner holds a lock.
     """
 
@@ -140,11 +140,11 @@ class PartLog:
                 self._ends[tile] = max(self._ends.get(tile, 0), number + 1)
 
     def close(self) -> None:
-        """Forget the group of a tensor that is being cleared."""
+        """Close the logs of a tensor that is being cleared."""
         self._folder, self._ends = None, {}
 
     def place(self, tile: Index) -> str:
-        """What names a partial tile of this tensor, and of no other."""
+        """The unique name of a partial tile, which includes its tensor and incarnation."""
         return f"{self._place}/{','.join(map(str, tile))}"
 
     def tiles(self) -> list[Index]:
@@ -152,20 +152,20 @@ class PartLog:
         return list(self._ends)
 
     def read(self, tile: Index) -> list[bytes | Exception]:
-        """The parts that are stored of a partial tile, or what is wrong with them."""
+        """The stored parts of a partial tile; a damaged one is an exception."""
         return list(map(self._part_in, self._names(tile)))
 
     def append(self, tile: Index, part: bytes) -> None:
         """Add a part to the log of a partial tile."""
         if self._folder is None:
             return
-        # A store of this process that was dropped may still be adding parts: take the next number that is free.
+        # A store of this process that was dropped may still be adding parts, so take the next free number.
         number = next(n for n in itertools.count(self._ends.get(tile, 0)) if _part(tile, n) not in self._folder)
         self._folder.create_dataset(_part(tile, number), data=np.frombuffer(part, dtype=np.uint8))
         self._ends[tile] = number + 1
 
     def delete(self, tiles: Iterable[Index]) -> tuple[int, int]:
-        """Delete the logs of tiles; how many parts, and the bytes that they took. One that has none is no error."""
+        """Delete the logs of tiles, and return the number of parts and their size. A missing log is not an error."""
         parts = size = 0
         for tile in tiles:
             names = self._names(tile)
@@ -173,12 +173,12 @@ class PartLog:
             parts += len(names)
             for name in names:
                 del self._folder[name]
-            # Forgotten last: what is interrupted continues at the next call.
+            # Remove the entry last, so that the next call can finish if this one is interrupted.
             self._ends.pop(tile, None)
         return parts, size
 
     def damages(self, tile: Index, *, repair: bool) -> list[Damage]:
-        """Which parts of the log of a tile are damaged; deleted, where they are to be repaired."""
+        """List the damaged parts of the log of a tile; `repair` deletes them."""
         found = []
         for name in self._names(tile):
             reason = self._wrong_with(tile, self._part_in(name))
@@ -198,8 +198,8 @@ class PartLog:
         return None
 
     def size(self) -> int:
-        """The bytes that all parts take."""
-        # Not `values()`: it holds h5py's lock until it is exhausted, for ever where an error that is kept keeps it.
+        """The size of all parts in bytes."""
+        # Not `values()`: it holds h5py's lock until it is exhausted, or forever, if a kept error keeps it alive.
         return sum(self._folder[name].id.get_storage_size() for name in list(self._folder))
 
     def _names(self, tile: Index) -> list[str]:
@@ -238,9 +238,9 @@ class TileSlots:
     Raises
     ------
     ValueError
-        If the group does not hold what the definition says.
+        If the content of the group does not match the definition.
 
-    After `close` it holds nothing, and what is still written to it is dropped. Not safe for threads: the
+    After `close` it is empty, and what is still written to it is dropped. Not safe for threads: the
     owner holds a lock.
     """
 
@@ -270,12 +270,12 @@ class TileSlots:
         if (self._table.dtype, self._table.shape[1:]) != (np.dtype(np.int64), (len(layout.tile_shape) + 1,)):
             raise ValueError(f"{self._table.name} holds {self._table.dtype} of shape {self._table.shape}")
         check_chunks(self._data, layout.tile_bytes)
-        # As it grows, up to as much again is not written yet.
+        # The table grows by doubling, so up to half of it may not be written yet.
         check_size(self._table, LARGEST_DOCUMENT + 2 * self._table.id.get_storage_size())
 
     @staticmethod
     def create(group: Any, definition: Mapping[str, Any], filters: Mapping[str, Any]) -> None:
-        """Fill an empty group. The definition comes last: without it the rest is garbage."""
+        """Create the members of an empty group. The definition comes last: without it, the rest is garbage."""
         _, layout = layout_of(definition)
         tile, row = layout.tile_shape, len(layout.tile_shape) + 1
         dtype = stored_dtype(layout.dtype)
@@ -295,11 +295,11 @@ class TileSlots:
 
     @property
     def drops(self) -> str:
-        """Another text after each `mark_drop`."""
+        """A text that changes with each `mark_drop`."""
         return "" if self._table is None else str(self._table.attrs.get("drops", ""))
 
     def mark_drop(self) -> None:
-        """Tell that tiles are being deleted."""
+        """Record that tiles are being deleted."""
         if self._table is not None:
             self._table.attrs["drops"] = secrets.token_hex(8)
 
@@ -309,10 +309,10 @@ class TileSlots:
         self._index = TileIndex(np.empty((0, len(self.layout.tile_shape)), np.int64), np.empty(0, np.int64))
         self.log.close()
 
-    # Partial tiles. The log of a complete one is garbage, and not read.
+    # Partial tiles. The log of a complete tile is garbage, and is not read.
 
     def read_logs(self, tiles: Sequence[Index]) -> list[list[bytes | Exception]]:
-        """The parts that are stored of each tile that is not complete, or what is wrong with them."""
+        """The stored log parts of each tile; a damaged one is an exception. A complete tile has none."""
         return [[] if done else self.log.read(tile) for tile, done in zip(tiles, self.has(tiles), strict=True)]
 
     def partial_tiles(self) -> list[Index]:
@@ -321,9 +321,9 @@ class TileSlots:
         return [tile for tile, done in zip(logged, self.has(logged), strict=True) if not done]
 
     def prune(self) -> tuple[int, int]:
-        """Delete the logs of complete tiles, which are safely in the file by now; returns as `PartLog.delete`.
+        """Delete the logs of complete tiles, and return what `PartLog.delete` does. Call it only after a flush.
 
-        The space of a log is used again at once: a kill would else find neither the log nor the complete tile.
+        HDF5 reuses the space of a log at once, so a kill before the flush could destroy both log and complete tile.
         """
         logged = self.log.tiles()
         return self.log.delete(itertools.compress(logged, self.has(logged)))
@@ -331,7 +331,7 @@ class TileSlots:
     # Complete tiles.
 
     def read(self, tiles: Sequence[Index]) -> list[Block | Exception | None]:
-        """The block of each tile, None where there is none, or what is wrong with it."""
+        """Read the block of each tile; None for a missing tile, an exception for a damaged one."""
         if self._data is None:
             return [None] * len(tiles)
         slots = self._index.find(tiles)
@@ -352,15 +352,15 @@ class TileSlots:
         except Exception as error:  # noqa: BLE001  (h5py raises what it pleases on a damaged file)
             if length == 1:
                 return [error]
-            # One of many is damaged: find out which.
+            # One of several is damaged: read them one by one.
             return [self._read_run(slot, 1)[0] for slot in range(first, first + length)]
-        # Copies, so that one tile that is kept does not keep its neighbours in memory.
+        # Copies, so that a tile in memory does not keep its neighbours there.
         return [block.copy() for block in blocks] if length > 1 else [blocks[0]]
 
     def write(self, tiles: Mapping[Index, Block]) -> None:
-        """Store tiles, each in a slot that is free; one that was there already leaves its slot.
+        """Store each tile in a free slot. If the tile was stored before, its old slot becomes free.
 
-        A slot that is damaged, or met a full disk, may not take what is written to it.
+        Writing to the old slot might fail, if it is damaged or was written on a full disk.
         """
         if self._data is None:
             return
@@ -370,17 +370,17 @@ class TileSlots:
         end = self._end + len(tiles) - len(reused)
         slots = np.array([*reused, *range(self._end, end)], dtype=np.int64)
         self._grow(end)
-        # Taken even if the write fails: the next attempt takes others.
+        # These slots count as used even if the write fails, so that the next attempt uses others.
         del self._vacant[: len(reused)]
         self._end = end
         checksums = [self._checksum(index, block) for index, block in zip(indices, blocks, strict=True)]
         rows = np.column_stack([np.array(indices, dtype=np.int64), np.array(checksums, dtype=np.int64)])
         order = np.argsort(slots)
         runs = [(int(slots[order[run][0]]), order[run]) for run in _runs(slots[order])]
-        # First what a row of the index promises, then the row.
+        # First the pixels, then the rows of the index that refer to them.
         for first, run in runs:
             self._data[first : first + len(run)] = np.stack([blocks[number] for number in run.tolist()])
-        # Known before the rows are written: where that fails, the next attempt frees those that are.
+        # Update memory before the rows are written: if that fails, the next attempt frees the rows that were written.
         self._checksums[slots] = checksums
         self._index.put(indices, slots.tolist())
         for first, run in runs:
@@ -388,7 +388,7 @@ class TileSlots:
         self._free(before[before >= 0])
 
     def delete(self, tiles: Sequence[Index]) -> None:
-        """Free the slots of tiles; one that has none is no error."""
+        """Free the slots of tiles. A tile without a slot is not an error."""
         if self._data is None:
             return
         slots = self._index.find(tiles)
@@ -396,10 +396,10 @@ class TileSlots:
         self._free(slots[there], [tiles[number] for number in there.tolist()])
 
     def _free(self, slots: IntArray, tiles: Sequence[Index] = ()) -> None:
-        """Take out tiles, and let others have their slots.
+        """Remove tiles, and make their slots free for others.
 
-        First in the file, last for others to have: interrupted, it leaves a tile that is there still and can be freed
-        again, or a slot that nobody uses, and never two tiles in one slot.
+        The file is changed first, and the slots become free last: an interrupt leaves a tile that can be freed again,
+        or an unused slot, but never two tiles in one slot.
         """
         slots = np.sort(slots)
         for run in _runs(slots):
@@ -409,7 +409,7 @@ class TileSlots:
         self._vacant.extend({slot for slot in slots.tolist() if slot < self._end} - set(self._vacant))
 
     def _grow(self, end: int) -> None:
-        """Make room; slots that are not written take no space in the file."""
+        """Add slots up to `end`, if necessary. Slots that are not written take no space in the file."""
         if end > len(self._checksums):
             length = max(256, 2 * end)
             self._data.resize(length, axis=0)
@@ -418,15 +418,15 @@ class TileSlots:
             self._checksums = np.concatenate([self._checksums, more])
 
     def _checksum(self, tile: Index, block: Block) -> int:
-        """CRC-32 of a tile, its place and the tensor's incarnation: another's pixels never pass for its own."""
+        """CRC-32 of a tile, its index and the tensor's incarnation, so that pixels of another tile do not match."""
         return zlib.crc32(
             np.ascontiguousarray(block).data, zlib.crc32(struct.pack(f"<{len(tile)}q", *tile), self._seed)
         )
 
-    # What can be told of it.
+    # Reports.
 
     def damages(self, first: int, *, repair: bool) -> list[Damage]:
-        """What is damaged in the slots of one batch from `first` on; marked unused, where it is to be repaired."""
+        """List the damaged tiles in the batch of slots from `first` on; `repair` frees their slots."""
         if self._data is None:
             return []
         stop = min(first + self.batch, self._data.shape[0], self._table.shape[0])
@@ -446,13 +446,13 @@ class TileSlots:
         return found
 
     def _checked(self, tile: Index, block: Block | Exception, checksum: int) -> Block | Exception:
-        """A block whose checksum is this one, or what is wrong with it."""
+        """The block if it has this checksum, else an exception."""
         if isinstance(block, Exception) or checksum == self._checksum(tile, block):
             return block
         return ValueError("its checksum does not match")
 
     def _drop(self, slots: list[int]) -> None:
-        """Free slots, whatever tiles the index in the file and the one in memory have them hold."""
+        """Free slots, whichever tiles are in them according to the index in the file and the one in memory."""
         self._free(np.array(slots, dtype=np.int64), self._index.tiles_in(slots))
 
     def has(self, tiles: Sequence[Index]) -> list[bool]:
@@ -461,16 +461,16 @@ class TileSlots:
         return found
 
     def find(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        """The complete tiles of a box ``[low, high)``, and those of which there is a log."""
+        """The complete tiles of a box ``[low, high)``, and the tiles that have a log."""
         logged = {tile for tile in self.log.tiles() if inside(tile, low, high)}
         return self._index.tiles_within(low, high), logged
 
     def slots(self) -> range:
-        """Where the batches of slots begin."""
+        """The first slot of each batch."""
         return range(0, 0 if self._data is None else len(self._checksums), self.batch)
 
     def describe(self) -> tuple[int, int, int]:
-        """How many tiles are complete, how many partial, and the bytes that all of it takes."""
+        """The numbers of complete and of partial tiles, and the size of everything stored."""
         stored = self._data.id.get_storage_size() + self._table.id.get_storage_size() + self.log.size()
         return len(self._index), len(self.partial_tiles()), stored
 
@@ -480,7 +480,7 @@ def _place_of(name: str, incarnation: str) -> str:
 
 
 def _uncached(group: Any, name: str) -> Any:
-    """A dataset without HDF5's own cache of chunks: the store has one of tiles."""
+    """Open a dataset without HDF5's own cache of chunks, as the store has a cache of tiles."""
     h5py = import_h5py()
     access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
     access.set_chunk_cache(1, 0, 1.0)
@@ -488,6 +488,6 @@ def _uncached(group: Any, name: str) -> Any:
 
 
 def _runs(slots: IntArray) -> Iterator[slice]:
-    """Where ascending slots lie next to each other."""
+    """The slices of ascending slots that are next to each other."""
     ends = [*(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), len(slots)]
     return (slice(a, b) for a, b in zip([0, *ends], ends, strict=False) if a < b)

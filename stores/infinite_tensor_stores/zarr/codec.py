@@ -1,7 +1,7 @@
-"""Chunks as a Zarr array stores them: encoded and decoded many at a time, with a checksum that tells damage.
+"""Encoding and decoding the chunks of a Zarr array, many at a time, with a checksum that detects damage.
 
-What the codecs `bytes`, `zstd`, `blosc` and `crc32c` do is known, so numcodecs and google-crc32c do it here, to the
-same bytes as in zarr: whose own pipelines run each codec of each chunk as a task of an event loop, and differ between
+The codecs `bytes`, `zstd`, `blosc` and `crc32c` are applied here by numcodecs and google-crc32c, with the same bytes as
+a result as in zarr. Zarr's own pipelines run each codec of each chunk as a task of an event loop, and differ between
 its versions.
 """
 
@@ -25,7 +25,7 @@ from infinite_tensor.support.threads import on_threads
 from infinite_tensor_stores.files import content
 
 Bytes: TypeAlias = bytes | npt.NDArray[np.uint8]
-"""Bytes that may be read without a copy of them."""
+"""Bytes that can be read without a copy."""
 
 _BLOSC_HEADER = 16
 _LONGEST_HEADER = 18
@@ -34,7 +34,7 @@ _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 _ORDERS = {"little": "<", "big": ">"}
 _THREADS = os.cpu_count() or 1
 _WORTH_A_THREAD = 2**18
-"""Bytes whose compression takes longer than handing it to another thread."""
+"""The number of bytes for which another thread pays off: compressing them takes longer than starting the thread."""
 
 _CRC_LENGTH = 4
 _LARGEST_HEADER = 2**16
@@ -56,7 +56,7 @@ class ChunkCodec:
     Attributes
     ----------
     most_bytes : int
-        What is stored of a chunk has no more: no codec makes pixels much larger than they are.
+        The most bytes of an encoded chunk: no codec makes data much larger.
     """
 
     def __init__(self, document: Mapping[str, Any]) -> None:
@@ -75,27 +75,27 @@ class ChunkCodec:
             ) from error
         self._size = self._dtype.itemsize * math.prod(self._shape)
         self.most_bytes = 2 * self._size + _LARGEST_HEADER
-        # What does not compress grows a little.
+        # Data that cannot be compressed grows a little.
         self._most_between = self._size + self._size // 64 + 2**10
 
     def encode(self, blocks: Sequence[npt.NDArray[Any]]) -> list[bytes]:
-        """The stored form of each block."""
+        """Encode blocks."""
         return on_threads(self._encoded, blocks, self.threads(len(blocks)))
 
     def decode(self, stored: Sequence[bytes]) -> list[npt.NDArray[Any] | Exception]:
-        """The block of each stored form, or what is wrong with it."""
+        """Decode stored chunks; a damaged one becomes an exception."""
         return on_threads(self.decoded, stored, self.threads(len(stored)))
 
     def intact(self, stored: Sequence[bytes]) -> list[bytes | Exception]:
-        """Each stored form, or what is wrong with it, as far as its checksum tells."""
+        """Check stored chunks by their checksums; a damaged one becomes an exception."""
         return on_threads(_checked, stored, threads_for(sum(map(len, stored))))
 
     def threads(self, chunks: int) -> int:
-        """On how many threads to encode or decode some chunks."""
+        """The number of threads with which to encode or decode some chunks."""
         return threads_for(self._size * chunks)
 
     def decoded(self, data: bytes) -> npt.NDArray[Any] | Exception:
-        """The block of one stored form, or what is wrong with it."""
+        """Decode one stored chunk; a damaged one becomes an exception."""
         try:
             return self._decompressed(_unsealed(data)).astype(self._dtype, copy=False)
         except MemoryError:
@@ -112,9 +112,9 @@ class ChunkCodec:
         return b"".join([view.data, checksum.to_bytes(_CRC_LENGTH, "little")])
 
     def _decompressed(self, data: Bytes) -> npt.NDArray[Any]:
-        """The block that was compressed; ValueError, before memory is taken, where `data` claims to hold another size.
+        """Decompress a block. If `data` claims another size, raise ValueError before memory is allocated.
 
-        Without compressors, it may be a view of `data`.
+        Without compressors, the block may be a view of `data`.
         """
         if not self._compressors:
             return np.frombuffer(data, self._stored_dtype).reshape(self._shape)
@@ -133,12 +133,12 @@ class ChunkCodec:
 
 
 def threads_for(nbytes: int) -> int:
-    """On how many threads to work on so many bytes."""
+    """The number of threads to use for `nbytes` bytes."""
     return min(_THREADS, nbytes // _WORTH_A_THREAD)
 
 
 def _extension(given: object) -> dict[str, Any]:
-    """What stands for a codec, or another point of extension, in a ``zarr.json``, with its configuration."""
+    """The name and configuration of a codec, or of another extension point, in a ``zarr.json``."""
     if isinstance(given, str):
         given = {"name": given}
     if not isinstance(given, Mapping):
@@ -155,49 +155,49 @@ def _compressor(codec: Mapping[str, Any]) -> Any:
         made = Blosc(given["cname"], given["clevel"], shuffle, given["blocksize"], given.get("typesize"))
     else:
         raise ValueError(f"{name!r:.100} is not known here; zarr.open_array may read the array")
-    # What makes no sense is told where it is used first.
+    # Invalid settings raise an error only when the codec is used, so use it.
     made.encode(bytes(16))
     return made
 
 
 def _size_in(compressor: Any, data: Bytes) -> int | None:
-    """How many bytes `data` says that it decompresses to, None if it does not say so; ValueError if it is cut short."""
+    """The decompressed size according to `data`, None if it does not say; ValueError if `data` is truncated."""
     header = bytes(data[:_LONGEST_HEADER])
     if isinstance(compressor, Zstd):
         return content_size(header)
-    # Blosc would read as much as the header says is there.
+    # Blosc would read as many bytes as the header claims, even beyond the end of `data`.
     if len(data) < _BLOSC_HEADER or int.from_bytes(header[12:16], "little") != len(data):
         raise ValueError("this is no whole Blosc buffer")
     return int.from_bytes(header[4:8], "little")
 
 
 def content_size(frame: bytes) -> int | None:
-    """How many bytes a Zstandard frame (RFC 8878) says that it holds, None where it does not say so, or is none."""
+    """The decompressed size according to a Zstandard frame (RFC 8878), None if it does not say or is no frame."""
     if len(frame) < 6 or frame[:4] != _ZSTD_MAGIC:
         return None
     descriptor = frame[4]
     single = descriptor >> 5 & 1
     length = (single, 2, 4, 8)[descriptor >> 6]
-    # Behind the descriptor lie a byte for the window, but for a single segment, and the number of a dictionary.
+    # After the descriptor come one byte for the window, except in a single segment, and the id of a dictionary.
     start = 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3]
     # Sizes from 256 to 65791 are stored in two bytes, less 256.
     return int.from_bytes(frame[start : start + length], "little") + (256 if length == 2 else 0) if length else None
 
 
 def codecs_of(dtype: str, compressors: Any = "auto") -> list[dict[str, Any]]:
-    """The codecs of a new array as its ``zarr.json`` names them.
+    """The codecs of a new array, as written in its ``zarr.json``.
 
     Parameters
     ----------
     dtype : str
-        The array's, as its ``zarr.json`` names it.
+        The data type of the array, as in its ``zarr.json``.
     compressors : zarr codec, sequence of them, "auto" or None
-        What a user may give. A mapping stands for a codec, as in a ``zarr.json``.
+        As given by a user. A codec may be a mapping, as in a ``zarr.json``.
 
     Raises
     ------
     ValidationError
-        For any but Zstandard and Blosc.
+        For any codecs other than Zstandard and Blosc.
     """
     several = isinstance(compressors, Sequence) and not isinstance(compressors, str)
     chosen = list(compressors) if several else [] if compressors is None else [compressors]
@@ -206,7 +206,7 @@ def codecs_of(dtype: str, compressors: Any = "auto") -> list[dict[str, Any]]:
         for each in documents:
             _compressor(each)
     except Exception as error:
-        # zarr raises what it pleases on what makes no sense.
+        # zarr raises any kind of exception on invalid codecs.
         raise ValidationError(
             f"compressors={compressors!r:.200}: Zarr arrays of this library are compressed by Zstandard and Blosc, one "
             "or several of them, or None; choose compressors=zarr.codecs.ZstdCodec(level=1), say"
@@ -216,12 +216,12 @@ def codecs_of(dtype: str, compressors: Any = "auto") -> list[dict[str, Any]]:
 
 
 def _documents_of(dtype: str, compressors: list[Any]) -> Sequence[Any]:
-    """What a ``zarr.json`` says of compressors."""
+    """Compressors as written in a ``zarr.json``."""
     if compressors == ["auto"]:
         return [{"name": "zstd", "configuration": {"level": 1, "checksum": False}}]
     if not compressors:
         return []
-    # A codec may leave something to the array that it comes to, and each version of zarr does that in its own way.
+    # Some settings of a codec depend on the array, and versions of zarr fill them in differently, so ask zarr.
     options: dict[str, Any] = {"shape": (1,), "chunks": (1,), "dtype": dtype, "zarr_format": 3}
     array = zarr.create_array(MemoryStore(), compressors=compressors, filters=None, **options)
     described: Any = array.metadata.to_dict()["codecs"]
@@ -229,9 +229,9 @@ def _documents_of(dtype: str, compressors: list[Any]) -> Sequence[Any]:
 
 
 def normal_form(document: Mapping[str, Any]) -> dict[str, Any]:
-    """An array's ``zarr.json``, in one of the several forms that the specification has for the same.
+    """An array's ``zarr.json`` in a normal form, as the specification allows several forms with the same meaning.
 
-    The specification: https://zarr-specs.readthedocs.io/en/latest/v3/core/. Raises ValueError for what is none.
+    The specification: https://zarr-specs.readthedocs.io/en/latest/v3/core/. Raises ValueError if `document` is invalid.
     """
     found = {"storage_transformers": [], **document}
     try:
@@ -253,7 +253,7 @@ def _checked(data: bytes) -> bytes | Exception:
 
 
 def _unsealed(data: bytes) -> npt.NDArray[np.uint8]:
-    """What is compressed; ValueError if it was changed."""
+    """The data before the checksum; ValueError if the checksum does not match."""
     compressed = np.frombuffer(content(data), np.uint8)[:-_CRC_LENGTH]
     if google_crc32c.value(compressed) != int.from_bytes(data[-_CRC_LENGTH:], "little"):
         raise ValueError("its checksum is not that of its content")

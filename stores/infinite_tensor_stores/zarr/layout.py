@@ -1,4 +1,4 @@
-"""Where the objects of a tensor lie in a Zarr hierarchy, and what each ``zarr.json`` says, to us and to others."""
+"""The keys of a tensor's objects in a Zarr hierarchy, and the content of each ``zarr.json``, for us and for others."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from infinite_tensor_stores.files import parsed
 
 ATTRIBUTE = "infinite_tensor"
 BLOB = "infinite_tensor_blob"
-"""The attribute of the array that is a blob."""
+"""The attribute of an array that makes it a TensorBlob."""
 DOCUMENT = "zarr.json"
 OME = "ome"
-"""The attribute of a group that programs look for which read OME-Zarr."""
+"""The attribute of a group for programs that read OME-Zarr."""
 _VERSION = "0.5"
 _TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 _EXAMPLES = {2: ("y", "x"), 3: ("c", "y", "x"), 4: ("c", "z", "y", "x"), 5: ("t", "c", "z", "y", "x")}
@@ -41,13 +41,13 @@ class Place:
     name : str
         The tensor's group.
     definition : mapping
-        What defines it.
+        The stored definition of the tensor.
     layout : TileLayout
-        How the tensor is cut into tiles, each of which is a chunk.
+        The tiles of the tensor, each of which is a chunk.
     origin : tuple of int
         Index of pixel 0 in the array, in pixels per dimension.
     largest_part : int
-        A part of a log has no more bytes: the tile, and a piece of each window that covers it.
+        The most bytes of a part of a log: those of the tile, and of a piece of each window that covers it.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Place:
 
     @classmethod
     def of(cls, definition: Mapping[str, Any]) -> Place:
-        """The place that a definition means; ValueError where it makes no sense."""
+        """The place for a stored definition; ValueError if the definition is invalid."""
         tensor, layout = layout_of(definition)
         origin = origin_of(layout.shape, layout.tile_shape)
         if definition.get("origin") != list(origin):
@@ -67,7 +67,7 @@ class Place:
 
     @property
     def group(self) -> str:
-        """Key of the document that holds the definition."""
+        """Key of the document with the definition."""
         return f"{self.name}/{DOCUMENT}"
 
     @property
@@ -82,12 +82,12 @@ class Place:
 
     @property
     def shared(self) -> str:
-        """Key of what tells that others than its creator write the tensor."""
+        """Key of an object that exists once a writer other than the creator writes to the tensor."""
         return f"{self.logs}/shared"
 
     @property
     def drops(self) -> str:
-        """Key of what is another text after tiles were deleted."""
+        """Key of an object whose text changes whenever tiles are deleted."""
         return f"{self.logs}/drops"
 
     def chunk(self, tile: Index) -> str:
@@ -96,11 +96,11 @@ class Place:
         return f"{self.array}/c/{'/'.join(map(str, chunk))}"
 
     def log(self, tile: Index) -> str:
-        """Prefix of the log of a partial tile, which also names the tile in its parts."""
+        """Prefix of the log of a partial tile; its parts also contain this as the name of the tile."""
         return f"{self.logs}/0.{'.'.join(map(str, tile))}"
 
     def tile_of_chunk(self, key: str) -> Index | None:
-        """The tile whose chunk has this key; None if it is no chunk of this array."""
+        """The tile whose chunk has this key; None if this is not the key of a chunk of this array."""
         chunk = _ints(key.removeprefix(f"{self.array}/c/").split("/"))
         if chunk is None or len(chunk) != len(self.origin):
             return None
@@ -108,7 +108,7 @@ class Place:
         return tile if self.chunk(tile) == key else None
 
     def tile_of_part(self, key: str) -> tuple[Index, int] | None:
-        """The partial tile whose log has a part of this key, and the part's number; None if it is no such key."""
+        """The partial tile and the number of the log part with this key; None if this is not the key of a log part."""
         log, _, end = key.removeprefix(f"{self.logs}/").rpartition("/")
         tile, number = _ints(log.split(".")), _ints([end])
         if tile is None or len(tile) != len(self.origin) + 1 or number is None or not 0 <= number[0] < _LONGEST_LOG:
@@ -132,9 +132,9 @@ def origin_of(shape: Sequence[int | None], tile: Sequence[int]) -> Index:
 
 
 def tensor_document(definition: Mapping[str, Any]) -> bytes:
-    """The ``zarr.json`` of a tensor's group: what defines it, and what other programs look for.
+    """The ``zarr.json`` of a tensor's group: the definition, and metadata for other programs.
 
-    What they look for follows from the definition, and is never read again.
+    That metadata follows from the definition, and this library never reads it.
     """
     ome = ome_of(definition, folder_of_tiles(definition))
     return group_document(definition, None if ome is None else {OME: ome})
@@ -146,7 +146,7 @@ def folder_of_tiles(definition: Mapping[str, Any]) -> str:
 
 
 def array_document(definition: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``zarr.json`` of the array of complete tiles, for other readers: all of it follows from the definition."""
+    """The ``zarr.json`` of the array of complete tiles, for other readers. It follows from the definition."""
     tensor, layout = layout_of(definition)
     middle = origin_of(layout.shape, layout.tile_shape)
     return {
@@ -164,21 +164,21 @@ def array_document(definition: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def array_bytes(definition: Mapping[str, Any]) -> bytes:
-    """`array_document` as it is stored."""
+    """`array_document` as stored."""
     return dumped(array_document(definition))
 
 
 def is_temporary(key: str, of: str | None = None) -> bool:
-    """Whether an object is what zarr's LocalStore writes before it renames it, left behind by a process that ended.
+    """Whether a key is a temporary file of zarr's LocalStore, left by a process that ended before it renamed the file.
 
-    With `of`, whether it would have been renamed so.
+    With `of`, whether the file would have been renamed to `of`.
     """
     name = key.rpartition("/")[2]
     return _TEMPORARY.fullmatch(name) is not None and (of is None or name.startswith(f"{of.rpartition('.')[0]}."))
 
 
 def incarnation_of(folder: str) -> str | None:
-    """The incarnation whose tiles or logs a folder of a tensor holds; None if it is no such folder."""
+    """The incarnation whose tiles or logs are in a folder with this name; None if this is no such folder."""
     found = _FOLDER.fullmatch(folder)
     return None if found is None else found["incarnation"]
 
@@ -197,16 +197,16 @@ def _ints(parts: Sequence[str]) -> Index | None:
         return None
 
 
-# What a ``zarr.json`` says: whose it is, and the attributes of this library in it.
+# The content of a ``zarr.json``: who wrote it, and the attributes of this library in it.
 
 
 def group_document(attributes: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> bytes:
-    """The ``zarr.json`` of a group that holds `attributes`, and `others` that programs look for, by their names."""
+    """The ``zarr.json`` of a group with `attributes` of this library, and `others` for other programs, by name."""
     return dumped({"zarr_format": 3, "node_type": "group", "attributes": {ATTRIBUTE: attributes, **(others or {})}})
 
 
 def attributes_in(document: bytes, node: str = "group") -> dict[str, Any] | None:
-    """The attributes of this library in a ``zarr.json``, None where it has none; ValueError if it is damaged."""
+    """The attributes of this library in a ``zarr.json``, None if it has none; ValueError if it is damaged."""
     found = parsed(document)
     attributes = found.get("attributes", {})
     if found.get("zarr_format") != 3 or found.get("node_type") != node or not isinstance(attributes, dict):
@@ -218,7 +218,7 @@ def attributes_in(document: bytes, node: str = "group") -> dict[str, Any] | None
 
 
 def member_in(attributes: Mapping[str, Any]) -> str | None:
-    """The tensor or group whose definition these attributes of this library are; None for the mark of a store."""
+    """The tensor or group that attributes of this library define; None for the mark of a store."""
     for kind in ("tensor", "group"):
         if f"{kind}_id" in attributes:
             return f"{kind} {attributes[f'{kind}_id']!r:.200}"
@@ -226,19 +226,19 @@ def member_in(attributes: Mapping[str, Any]) -> str | None:
 
 
 def attributes_of_others(document: bytes) -> list[str]:
-    """The names of the attributes in a ``zarr.json`` that are not of this library, as far as it can be read."""
+    """The names of the attributes in a ``zarr.json`` that are not of this library; empty if it cannot be read."""
     attributes = _readable(document).get("attributes", {})
     return [name for name in attributes if name != ATTRIBUTE] if isinstance(attributes, dict) else []
 
 
 def marked(document: bytes, mark: Mapping[str, Any]) -> bytes:
-    """The ``zarr.json`` of a group, perhaps of somebody else, with `mark` as the attributes of this library."""
+    """The ``zarr.json`` of a group, perhaps of another program, with `mark` as the attributes of this library."""
     found = parsed(document)
     return dumped({**found, "attributes": {**found.get("attributes", {}), ATTRIBUTE: mark}})
 
 
 def array_in(document: bytes) -> str | None:
-    """What array a ``zarr.json`` is that of, and what to do about it; None where it is no array's."""
+    """For messages: which array a ``zarr.json`` describes, and what to do then; None if it is not that of an array."""
     found = _readable(document)
     if found.get("node_type") != "array":
         return None
@@ -251,7 +251,7 @@ def array_in(document: bytes) -> str | None:
 
 
 def has_our_mark(document: bytes) -> bool:
-    """Whether there are attributes of this library in a ``zarr.json`` that is intact so far."""
+    """Whether a ``zarr.json`` can be parsed and has attributes of this library."""
     try:
         return attributes_in(document) is not None
     except ValueError:
@@ -259,7 +259,7 @@ def has_our_mark(document: bytes) -> bool:
 
 
 def is_zarr_of_others(document: bytes) -> bool:
-    """Whether this library has never written a ``zarr.json``, of which one byte may be damaged."""
+    """Whether a ``zarr.json`` is certainly not from this library, even if one of its bytes may be damaged."""
     try:
         parsed(document)
     except ValueError:
@@ -275,21 +275,21 @@ def _readable(document: bytes) -> dict[str, Any]:
 
 
 def dumped(document: Mapping[str, Any]) -> bytes:
-    """A ``zarr.json`` as it is stored."""
-    # NaN may stand in the attributes of users; zarr writes it too.
+    """A ``zarr.json`` as stored."""
+    # Attributes of users may contain NaN, which zarr writes too.
     return json.dumps(document, indent=2).encode()
 
 
-# What a tensor's group says to programs that read OME-Zarr 0.5 (https://ngff.openmicroscopy.org/0.5).
+# Metadata in a tensor's group for programs that read OME-Zarr 0.5 (https://ngff.openmicroscopy.org/0.5).
 
 
 def ome_of(definition: Mapping[str, Any], path: str) -> dict[str, Any] | None:
-    """The attribute of a tensor's group, or None where `why_no_ome` says why there is none.
+    """The OME-Zarr attribute of a tensor's group, or None, for which `why_no_ome` tells the reason.
 
     Parameters
     ----------
     definition : mapping
-        What defines the tensor.
+        The stored definition of the tensor.
     path : str
         Path of its array within the group.
     """
@@ -305,7 +305,7 @@ def ome_of(definition: Mapping[str, Any], path: str) -> dict[str, Any] | None:
                 "datasets": [
                     {
                         "path": path,
-                        # A finite tensor begins at index 0 of its array, so that there is nothing to translate.
+                        # A finite tensor begins at index 0 of its array, so no translation is needed.
                         "coordinateTransformations": [{"type": "scale", "scale": [1.0] * len(tensor.dims)}],
                     }
                 ],
@@ -315,7 +315,7 @@ def ome_of(definition: Mapping[str, Any], path: str) -> dict[str, Any] | None:
 
 
 def why_no_ome(definition: Mapping[str, Any]) -> str | None:
-    """What keeps a tensor from being told of in OME-Zarr; None if nothing does."""
+    """Why a tensor has no OME-Zarr metadata; None if it has."""
     return _misfit(layout_of(definition)[0])
 
 

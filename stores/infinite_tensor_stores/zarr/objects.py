@@ -1,4 +1,4 @@
-"""The objects of a zarr Store: moved and listed many at once, on an event loop unless they are local files."""
+"""The objects of a zarr Store, read, written and listed many at once: on an event loop, unless they are local files."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ P = ParamSpec("P")
 PROTOTYPE = default_buffer_prototype()
 
 DEFAULT_CONCURRENCY = 32
-"""Requests of one call at a time, unless the user has said how many."""
+"""The default number of requests of one call at a time."""
 
 _FEWEST_FAILURES = 8
-"""As many in a row, and as many as are under way at a time, mean that all would fail."""
+"""After this many failures in a row, and at least as many as there are concurrent requests, all others would fail."""
 _RETRIES = 2
 
 _PAGE = 1000
@@ -48,7 +48,7 @@ class Objects:
     open_store : callable
         ``open_store()`` returns the Store; called again in a forked child, since connections do not survive a fork.
     concurrency : int
-        How many requests of one call are in progress at a time.
+        The number of requests of one call that are in progress at a time.
     """
 
     def __init__(self, open_store: Callable[[], Store], concurrency: int = DEFAULT_CONCURRENCY) -> None:
@@ -66,50 +66,50 @@ class Objects:
 
     @property
     def root(self) -> Path | None:
-        """The folder that holds the objects as files; None where they are anywhere else."""
+        """The folder that contains the objects as files; None if they are stored elsewhere."""
         store = self.store
         return store.root if isinstance(store, LocalStore) else None
 
     @property
     def is_of_others(self) -> bool:
-        """Whether the Store is of a kind of which nothing is known here but what zarr says of all."""
+        """Whether the Store is of an unknown class, of which only zarr's interface is used."""
         return not isinstance(self.store, LocalStore | MemoryStore | RemoteStore)
 
     def forget(self) -> None:
-        """Open another Store when one is next used; a forked child calls this."""
+        """Open the Store again at its next use; called in a forked child."""
         self._store = None
 
     def disconnect(self) -> None:
-        """Close connections; new ones are opened when they are next used."""
+        """Close connections; the next use opens new ones."""
         if isinstance(self._store, RemoteStore):
             sync(self._store.fs.disconnect)
 
     @property
     def _waits_for_nothing(self) -> bool:
-        """Whether what is asked of the Store comes to its end without an event loop."""
+        """Whether coroutines of the Store finish without an event loop."""
         return type(self.store) is FileStore
 
     def run(self, call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
-        """The result of ``await call(*args, **kwargs)``, of which all that is waited for is of these objects."""
+        """The result of ``await call(*args, **kwargs)``, which may only await methods of these objects."""
         return _at_once(call, *args, **kwargs) if self._waits_for_nothing else sync(call, *args, **kwargs)
 
     # Many at once.
 
     def each(self, call: Callable[[T], Coroutine[Any, Any, R]], arguments: Iterable[T]) -> list[R]:
-        """`concurrently`; one after the other on a local disk."""
+        """Run `call` for all arguments with `concurrently`, or one after the other on a local disk."""
         if self._waits_for_nothing:
             return _one_by_one(lambda argument: _at_once(call, argument), list(arguments))
         return concurrently(call, arguments, self.concurrency)
 
     def get(self, keys: Iterable[str], most: int = LARGEST_DOCUMENT) -> list[bytes | None]:
-        """The objects under `keys`, None for those that do not exist.
+        """Read the objects under `keys`; None for those that do not exist.
 
-        `Unreadable` stands for one that has more than `most` bytes, and for what is not a regular file on a local disk.
+        `Unreadable` is returned for an object of more than `most` bytes, or, on a local disk, that is no regular file.
         """
         return self.each(lambda key: self.get_one(key, most), keys)
 
     def get_decoded(self, keys: Sequence[str], codec: ChunkCodec) -> list[npt.NDArray[Any] | Exception | None]:
-        """The chunks under `keys`, None for those that do not exist, and what is wrong with one that is damaged."""
+        """Read and decode the chunks under `keys`; None for a missing chunk, an exception for a damaged one."""
         store = self.store
         if isinstance(store, FileStore) and self._waits_for_nothing:
 
@@ -146,11 +146,11 @@ class Objects:
         return self.each(self.store.exists, keys)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; one that does not exist is no error."""
+        """Delete objects. A missing object is not an error."""
         self.each(self.store.delete, keys)
 
     def sizes(self, keys: Iterable[str]) -> list[int]:
-        """Size of each object in bytes, 0 where it has gone meanwhile."""
+        """The size of each object in bytes, 0 if it has been deleted meanwhile."""
         store = self.store
 
         async def size(key: str) -> int:
@@ -162,21 +162,21 @@ class Objects:
         return self.each(size, keys)
 
     def freed(self, keys: Iterable[str]) -> list[str]:
-        """Delete folders in the places of objects, but those that hold something; the keys that are free then.
+        """Delete empty folders at the keys of objects, and return the keys that can be written then.
 
-        What lies behind a link out of the store is not, and is warned about.
+        Keys behind a link out of the store are left out, with a warning.
         """
         root = self.root
         return [key for key in keys if root is None or _is_free(root, key)]
 
     def alone_in(self, folder: str) -> AbstractContextManager[None]:
-        """`disks.alone_in` on a local disk; elsewhere anybody else may come in between."""
+        """`disks.alone_in` on a local disk; on other storage, a context that keeps no other process out."""
         return nullcontext() if self.root is None else alone_in(self.root / folder)
 
-    # One, for `each` and `run`.
+    # Single objects, for `each` and `run`.
 
     async def get_one(self, key: str, most: int = LARGEST_DOCUMENT) -> bytes | None:
-        """One object, as of `get`."""
+        """Read one object, as `get` does."""
         store = self.store
         if isinstance(store, FileStore | RemoteStore):
             return await store.read(key, most)
@@ -184,20 +184,20 @@ class Objects:
         return None if found is None else bounded(found.to_bytes(), most)
 
     async def create(self, key: str, data: bytes) -> bool:
-        """Write an object unless it exists; whether it is ours. Atomic wherever the storage can."""
+        """Write an object unless it exists, and return whether it is ours. Atomic if the storage supports that."""
         store, buffer = self.store, PROTOTYPE.buffer.from_bytes(data)
         if not isinstance(store, RemoteStore):
             await self._insist(lambda: store.set_if_not_exists(key, buffer), FileNotFoundError)
         elif await store.create(key, data):
             return True
-        # An attempt whose answer was lost may have written it, and then another one has found it.
+        # An attempt whose answer was lost may have written the object, so that a retry found it: compare the content.
         found = await self.get_one(key, len(data))
         if found is None and self.root is not None:
             _check_folder((self.root / key).parent)
         return found == data
 
     async def delete_folder(self, prefix: str) -> None:
-        """Delete everything below `prefix`; nothing there is no error, nor is what another process adds meanwhile."""
+        """Delete everything below `prefix`. If it is empty, or another process adds something, that is not an error."""
         store = self.store
         try:
             await self._insist(lambda: store.delete_dir(prefix), OSError)
@@ -206,14 +206,14 @@ class Objects:
                 raise
 
     async def delete_link(self, prefix: str) -> bool:
-        """Whether a folder was a symbolic link, which is deleted then; nothing of what it leads to is."""
+        """If a folder is a symbolic link, delete the link, but not its target, and return True."""
         if self.root is None or not (self.root / prefix).is_symlink():
             return False
         await self.store.delete(prefix)
         return True
 
     async def _insist(self, action: Callable[[], Awaitable[None]], harmless: type[OSError]) -> None:
-        """Change files, again if another process has deleted or added some of them meanwhile."""
+        """Change files, and try again if another process has deleted or added some of them meanwhile."""
         for _ in range(0 if self.root is None else _RETRIES):
             try:
                 await action()
@@ -222,10 +222,10 @@ class Objects:
             return
         await action()
 
-    # What there is.
+    # Listings.
 
     def children(self, prefix: str) -> list[str]:
-        """Names of the objects and folders right below a folder."""
+        """The names of the objects and folders directly in a folder."""
         return self.run(self.names_in, prefix)
 
     async def names_in(self, prefix: str) -> list[str]:
@@ -233,7 +233,7 @@ class Objects:
         return [name.rstrip("/") async for name in self.store.list_dir(prefix)]
 
     def pages(self, prefix: str, length: int = _PAGE) -> Iterator[list[str]]:
-        """The keys of all objects below a folder (all there are, for ``""``), up to `length` at a time."""
+        """The keys of all objects below a folder (of the whole store for ``""``), up to `length` at a time."""
         if self.root is not None:
             keys = _walked(self.root, prefix)
         else:
@@ -241,15 +241,15 @@ class Objects:
         yield from _paged(keys, length)
 
     def places(self, prefix: str, length: int) -> Iterator[list[str]]:
-        """`pages`, then the keys at which lie empty folders, or links to folders."""
+        """`pages`, then the keys of empty folders and of links to folders."""
         yield from self.pages(prefix, length)
         if self.root is not None:
             yield from _paged(_empty_folders(self.root, prefix), length)
 
     def stored_pages(self, prefix: str) -> Iterator[dict[str, Stored]]:
-        """The keys of all objects below a folder, with the size of each, 0 for one that has gone, and its time."""
+        """The keys of all objects below a folder, each with its time and its size (0 if it was deleted meanwhile)."""
         if isinstance(self.store, RemoteStore):
-            # A listing tells it, which otherwise takes a request each.
+            # A listing contains sizes and times, which would otherwise take a request per object.
             listed = _listed(self.store.list_objects(f"{prefix}/"))
             while page := dict(islice(listed, _PAGE)):
                 yield page
@@ -261,10 +261,10 @@ class Objects:
             yield {key: Stored(size, changed) for key, size, changed in zip(keys, sizes, times, strict=True)}
 
     def first_page(self, prefix: str, most: int) -> tuple[list[str], int | None, bool] | None:
-        """The first keys below a folder, up to `most`, their bytes, and whether these are all: in a request or two.
+        """The first keys below a folder, up to `most`, their total size, and whether these are all keys.
 
-        The bytes are None where they would take a request for each key. All is None where a listing has no end that it
-        can be stopped before.
+        Takes one or two requests. The size is None if it would take a request for each key. Returns None if the Store
+        cannot stop a listing early.
         """
         store = self.store
         if isinstance(store, RemoteStore):
@@ -282,8 +282,8 @@ def concurrently(
 ) -> list[R]:
     """Run ``call(argument)`` for all arguments on the event loop, `concurrency` of them at a time.
 
-    Where some fail, the others are carried out all the same, unless so many fail one after the other that the
-    storage itself must be out of order. The first error is raised when none is in progress any more.
+    If some fail, the others are still carried out, unless so many fail in a row that the storage itself must be out of
+    order. When no call is in progress any more, the first error is raised.
     """
     wanted = list(arguments)
     if not wanted:
@@ -292,7 +292,7 @@ def concurrently(
 
 
 def _at_once(call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
-    """The result of ``await call(*args, **kwargs)``, which waits for nothing."""
+    """The result of ``await call(*args, **kwargs)``, which must never suspend."""
     try:
         call(*args, **kwargs).send(None)
     except StopIteration as end:
@@ -302,11 +302,11 @@ def _at_once(call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs:
 
 
 class _OutOfOrderError(Exception):
-    """The storage fails so often that asking it further is of no use."""
+    """The storage fails so often that further requests are useless."""
 
 
 class _Failures:
-    """What has gone wrong in some calls, of which all are made unless so many fail one after the other."""
+    """The errors of several calls. They are stopped when too many have failed in a row."""
 
     def __init__(self, most: int = _FEWEST_FAILURES) -> None:
         self._most = most
@@ -319,7 +319,7 @@ class _Failures:
         return self._in_a_row >= self._most
 
     def add(self, error: Exception | None) -> None:
-        """Count the error of a call; None is none."""
+        """Record the result of a call: its error, or None."""
         self._in_a_row = 0 if error is None else self._in_a_row + 1
         self._errors += [] if error is None else [error]
 
@@ -330,7 +330,7 @@ class _Failures:
 
 
 def _one_by_one(call: Callable[[T], R], arguments: Sequence[T], threads: int = 1) -> list[R]:
-    """Run ``call(argument)`` for all arguments, with errors as of `concurrently`."""
+    """Run ``call(argument)`` for all arguments; errors are handled as in `concurrently`."""
     failures = _Failures()
 
     def attempt(argument: T) -> R | None:
@@ -365,7 +365,7 @@ async def _together(call: Callable[[T], Awaitable[R]], arguments: Sequence[T], c
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                # Nobody has cancelled it but the storage itself.
+                # The storage itself has cancelled the request.
                 failures.add(ConnectionError("the storage has cancelled the request"))
             except Exception as error:  # noqa: BLE001  (raised when the others are done)
                 failures.add(error)
@@ -377,20 +377,20 @@ async def _together(call: Callable[[T], Awaitable[R]], arguments: Sequence[T], c
             for _ in range(min(concurrency, len(arguments))):
                 workers.create_task(work())
     except* _OutOfOrderError:
-        # It has ended the other workers too.
+        # It has stopped the other workers too.
         pass
     failures.tell()
     return [results[number] for number in range(len(arguments))]
 
 
 def _check_folder(path: Path) -> None:
-    """Raise NotADirectoryError where something else lies in the place of a folder: no object can be put there."""
+    """Raise NotADirectoryError if something other than a folder is at `path`, so that no object can be put there."""
     if os.path.lexists(path) and not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
 def _is_free(root: Path, key: str) -> bool:
-    """Whether no folder lies in the place of an object any more: one that is empty, or a link to one, is deleted."""
+    """Delete an empty folder, or a link to a folder, at the key of an object, and return whether the key is free."""
     with left_alone():
         path = own_path(root, key)
         if path.is_dir():
@@ -403,7 +403,7 @@ def _is_free(root: Path, key: str) -> bool:
 
 
 def _changed(path: Path) -> float:
-    """When a file was written; now, if it has gone meanwhile."""
+    """When a file was written; now, if it was deleted meanwhile."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -416,8 +416,8 @@ def _paged(keys: Iterator[str], length: int) -> Iterator[list[str]]:
 
 
 def _walked(root: Path, prefix: str) -> Iterator[str]:
-    # Unlike zarr's own listing, os.walk minds no folder that another process deletes meanwhile.
-    # By strings: a Path takes several times as long as the listing of a folder.
+    # Unlike zarr's own listing, os.walk does not fail if another process deletes a folder meanwhile.
+    # Uses strings, as Path takes several times as long as listing the folder.
     start = len(os.path.join(root, ""))  # noqa: PTH118
     for folder, _, names in os.walk(os.path.join(root, prefix)):  # noqa: PTH118
         within = folder[start:].replace(os.sep, "/")

@@ -1,10 +1,10 @@
-"""The root of a Zarr store: whose it is, which version wrote it, what of it is of this library, and what is garbage.
+"""The root of a Zarr store: opening and creating it, telling our folders from those of others, and deleting garbage.
 
-Ours is a folder ``t-...`` or ``g-...`` that holds nothing but ``zarr.json``, ``tiles-<incarnation>`` and
-``partial-<incarnation>``, told by its name and by what is in it; all else is not touched. What killed writers and
-operating systems leave in any folder counts for nothing.
+A folder belongs to this library if its name is ``t-...`` or ``g-...`` and it contains nothing but ``zarr.json``,
+``tiles-<incarnation>`` and ``partial-<incarnation>``. All other folders are left alone. Files that killed writers and
+operating systems leave in folders are ignored.
 
-Garbage is what no definition refers to: incarnations that are gone, logs of complete tiles, temporary files.
+Garbage is what no definition refers to: deleted incarnations, logs of complete tiles, temporary files.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ _PLACE = "an empty folder"
 
 _MARK = {"format": FORMAT}
 _LOG = "partial/0/0"
-"""A key as logs have it."""
+"""A key like those of logs, to test whether a Store accepts them."""
 
 
 @dataclass(frozen=True)
 class _Folder:
-    """A folder of the root that has a name of ours.
+    """A folder at the root with a name as those of this library.
 
     Attributes
     ----------
     name : str
         Its name.
     inside : list of str
-        What lies right below it.
+        The names of the objects and folders directly in it.
     stranger : str or None
-        The key of something that is not ours in it.
+        The key of something in it that does not belong to this library.
     marked : bool
-        Whether a definition of ours lies in it.
+        Whether it contains a definition of this library.
     """
 
     name: str
@@ -87,9 +87,9 @@ class Root:
     Parameters
     ----------
     objects : Objects
-        Of the store.
+        The objects of the store.
     owner : object
-        Whose str stands in messages.
+        The store; messages show its str.
     """
 
     def __init__(self, objects: Objects, owner: object) -> None:
@@ -107,7 +107,7 @@ class Root:
         Raises
         ------
         StoreError
-            If there is no store where one must be, one where none may be, something else, or no way to look.
+            If the mode does not fit what is there, or that cannot be read.
         """
         try:
             if self._objects.is_of_others:
@@ -140,16 +140,16 @@ class Root:
             if not self._objects.run(self._objects.create, DOCUMENT, group_document(_MARK)):
                 if mode == "w-":
                     raise StoreError(f"{self._owner}: somebody else has just created it; mode 'a' opens it")
-                # Somebody else was first.
+                # Another process has just created it.
                 self._open("r+")
         elif ours is None or (mode == "w" and ours != _MARK):
-            # Attributes of somebody else stay.
+            # Attributes of others are kept.
             self._objects.put({DOCUMENT: marked(document, _MARK)})
 
     def _check_folder(self) -> None:
-        """StoreError if a file lies where the folder of the store would be, or a link that leads nowhere."""
+        """Raise StoreError if a file or a broken link is at the path of the store's folder."""
         root = self._objects.root
-        # In this order a folder that somebody else creates meanwhile is no file.
+        # In this order, a folder that another process creates meanwhile is not taken for a file.
         if root is None or not os.path.lexists(root) or root.is_dir():
             return
         what = "a link that leads nowhere" if root.is_symlink() and not root.exists() else "a file"
@@ -159,8 +159,8 @@ class Root:
         )
 
     def _open_of_others(self, mode: str) -> None:
-        """Open a Store of others; StoreError where one that is written to keeps not all that a store writes."""
-        # As zarr does with one that it is given, if nobody has done so.
+        """Open a Store of an unknown class; StoreError if it is to be written to, but lacks what that needs."""
+        # Zarr does this with a Store that it is given, unless it has been opened.
         sync(StorePath.open, self._objects.store, "")
         if mode == "r":
             return
@@ -180,14 +180,14 @@ class Root:
             ) from error
 
     def _check_free(self) -> None:
-        """StoreError where a new store would lie beside something else, or on this machine in another store."""
+        """Raise StoreError if a new store would be next to data of others or, on a local disk, in another store."""
         if strangers := self._strangers():
             raise StoreError(
                 f"{self._owner}: there is no store, but something that is not of this library: "
                 f"{', '.join(map(repr, strangers))}; choose an empty folder"
             )
         if self._objects.root is None:
-            # Elsewhere it would cost requests.
+            # On remote storage, the check for another store would cost requests.
             return
         folder = self._objects.root.resolve()
         for inner in (folder, *folder.parents):
@@ -198,13 +198,13 @@ class Root:
                 )
 
     def _check_writable(self) -> None:
-        """A folder tells at once that it cannot be written to; elsewhere the first write does."""
+        """Raise StoreError if the folder is not writable. On remote storage, the first write fails instead."""
         root = self._objects.root
         if root is not None and root.exists() and not os.access(root, os.W_OK):
             raise StoreError(f"{self._owner} cannot be opened: its folder cannot be written to; mode 'r' reads it")
 
     def _mark_in(self, document: bytes) -> dict[str, Any] | None:
-        """What our mark says in the document of a root; None where that is a group of somebody else."""
+        """The mark of this library in the document of a root; None if that is a Zarr group of another program."""
         array = array_in(document)
         if array is not None:
             raise StoreError(f"{self._owner}: there is {array}")
@@ -233,7 +233,7 @@ class Root:
         return ours
 
     def _strangers(self) -> list[str]:
-        """Some of what lies at the root and is not ours; none where nothing does."""
+        """Up to a few keys at the root that do not belong to this library."""
 
         async def find() -> list[str]:
             strangers: list[str] = []
@@ -248,14 +248,14 @@ class Root:
         return self._objects.run(find)
 
     def ours(self) -> dict[str, list[str]]:
-        """The folders of tensors and groups, those without a definition too, each with what lies right below it."""
+        """The folders of tensors and groups, even without a definition, each with the names directly in it."""
         folders = self._objects.each(self._look, self._named_as_ours())
         return {folder.name: folder.inside for folder in folders if folder.stranger is None}
 
     def is_of_others(self, name: str) -> bool:
-        """Whether what lies where the definition of a tensor or group of ours would be is somebody else's."""
+        """Whether another program has written what is at the place of the definition of a tensor or group."""
         (document,) = self._objects.get([f"{name}/{DOCUMENT}"])
-        # To look costs more.
+        # `_look` comes last, as it costs more.
         return (
             document is not None
             and is_zarr_of_others(document)
@@ -263,8 +263,8 @@ class Root:
         )
 
     def check_free(self, name: str, what: str) -> None:
-        """StoreError if something that is not ours lies where `what`, a tensor or a group, is to be kept."""
-        # Elsewhere a listing would be one more request, and mode 'w' tells what it finds later.
+        """Raise StoreError if something of others is at the place for `what`, a tensor or a group."""
+        # Not on remote storage, where a listing would be an additional request; there, mode 'w' reports it later.
         stranger = None if self._objects.root is None else self._objects.run(self._look, name).stranger
         if stranger is not None:
             raise in_the_way(self._owner, stranger, what)
@@ -275,7 +275,7 @@ class Root:
         Raises
         ------
         StoreError
-            If something else lies in the folder of one. Nothing has been deleted then.
+            If one of their folders contains something else. Nothing is deleted then.
         """
         folders = self._objects.each(self._look, self._named_as_ours())
         for folder in folders:
@@ -285,15 +285,15 @@ class Root:
                     "mode 'w' would delete; move it away"
                 )
         ours = [folder.name for folder in folders if folder.stranger is None]
-        # Groups name tensors: the other way round, a kill could leave one that names what is gone.
+        # Groups first: otherwise a kill could leave a group that names deleted tensors.
         for kind in (GROUP, TENSOR):
             self._objects.each(self._delete, [name for name in ours if name.startswith(kind)])
 
     async def _delete(self, name: str) -> None:
-        """Delete what is ours in a folder, and the folder if nothing is left."""
+        """Delete what belongs to this library in a folder, and the folder if it is empty then."""
         if await self._objects.delete_link(name):
             return
-        # The definition first: without it the rest is garbage, whatever happens to this process.
+        # The definition is deleted first: if this process is killed, what remains is garbage that gc can delete.
         await self._objects.store.delete(f"{name}/{DOCUMENT}")
         for child in await self._objects.names_in(name):
             if incarnation_of(child) is not None:
@@ -301,7 +301,7 @@ class Root:
             elif is_temporary(child):
                 await self._objects.store.delete(f"{name}/{child}")
         if self._objects.root is not None:
-            # Something that counts for nothing may keep it there, or another process.
+            # Ignored files, or another process, may keep the folder from being deleted.
             with suppress(OSError):
                 (self._objects.root / name).rmdir()
 
@@ -312,25 +312,25 @@ class Root:
         inside = await self._names(name)
         strangers = [f"{name}/{child}" for child in inside if child != DOCUMENT and incarnation_of(child) is None]
         document = None
-        # Where tiles lie beside it and nothing else, it is ours, intact or not.
+        # Next to folders of tiles and nothing else, the document is ours, even if it is damaged.
         if DOCUMENT in inside and (strangers or len(inside) == 1):
             document = await self._objects.get_one(f"{name}/{DOCUMENT}")
         if document is not None and is_zarr_of_others(document):
             strangers.append(f"{name}/{DOCUMENT}")
-        # Elsewhere an object is not in the way of a folder of its name.
+        # On a local disk, a file is in the way of a folder with the same name.
         if not inside and self._objects.root is not None and await self._objects.store.exists(name):
             strangers.append(name)
         marked = document is not None and has_our_mark(document)
         return _Folder(name, inside, strangers[0] if strangers else None, marked)
 
     async def _names(self, prefix: str) -> list[str]:
-        """What lies right below a folder, without what counts for nothing."""
+        """The names directly in a folder, without those that are ignored."""
         found = dict.fromkeys(await self._objects.names_in(prefix))
         return [name for name in found if not _LEFT_BEHIND.fullmatch(name)]
 
 
 def _is_store(folder: Path) -> bool:
-    """Whether a store of this library lies in a folder, as far as that may be read."""
+    """Whether a folder is a store of this library; False if it cannot be read."""
     with suppress(OSError, ValueError):
         ours = attributes_in(read_file(folder / DOCUMENT, LARGEST_DOCUMENT) or b"")
         return ours is not None and member_in(ours) is None
@@ -357,17 +357,17 @@ def logs_in(objects: Objects, place: Place) -> Mapping[Index, Log]:
 
 
 class Sweep:
-    """Deletes garbage and counts it. What is not ours is left alone, and what lies behind a link out of the store too.
+    """Deletes garbage and counts it. Leaves alone what belongs to others, and what is behind a link out of the store.
 
     Parameters
     ----------
     objects : Objects
-        Of the store.
+        The objects of the store.
     root : Root
-        Likewise.
+        The root of the store.
     definition_of : callable
-        ``definition_of(name)`` reads the definition of a tensor, None where there is none; ValueError or StoreError
-        where that cannot be read.
+        ``definition_of(name)`` reads the definition of a tensor; None if there is none, ValueError or StoreError
+        if it cannot be read.
 
     Attributes
     ----------
@@ -383,19 +383,19 @@ class Sweep:
         self._collected = Garbage()
 
     def run(self) -> Garbage:
-        """Go over the whole store."""
+        """Sweep the whole store."""
         ours = self._root.ours()
         for name, inside in ours.items():
             if not name.startswith(TENSOR):
                 continue
             incarnations = {incarnation_of(folder) for folder in inside} - {None}
             with left_alone():
-                # The array is created before the definition that names it: where there is one, that is in use.
+                # An array is created before its definition. So a single incarnation with a definition is in use.
                 if DOCUMENT not in inside or len(incarnations) > 1:
                     self._sweep_incarnations(name, inside)
                 if DOCUMENT in inside and any(f"partial-{incarnation}" in inside for incarnation in incarnations):
                     self._delete_logs(name, self._complete)
-        # Processes that were killed may have left files behind that stand for no object.
+        # Processes that were killed may have left temporary files, which are no objects.
         if isinstance(innermost(self._objects.store), LocalStore):
             self._sweep_temporary_files([name for name in self._objects.children("") if is_temporary(name, DOCUMENT)])
             for name in ours:
@@ -405,7 +405,7 @@ class Sweep:
         return self._collected
 
     def drop_partials(self, older_than: float) -> Garbage:
-        """Delete the logs to which nothing has been added for so many seconds."""
+        """Delete the logs to which nothing has been added for `older_than` seconds."""
         latest = time.time() - older_than if older_than else math.inf
 
         def old(_place: Place, logs: Mapping[Index, Log]) -> list[Index]:
@@ -418,7 +418,7 @@ class Sweep:
         return replace(self._collected, partial_tiles=len(self.logs), partial_bytes=self._collected.bytes)
 
     def _delete_logs(self, name: str, chosen: Callable[[Place, Mapping[Index, Log]], list[Index]]) -> None:
-        """Delete those logs of a tensor that ``chosen(place, logs)`` names; none where its definition is damaged."""
+        """Delete the logs of a tensor that ``chosen(place, logs)`` returns; none if its definition is damaged."""
         place = self._place(name)
         if place is None:
             return
@@ -429,7 +429,7 @@ class Sweep:
             for number in sorted(logs[tile], reverse=True):
                 await self._objects.store.delete(part_of(place.log(tile), number))
             if self._objects.root is not None:
-                # Somebody may just have begun it anew.
+                # Another process may have just started the log again.
                 with suppress(OSError):
                     (self._objects.root / place.log(tile)).rmdir()
 
@@ -440,12 +440,12 @@ class Sweep:
         self.logs += map(place.log, tiles)
 
     def _complete(self, place: Place, tiles: Iterable[Index]) -> list[Index]:
-        """Those of some tiles that have a chunk."""
+        """The given tiles that have a chunk."""
         wanted = list(tiles)
         return list(itertools.compress(wanted, self._objects.exist(map(place.chunk, wanted))))
 
     def _place(self, name: str) -> Place | None:
-        """Where the tiles of a tensor are; None where its definition does not tell."""
+        """The keys of a tensor; None if it has no intact definition."""
         try:
             definition = self._definition(name)
         except (ValueError, StoreError):
@@ -466,13 +466,13 @@ class Sweep:
                 continue
             pages = self._objects.stored_pages(prefix)
             found = [Garbage(len(page), sum(stored.size for stored in page.values())) for page in pages]
-            # Counting may have taken long.
+            # Check again, as counting may have taken long.
             if not self._in_use(name, incarnation):
                 self._objects.run(self._objects.delete_folder, prefix)
                 self._collected = sum(found, self._collected)
 
     def _in_use(self, name: str, incarnation: str) -> bool:
-        """Whether the definition of a group names this incarnation, or cannot be read to the end."""
+        """Whether the definition of a tensor has this incarnation, or cannot be read."""
         try:
             definition = self._definition(name)
         except (ValueError, StoreError):

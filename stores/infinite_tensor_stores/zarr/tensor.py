@@ -1,7 +1,7 @@
-"""One tensor in a zarr Store: complete tiles are chunks, partial ones logs, and somebody else may be writing some.
+"""One tensor in a zarr Store, to which other processes may be writing too.
 
-A log is a folder of parts that are numbered from 0 and never changed. The only writer of a tensor need not look for
-tiles that it has never written.
+A complete tile is a chunk. A partial tile is a log: a folder of parts that are numbered from 0 and never changed. The
+only writer of a tensor need not look for tiles that it has never written.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from infinite_tensor_stores.zarr.layout import DOCUMENT, Place, array_bytes, arr
 from infinite_tensor_stores.zarr.objects import Objects
 
 _BITS = 12
-"""A block holds about 2**12 tiles."""
+"""A block of a `TileSet` has about 2**12 tiles."""
 
 _FEW_TILES = 64
-"""So many are asked for one by one, rather than looked for among all that there are."""
+"""Up to this many tiles are looked up one by one; for more, all stored tiles are listed."""
 
 _PAGE_BYTES = 2**26
 _PAGE_TILES = 256
 
 
 class TileSet:
-    """A set of tiles that takes about a bit for each where they lie side by side."""
+    """A set of tiles that takes about one bit per tile if they are next to each other."""
 
     def __init__(self) -> None:
         self._blocks: dict[Index, int] = {}
@@ -52,7 +52,7 @@ class TileSet:
 
 
 def _place_of(tile: Index) -> tuple[Index, int]:
-    """The block that a tile lies in, and its number there."""
+    """The block of a tile, and the number of its bit there."""
     shift = _BITS // len(tile)
     block, bit = [], 0
     for i in tile:
@@ -62,11 +62,11 @@ def _place_of(tile: Index) -> tuple[Index, int]:
 
 
 class Writers:
-    """What one store object knows of the others that write a tensor.
+    """What one store object knows about other writers of a tensor.
 
-    The one that has created a tensor has written all that is stored of it, until somebody else announces itself, which
-    everybody else does before writing for the first time. So one look for the announcement stands for a look for
-    each tile.
+    Every writer except the creator of a tensor stores an announcement before it writes for the first time. As long as
+    there is no announcement, everything stored of the tensor was written by its creator. So the creator can look for
+    the announcement instead of looking for each tile.
 
     Parameters
     ----------
@@ -80,40 +80,40 @@ class Writers:
         self._announced = False
 
     def found(self) -> None:
-        """Be the one that has just created the tensor."""
+        """Called when this store object has just created the tensor."""
         self._written, self._announced = TileSet(), True
 
     def doubt(self, tiles: Iterable[Index]) -> list[str]:
-        """Keys to look for before `candidates` can tell of some tiles: the announcement, or none."""
+        """The keys to read before a call of `candidates` for some tiles: that of the announcement, or none."""
         written = self._written
         return [] if written is None or all(map(written.__contains__, tiles)) else [self._mark]
 
     def candidates(self, tiles: Iterable[Index], found: Sequence[bytes | None]) -> list[Index]:
-        """Those of some tiles of which something may be stored, by what was found under the keys of `doubt`."""
+        """The tiles of which something may be stored, given what was found under the keys of `doubt`."""
         if found.count(None) < len(found):
             self._written = None
         written = self._written
         return [tile for tile in tiles if written is None or tile in written]
 
     def will_write(self, objects: Objects, tiles: Iterable[Index]) -> None:
-        """To be called before anything of some tiles is written."""
+        """Must be called before anything of the tiles is written."""
         if not self._announced:
             objects.put({self._mark: b""})
             self._announced = True
-        # A thread that reads may find somebody else's announcement meanwhile.
+        # Another thread may find the announcement of another writer meanwhile, and set this to None.
         written = self._written
         if written is not None:
             written.update(tiles)
 
     def leave(self) -> None:
-        """Be one of several from now on: a forked child continues with what its parent has, beside it."""
+        """Be one of several writers from now on: called in a forked child, next to which its parent may write."""
         self._written, self._announced = None, False
 
 
 class Logs:
-    """Reads, lengthens and deletes logs without a listing: knows how long those are that it has met.
+    """Reads, extends and deletes logs without listing them: it remembers the lengths of logs it has seen.
 
-    A log is named by its prefix in the store.
+    A log is identified by its prefix in the store.
     """
 
     def __init__(self, objects: Objects) -> None:
@@ -121,7 +121,7 @@ class Logs:
         self._lengths: dict[str, int] = {}
 
     def read(self, first: Mapping[str, bytes | None], most: int) -> dict[str, list[bytes]]:
-        """All parts, of `most` bytes, of logs whose first parts are at hand, up to the first part that is missing."""
+        """All parts, of at most `most` bytes, of logs whose first parts are given, up to the first missing part."""
         logs: dict[str, list[bytes]] = {log: [] for log in first}
         grown = {log: part for log, part in first.items() if part is not None}
         while grown:
@@ -129,24 +129,24 @@ class Logs:
                 logs[log].append(part)
             found = self._objects.get([part_of(log, len(logs[log])) for log in grown], most)
             grown = {log: part for log, part in zip(grown, found, strict=True) if part is not None}
-        # Of one that has gone, none: a part behind a gap would never be found.
+        # Forget logs that are gone: a part added with a later number would come after a gap, and never be found.
         self.forget(log for log, parts in logs.items() if not parts)
         self._lengths.update((log, len(parts)) for log, parts in logs.items() if parts)
         return logs
 
     def write(self, parts: Mapping[str, bytes | None]) -> None:
-        """Add a part to each log, or delete it where that is None."""
+        """Add a part to each log; None deletes the log."""
 
         async def write(item: tuple[str, bytes | None]) -> None:
-            """Add a part to one log, by the next number that no other writer has taken, or delete it."""
+            """Add a part to one log, with the next number that no other writer has taken, or delete the log."""
             log, data = item
             if data is None:
-                # It is not read any more, so one that must stay harms nobody.
+                # The log is not read any more, so it does no harm if it cannot be deleted.
                 with left_alone():
                     await self._delete(log)
                 return
             number = self._lengths.get(log, 0)
-            # One that somebody has dropped begins anew: a part behind a gap would never be found.
+            # If another process has deleted the log, start at 0: a part after a gap would never be found.
             if number and not await self._objects.store.exists(part_of(log, number - 1)):
                 number = 0
             # Another process may have added parts: take the next number that is free.
@@ -157,7 +157,7 @@ class Logs:
         self._objects.each(write, parts.items())
 
     def forget(self, logs: Iterable[str]) -> None:
-        """Know nothing more of logs that somebody deletes."""
+        """Forget the lengths of logs that are being deleted."""
         for log in logs:
             self._lengths.pop(log, None)
 
@@ -176,11 +176,11 @@ class ZarrTensor(TensorHandle):
     Parameters
     ----------
     objects : Objects
-        Of the store.
+        The objects of the store.
     place : Place
-        Where the tensor lies.
+        The keys of the tensor.
     owner : object
-        Whose str stands in messages.
+        The store; messages show its str.
     """
 
     def __init__(self, objects: Objects, place: Place, owner: object) -> None:
@@ -192,7 +192,7 @@ class ZarrTensor(TensorHandle):
         self._objects = objects
 
     def read_tiles(self, tiles: Sequence[Index]) -> list[torch.Tensor | None]:
-        """The complete tiles, each a request where something may be stored of it."""
+        """Read complete tiles, with one request for each of which something may be stored."""
         candidates = self._candidates(tiles)
         found = self._objects.get_decoded(list(map(self.place.chunk, candidates)), self.codec)
         blocks = dict(zip(candidates, found, strict=True))
@@ -200,12 +200,12 @@ class ZarrTensor(TensorHandle):
 
     @property
     def encoding(self) -> object:
-        """What tells how a chunk is encoded; those of two tensors with equal ones can take each other's place."""
+        """A description of how chunks are encoded. Two tensors with equal ones can exchange encoded chunks."""
         definition = self.place.definition
         return "zarr", self.layout.dtype, self.layout.tile_shape, json.dumps(definition["codecs"], sort_keys=True)
 
     def read_encoded(self, tiles: Sequence[Index]) -> list[bytes | None]:
-        """The chunks of complete tiles as they are stored, with their checksums, which are right."""
+        """Read the chunks of complete tiles without decoding them, but check their checksums."""
         candidates = self._candidates(tiles)
         found = self._objects.get(map(self.place.chunk, candidates), self.codec.most_bytes)
         present = {tile: data for tile, data in zip(candidates, found, strict=True) if data is not None}
@@ -226,9 +226,9 @@ class ZarrTensor(TensorHandle):
         self._objects.put_encoded(blocks, self.codec)
 
     def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
-        """What their logs hold."""
+        """The merged logs of partial tiles; None for a tile without one."""
         place, doubt = self.place, self.writers.doubt(tiles)
-        # Where nothing is in doubt, the parts are asked for with the definition.
+        # If no announcement needs to be read, read the first parts together with the definition.
         keys = doubt or [part_of(place.log(tile)) for tile in tiles]
         most = max(place.largest_part, LARGEST_DOCUMENT)
         document, *found = self._objects.get([place.group, *keys], most)
@@ -239,7 +239,7 @@ class ZarrTensor(TensorHandle):
         return [self.partial_from(log, parts.get(log, ())) for log in map(place.log, tiles)]
 
     def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
-        """Add a part to the log of each, or delete it."""
+        """Add a part to the log of each tile; None deletes the log."""
         self._check_place(*self._objects.get([self.place.group]))
         self.writers.will_write(self._objects, [tile for tile, part in partials.items() if part is not None])
         parts = {self.place.log(tile): part for tile, part in partials.items()}
@@ -249,7 +249,7 @@ class ZarrTensor(TensorHandle):
         """Delete logs and chunks, in this order."""
         self._check_place(*self._objects.get([self.place.group]))
         self._objects.put({self.place.drops: secrets.token_hex(8).encode()})
-        # Before they go: part 1 of a log that has lost its part 0 would never be found.
+        # Forget the logs before deleting them: a part 1 added to a log that has lost its part 0 would never be found.
         self.logs.forget(map(self.place.log, tiles))
         wanted = set(tiles)
         begun = dict.fromkeys(tile for tile in self._logged() if tile in wanted)
@@ -257,12 +257,12 @@ class ZarrTensor(TensorHandle):
         self._objects.delete(map(self.place.chunk, tiles))
 
     def generation(self) -> str:
-        """What the last deletion has left."""
+        """The text that the last `delete_tiles` has stored."""
         (found,) = self._objects.get([self.place.drops])
         return (found or b"").decode(errors="replace")
 
     def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
-        """Whether there is a chunk of each."""
+        """Whether each tile has a chunk."""
         candidates = self._candidates(tiles)
         there = dict(zip(candidates, self._objects.exist(map(self.place.chunk, candidates)), strict=True))
         return [there.get(tile, False) for tile in tiles]
@@ -281,36 +281,36 @@ class ZarrTensor(TensorHandle):
         return complete, {tile for tile in self._logged() if inside(tile, low, high)}
 
     def _candidates(self, tiles: Sequence[Index]) -> list[Index]:
-        """Those of some tiles of which something may be stored."""
+        """The given tiles of which something may be stored."""
         doubt = self.writers.doubt(tiles)
         return self.writers.candidates(tiles, self._objects.get(doubt) if doubt else [])
 
     def _logged(self) -> Iterator[Index]:
-        """The tile of each part of a log that there is, even behind a gap."""
+        """The tile of each stored log part, even of parts after a gap."""
         place = self.place
         parts = (place.tile_of_part(key) for keys in self._objects.pages(place.logs) for key in keys)
         return (part[0] for part in parts if part is not None)
 
     def _check_place(self, document: bytes | None) -> None:
-        """StoreError if `document`, found where the tensor's definition was, no longer defines what lies there."""
+        """Raise StoreError if `document`, read from the place of the definition, shows that the tensor is gone."""
         if self.released:
-            # The caller knows.
+            # The caller has cleared or closed it.
             return
         if document is None:
             raise cleared_elsewhere(self.owner, self.tensor_id)
         try:
             found = attributes_in(document)
         except ValueError:
-            # Damaged, which `verify` reports.
+            # The definition is damaged, which `verify` reports.
             return
         if found is not None and found.get("incarnation") != self.place.definition["incarnation"]:
             raise remade_elsewhere(self.owner, self.tensor_id)
 
-    # Damage. Tiles and logs are fetched and decoded in pages; all that grows with what is stored is the numbers of the
-    # parts of its logs, and, behind fsspec, the names in a folder.
+    # Damage. Tiles and logs are read and decoded in pages. Only two things grow with the amount of stored data: the
+    # numbers of log parts, and, through fsspec, the names in a folder.
 
     def damages(self, *, repair: bool) -> Iterator[Damage]:
-        """What is damaged of the array, the complete tiles and the partial tiles; mended as it is found."""
+        """Check the array, complete and partial tiles, and yield what is damaged; `repair` repairs it at once."""
         yield from self._damages_of_array(repair=repair)
         length = max(1, min(_PAGE_TILES, _PAGE_BYTES // self.layout.tile_bytes))
         for keys in self._objects.places(f"{self.place.array}/c", length):
@@ -353,7 +353,7 @@ class ZarrTensor(TensorHandle):
     def _damages_of_parts(
         self, keys: Sequence[str], numbers: dict[Index, set[int]], *, repair: bool
     ) -> Iterator[Damage]:
-        """What is damaged of parts; the numbers of those that are there go into `numbers`."""
+        """Check log parts, and yield damaged ones. Adds the number of each existing part to `numbers`."""
         parts = [(key, *part) for key in keys if (part := self.place.tile_of_part(key)) is not None]
         mended = {}
         stored = self._objects.get([key for key, *_ in parts], self.place.largest_part)
@@ -370,10 +370,10 @@ class ZarrTensor(TensorHandle):
             self._mend(mended)
 
     def _gaps(self, numbers: dict[Index, set[int]], *, repair: bool) -> Iterator[Damage]:
-        """Parts that are missing, so that later ones of the log are not read."""
+        """Yield missing log parts, after which later parts are not read."""
         missing = {tile: sorted(set(range(max(found))) - found) for tile, found in numbers.items()}
         gaps = [tile for tile, absent in missing.items() if absent]
-        # A process that has completed a tile is deleting its log, or will not miss it.
+        # Skip complete tiles: a process may be deleting the log, and nobody needs it.
         complete = self._objects.exist(map(self.place.chunk, gaps))
         for tile in itertools.compress(gaps, (not done for done in complete)):
             for number in missing[tile]:
@@ -383,9 +383,9 @@ class ZarrTensor(TensorHandle):
                     self._objects.run(self._objects.create, key, self._nothing(tile))
 
     def _mend(self, objects: Mapping[str, bytes]) -> None:
-        """Put objects in the places of damaged ones."""
+        """Replace damaged objects."""
         self._objects.put({key: objects[key] for key in self._objects.freed(objects)})
 
     def _nothing(self, tile: Index) -> bytes:
-        """A part that says nothing, in the place of a damaged one: a log is read up to the first that is missing."""
+        """An empty part to replace a damaged one, as a log is read only up to the first missing part."""
         return PartialTile().to_bytes(self.place.log(tile))
