@@ -1,4 +1,4 @@
-"""What a store says where it cannot do what it is asked, or something is not as it should be, and what to do then."""
+"""Errors and warnings of stores. Each says what is wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _FUNCTIONS = {
 _MOST_NAMED = 5
 _MOST_LISTED = 12
 _TOLD = 5
-"""Failures that one error tells in full; there may be one for each of thousands of batches."""
+"""The most failures that one error shows in full; there may be one for each of thousands of batches."""
 
 
 def combined(failures: Sequence[StoreError]) -> StoreError:
-    """One error that tells of all of them, with the cause of the first."""
+    """Combine errors into one with all their messages, and with the cause of the first."""
     if len(failures) == 1:
         return failures[0]
     lines = [f"\n  {failure}" for failure in failures[:_TOLD]]
@@ -46,7 +46,7 @@ def combined(failures: Sequence[StoreError]) -> StoreError:
 
 
 def damaged_definition(store: object, tensor_id: str, where: str, error: ValueError) -> StoreError:
-    """The error for a definition that cannot be read, which names what can be done."""
+    """The error for a definition that cannot be read."""
     return StoreError(
         f"{store}: the definition of tensor {tensor_id!r}, {where}, is damaged ({error}); put an intact one back "
         f"from a backup, or delete all of the tensor by clear_tensor({tensor_id!r})"
@@ -54,7 +54,7 @@ def damaged_definition(store: object, tensor_id: str, where: str, error: ValueEr
 
 
 def damaged_group(store: object, group_id: str, where: str, error: ValueError) -> StoreError:
-    """The error for a group that cannot be read, which names what can be done."""
+    """The error for a group that cannot be read."""
     return StoreError(
         f"{store}: group {group_id!r}, {where}, is damaged ({error}); clear_group({group_id!r}) deletes it, its "
         "tensors stay, and it can be saved again"
@@ -62,14 +62,14 @@ def damaged_group(store: object, group_id: str, where: str, error: ValueError) -
 
 
 def in_the_way(store: object, where: str, what: str) -> StoreError:
-    """The error for something of somebody else's where `what`, a tensor or a group, would lie."""
+    """The error for data of another program at the place of `what`, a tensor or a group."""
     return StoreError(
         f"{store}: {where!r} is not of this library, and lies where {what} is kept; choose another id, or move it away"
     )
 
 
 def cleared_elsewhere(store: object, tensor_id: str) -> StoreError:
-    """The error for a tensor that is not stored any more, of which something is to be stored or looked up."""
+    """The error for writing to or reading from a tensor that is no longer stored."""
     return StoreError(
         f"{store}: tensor {tensor_id!r} is gone: it has been cleared, or the whole store has vanished. "
         f"clear_tensor({tensor_id!r}) drops what is left of it in memory; then build it again, in the store "
@@ -78,7 +78,7 @@ def cleared_elsewhere(store: object, tensor_id: str) -> StoreError:
 
 
 def remade_elsewhere(store: object, tensor_id: str) -> StoreError:
-    """The error for a tensor in whose place there is another by now."""
+    """The error for a tensor that was cleared and recreated elsewhere."""
     return StoreError(
         f"{store}: tensor {tensor_id!r} has been cleared and created again by somebody else; "
         "close(discard=True) this store, and open it again to use the new one"
@@ -86,31 +86,31 @@ def remade_elsewhere(store: object, tensor_id: str) -> StoreError:
 
 
 def changed_meanwhile(store: object, tensor_id: str) -> StoreError:
-    """The error for a tensor of which something else was made while it was copied."""
+    """The error for a tensor that was cleared or invalidated while it was copied."""
     return StoreError(
         f"{store}: tensor {tensor_id!r} was cleared or invalidated while it was copied; copy again what is there now"
     )
 
 
 def vanished(store: object) -> StoreError:
-    """The error for a store of which nothing is left."""
+    """The error for a store that was deleted while it was open."""
     return StoreError(f"{store}: the store has vanished since it was opened; open it again to begin with an empty one")
 
 
 def warn_of_damage(store: object, what: str) -> None:
-    """DamagedDataWarning for something that cannot be read."""
+    """Issue a DamagedDataWarning for something that cannot be read."""
     warnings.warn(f"{store}: {what}; it is treated as missing", DamagedDataWarning, stacklevel=3)
 
 
 def check_same(tensor_id: str, stored: Definition, given: Definition, store: object) -> None:
-    """ValidationError that lists every differing field, unless both definitions give the same values."""
+    """Raise ValidationError with all differing fields, unless both definitions give the same values."""
     if not same(stored, given):
         lines = differences(stored.values(), given.values())
         raise mismatch(tensor_id, lines, store, changed_args(stored, given))
 
 
 def changed_args(stored: Definition, given: Definition) -> list[str]:
-    """The args that are not what a stored tensor was computed from, as they are named in messages."""
+    """The args that differ from those of the stored tensor, as named in messages."""
     pairs = enumerate(zip(stored.args, given.args, strict=False))
     return [
         f"args[{at}] ({'without a tensor_id' if new.tensor_id is None else repr(new.tensor_id)})"
@@ -120,7 +120,11 @@ def changed_args(stored: Definition, given: Definition) -> list[str]:
 
 
 def check_functions(tensor_id: str, stored: Functions, given: Functions, store: object) -> None:
-    """ValidationError where values that a tensor is computed from have changed, FunctionChangedWarning for the rest."""
+    """Compare the functions of a tensor with those that computed what is stored.
+
+    Raises ValidationError if values that identify the tensor have changed, and warns of all other changes with a
+    FunctionChangedWarning.
+    """
     found = changes(stored.record, given.record)
     if found.firm:
         listed = "".join(f"\n  {line}" for line in found.firm)
@@ -151,7 +155,7 @@ def _warn_of_change(tensor_id: str, what: str) -> None:
 
 
 def warn_of_opaque(spec: TensorSpec) -> None:
-    """FunctionChangedWarning where a change of what a stored tensor is computed from could not be noticed."""
+    """Issue a FunctionChangedWarning if a stored tensor is computed from objects whose changes cannot be detected."""
     opaque = spec.definition.functions.record.opaque
     if opaque:
         warnings.warn(
@@ -164,12 +168,12 @@ def warn_of_opaque(spec: TensorSpec) -> None:
 
 
 def warn_of_other_code(spec: TensorSpec) -> None:
-    """FunctionChangedWarning where the ``f`` of a tensor was given other code since the tensor was built."""
+    """Issue a FunctionChangedWarning for a tensor whose ``f`` got other code after the tensor was built."""
     _warn_of_change(spec.tensor_id, "the code of its f has been replaced since it was built")
 
 
 def warn_of_conflicts(spec: TensorSpec, what: Sequence[str]) -> None:
-    """MeaningLostWarning where inputs do not agree what pixels mean."""
+    """Issue a MeaningLostWarning if inputs disagree about the meaning of pixels."""
     warnings.warn(
         f"tensor {spec.tensor_id!r}: its inputs do not agree about {', '.join(what)}, so none of that is kept",
         MeaningLostWarning,
@@ -178,7 +182,7 @@ def warn_of_conflicts(spec: TensorSpec, what: Sequence[str]) -> None:
 
 
 def warn_of_lost(target: str, what: Sequence[str]) -> None:
-    """MeaningLostWarning where something is known of pixels, or was of what they are computed from, and not written."""
+    """Issue a MeaningLostWarning if metadata of the pixels, or of their sources, is not written."""
     if what:
         warnings.warn(
             f"{target} is without {', '.join(what)}: its format has no place for that, or it does not hold of what was "
@@ -189,7 +193,7 @@ def warn_of_lost(target: str, what: Sequence[str]) -> None:
 
 
 def warn_of_uncovered(spec: TensorSpec) -> None:
-    """UncoveredPixelsWarning where no window covers some pixels of a tensor's finite dimensions."""
+    """Issue an UncoveredPixelsWarning if no window covers some pixels of a tensor's finite dimensions."""
     count = spec.grid.uncovered
     if not count:
         return
@@ -205,7 +209,7 @@ def warn_of_uncovered(spec: TensorSpec) -> None:
 
 
 def _remedies(grid: WindowGrid) -> Iterator[str]:
-    """What to give, so that windows cover more of what they leave uncovered, of which there is some."""
+    """Suggest arguments with which windows cover more pixels."""
     clipped = WindowGrid(grid.window, grid.shape, ("clip",) * len(grid.shape))
     if clipped.uncovered < grid.uncovered:
         yield 'edge="clip", which lets windows reach past the end'
@@ -220,7 +224,7 @@ def _remedies(grid: WindowGrid) -> Iterator[str]:
 
 
 def _level_of_caller() -> int:
-    """The stacklevel of the line outside of this package that called it."""
+    """The stacklevel of the line outside this package that made the call."""
     level, frame = 1, sys._getframe(1)  # noqa: SLF001  (there is no other way that costs as little)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("infinite_tensor."):
         level, frame = level + 1, frame.f_back
@@ -228,7 +232,7 @@ def _level_of_caller() -> int:
 
 
 def unknown_tensor(tensor_id: str, known: Sequence[str], store: object) -> StoreError:
-    """The error for an id that a store does not hold."""
+    """The error for an unknown tensor id."""
     more = f" and {len(known) - _MOST_LISTED:,} more" if len(known) > _MOST_LISTED else ""
     return StoreError(f"{store} holds no tensor {tensor_id!r}; it holds {list(known[:_MOST_LISTED])}{more}")
 
@@ -258,7 +262,7 @@ def mismatch(tensor_id: str, lines: Sequence[str], store: object, changed_args: 
 
 
 def warn_of_dependants(tensor_id: str, names: Sequence[str], store: object) -> None:
-    """DependantsRemainWarning for tensors that read one which has just been cleared."""
+    """Issue a DependantsRemainWarning for tensors that read a tensor which has just been cleared."""
     listed = ", ".join(map(repr, names[:_MOST_NAMED])) + ", ..." * (len(names) > _MOST_NAMED)
     warnings.warn(
         f"{store}: tensor {tensor_id!r} is cleared, but {listed} {'is' if len(names) == 1 else 'are'} computed from "
@@ -270,7 +274,7 @@ def warn_of_dependants(tensor_id: str, names: Sequence[str], store: object) -> N
 
 
 def keeps_no_times(store: object) -> ValidationError:
-    """The error of who is to delete what is half computed and old."""
+    """The error for deleting old partial tiles on storage that records no times."""
     return ValidationError(
         f"{store} does not tell when something was stored: give older_than=0 while nobody fills a tensor there, and "
         "all that is half computed is deleted"
