@@ -227,7 +227,7 @@ class Contents(ABC):
     def cut_through(self, error: BaseException) -> None:
         """Called when an exception, such as Ctrl-C, ended a call during a change: memory may be inconsistent."""
         self.closed = True
-        self._cut_by = f", since {error!r} has ended a call in the middle of a change; what is stored is right"
+        self._cut_by = f", since {error!r} interrupted a call in the middle of a change; stored data is intact"
 
     def check_writable(self, action: str) -> None:
         """Raise ValidationError if the store is read-only."""

@@ -183,8 +183,8 @@ class TileLayout:
         self.tile_bytes = math.prod(tile_shape) * dtype.itemsize
         if self.tile_bytes > LARGEST_TILE_BYTES:
             raise ValidationError(
-                f"a tile of {tile_shape} {dtype} would have {self.tile_bytes} bytes, and may have "
-                f"{LARGEST_TILE_BYTES}; give a smaller tile_size, or one int per dimension to tile finite ones too"
+                f"a tile of {tile_shape} {dtype} would have {self.tile_bytes} bytes, at most {LARGEST_TILE_BYTES} are "
+                "allowed; give a smaller tile_size, or one int per dimension to tile finite dimensions too"
             )
         self.grid = WindowGrid(TensorWindow(tile_shape), (None,) * len(shape))
 
@@ -244,8 +244,8 @@ def layout_of(shape: Shape, tile: Index, dtype: torch.dtype, reduction: Reductio
     if reduction is not None:
         if reduction.out_channels not in (None, tile[0]):
             raise ValidationError(
-                f"a tile of {tile} would hold some of the {reduction.out_channels} values that the reduction gives for "
-                "a pixel, and must hold all of them"
+                f"a tile of {tile} has only some of the {reduction.out_channels} values that the reduction gives for "
+                "a pixel; it must have all of them"
             )
         gathered_layout(reduction, layout)
     return layout

@@ -72,29 +72,27 @@ def cleared_elsewhere(store: object, tensor_id: str) -> StoreError:
     """The error for writing to or reading from a tensor that is no longer stored."""
     return StoreError(
         f"{store}: tensor {tensor_id!r} is gone: it has been cleared, or the whole store has vanished. "
-        f"clear_tensor({tensor_id!r}) drops what is left of it in memory; then build it again, in the store "
-        "opened again if that has vanished"
+        f"clear_tensor({tensor_id!r}) drops what is left of it in memory; if the store has vanished, open it again; "
+        "then build the tensor again"
     )
 
 
 def remade_elsewhere(store: object, tensor_id: str) -> StoreError:
     """The error for a tensor that was cleared and recreated elsewhere."""
     return StoreError(
-        f"{store}: tensor {tensor_id!r} has been cleared and created again by somebody else; "
-        "close(discard=True) this store, and open it again to use the new one"
+        f"{store}: tensor {tensor_id!r} has been cleared and recreated elsewhere; "
+        "close(discard=True) this store, and open it again to use the new tensor"
     )
 
 
 def changed_meanwhile(store: object, tensor_id: str) -> StoreError:
     """The error for a tensor that was cleared or invalidated while it was copied."""
-    return StoreError(
-        f"{store}: tensor {tensor_id!r} was cleared or invalidated while it was copied; copy again what is there now"
-    )
+    return StoreError(f"{store}: tensor {tensor_id!r} was cleared or invalidated while it was copied; copy it again")
 
 
 def vanished(store: object) -> StoreError:
     """The error for a store that was deleted while it was open."""
-    return StoreError(f"{store}: the store has vanished since it was opened; open it again to begin with an empty one")
+    return StoreError(f"{store}: the store has vanished since it was opened; open it again to start with an empty one")
 
 
 def warn_of_damage(store: object, what: str) -> None:
@@ -133,21 +131,21 @@ def check_functions(tensor_id: str, stored: Functions, given: Functions, store: 
             f"Give another tensor_id, or delete what is stored with store.clear_tensor({tensor_id!r})."
         )
     for name in found.code:
-        _warn_of_change(tensor_id, f"{_FUNCTIONS[name]} has other code than what {store} was filled with")
+        _warn_of_change(tensor_id, f"{_FUNCTIONS[name]} has different code than when {store} was filled")
     values = found.values or [f"{place}, has been changed in place" for place in stored.altered()]
     if values:
         _warn_of_change(tensor_id, f"{store} was filled with other values: {'; '.join(values)}")
     if found.stamps:
         _warn_of_change(
             tensor_id,
-            f"{'; '.join(found.stamps)} since {store} was filled, or is a copy without its times. To say yourself "
-            "what it is, give a source name=, or set version= where f holds it",
+            f"{'; '.join(found.stamps)} since {store} was filled, or is a copy without its original times. To identify "
+            "it yourself, give a source name=, or set version= if f contains it",
         )
 
 
 def _warn_of_change(tensor_id: str, what: str) -> None:
     warnings.warn(
-        f"tensor {tensor_id!r}: {what}. Stored pixels are used as they are; to compute them again, give version=... or "
+        f"tensor {tensor_id!r}: {what}. Stored pixels are used unchanged; to recompute them, set version=..., "
         f"call store.clear_tensor({tensor_id!r}), or give predict overwrite=True",
         FunctionChangedWarning,
         stacklevel=_level_of_caller(),
@@ -160,8 +158,8 @@ def warn_of_opaque(spec: TensorSpec) -> None:
     if opaque:
         warnings.warn(
             f"tensor {spec.tensor_id!r}: changes of {', '.join(opaque[:_MOST_NAMED])} cannot be detected, as it cannot "
-            "be looked into: old pixels would be used. Set version= to what identifies it, such as the hash of a "
-            "checkpoint",
+            "be inspected: after a change, old pixels would be used. Set version= to anything that identifies it, such "
+            "as the hash of a checkpoint",
             FunctionChangedWarning,
             stacklevel=_level_of_caller(),
         )
@@ -175,7 +173,7 @@ def warn_of_other_code(spec: TensorSpec) -> None:
 def warn_of_conflicts(spec: TensorSpec, what: Sequence[str]) -> None:
     """Issue a MeaningLostWarning if inputs disagree about the meaning of pixels."""
     warnings.warn(
-        f"tensor {spec.tensor_id!r}: its inputs do not agree about {', '.join(what)}, so none of that is kept",
+        f"tensor {spec.tensor_id!r}: its inputs disagree about {', '.join(what)}, so none of that is kept",
         MeaningLostWarning,
         stacklevel=_level_of_caller(),
     )
@@ -185,7 +183,7 @@ def warn_of_lost(target: str, what: Sequence[str]) -> None:
     """Issue a MeaningLostWarning if metadata of the pixels, or of their sources, is not written."""
     if what:
         warnings.warn(
-            f"{target} is without {', '.join(what)}: its format has no place for that, or it does not hold of what was "
+            f"{target} is without {', '.join(what)}: its format cannot store that, or it does not apply to what was "
             "computed",
             MeaningLostWarning,
             stacklevel=_level_of_caller(),
@@ -220,7 +218,7 @@ def _remedies(grid: WindowGrid) -> Iterator[str]:
     if len(gaps) > len(moved):
         yield "a size and an offset that span the dimensions which dimension_map keeps in place"
     if clipped.uncovered and not gaps:
-        yield "another dimension_map, as windows that move along a diagonal pass the other pixels by"
+        yield "another dimension_map, as windows that move along a diagonal miss the other pixels"
 
 
 def _level_of_caller() -> int:
@@ -243,11 +241,11 @@ def mismatch(tensor_id: str, lines: Sequence[str], store: object, changed_args: 
     stale = advice = ""
     if changed_args:
         stale = (
-            f"What is stored is stale: {' and '.join(changed_args)} has changed since it was computed: its version, "
-            "say, or something else in its definition or further upstream.\n"
+            f"The stored tensor is stale: {' and '.join(changed_args)} has changed since it was computed, in its "
+            "version, in the rest of its definition, or further upstream.\n"
         )
         advice = (
-            " Where only some regions of an arg have changed, leave its definition as it was, and call its "
+            " If only some regions of an arg have changed, leave its definition unchanged, and call its "
             "invalidate(region)."
         )
     if any(line.startswith("tile_size:") for line in lines):
@@ -266,7 +264,7 @@ def warn_of_dependants(tensor_id: str, names: Sequence[str], store: object) -> N
     listed = ", ".join(map(repr, names[:_MOST_NAMED])) + ", ..." * (len(names) > _MOST_NAMED)
     warnings.warn(
         f"{store}: tensor {tensor_id!r} is cleared, but {listed} {'is' if len(names) == 1 else 'are'} computed from "
-        "it and kept as before. If its pixels will be other ones, clear those too: "
+        "it and kept unchanged. If its pixels will differ, clear those too: "
         f"store.clear_tensor({tensor_id!r}, dependants=True)",
         DependantsRemainWarning,
         stacklevel=_level_of_caller(),
@@ -276,6 +274,6 @@ def warn_of_dependants(tensor_id: str, names: Sequence[str], store: object) -> N
 def keeps_no_times(store: object) -> ValidationError:
     """The error for deleting old partial tiles on storage that records no times."""
     return ValidationError(
-        f"{store} does not tell when something was stored: give older_than=0 while nobody fills a tensor there, and "
-        "all that is half computed is deleted"
+        f"{store} does not record when something was stored: give older_than=0, which deletes all partial tiles, "
+        "while nobody fills a tensor there"
     )

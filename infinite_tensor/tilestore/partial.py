@@ -129,7 +129,7 @@ def _piece_name(index: Index) -> str:
 def _index_of(name: str) -> Index:
     index = tuple(int(part) for part in name.removeprefix("piece ").split(","))
     if _piece_name(index) != name:
-        raise ValueError(f"{name!r} names no piece")
+        raise ValueError(f"{name!r} is not the name of a piece")
     return index
 
 

@@ -98,7 +98,7 @@ class StoredTensor:
     @classmethod
     def of(cls, store: object, tensor_id: str, stored: object) -> StoredTensor:
         """Parse what `store` has as the definition of `tensor_id`; every error becomes a StoreError."""
-        what = f"{store}: what is stored as the definition of tensor {tensor_id!r}"
+        what = f"{store}: the stored definition of tensor {tensor_id!r}"
         try:
             found = cls.from_json(stored)
             name = stored.get("tensor_id", tensor_id) if isinstance(stored, Mapping) else tensor_id
@@ -108,7 +108,7 @@ class StoredTensor:
             raise StoreError(f"{what} cannot be read: {error}") from error
         except ValidationError as error:
             raise StoreError(
-                f"{what} is none: {error!s:.1000}. It may be damaged; clear_tensor({tensor_id!r}) deletes it"
+                f"{what} is invalid: {error!s:.1000}. It may be damaged; clear_tensor({tensor_id!r}) deletes it"
             ) from error
         return found
 

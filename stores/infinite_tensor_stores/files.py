@@ -62,7 +62,7 @@ class Unreadable(bytes):
     @classmethod
     def too_large(cls, size: int, most: int) -> Self:
         """A placeholder for an object of `size` bytes, more than the allowed `most`."""
-        return cls(f"it has {size} bytes, and can have {most} at most")
+        return cls(f"it has {size} bytes, at most {most} are allowed")
 
 
 def bounded(data: bytes, most: int) -> bytes:
@@ -84,7 +84,7 @@ def parsed(document: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
     if not isinstance(found, dict):
-        raise ValueError(f"it holds a {type(found).__name__}, not an object")  # noqa: TRY004  (what it holds is a value)
+        raise ValueError(f"it is a JSON {type(found).__name__}, not an object")  # noqa: TRY004  (what is stored is a value)
     return found
 
 
@@ -165,8 +165,8 @@ def own_path(root: Path, key: str) -> Path:
         # `os.path` is faster than Path, and this is called for each file.
         if os.path.islink(folder) and not Path(folder).resolve().is_relative_to(root.resolve()):  # noqa: PTH114
             raise LeadsOutError(
-                f"{folder!r} is a link out of the store, to {str(Path(folder).resolve())!r}: what lies there is read, "
-                "and never deleted or repaired. Delete the link, or move what it leads to into its place"
+                f"{folder!r} is a link out of the store, to {str(Path(folder).resolve())!r}: its target is read, but "
+                "never deleted or repaired. Delete the link, or replace it by its target"
             )
     return root / key
 

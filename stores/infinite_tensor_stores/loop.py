@@ -125,7 +125,7 @@ class _Own:
                         _thread.start_new_thread(loop.run_forever, ())
                     except RuntimeError as error:
                         raise RuntimeError(
-                            "Python starts no thread any more: the interpreter exits. Open the store before that"
+                            "no thread can be started, as the interpreter exits; open the store before that"
                         ) from error
                     self.loop = loop
         return self.loop

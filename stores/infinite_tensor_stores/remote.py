@@ -145,8 +145,8 @@ class RemoteStore(FsspecStore):
             self.fs.creates = False
             tell_weaker(
                 repr(self),
-                "this file system creates no file exclusively, so where two processes create the same at the same "
-                "moment, the later one wins",
+                "this file system cannot create files exclusively, so if two processes create a file at the same time, "
+                "the later one wins",
             )
 
     async def list_objects(self, prefix: str) -> AsyncIterator[tuple[str, Stored]]:

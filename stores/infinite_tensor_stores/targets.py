@@ -56,11 +56,11 @@ def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, 
             raise StoreError(f"{owner}: there is no store; mode 'a' or 'w' creates one in {place}")
     elif mode == "w-":
         raise StoreError(
-            f"{owner}: there is something already; mode 'a' opens it if it is a store, else choose {place}"
+            f"{owner}: something is there already; mode 'a' opens it if it is a store, else choose {place}"
         )
     elif mode == "r" and not is_store:
         raise StoreError(
-            f"{owner}: there is {found} with no store in it; mode 'a' makes one, where nothing is in the way"
+            f"{owner}: there is {found} with no store in it; mode 'a' creates one if nothing is in the way"
         )
 
 
@@ -68,7 +68,7 @@ def check_format(version: object, owner: object, advice: str = "") -> None:
     """Raise StoreError if the format version of a store is invalid (with `advice` in the message) or a later one."""
     number = as_index(version)
     if number is None or number < 1:
-        raise StoreError(f"{owner} has format {version!r:.200}, which is none; it may be damaged. {advice}")
+        raise StoreError(f"{owner} has format {version!r:.200}, which does not exist; it may be damaged. {advice}")
     if number > FORMAT:
         raise StoreError(f"{owner} has format {number}, this version reads up to {FORMAT}")
 
@@ -91,7 +91,7 @@ def local_path(target: str) -> Path:
         return Path(unquote(slash + path if host == "localhost" else rest))
     protocol, is_cut, _ = target.partition(":/")
     if is_cut and protocol in available_protocols():
-        raise ValidationError(f"a URL begins with {protocol}://, and pathlib makes one slash of two: give it as a str")
+        raise ValidationError(f"a URL begins with {protocol}://, but pathlib removes a slash: give the URL as a str")
     try:
         return Path(target).expanduser()
     except RuntimeError as error:
@@ -109,7 +109,7 @@ def text_of(target: str | os.PathLike[str]) -> str:
     try:
         text = os.fspath(target)
     except Exception as error:
-        raise ValidationError(f"target must be a path or a URL, and {quoted(target)} is none: {error}") from error
+        raise ValidationError(f"target must be a path or a URL, got {quoted(target)}: {error}") from error
     if not isinstance(text, str) or not text:
         raise ValidationError(f"target must be a path or a URL as a str, got {quoted(text)}; '.' is the current folder")
     return text
@@ -181,7 +181,7 @@ def zarr_store(
             store = target.with_read_only(True) if read_only and not target.read_only else target
         except NotImplementedError as error:
             kind = type(target).__name__
-            raise ValidationError(f"mode 'r' takes a {kind} that is read-only: give {kind}(..., mode='r')") from error
+            raise ValidationError(f"mode 'r' needs a read-only {kind}: give {kind}(..., mode='r')") from error
         # Only exact types are replaced: a subclass may behave differently.
         if type(store) is LocalStore:
             return FileStore(store.root.absolute(), read_only=store.read_only)

@@ -110,7 +110,7 @@ def test_it_computes_where_one_is_read_with_what_reads_the_other(store: TileStor
 
 def test_of_two_with_f_the_first_computes(store: TileStore) -> None:
     middle = Middle(store)
-    with pytest.warns(UserWarning, match="f has other code"):
+    with pytest.warns(UserWarning, match="f has different code"):
         other = built(lambda _ctx, region: region[1:5] + 0, WINDOW, (middle.ground, HALO), store=store, name="middle")
     assert middle.reads([middle.opened, middle.built, other], "top")[0:4].tolist() == [0.0, 3.0, 6.0, 9.0]
     assert middle.calls["middle", (0,)] == 1

@@ -113,7 +113,7 @@ def test_an_original_that_is_invalidated_meanwhile_is_to_be_copied_again(tmp_pat
     store = opens_zarr(tmp_path)
     t = made(store)
     t[REGION]
-    with pytest.raises(StoreError, match="copy again"):
+    with pytest.raises(StoreError, match="copy it again"):
         store.copy("t", tmp_path / "copy.zarr", progress=Once(lambda: t.invalidate(sl[0:6, 0:6])))
 
 
@@ -143,7 +143,7 @@ def test_an_original_that_another_store_object_has_recreated_is_no_empty_copy(tm
     store._contents.flush()
     other.clear_tensor("t")
     made(other)[REGION]
-    with pytest.raises(StoreError, match="cleared and created again by somebody else"):
+    with pytest.raises(StoreError, match="cleared and recreated elsewhere"):
         store.copy("t", tmp_path / "copy.zarr", progress=False)
 
 
@@ -164,7 +164,7 @@ def test_a_copy_that_another_store_object_clears_does_not_return(tmp_path: Path,
     store, copy = ZarrTileStore(tmp_path / "source.zarr", tile_size=TILE_SIZE), opens(tmp_path)
     made(store)[0:30, 0:30]
     other = opens(tmp_path)
-    with pytest.raises(StoreError, match="cleared and created again by somebody else"):
+    with pytest.raises(StoreError, match="cleared and recreated elsewhere"):
         # All tiles have been moved when it is told.
         store.copy("t", copy, progress=Once(recreates(other)))
     assert sevens(other)[REGION].unique().tolist() == [7.0]

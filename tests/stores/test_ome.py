@@ -182,11 +182,11 @@ class TestAttributes:
 @pytest.mark.parametrize(
     ("dims", "shape", "options", "said"),
     [
-        (("y", "x"), (None, 8), {}, r"holds finite arrays, and shape \(None, 8\) is unbounded"),
+        (("y", "x"), (None, 8), {}, r"needs finite arrays, and shape \(None, 8\) is unbounded"),
         (("x",), (8,), {}, r"2 to 5 dimensions, and shape \(8,\) has 1"),
         (("w", "t", "c", "z", "y", "x"), (1, 1, 1, 1, 4, 4), {}, r"2 to 5 dimensions, and shape .* has 6"),
-        (None, (3, 8, 8), {}, r"no names; store a new tensor with dims=\('c', 'y', 'x'\)"),
-        (("y", "x", "c"), (8, 8, 3), {}, r"its dims are \('y', 'x', 'c'\), and those of OME-Zarr are t, c, z, y and x"),
+        (None, (3, 8, 8), {}, r"no names; store a new tensor with names such as dims=\('c', 'y', 'x'\)"),
+        (("y", "x", "c"), (8, 8, 3), {}, r"its dims are \('y', 'x', 'c'\), and OME-Zarr needs some of t, c"),
         (("x", "y"), (8, 8), {}, r"in this order"),
         (("c", "t", "y", "x"), (3, 2, 8, 8), {}, r"in this order"),
         (("t", "c", "x"), (2, 3, 8), {}, r"at least two of z, y and x"),

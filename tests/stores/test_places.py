@@ -127,7 +127,7 @@ def test_a_file_url_names_the_whole_path(tmp_path: Path, url: str, name: str) ->
     ("target", "told"),
     [
         ("file://me:secret@/data/x.zarr", "a file:// URL has no login: write file:///data/x.zarr"),
-        (Path("s3://KEY:secret@bucket/x.zarr"), "a URL begins with s3://, and pathlib makes one slash of two"),
+        (Path("s3://KEY:secret@bucket/x.zarr"), "a URL begins with s3://, but pathlib removes a slash"),
         ("s3:/bucket/x.zarr", "a URL begins with s3://"),
         ("~nobody-of-this-name/x.zarr", "'~nobody-of-this-name/x.zarr' names a user who has no home directory here"),
     ],

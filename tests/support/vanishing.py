@@ -13,7 +13,7 @@ from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.support.building import halves
 
 GONE = "tensor 't' is gone: it has been cleared, or the whole store has vanished"
-REMADE = "tensor 't' has been cleared and created again by somebody else"
+REMADE = "tensor 't' has been cleared and recreated elsewhere"
 VANISHED = "the store has vanished since it was opened; open it again"
 
 

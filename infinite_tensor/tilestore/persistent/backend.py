@@ -311,7 +311,7 @@ class Documents:
                 continue
             told = id_of(name) or _id_in(name, document)
             if told is None:
-                what = f"is damaged, and does not tell which {KINDS[kind]} it defined"
+                what = f"is damaged, and the id of its {KINDS[kind]} is unknown"
                 warn_of_damage(self._backend, f"{self._backend._document_path(name)} {what}")
             elif told.startswith(prefix):
                 found.append(told)

@@ -234,7 +234,7 @@ class TileCache:
             self._writer.retry(self._write())
             self._writer.drain()
             if self._writer.stuck():
-                raise self._writer.failure() or StoreError(f"{self._storage} is full of what it could not store")
+                raise self._writer.failure() or StoreError(f"{self._storage} has too many tiles that cannot be stored")
         self._writer.throttle()
 
     def bind_again(self) -> None:

@@ -164,8 +164,8 @@ def _checked_tile(storage: Storage, spec: TensorSpec, given: Index | None, found
     """The tile size of a stored tensor; ValidationError if that or the definition differs from what is given."""
     if found.tile_size is None:
         raise StoreError(
-            f"{storage}: what is stored as the definition of tensor {spec.tensor_id!r} is none: its tile_size is "
-            f"missing. It may be damaged; clear_tensor({spec.tensor_id!r}) deletes it"
+            f"{storage}: the stored definition of tensor {spec.tensor_id!r} is invalid: its tile_size is missing. "
+            f"It may be damaged; clear_tensor({spec.tensor_id!r}) deletes it"
         )
     before: dict[str, Any] = {**found.definition.values(), "tile_size": list(found.tile_size)}
     now: dict[str, Any] = {**spec.definition.values(), "tile_size": list(given or found.tile_size)}

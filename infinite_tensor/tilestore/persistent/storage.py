@@ -26,11 +26,11 @@ Entry: TypeAlias = torch.Tensor | TileInProgress
 Key: TypeAlias = tuple[Record, Index]
 """A tile of a tensor."""
 
-_KEPT = ". Nothing stored is harmed; what was to be stored is kept in memory, flush to try again"
+_KEPT = ". Stored data is intact; what could not be stored is kept in memory, flush to try again"
 _ADVICE = {
     "store": _KEPT,
     "flush": _KEPT,
-    "copy": ". The original is as it was, and so is what has been copied before; copy again to continue",
+    "copy": ". The original and everything copied so far are intact; copy again to continue",
 }
 
 
@@ -69,7 +69,7 @@ class Storage:
         """The backend; StoreError while the garbage collector is freeing the store."""
         backend = self._backend()
         if backend is None:
-            raise StoreError("the store is being freed together with whatever uses it here; close it before")
+            raise StoreError("the store is being freed by the garbage collector; close it before you drop it")
         return backend
 
     def __repr__(self) -> str:
@@ -140,7 +140,7 @@ class Storage:
             found = backend._documents.ids(TENSOR, prefix) if by_name else backend._list_tensors()
         for name in found:
             if not isinstance(name, str):
-                raise StoreError(f"{self} holds {name!r:.200} as a tensor_id, which is no str; it may be damaged")
+                raise StoreError(f"{self} has a tensor_id {name!r:.200}, which is not a str; it may be damaged")
         return [tensor_id for tensor_id in found if tensor_id.startswith(prefix)]
 
     def some_ids(self, most: int) -> tuple[list[str], int]:

@@ -86,12 +86,12 @@ class PersistentTileStore(TileStore, Backend):
         if missing:
             documents = ", ".join(name for name in DOCUMENT_METHODS if not offers(self, name))
             raise TypeError(
-                f"{type(self).__name__} keeps no definitions: it needs the methods {', '.join(missing)}, or, to keep "
-                f"documents, {documents}, see infinite_tensor.tilestore.persistent.backend"
+                f"{type(self).__name__} cannot store definitions: it needs the methods {', '.join(missing)}, or, to "
+                f"store documents, {documents}, see infinite_tensor.tilestore.persistent.backend"
             )
         limits = checked_bytes("cache_size_bytes", cache_size_bytes), check_limit("cache_size_tiles", cache_size_tiles)
         if isinstance(flush_interval, bool) or not isinstance(flush_interval, int | float) or flush_interval < 0:
-            raise ValidationError(f"flush_interval must be a number of seconds from 0, got {quoted(flush_interval)}")
+            raise ValidationError(f"flush_interval must be 0 or more seconds, got {quoted(flush_interval)}")
         contents = PersistentContents(Storage(self), tile_size, LRU(*limits), flush_interval, read_only=read_only)
         super().__init__(contents, workers=workers)
         self._flush_interval = flush_interval

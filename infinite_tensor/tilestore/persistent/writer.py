@@ -158,7 +158,7 @@ class Writer(Generic[K, J]):
             try:
                 failures = write(unstored)
             except BaseException as error:  # noqa: BLE001  (a thread that ends here would be waited for)
-                stopped = StoreError(f"what was to be stored in the background was stopped by {error!r}")
+                stopped = StoreError(f"storing in the background was stopped by {error!r}")
                 stopped.__cause__ = error
                 failures = [stopped]
             self._end(failures, unstored)

@@ -382,14 +382,14 @@ class TensorBlob(Dataset[torch.Tensor]):
             self._rows.refresh()
         if header.changing:
             raise StoreError(
-                f"rows of {self!r} are being overwritten, or a writer was killed while it did that: flush there, "
-                "or open and close it with mode 'a'"
+                f"rows of {self!r} are being overwritten, or a writer was killed while it did that: flush the writer, "
+                "or open and close the blob with mode 'a'"
             )
         if not header.rows:
             raise ValidationError(f"{self!r} holds no rows yet, and a tensor has at least one")
         count = min(self._rows.length, header.rows) if wanted is None else wanted
         if not 1 <= count <= header.rows:
-            raise ValidationError(f"a tensor of 1 to {header.rows} rows can be had, got rows={count}")
+            raise ValidationError(f"rows must be from 1 to {header.rows}, got {count}")
         return count
 
     # Writing.
@@ -447,7 +447,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         self._check_writable("extended")
         if not isinstance(other, TensorBlob) or (other.dtype, other.shape) != (self.dtype, self.shape):
             raise ValidationError(
-                f"a blob is extended by another one of dtype {self.dtype} and shape {self.shape}, got {other!r:.200}"
+                f"other must be a blob of dtype {self.dtype} and shape {self.shape}, got {other!r:.200}"
             )
         other._check_open()
         count = len(other)
@@ -586,7 +586,7 @@ class _Snapshot(RegionWriter):
 
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:  # noqa: ARG002
         """What to do instead of moving the tensor; see `RegionWriter.instead`."""
-        return "it is read as it is stored; convert what is read of it"
+        return "it is read as stored; convert the result of a read instead"
 
     def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:  # noqa: ARG002
         """Always True; see `RegionWriter.writes`."""
@@ -612,7 +612,7 @@ class _Snapshot(RegionWriter):
         if header.version != self._version or header.rows < self._count:
             raise StoreError(
                 f"{self._rows.location!r} has been overwritten or truncated since a tensor was made of its first "
-                f"{self._count} rows; make another one, and with another id what is computed from it"
+                f"{self._count} rows; make a new tensor, and give tensors that are computed from it new ids"
             )
 
 

@@ -130,7 +130,7 @@ def _check(number: int, descriptor: int, size: int) -> None:
         checksum = google_crc32c.extend(checksum, piece)
         size -= len(piece)
     if os.read(descriptor, CRC_BYTES) != checksum.to_bytes(CRC_BYTES, "little"):
-        raise DamagedBlockError(number, "its checksum is not that of its content")
+        raise DamagedBlockError(number, "its checksum does not match its content")
 
 
 def _mapped(path: Path, size: int) -> torch.Tensor:
@@ -155,7 +155,7 @@ class EncodedBlocks(Blocks):
         try:
             self._codec = ChunkCodec(header.document())
         except ValueError as error:
-            raise StoreError(f"{error}; zarr-python reads what it holds") from error
+            raise StoreError(f"{error}; zarr-python can read it") from error
 
     def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
         """Read the blocks concurrently."""

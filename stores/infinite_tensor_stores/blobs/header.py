@@ -52,7 +52,7 @@ def explained() -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"its zarr.json is damaged, or of something else ({error})") from error
+        raise StoreError(f"its zarr.json is damaged, or not that of a TensorBlob ({error})") from error
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Header:
         if is_empty(document):
             raise EmptyDocumentError(
                 "its zarr.json is empty, as a power failure may leave it. Mode 'a' or 'r+', with dtype and shape as "
-                "they were (and block_size and compressors if they were given), finds the rows again; mode 'w' and "
+                "they were (and block_size and compressors if they were given), recovers the rows; mode 'w' and "
                 "unlink delete them"
             )
         found = parsed(document)
@@ -117,7 +117,7 @@ class Header:
             raise ValueError(f"its blocks would have {header.block_bytes} bytes")
         array = header._array()
         if {key: found.get(key) for key in array} != array:
-            raise ValueError("another tool has changed the array; what it says is not what the blob says")
+            raise ValueError("another program has changed the metadata of the array; it does not match the blob's")
         return header
 
     def to_bytes(self) -> bytes:

@@ -150,8 +150,8 @@ def _found_again(location: Location, wanted: Wanted) -> Header:
     location.commit(header)
     warnings.warn(
         f"{location!r}: its {DOCUMENT} was empty; {header.rows} rows were found in its blocks, of dtype={header.dtype} "
-        f"and shape={header.shape}, {header.block_size} a block, less any of zeros at the end, and perhaps with some "
-        f"that had been truncated. If that is not what it holds, empty {DOCUMENT} again and open it as it was created",
+        f"and shape={header.shape}, {header.block_size} in a block, without rows of zeros at the end, and perhaps with "
+        f"rows that had been truncated. If that is wrong, empty {DOCUMENT} again and open it with the right arguments",
         DamagedDataWarning,
         stacklevel=4,
     )
@@ -184,7 +184,7 @@ def delete(location: Location) -> None:
     """Delete a blob, or what is left of one, if there is one."""
     wait_for_dropped()
     with location.reporting("cannot be deleted"):
-        if _document(location, "is there, and no TensorBlob") is None and not location.names():
+        if _document(location, "is there, and is not a TensorBlob") is None and not location.names():
             return
         right = location.claim()
         try:

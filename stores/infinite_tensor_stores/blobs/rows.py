@@ -202,7 +202,7 @@ class Rows:
     def _committed(self) -> tuple[Header, Document]:
         header, document = self.location.header()
         if header.incarnation != self.header.incarnation:
-            raise StoreError("it has been created again since it was opened; open it again")
+            raise StoreError("it has been recreated since it was opened; open it again")
         return header, document
 
     def _block(self, number: int) -> torch.Tensor:

@@ -153,7 +153,7 @@ class Lease:
         holder = self._other(clean=True)
         if holder is not None:
             self._objects.delete([self._key])
-            ends = f". If that process was killed, its lease runs out {SECONDS:.0f} s after its last sign of life"
+            ends = f". If that process was killed, its lease expires {SECONDS:.0f} s after it was last renewed"
             raise _refused(holder, ends)
         self._renewed = begun
         # If an interrupt comes before the caller gets this lease, it must be freed: the thread must not keep it alive.
@@ -179,7 +179,7 @@ class Lease:
 
     def abandon(self) -> None:
         """Give up the lease in a forked child; the parent keeps it, and its thread renews it."""
-        self._lost = "the process that has it open for writing is the one that forked this one"
+        self._lost = "this process is a forked child; its parent has it open for writing"
         self._lock = threading.Lock()
         self._forget.detach()
 
@@ -188,14 +188,14 @@ class Lease:
             if self._lost is not None:
                 return
             if self._objects.get([self._key]) == [None]:
-                self._lost = "its lease was taken back, since this process gave no sign of life"
+                self._lost = "its lease was deleted, since this process has not renewed it in time"
                 return
             begun = self._put()
             holder = None if self._certain() else self._other()
             if holder is None:
                 self._renewed = begun
                 return
-            self._lost = f"{holder} has taken over writing, since this process gave no sign of life"
+            self._lost = f"{holder} has taken over writing, since this process has not renewed its lease in time"
             self._objects.delete([self._key])
 
     def _certain(self) -> bool:

@@ -107,7 +107,7 @@ class SharedFile:
         """Raise StoreError in a forked child, which may not write to a file that its parent has opened."""
         if self.process != os.getpid():
             raise StoreError(
-                f"{owner} was opened before this process was forked: two processes that write harm the file"
+                f"{owner} was opened before this process was forked: two processes that write would damage the file"
             )
 
     def group(self, name: str, definition: Mapping[str, Any]) -> TileSlots:
@@ -117,7 +117,7 @@ class SharedFile:
             if known is None or known.incarnation != definition["incarnation"]:
                 # If it were opened with the wrong definition, two objects could write to the same slots.
                 if name not in self.h5 or not is_incarnation(self.h5[name], definition["incarnation"]):
-                    raise OSError("it has been cleared by somebody else in this moment; try once more")
+                    raise OSError("it has just been cleared elsewhere; try again")
                 known = self.groups[name] = TileSlots(self.h5[name], definition)
             return known
 
@@ -319,7 +319,7 @@ def _opening(path: Path, owner: object) -> Iterator[None]:
     except StoreError:
         raise
     except BlockingIOError as error:
-        raise StoreError(f"{owner} is open in another process; HDF5 serves one at a time ({error})") from error
+        raise StoreError(f"{owner} is open in another process; HDF5 allows one at a time ({error})") from error
     except Exception as error:  # (h5py raises what it pleases on a damaged file)
         if _is_other_file(path):
             raise StoreError(f"{owner}: there is a file that is not an HDF5 file; choose another path") from error
@@ -353,13 +353,13 @@ def _look(path: Path, owner: object, mode: str) -> bool:
     with opened(path, "r") as h5:
         if MARK in h5.attrs:
             restored = f"h5py.File(path, 'r+').attrs[{MARK!r}] = {FORMAT} restores it"
-            check_format(h5.attrs[MARK], owner, f"Where it is a store of this version, {restored}")
+            check_format(h5.attrs[MARK], owner, f"If it is a store of this version, {restored}")
             return True
         if is_of_version_0(h5):
             raise StoreError(
                 f"{owner}: the file was written by a version 0.x of this library (it has a group /tensors), which "
-                "this version does not open; examples/take_over_04.py takes over what version 0.4 has stored of a "
-                "tensor. Choose another path"
+                "this version does not open; examples/take_over_04.py imports a tensor that version 0.4 has stored. "
+                "Choose another path"
             )
         check_found(mode, owner, "an HDF5 file", is_store=False, place=_PLACE)
         _check_free(h5, owner)
@@ -374,7 +374,7 @@ def _check_free(h5: Any, owner: object) -> None:
     told = f"{owner}: the HDF5 file is not of this library, and {names} would be in the way; choose another path"
     if tensors_in(h5):
         told += (
-            f". Where they are of this library, and only its mark is lost, h5py.File(path, 'r+').attrs[{MARK!r}] = "
+            f". If they are of this library, and only its mark is lost, h5py.File(path, 'r+').attrs[{MARK!r}] = "
             f"{FORMAT} restores it"
         )
     raise StoreError(told)

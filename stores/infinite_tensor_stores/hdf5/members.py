@@ -59,7 +59,7 @@ def opened(path: Path, mode: str) -> Any:
         # HDF5 itself ignores only one of the errors for missing locks.
         if error.errno not in NO_LOCKS or "lock" not in str(error):
             raise
-    tell_weaker(path.parent, "this file system has no locks, so nothing keeps two programs from writing one file")
+    tell_weaker(path.parent, "this file system has no locks, so nothing keeps two programs from writing the same file")
     return h5py.File(path, mode, locking=False)
 
 

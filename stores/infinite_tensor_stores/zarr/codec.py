@@ -122,11 +122,11 @@ class ChunkCodec:
         for compressor in reversed(others):
             size = _size_in(compressor, data)
             if size is None or size > self._most_between:
-                raise ValueError(f"it holds {size} bytes, not {self._size} that are compressed")
+                raise ValueError(f"it claims to decompress to {size} bytes, more than {self._size} bytes can take")
             data = compressor.decode(data)
         size = _size_in(first, data)
         if size != self._size:
-            raise ValueError(f"it holds {size} bytes, not {self._size}")
+            raise ValueError(f"it claims to decompress to {size} bytes, not {self._size}")
         block = np.empty(self._shape, self._stored_dtype)
         first.decode(data, block)
         return block
@@ -154,7 +154,7 @@ def _compressor(codec: Mapping[str, Any]) -> Any:
         shuffle = _SHUFFLES.index(given["shuffle"])
         made = Blosc(given["cname"], given["clevel"], shuffle, given["blocksize"], given.get("typesize"))
     else:
-        raise ValueError(f"{name!r:.100} is not known here; zarr.open_array may read the array")
+        raise ValueError(f"{name!r:.100} is not supported here; zarr.open_array may read the array")
     # Invalid settings raise an error only when the codec is used, so use it.
     made.encode(bytes(16))
     return made
@@ -167,7 +167,7 @@ def _size_in(compressor: Any, data: Bytes) -> int | None:
         return content_size(header)
     # Blosc would read as many bytes as the header claims, even beyond the end of `data`.
     if len(data) < _BLOSC_HEADER or int.from_bytes(header[12:16], "little") != len(data):
-        raise ValueError("this is no whole Blosc buffer")
+        raise ValueError("it is not a complete Blosc buffer")
     return int.from_bytes(header[4:8], "little")
 
 
@@ -208,8 +208,8 @@ def codecs_of(dtype: str, compressors: Any = "auto") -> list[dict[str, Any]]:
     except Exception as error:
         # zarr raises any kind of exception on invalid codecs.
         raise ValidationError(
-            f"compressors={compressors!r:.200}: Zarr arrays of this library are compressed by Zstandard and Blosc, one "
-            "or several of them, or None; choose compressors=zarr.codecs.ZstdCodec(level=1), say"
+            f"compressors={compressors!r:.200}: must be one or several Zstandard or Blosc codecs, or None; choose for "
+            "example compressors=zarr.codecs.ZstdCodec(level=1)"
         ) from error
     order = {"configuration": {"endian": sys.byteorder}} if np.dtype(dtype).itemsize > 1 else {}
     return [{"name": "bytes", **order}, *documents, {"name": "crc32c"}]
@@ -240,7 +240,7 @@ def normal_form(document: Mapping[str, Any]) -> dict[str, Any]:
         found["chunk_key_encoding"]["configuration"].setdefault("separator", "/")
         found["codecs"] = list(map(_extension, found["codecs"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"it is no metadata of a Zarr array: {error!r}") from error
+        raise ValueError(f"it is not the metadata of a Zarr array: {error!r}") from error
     return found
 
 
@@ -256,5 +256,5 @@ def _unsealed(data: bytes) -> npt.NDArray[np.uint8]:
     """The data before the checksum; ValueError if the checksum does not match."""
     compressed = np.frombuffer(content(data), np.uint8)[:-_CRC_LENGTH]
     if google_crc32c.value(compressed) != int.from_bytes(data[-_CRC_LENGTH:], "little"):
-        raise ValueError("its checksum is not that of its content")
+        raise ValueError("its checksum does not match its content")
     return compressed

@@ -247,7 +247,7 @@ def array_in(document: bytes) -> str | None:
     if not isinstance(blob, dict):
         return "a Zarr array that is not of this library; choose another path"
     rows, shape, dtype = (str(blob.get(name))[:200] for name in ("rows", "shape", "dtype"))
-    return f"a TensorBlob, and no store: {rows} rows of shape {shape} and {dtype}; TensorBlob.open reads it"
+    return f"a TensorBlob, not a store: {rows} rows of shape {shape} and {dtype}; TensorBlob.open reads it"
 
 
 def has_our_mark(document: bytes) -> bool:
@@ -322,17 +322,17 @@ def why_no_ome(definition: Mapping[str, Any]) -> str | None:
 def _misfit(tensor: Definition) -> str | None:
     ndim, dims = len(tensor.shape), tensor.dims
     if None in tensor.shape:
-        return f"OME-Zarr holds finite arrays, and shape {tensor.shape} is unbounded"
+        return f"OME-Zarr needs finite arrays, and shape {tensor.shape} is unbounded"
     if ndim not in _EXAMPLES:
-        return f"OME-Zarr holds arrays of 2 to 5 dimensions, and shape {tensor.shape} has {ndim}"
+        return f"OME-Zarr needs 2 to 5 dimensions, and shape {tensor.shape} has {ndim}"
     if tensor.dtype is torch.bfloat16:
         return "its bfloat16 is stored as the uint16 of its bits, which other programs would show as numbers"
     if dims is None:
-        return f"its dimensions have no names; store a new tensor with dims={_EXAMPLES[ndim]}, if that is what they are"
+        return f"its dimensions have no names; store a new tensor with names such as dims={_EXAMPLES[ndim]}"
     if not _fit(dims):
         return (
-            f"its dims are {dims}, and those of OME-Zarr are t, c, z, y and x in this order, some left out, with at "
-            "least two of z, y and x"
+            f"its dims are {dims}, and OME-Zarr needs some of t, c, z, y and x in this order, with at least two of "
+            "z, y and x"
         )
     return None
 

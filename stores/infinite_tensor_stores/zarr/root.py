@@ -139,7 +139,7 @@ class Root:
         if document is None:
             if not self._objects.run(self._objects.create, DOCUMENT, group_document(_MARK)):
                 if mode == "w-":
-                    raise StoreError(f"{self._owner}: somebody else has just created it; mode 'a' opens it")
+                    raise StoreError(f"{self._owner}: another process has just created it; mode 'a' opens it")
                 # Another process has just created it.
                 self._open("r+")
         elif ours is None or (mode == "w" and ours != _MARK):
@@ -152,7 +152,7 @@ class Root:
         # In this order, a folder that another process creates meanwhile is not taken for a file.
         if root is None or not os.path.lexists(root) or root.is_dir():
             return
-        what = "a link that leads nowhere" if root.is_symlink() and not root.exists() else "a file"
+        what = "a broken link" if root.is_symlink() and not root.exists() else "a file"
         raise StoreError(
             f"{self._owner}: there is {what}, and a Zarr store is a folder; choose another path, or open an HDF5 file "
             "with HDF5TileStore"
@@ -167,15 +167,15 @@ class Root:
         kind = type(self._objects.store).__name__
         if not self._objects.store.supports_deletes:
             raise StoreError(
-                f"{self._owner}: {kind} deletes nothing, and parts of tiles are deleted when these are complete; write "
-                "to a folder, and pack what is in it, to be read with mode='r'"
+                f"{self._owner}: {kind} cannot delete, but parts of a tile must be deleted once it is complete; write "
+                "to a folder, pack its content, and open that with mode='r'"
             )
         try:
             self._objects.exist([_LOG])
         except ValueError as error:
             raise StoreError(
-                f"{self._owner}: {kind} takes no keys but those of Zarr arrays, and incomplete tiles have others; keep "
-                "tensors in a folder or at a URL, and put regions of them there: "
+                f"{self._owner}: {kind} accepts only the keys of Zarr arrays, and incomplete tiles have others; store "
+                "tensors in a folder or at a URL, and copy regions of them there: "
                 "zarr.from_array(store, data=t.as_zarr(region), name='map')"
             ) from error
 
@@ -193,8 +193,8 @@ class Root:
         for inner in (folder, *folder.parents):
             if (inner == folder or _is_name_of_ours(inner.name)) and _is_store(inner.parent):
                 raise StoreError(
-                    f"{self._owner}: there is no store, and the folder lies in the store {str(inner.parent)!r}; open "
-                    "that one, and a tensor in it by its id, or choose a folder outside of it"
+                    f"{self._owner}: there is no store, and the folder is inside the store {str(inner.parent)!r}; open "
+                    "that store, and a tensor in it by its id, or choose a folder outside of it"
                 )
 
     def _check_writable(self) -> None:
@@ -213,8 +213,8 @@ class Root:
             member = None if ours is None else member_in(ours)
             if member is not None and not self._named_as_ours():
                 raise StoreError(
-                    f"{self._owner}: there is {member} of a store, and no store; open the folder above, and what is in "
-                    "it by its id"
+                    f"{self._owner}: there is {member} of a store, not a store; open the folder above, and this "
+                    "by its id"
                 )
             if member is not None:
                 raise ValueError(f"it is that of {member}")
@@ -228,7 +228,7 @@ class Root:
                 strangers = f"there is something that is not of this library, such as {theirs[0]!r}"
                 advice = f"Put an intact copy back; {strangers}"
             else:
-                advice = "It holds nothing but the version of the store: delete it, and open the store with mode 'a'"
+                advice = "It contains only the version of the store: delete it, and open the store with mode 'a'"
             raise StoreError(f"{self._owner}: {DOCUMENT} of the store is damaged ({error}). {advice}") from error
         return ours
 
@@ -281,7 +281,7 @@ class Root:
         for folder in folders:
             if folder.stranger is not None and folder.marked:
                 raise StoreError(
-                    f"{self._owner}: {folder.stranger!r} is not of this library, and lies in {folder.name!r}, which "
+                    f"{self._owner}: {folder.stranger!r} is not of this library, but is in {folder.name!r}, which "
                     "mode 'w' would delete; move it away"
                 )
         ours = [folder.name for folder in folders if folder.stranger is None]

@@ -333,7 +333,7 @@ class ZarrTensor(TensorHandle):
                 field for field, value in wanted.items() if field != "attributes" and found.get(field) != value
             ]
             if differing:
-                raise ValueError(f"what the definition says differs in {', '.join(differing)}")
+                raise ValueError(f"it differs from the definition in {', '.join(differing)}")
         except ValueError as error:
             yield Damage("array", None, key, str(error))
             if repair:

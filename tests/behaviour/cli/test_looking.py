@@ -50,7 +50,7 @@ def test_ls_of_a_blob_says_what_it_is(cli: CommandLine, tmp_path: Path) -> None:
     with TensorBlob.open(tmp_path / "b", "w", dtype="bfloat16", shape=(2, 3)) as blob:
         blob.write(torch.ones(5, 2, 3, dtype=torch.bfloat16))
     found = cli("ls", tmp_path / "b")
-    told = "there is a TensorBlob, and no store: 5 rows of shape [2, 3] and bfloat16; TensorBlob.open reads"
+    told = "there is a TensorBlob, not a store: 5 rows of shape [2, 3] and bfloat16; TensorBlob.open reads"
     assert (found.code, told in found.err) == (1, True)
 
 

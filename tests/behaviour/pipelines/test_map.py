@@ -732,7 +732,7 @@ def test_weights_that_a_function_holds_are_part_of_the_definition(by: str) -> No
 def test_another_code_under_one_id_is_a_warning() -> None:
     store = MemoryTileStore()
     photo().map(lambda x: x + 1, store=store, tensor_id="t")
-    with pytest.warns(FunctionChangedWarning, match="tensor 't': f has other code than what"):
+    with pytest.warns(FunctionChangedWarning, match="tensor 't': f has different code than when"):
         photo().map(lambda x: x + 2, store=store, tensor_id="t")
 
 

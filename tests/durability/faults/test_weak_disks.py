@@ -300,7 +300,7 @@ def test_a_file_system_that_ignores_exclusive_creation_overwrites_no_definition(
         with ZarrTileStore("weak://s", tile_size=8, storage_options={"exclusive": False}) as store:
             assert np.array_equal(plane(f, tile_store=store)[REGION], truth())
     assert set(f.counts.values()) == {1}
-    assert told() == ["RemoteStore(Files, 's'): this file system creates no file exclusively"]
+    assert told() == ["RemoteStore(Files, 's'): this file system cannot create files exclusively"]
     before = weak_files["s/zarr.json"]
     with ZarrTileStore("weak://s", storage_options={"exclusive": False}) as store:
         assert not sync(store._objects.create, "zarr.json", b"of another process")

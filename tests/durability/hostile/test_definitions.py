@@ -108,7 +108,7 @@ def test_a_field_that_is_missing_is_named(storage: Storage, field: str) -> None:
     stored = json.loads(storage["base", "definition"])
     del stored[field]
     storage["base", "definition"] = json.dumps(stored)
-    with pytest.raises(StoreError, match=rf"'base' is none: {field} is missing.*clear_tensor\('base'\)"):
+    with pytest.raises(StoreError, match=rf"'base' is invalid: {field} is missing.*clear_tensor\('base'\)"):
         opened(storage).open("base")
 
 
@@ -138,7 +138,7 @@ def test_the_format_of_a_later_version_asks_for_an_upgrade_whatever_else_it_hold
 
 def test_ids_that_are_no_text_are_refused_in_a_listing(storage: Storage) -> None:
     storage[3, "definition"] = storage["base", "definition"]
-    with pytest.raises(StoreError, match="holds 3 as a tensor_id"):
+    with pytest.raises(StoreError, match="has a tensor_id 3"):
         opened(storage).tensor_ids()
 
 
@@ -179,7 +179,7 @@ def test_a_mean_of_what_has_none_is_refused(storage: Storage, blend: dict[str, A
         change(storage, "base", blend=blend, **({"blend_init": None} | wrong))
         with (
             bounded(),
-            pytest.raises(StoreError, match=r"'base' is none: blend .*(cannot represent fractions|no blend_init)"),
+            pytest.raises(StoreError, match=r"'base' is invalid: blend .*(cannot represent fractions|no blend_init)"),
         ):
             opened(storage).open("base")
 

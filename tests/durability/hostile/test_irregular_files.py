@@ -231,7 +231,7 @@ def test_a_file_that_grows_while_it_is_read_is_read_whole_or_not_at_all(tmp_path
         assert data == b"begun more"
     else:
         assert isinstance(data, Unreadable)
-        assert data.reason == "it has 10 bytes, and can have 9 at most"
+        assert data.reason == "it has 10 bytes, at most 9 are allowed"
 
 
 def hdf5_opened(path: Path, mode: str) -> str:

@@ -59,7 +59,7 @@ def test_a_mode_that_is_none_is_refused(place: Place) -> None:
             "a block of 1 rows has more than 2147483647 bytes",
         ),
         ({"dtype": "int8", "shape": 1, "compressors": "fast"}, ValueError, "compressors='fast'"),
-        ({"dtype": "int8", "shape": 1, "compressors": GzipCodec()}, ValueError, "Zstandard and Blosc"),
+        ({"dtype": "int8", "shape": 1, "compressors": GzipCodec()}, ValueError, "Zstandard or Blosc"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_named(
@@ -301,7 +301,7 @@ def test_extend_refuses_what_is_not_a_blob_of_the_same_rows(filled: Place, tmp_p
     other = TensorBlob.open(tmp_path / "other", "w", dtype="float32", shape=6)
     with filled.open("a") as blob:
         for wrong in (other, numbered(1)):
-            with pytest.raises(ValueError, match="extended by another one of dtype"):
+            with pytest.raises(ValueError, match="other must be a blob of dtype"):
                 blob.extend(wrong)  # type: ignore[arg-type]
 
 

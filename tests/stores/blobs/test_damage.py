@@ -78,7 +78,7 @@ def test_a_document_of_other_kinds_than_it_can_have_is_a_store_error(
         extents = value if isinstance(value, list) else [value]
         document["shape"] = [value, 2, 3] if name == "rows" else [10, *extents]
     path.write_text(json.dumps(document))
-    with pytest.raises(StoreError, match=r"its zarr\.json is damaged, or of something else"):
+    with pytest.raises(StoreError, match=r"its zarr\.json is damaged, or not that of a TensorBlob"):
         on_disk.open(mode)
 
 
@@ -106,7 +106,7 @@ def test_whatever_the_document_says_of_a_blob_it_is_not_believed_once_changed(lo
     ours = document["attributes"]["infinite_tensor_blob"]
     ours[field] = ours[field] + 1 if isinstance(ours[field], int) else ours[field][::-1] + ours[field]
     path.write_text(json.dumps(document))
-    with pytest.raises(StoreError, match=r"its zarr\.json is damaged, or of something else"):
+    with pytest.raises(StoreError, match=r"its zarr\.json is damaged, or not that of a TensorBlob"):
         local.open()
 
 
@@ -122,7 +122,7 @@ def test_a_damaged_document_is_an_error_and_w_makes_the_blob_anew(local: Place) 
 
 def test_an_array_that_another_tool_has_resized_is_refused(local: Place) -> None:
     zarr.open_array(local.target, mode="r+").resize((4, *SHAPE))
-    with pytest.raises(StoreError, match="another tool has changed the array"):
+    with pytest.raises(StoreError, match="another program has changed the metadata of the array"):
         local.open()
 
 

@@ -64,7 +64,7 @@ def test_zeros_at_the_end_are_not_told_from_no_rows(folder: Place) -> None:
     with folder.open("w", **KIND) as blob:
         blob.write(torch.cat([numbered(5), torch.zeros(2, *SHAPE)]))
     os.truncate(Path(folder.target, "zarr.json"), 0)
-    with pytest.warns(DamagedDataWarning, match="5 rows were found .*, less any of zeros at the end"):
+    with pytest.warns(DamagedDataWarning, match="5 rows were found .*, without rows of zeros at the end"):
         folder.open("a", **KIND).close()
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="m
 
 PUT = IRREGULAR | {"a folder": Path.mkdir}
 BLOCK = r"block c\.1\.0\.0, which holds rows 4 to 7, is damaged"
-DOCUMENT = r"its zarr\.json is damaged, or of something else"
+DOCUMENT = r"its zarr\.json is damaged, or not that of a TensorBlob"
 WHY = rf"({REASON}|it has 68719476736 bytes, not 100|it is a folder, not a regular file)"
 NOT_WAITED_FOR = ["a FIFO", "a link to a FIFO", "a link to /dev/zero", "a link to itself", "a socket"]
 

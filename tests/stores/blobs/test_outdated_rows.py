@@ -125,9 +125,9 @@ def test_rows_that_another_process_has_written_again_are_the_new_ones(
         (TensorBlob.unlink, "there is no blob"),
         (shutil.rmtree, "there is no blob"),
         (move_away, "there is no blob"),
-        (create, "has been created again since it was opened; open it again"),
-        (unlink_and_create, "has been created again"),
-        (move_another_here, "has been created again"),
+        (create, "has been recreated since it was opened; open it again"),
+        (unlink_and_create, "has been recreated"),
+        (move_another_here, "has been recreated"),
     ],
     ids=["unlink", "rmtree", "move", "create", "unlink and create", "move another here"],
 )
@@ -213,7 +213,7 @@ def test_a_tensor_of_a_blob_does_not_return_them_either(
     t = reader.as_tensor()
     assert torch.equal(t[:], numbered(10))
     other.call(change, reader.name)
-    with pytest.raises(StoreError, match=r"there is no blob|created again|has been overwritten or truncated since"):
+    with pytest.raises(StoreError, match=r"there is no blob|recreated|has been overwritten or truncated since"):
         t[LAST]
 
 
@@ -230,5 +230,5 @@ def test_where_no_disk_tells_rows_that_were_truncated_away_are_gone_after_a_refr
     with pytest.raises(RegionError, match="row 7 is out of range for a blob of 5 rows"):
         _ = reader[LAST]
     create(place.target)
-    with pytest.raises(StoreError, match="has been created again"):
+    with pytest.raises(StoreError, match="has been recreated"):
         reader.refresh()

@@ -73,6 +73,6 @@ def test_unlink_finishes_what_a_killed_one_has_begun(filled: Place) -> None:
 def test_unlink_refuses_a_folder_that_holds_something_else(tmp_path: Path) -> None:
     photograph = tmp_path / "photograph.jpg"
     photograph.write_bytes(b"sea")
-    with pytest.raises(StoreError, match=r"'photograph\.jpg' is there, and no TensorBlob"):
+    with pytest.raises(StoreError, match=r"'photograph\.jpg' is there, and is not a TensorBlob"):
         TensorBlob.unlink(tmp_path)
     assert photograph.read_bytes() == b"sea"

@@ -172,9 +172,9 @@ def test_a_group_named_tensors_need_not_be_of_versions_0(path: Path) -> None:
 def test_mode_r_writes_nothing_into_a_file_that_is_no_store(path: Path) -> None:
     make_theirs(path)
     before = path.read_bytes()
-    with pytest.raises(StoreError, match="there is an HDF5 file with no store in it; mode 'a' makes one, where"):
+    with pytest.raises(StoreError, match="there is an HDF5 file with no store in it; mode 'a' creates one if"):
         HDF5TileStore(path, "r")
-    with pytest.raises(StoreError, match="there is something already"):
+    with pytest.raises(StoreError, match="something is there already"):
         HDF5TileStore(path, "w-")
     assert path.read_bytes() == before
 
@@ -221,7 +221,7 @@ def test_what_is_no_file_is_refused_at_once(make: Callable[[Path], None], mode: 
 def test_an_empty_file_becomes_a_store(mode: str, path: Path) -> None:
     path.touch()
     for refused in ("r", "w-"):
-        with pytest.raises(StoreError, match=r"an empty file with no store in it|something already"):
+        with pytest.raises(StoreError, match=r"an empty file with no store in it|something is there already"):
             HDF5TileStore(path, refused)
         assert path.read_bytes() == b""
     with HDF5TileStore(path, mode, tile_size=8) as store:

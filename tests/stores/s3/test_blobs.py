@@ -74,7 +74,7 @@ def test_a_second_writer_on_s3_is_refused(server: S3Server, url: str) -> None:
     with create(url, server):
         with pytest.raises(StoreError, match=r"process \d+ on .* has it open for writing"):
             TensorBlob.open(url, "a", storage_options=server.options())
-        with Team(1) as team, pytest.raises(StoreError, match="its lease runs out 60 s after its last sign of life"):
+        with Team(1) as team, pytest.raises(StoreError, match="its lease expires 60 s after it was last renewed"):
             team.members[0].call(append, url, server.options())
     TensorBlob.open(url, "a", storage_options=server.options()).close()
 
@@ -110,7 +110,7 @@ def test_a_killed_writer_on_s3_leaves_whole_rows_and_no_lease_for_good(
     found = TensorBlob.open(url, **options).read()
     assert least <= len(found) <= most
     assert torch.equal(found, rows(0, len(found)))
-    with pytest.raises(StoreError, match="its lease runs out"):
+    with pytest.raises(StoreError, match="its lease expires"):
         TensorBlob.open(url, "a", **options)
     assert age_leases(bucket, url) == 1
     with TensorBlob.open(url, "a+", **options) as blob:

@@ -127,7 +127,7 @@ def test_mode_w_deletes_the_store_and_nothing_else(server: S3Server, url: str, b
     fill(url, server.options(), 1, 3)
     fill(f"{url}-2", server.options(), 1, 3)
     beside = bucket.find(f"{url}-2")
-    with pytest.raises(StoreError, match="there is something already"):
+    with pytest.raises(StoreError, match="something is there already"):
         open_on_s3(url, server.options(), mode="w-")
     with open_on_s3(url, server.options(), mode="w") as store:
         assert store.tensor_ids() == []
