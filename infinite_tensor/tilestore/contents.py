@@ -100,7 +100,7 @@ class Access(ABC):
         None releases everything. If a released region is added again, it is looked up again.
         """
 
-    def confine(self, tiles: Tiles) -> None:  # noqa: B027  (in memory windows are kept, and no tiles)
+    def confine(self, tiles: Tiles) -> None:  # noqa: B027  (a store in memory keeps windows, not tiles)
         """Store only the parts of windows in these tiles. Must be called before `add`."""
 
     @property
@@ -303,7 +303,7 @@ class Contents(ABC):
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
         """Convert everything kept of `spec` to another device or dtype; if that fails, nothing is changed."""
 
-    def refresh(self, tensor_id: str) -> None:  # noqa: B027  (in memory there are no others)
+    def refresh(self, tensor_id: str) -> None:  # noqa: B027  (memory has no other writers)
         """Flush, and drop incomplete tiles from memory, so that what other processes have added to them is found."""
 
     @abstractmethod
@@ -329,7 +329,7 @@ class Contents(ABC):
         """
         return False
 
-    def written(self, tensor_id: str) -> tuple[int, int]:  # noqa: ARG002  (memory is nowhere to write to)
+    def written(self, tensor_id: str) -> tuple[int, int]:  # noqa: ARG002  (memory has no storage)
         """The number of complete tiles that this object has stored of a tensor, and all bytes, before compression."""
         return 0, 0
 
@@ -368,7 +368,7 @@ class Contents(ABC):
             If it fails. Some windows may not have been deleted; call it again.
         """
 
-    def generation(self, spec: TensorSpec) -> tuple[str, str] | None:  # noqa: ARG002  (memory is of this process)
+    def generation(self, spec: TensorSpec) -> tuple[str, str] | None:  # noqa: ARG002  (memory is not shared)
         """A value that is equal in all processes until the tensor is cleared or windows dropped; None if unknown."""
         return None
 
@@ -411,7 +411,7 @@ class Contents(ABC):
     def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:
         """Flush, then list what is damaged of everything stored of a tensor; `repair` deletes it."""
 
-    def collect_garbage(self, older_than: float | None) -> Garbage:  # noqa: ARG002  (there is none in memory)
+    def collect_garbage(self, older_than: float | None) -> Garbage:  # noqa: ARG002  (memory has no garbage)
         """Flush, then delete what no definition refers to, and partial tiles older than `older_than` s unless None."""
         return Garbage()
 
@@ -461,7 +461,7 @@ class Contents(ABC):
 
     # Its life.
 
-    def flush(self) -> None:  # noqa: B027  (memory is nowhere to store in)
+    def flush(self) -> None:  # noqa: B027  (memory has no storage)
         """Store all finished windows; StoreError if something could not be stored."""
 
     def resumed(self) -> None:

@@ -288,7 +288,7 @@ def listing(found: Callable[[], tuple[Sequence[str], int] | None]) -> str:
     """
     try:
         some = found()
-    except Exception as error:  # noqa: BLE001  (a debugger may show a store that is half made, or half gone)
+    except Exception as error:  # noqa: BLE001  (a debugger may show a half-initialized store)
         return f"what it holds cannot be listed ({type(error).__name__})"
     if some is None:
         return "closed"

@@ -223,7 +223,7 @@ def _remedies(grid: WindowGrid) -> Iterator[str]:
 
 def _level_of_caller() -> int:
     """The stacklevel of the line outside this package that made the call."""
-    level, frame = 1, sys._getframe(1)  # noqa: SLF001  (there is no other way that costs as little)
+    level, frame = 1, sys._getframe(1)  # noqa: SLF001  (other ways are slower)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("infinite_tensor."):
         level, frame = level + 1, frame.f_back
     return level

@@ -512,4 +512,4 @@ def _readers_of(contents: Contents, tensor_id: str, digest: str | None) -> list[
 
 def contents_of(store: TileStore) -> Contents:
     """The `Contents` of a store, which the engine works with."""
-    return store._contents  # noqa: SLF001  (for the engine alone)
+    return store._contents  # noqa: SLF001  (only the engine calls this)

@@ -73,7 +73,7 @@ def bounded(data: bytes, most: int) -> bytes:
 def content(data: bytes) -> bytes:
     """`data`, if it was read; otherwise a ValueError with the reason."""
     if isinstance(data, Unreadable):
-        raise ValueError(data.reason)  # noqa: TRY004  (what is stored is a value)
+        raise ValueError(data.reason)  # noqa: TRY004  (not a type error of the caller)
     return data
 
 
@@ -84,7 +84,7 @@ def parsed(document: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
     if not isinstance(found, dict):
-        raise ValueError(f"it is a JSON {type(found).__name__}, not an object")  # noqa: TRY004  (what is stored is a value)
+        raise ValueError(f"it is a JSON {type(found).__name__}, not an object")  # noqa: TRY004  (not a type error of the caller)
     return found
 
 

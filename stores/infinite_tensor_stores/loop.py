@@ -96,7 +96,7 @@ class _Threads(ThreadPoolExecutor):
                 return
             try:
                 future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001  (who awaits it gets it)
+            except BaseException as error:  # noqa: BLE001  (raised where the future is awaited)
                 future.set_exception(error)
 
         if begin(work) is None:

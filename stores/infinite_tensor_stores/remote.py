@@ -127,7 +127,7 @@ class RemoteStore(FsspecStore):
         """Write an object unless it exists, and return whether it was written."""
         self._check_writable()
         path = f"{self.path}/{key}"
-        if self.fs.creates is not True and await self.fs._exists(path):  # noqa: SLF001  (so fsspec names it)
+        if self.fs.creates is not True and await self.fs._exists(path):  # noqa: SLF001  (the name in fsspec)
             return False
         try:
             await self.fs.create(path, data)
@@ -151,7 +151,7 @@ class RemoteStore(FsspecStore):
 
     async def list_objects(self, prefix: str) -> AsyncIterator[tuple[str, Stored]]:
         """The keys that begin with `prefix`, a folder, each with the size and time in the listing."""
-        found = await self.fs._find(f"{self.path}/{prefix}", detail=True)  # noqa: SLF001  (so fsspec names it)
+        found = await self.fs._find(f"{self.path}/{prefix}", detail=True)  # noqa: SLF001  (the name in fsspec)
         for path, entry in found.items():
             yield path.removeprefix(f"{self.path}/"), Stored(entry["size"], _changed(entry))
 

@@ -116,7 +116,7 @@ class S3Requests(MaskedFileSystem):
 
     async def _cat_file(self, path: str, **span: int | None) -> Any:
         if span:
-            return await self.hide(self.files._cat_file(path, **span))  # noqa: SLF001  (so fsspec names it)
+            return await self.hide(self.files._cat_file(path, **span))  # noqa: SLF001  (the name in fsspec)
         return (await self.call("get_object", Key=self._key(path)))["Body"]
 
     async def _exists(self, path: str) -> bool:

@@ -206,7 +206,7 @@ def is_in_memory(store: Store) -> bool:
 def innermost(store: Store) -> Store:
     """The Store inside all wrappers."""
     while isinstance(store, WrapperStore):
-        store = store._store  # noqa: SLF001  (zarr tells what is wrapped nowhere else)
+        store = store._store  # noqa: SLF001  (zarr has no public name for it)
     return store
 
 
@@ -220,7 +220,7 @@ def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout:
     except ImportError as error:
         extra = "; pip install s3fs aiobotocore" if url.startswith(_S3) else ""
         raise ImportError(f"{shown(url)} needs another package: {error}{extra}") from error
-    except Exception as error:  # noqa: BLE001  (each file system has errors of its own)
+    except Exception as error:  # noqa: BLE001  (file systems raise different errors)
         failure = mask.error(error)
     raise StoreError(f"cannot open {shown(url)}: {type(failure).__name__}: {failure}") from failure
 

@@ -48,7 +48,7 @@ class MemoryContents(Contents):
         # The store and its windows share one lock.
         self.lock = self.kept.lock
 
-    def cut_through(self, error: BaseException) -> None:  # noqa: ARG002  (the store works on)
+    def cut_through(self, error: BaseException) -> None:  # noqa: ARG002  (the store stays open)
         """Drop all windows, as some may be inconsistent; the store stays open."""
         self.kept.restart()
 
@@ -126,7 +126,7 @@ class MemoryContents(Contents):
             layout.copy(tiles, as_array(out), start)
         return rows is not None or tiles is not None
 
-    def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize:  # noqa: ARG002  (few)
+    def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize:  # noqa: ARG002  (counting is fast)
         """The number of windows in memory, and their size."""
         with self.lock:
             windows = self.kept.windows.of(tensor_id)
@@ -201,12 +201,12 @@ class MemoryContents(Contents):
         """Drop all windows of a tensor."""
         self.kept.forget_windows(tensor_id)
 
-    def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:  # noqa: ARG002  (nothing decays in memory)
+    def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:  # noqa: ARG002  (memory is never damaged)
         """Return an empty list: nothing in memory is damaged."""
         self.definition_of(tensor_id)
         return []
 
-    def close(self, *, discard: bool) -> None:  # noqa: ARG002  (there is nothing that could not be stored)
+    def close(self, *, discard: bool) -> None:  # noqa: ARG002  (nothing is pending)
         """Drop everything."""
         with self.lock:
             for tensor_id in self.tensor_ids():

@@ -157,7 +157,7 @@ class Writer(Generic[K, J]):
             unstored = dict(self._writing)
             try:
                 failures = write(unstored)
-            except BaseException as error:  # noqa: BLE001  (a thread that ends here would be waited for)
+            except BaseException as error:  # noqa: BLE001  (if the thread ended here, others would wait forever)
                 stopped = StoreError(f"storing in the background was stopped by {error!r}")
                 stopped.__cause__ = error
                 failures = [stopped]

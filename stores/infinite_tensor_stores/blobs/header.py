@@ -103,7 +103,7 @@ class Header:
         attributes = dict(found.get("attributes") or {})
         ours = attributes.pop(BLOB, None)
         if not isinstance(ours, dict):
-            raise ValueError("it is not of a TensorBlob")  # noqa: TRY004  (what the document holds is a value)
+            raise ValueError("it is not of a TensorBlob")  # noqa: TRY004  (not a type error of the caller)
         if sealed({key: value for key, value in ours.items() if key != "digest"}) != ours:
             raise ValueError("its content does not match its digest")
         if ours["format"] > FORMAT:

@@ -56,7 +56,7 @@ class DocumentFile(Document):
     def is_current(self) -> bool:
         """Whether the file has been neither replaced nor written to."""
         try:
-            found = os.stat(self._path)  # noqa: PTH116  (asked at every read, and a Path takes longer)
+            found = os.stat(self._path)  # noqa: PTH116  (called at every read, and Path is slower)
         except OSError:
             return False
         return found.st_ino == self._number and found.st_ctime_ns == self._changed
@@ -107,7 +107,7 @@ class Location(Objects):
             if str(error).startswith(repr(self)):
                 raise
             raise StoreError(f"{self!r} {what}: {error}") from error
-        except Exception as error:  # (each storage has errors of its own)
+        except Exception as error:  # (storages raise different errors)
             raise StoreError(f"{self!r} {what}: {type(error).__name__}: {error}") from error
 
     @explained()

@@ -135,7 +135,7 @@ class Lease:
     Raises
     ------
     StoreError
-        If somebody else has a lease.
+        If another writer has a lease.
     """
 
     def __init__(self, objects: Objects, *, renewal: float = RENEWAL) -> None:
@@ -238,7 +238,7 @@ def _keep(known: weakref.ref[Lease], released: threading.Lock, renewal: float) -
             return
         # Storages raise different errors. The next write reports a problem that lasts.
         with suppress(Exception):
-            lease._renew()  # noqa: SLF001  (its own)
+            lease._renew()  # noqa: SLF001  (a function of this module)
         del lease
 
 

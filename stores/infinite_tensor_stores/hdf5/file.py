@@ -320,7 +320,7 @@ def _opening(path: Path, owner: object) -> Iterator[None]:
         raise
     except BlockingIOError as error:
         raise StoreError(f"{owner} is open in another process; HDF5 allows one at a time ({error})") from error
-    except Exception as error:  # (h5py raises what it pleases on a damaged file)
+    except Exception as error:  # (h5py raises any exception on a damaged file)
         if _is_other_file(path):
             raise StoreError(f"{owner}: there is a file that is not an HDF5 file; choose another path") from error
         raise StoreError(f"{owner} cannot be opened: {type(error).__name__}: {error}") from error
@@ -329,7 +329,7 @@ def _opening(path: Path, owner: object) -> Iterator[None]:
 def _is_other_file(path: Path) -> bool:
     try:
         return path.is_file() and not import_h5py().is_hdf5(path)
-    except OSError:  # (no path at all, such as one that is too long)
+    except OSError:  # (an invalid path, such as one that is too long)
         return False
 
 

@@ -74,7 +74,7 @@ def check_own(group: Any, names: Sequence[str]) -> None:
     """Raise ValueError if a member of a group is missing, or is a link, whose target may belong to others."""
     for name in names:
         if not isinstance(group.get(name, getlink=True), import_h5py().HardLink):
-            raise ValueError(f"{group.name}/{name} is missing, or a link to another place")  # noqa: TRY004  (damage)
+            raise ValueError(f"{group.name}/{name} is missing, or a link to another place")  # noqa: TRY004  (not a type error)
 
 
 def tensor_at(h5: Any, name: str) -> Any | None:
@@ -225,6 +225,6 @@ def document_in(dataset: Any) -> dict[str, Any]:
     try:
         check_size(dataset, LARGEST_DOCUMENT)
         document = bytes(dataset[()])
-    except Exception as error:  # (h5py raises what it pleases on a damaged file)
+    except Exception as error:  # (h5py raises any exception on a damaged file)
         raise ValueError(f"it cannot be read: {error}") from error
     return parsed(document)

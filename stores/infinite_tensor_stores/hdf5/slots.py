@@ -214,7 +214,7 @@ class PartLog:
             return bytes(part[()].tobytes())
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001  (h5py raises what it pleases on a damaged file)
+        except Exception as error:  # noqa: BLE001  (h5py raises any exception on a damaged file)
             return error
 
 
@@ -349,7 +349,7 @@ class TileSlots:
             blocks = self._data[first : first + length]
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001  (h5py raises what it pleases on a damaged file)
+        except Exception as error:  # noqa: BLE001  (h5py raises any exception on a damaged file)
             if length == 1:
                 return [error]
             # One of several is damaged: read them one by one.

@@ -388,7 +388,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
             handle = self._handle_of(definition)
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001  (h5py raises what it pleases on a damaged file)
+        except Exception as error:  # noqa: BLE001  (h5py raises any exception on a damaged file)
             if repair:
                 # Without its datasets, no tile of the tensor can be read.
                 self._contents.delete(definition["tensor_id"])

@@ -69,7 +69,7 @@ class ChunkCodec:
             order = serializer["configuration"].get("endian", sys.byteorder)
             self._stored_dtype = self._dtype.newbyteorder(_ORDERS[order])
             self._shape = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
-        except Exception as error:  # (whatever stands there, it is no codec of ours)
+        except Exception as error:  # (invalid codecs raise any kind of exception)
             raise ValueError(
                 f"codecs must be bytes, any of zstd and blosc, and crc32c, got {document.get('codecs')!r:.500}: {error}"
             ) from error
@@ -100,7 +100,7 @@ class ChunkCodec:
             return self._decompressed(_unsealed(data)).astype(self._dtype, copy=False)
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001  (codecs raise what they please on damaged data)
+        except Exception as error:  # noqa: BLE001  (codecs raise any exception on damaged data)
             return error
 
     def _encoded(self, block: npt.NDArray[Any]) -> bytes:
@@ -142,7 +142,7 @@ def _extension(given: object) -> dict[str, Any]:
     if isinstance(given, str):
         given = {"name": given}
     if not isinstance(given, Mapping):
-        raise ValueError(f"{given!r:.100} has no name")  # noqa: TRY004  (what is stored is a value)
+        raise ValueError(f"{given!r:.100} has no name")  # noqa: TRY004  (not a type error of the caller)
     return {"name": given["name"], "configuration": dict(given.get("configuration") or {})}
 
 

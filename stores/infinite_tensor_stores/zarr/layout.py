@@ -284,7 +284,7 @@ def dumped(document: Mapping[str, Any]) -> bytes:
 
 
 def ome_of(definition: Mapping[str, Any], path: str) -> dict[str, Any] | None:
-    """The OME-Zarr attribute of a tensor's group, or None, for which `why_no_ome` tells the reason.
+    """The OME-Zarr attribute of a tensor's group; None if `why_no_ome` gives a reason against it.
 
     Parameters
     ----------
