@@ -57,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # What was the newest is no longer.
         shutil.rmtree(folder, ignore_errors=True)
     python = prepared(folder, requirements(lowest=options.which == "lowest"))
+    # It has a version only where it is installed.
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--editable", ROOT], check=True)
     subprocess.run([python, "-m", "pip", "freeze"], check=True)
     # Old packages and new ones warn of each other.
     flags = ["-o", "filterwarnings=default", "-p", "no:cacheprovider", "-m", "not benchmark"]
