@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,8 +18,14 @@ from infinite_tensor.cli.output import keep_for_json
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+if TYPE_CHECKING:
+    ParamType = click.ParamType[Any, str]
+else:
+    # Before click 8.5, it takes fewer type arguments, or none.
+    ParamType = click.ParamType
 
-class _Written(click.ParamType[Any, str]):
+
+class _Written(ParamType):
     """A parameter that a function parses; the error for a text that it refuses gives an example."""
 
     def __init__(self, name: str, read: Callable[[str], Any], example: str) -> None:
@@ -77,7 +83,7 @@ NAMES = _Written("name", lambda text: tuple(name.strip() for name in text.split(
 _REFERENCE = re.compile(r"(.+\.py|\w+(?:\.\w+)*):(\w+(?:\.\w+)*)")
 
 
-class _Reference(click.ParamType[Any, str]):
+class _Reference(ParamType):
     """An object that a file of the user, or a module on Python's path, defines: ``world.py:tensor``."""
 
     name = "reference"
