@@ -66,7 +66,7 @@ def pyramid(
     near.
     """
     factors = _factors(tensor, 2)
-    method = method or method_for(tensor)
+    method = method or _stored_method(tensor) or method_for(tensor)
     if levels is None:
         extents = [1 if factor == 1 else extent for extent, factor in zip(tensor.shape, factors, strict=True)]
         known = [extent for extent in extents if extent is not None]
@@ -120,12 +120,12 @@ def levels_over(tensor: InfiniteTensor, extents: Sequence[int], method: bool | s
 
 
 def method_for(tensor: InfiniteTensor, *, labels: bool = False) -> str:
-    """The default method: that of stored levels, otherwise the first of mean, mode and nearest that the dtype allows.
+    """Return the method of levels that are not stored yet if the user names none: the mean, if there can be one.
 
-    Labels, such as results of ``argmax``, have no mean.
+    The results of ``argmax`` are labels, which have no mean.
     """
     labels = labels or (tensor.reduce is not None and tensor.reduce.function == "argmax")
-    return _stored_method(tensor) or next(n for n in ("mean", "mode", "nearest")[labels:] if fits(n, tensor.dtype))
+    return next(name for name in ("mean", "mode", "nearest")[labels:] if fits(name, tensor.dtype))
 
 
 def _stored_method(tensor: InfiniteTensor) -> str | None:
