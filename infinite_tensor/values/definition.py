@@ -446,8 +446,14 @@ def blend_name(blend: Blend | None) -> Json:
 
 _KNOWN: tuple[Blend, ...] = (
     *_NAMED.values(),
-    *(torch.add, torch.mul, torch.fmax, torch.fmin),
-    *(torch.logaddexp, torch.logaddexp2, torch.logical_or, torch.logical_and),
+    torch.add,
+    torch.mul,
+    torch.fmax,
+    torch.fmin,
+    torch.logaddexp,
+    torch.logaddexp2,
+    torch.logical_or,
+    torch.logical_and,
 )
 
 
