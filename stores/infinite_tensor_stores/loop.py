@@ -117,6 +117,7 @@ class _Own:
         self._lock = threading.RLock()
 
     def running(self) -> _Loop:
+        """The loop, which is started the first time."""
         if self.loop is None:
             with self._lock:
                 if self.loop is None:
