@@ -31,7 +31,7 @@ from infinite_tensor import (
     ValidationError,
     VirtualTensor,
     ZarrTileStore,
-    cell_generator,
+    window_rng,
 )
 
 ROWS = 64
@@ -72,7 +72,7 @@ class Waves:
     def draw(self, ctx: tuple[int, ...]) -> torch.Tensor:
         """One window: ROWS waves."""
         self.calls += 1
-        rng = cell_generator(self.seed, ctx)
+        rng = window_rng(self.seed, ctx)
         scale, phase = rng.random((2, ROWS, 1), np.float32)
         # Long waves for what is large in a picture, short ones for its details.
         waves = DETAIL * scale * rng.standard_normal((ROWS, 2), np.float32)

@@ -36,7 +36,7 @@ def terrain(seed: int, store: TileStore) -> tuple[InfiniteTensor, InfiniteTensor
     octaves = [
         noise((None, None), seed, size, "normal").map(partial(octave, size), halo=10, scale=size) for size in (16, 4, 1)
     ]
-    heights = infinite_tensor.map(total, *octaves, store=store, tensor_id="heights", version={"seed": seed})
+    heights = infinite_tensor.map_windows(total, *octaves, store=store, tensor_id="heights", version={"seed": seed})
     return heights, heights.map(shaded, halo=1, channels=3, dtype="uint8", store=store, tensor_id="picture")
 
 

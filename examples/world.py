@@ -27,8 +27,8 @@ from infinite_tensor import (
     TensorWindow,
     TileStore,
     ValidationError,
-    cell_generator,
     open_store,
+    window_rng,
 )
 from infinite_tensor.errors import RegionError
 
@@ -140,7 +140,7 @@ class World:
     def noise(self, ctx: tuple[int, ...]) -> torch.Tensor:
         """One window of the coarse map, shape (2, 32, 32)."""
         self.calls += 1
-        rng = cell_generator(self.seed, ctx)
+        rng = window_rng(self.seed, ctx)
         return torch.from_numpy(rng.standard_normal((2, 32, 32), np.float32))
 
     def paint(self, painter: Painter, ctx: tuple[int, ...], noise: torch.Tensor) -> dict[str, object]:

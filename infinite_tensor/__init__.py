@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from infinite_tensor.groups import TensorGroup
     from infinite_tensor.modules import InfiniteBuffer, VirtualTensor
     from infinite_tensor.outputs import Output
-    from infinite_tensor.pipelines.map import map as map  # noqa: A004  (so it is public without __all__)
-    from infinite_tensor.pipelines.noise import cell_generator, noise
+    from infinite_tensor.pipelines.map import map_windows
+    from infinite_tensor.pipelines.noise import noise, window_rng
     from infinite_tensor.pipelines.predict import predict
     from infinite_tensor.pipelines.sources import from_array, from_image, from_raster
     from infinite_tensor.tensor import InfiniteTensor
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# `map` is left out, as numpy leaves out `max`: a star import must not replace Python's own `map`.
 __all__ = [
     "DamagedDataWarning",
     "DeviceMismatchError",
@@ -73,16 +72,17 @@ __all__ = [
     "VirtualTensor",
     "WeightedMean",
     "ZarrTileStore",
-    "cell_generator",
     "digest",
     "from_array",
     "from_image",
     "from_raster",
+    "map_windows",
     "noise",
     "open_store",
     "predict",
     "serve",
     "sl",
+    "window_rng",
 ]
 
 
@@ -96,8 +96,8 @@ _find, _names = offered_by(
         "infinite_tensor.groups": ["TensorGroup"],
         "infinite_tensor.modules": ["InfiniteBuffer", "VirtualTensor"],
         "infinite_tensor.outputs": ["Output"],
-        "infinite_tensor.pipelines.map": ["map"],
-        "infinite_tensor.pipelines.noise": ["cell_generator", "noise"],
+        "infinite_tensor.pipelines.map": ["map_windows"],
+        "infinite_tensor.pipelines.noise": ["window_rng", "noise"],
         "infinite_tensor.pipelines.predict": ["predict"],
         "infinite_tensor.pipelines.sources": ["from_array", "from_image", "from_raster"],
         "infinite_tensor.tensor": ["InfiniteTensor"],
@@ -119,7 +119,7 @@ if not TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_names(), "map", "__version__"])
+    return sorted([*_names(), "__version__"])
 
 
 def _version() -> str:

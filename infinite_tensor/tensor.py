@@ -600,7 +600,7 @@ class InfiniteTensor(Fillable):
         factor: int | Sequence[int],
         method: str = "mean",
         *,
-        tile_store: TileStore | str | os.PathLike[str] | None = None,
+        store: TileStore | str | os.PathLike[str] | None = None,
         tensor_id: str | None = None,
     ) -> InfiniteTensor:
         """Return a coarser tensor: its pixel ``i`` summarizes pixels ``[i * factor, (i + 1) * factor)`` of this one.
@@ -619,7 +619,7 @@ class InfiniteTensor(Fillable):
             - "nearest": the first pixel.
 
             bool has no mean, floats have no mode, complex dtypes and uint64 have only "nearest".
-        tile_store, tensor_id : optional
+        store, tensor_id : optional
             As for `InfiniteTensor`. Default: in memory, under a random name.
 
         Returns
@@ -645,7 +645,7 @@ class InfiniteTensor(Fillable):
         # Imported here, because pipelines build on tensors.
         from infinite_tensor.pipelines.pyramid import coarsen  # noqa: PLC0415
 
-        return coarsen(self, factor, method, self._nodata, tile_store, tensor_id)
+        return coarsen(self, factor, method, self._nodata, store, tensor_id)
 
     def pyramid(
         self,
@@ -708,14 +708,14 @@ class InfiniteTensor(Fillable):
         tensor_id: str | None = None,
         version: object = None,
     ) -> InfiniteTensor:
-        """Return a tensor whose windows are `fn` applied to regions of this one: `infinite_tensor.map` with one input.
+        """Return a tensor whose windows are `fn` applied to regions of this one: `map_windows` with one input.
 
         Parameters
         ----------
         fn : callable
             ``fn(region) -> tensor``, or a network.
         halo, window, scale, channels, dims, padding, batch_size, dtype, device, store, tensor_id, version
-            As for `infinite_tensor.map`.
+            As for `infinite_tensor.map_windows`.
 
         Returns
         -------
@@ -727,9 +727,9 @@ class InfiniteTensor(Fillable):
             If an argument is not valid, or the store contains another tensor under `tensor_id`.
         """
         # Imported here, because pipelines build on tensors.
-        from infinite_tensor.pipelines.map import map  # noqa: A004, PLC0415
+        from infinite_tensor.pipelines.map import map_windows  # noqa: PLC0415
 
-        return map(
+        return map_windows(
             fn,
             self,
             halo=halo,

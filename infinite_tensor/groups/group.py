@@ -104,7 +104,7 @@ class TensorGroup(Fillable):
         td: TensorDictBase,
         *,
         version: object = None,
-        tile_store: TileStore | str | os.PathLike[str] | None = None,
+        store: TileStore | str | os.PathLike[str] | None = None,
         tensor_id: str | None = None,
     ) -> Self:
         """Create a group that reads block by block from a TensorDict, in memory or in one of its stored forms.
@@ -116,7 +116,7 @@ class TensorGroup(Fillable):
             the shared dimensions. It stays open; changes in it are seen after an `invalidate`.
         version : JSON value, optional
             Identifies the content, which is then not digested. Default: digests of the content, as for `from_array`.
-        tile_store : TileStore, str or path, optional
+        store : TileStore, str or path, optional
             Where blocks that were read are stored; as for `InfiniteTensor`. Default: up to 64 MiB in memory.
         tensor_id : str, optional
             The tensors get the ids ``tensor_id/key``. Default: they have no ids.
@@ -128,7 +128,7 @@ class TensorGroup(Fillable):
         """
         from infinite_tensor.pipelines.sources import tensors_of  # noqa: PLC0415
 
-        tensors = tensors_of(td, version, tile_store, tensor_id)
+        tensors = tensors_of(td, version, store, tensor_id)
         shared = tuple(range(td.batch_dims))
         return cls._of_members(members_of(tensors, shared, None))
 

@@ -1,4 +1,4 @@
-"""`map`: applies a function to whole tensors, window by window; windows, halos and crops follow from its arguments."""
+"""Functions applied to whole tensors, window by window; windows, halos and crops follow from the arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from infinite_tensor.values.fingerprint import STAMP, innermost
 _Sizes: TypeAlias = tuple[int, ...]
 
 
-def map(  # noqa: A001  (what it does to tensors is what the builtin does to iterables)
+def map_windows(
     fn: Callable[..., torch.Tensor],
     *inputs: Any,
     halo: object = 0,
@@ -150,7 +150,7 @@ def map(  # noqa: A001  (what it does to tensors is what the builtin does to ite
 
 def _tensors(inputs: Sequence[Any]) -> list[InfiniteTensor]:
     if not inputs:
-        raise ValidationError("map takes one tensor or more, got none; give them after fn, as in map(fn, a, b)")
+        raise ValidationError("give map_windows one tensor or more, after fn, as in map_windows(fn, a, b)")
     found: list[InfiniteTensor] = []
     for at, each in enumerate(inputs):
         tensor = stand_in(each)

@@ -137,7 +137,7 @@ def noise(
     )
 
 
-def cell_generator(seed: int, ctx: Sequence[int]) -> np.random.Generator:
+def window_rng(seed: int, ctx: Sequence[int]) -> np.random.Generator:
     """A random generator for an ``f`` that draws its own numbers: always the same one for a seed and a window index.
 
     Generators of different seeds or indices are independent of each other, and of `noise`.
@@ -148,7 +148,7 @@ def cell_generator(seed: int, ctx: Sequence[int]) -> np.random.Generator:
         From 0 to ``2**64 - 1``.
     ctx : tuple of int
         The window index that `f` is given: 1 to 127 ints from ``-2**55`` to ``2**55 - 1``. If `f` needs several
-        generators, append an int: ``cell_generator(seed, (*ctx, 1))``.
+        generators, append an int: ``window_rng(seed, (*ctx, 1))``.
 
     Returns
     -------
@@ -171,7 +171,7 @@ def cell_generator(seed: int, ctx: Sequence[int]) -> np.random.Generator:
     Examples
     --------
     >>> def f(ctx):
-    ...     return torch.from_numpy(cell_generator(3, ctx).random((64, 64), "float32"))
+    ...     return torch.from_numpy(window_rng(3, ctx).random((64, 64), "float32"))
     >>> t = InfiniteTensor((None, None), f, TensorWindow((64, 64)))
     """
     index = [as_index(entry) for entry in members(ctx) or ()]

@@ -42,12 +42,12 @@ def coarsen(
     factor: int | Sequence[int],
     method: str,
     nodata: Code | None,
-    tile_store: TileStore | str | os.PathLike[str] | None,
+    store: TileStore | str | os.PathLike[str] | None,
     tensor_id: str | None,
 ) -> InfiniteTensor:
     """See `InfiniteTensor.coarsen`."""
     factors, ones = _factors(tensor, factor), (1,) * tensor.ndim
-    return _coarser(tensor, factors, method, ones, tensor.shape, nodata, tile_store, tensor_id)
+    return _coarser(tensor, factors, method, ones, tensor.shape, nodata, store, tensor_id)
 
 
 def pyramid(
@@ -82,7 +82,7 @@ def pyramid(
             raise ValidationError(
                 f"tensor {tensor.tensor_id!r} stores nothing, so there is no store for its levels; give store=..., "
                 "a TileStore, a path or a URL; or, for levels that a later run finds again, make them from "
-                't.coarsen(2, tile_store=..., tensor_id="half")'
+                't.coarsen(2, store=..., tensor_id="half")'
             )
         store = tensor.tile_store
     found, weight = [tensor], (1,) * tensor.ndim

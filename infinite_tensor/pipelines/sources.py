@@ -1,6 +1,6 @@
 """Sources: tensors that read from an array, an image, a raster or a TensorDict.
 
-They are finite, and nothing of them is stored, except blocks of a TensorDict if a user gives a `tile_store`.
+They are finite, and nothing of them is stored, except blocks of a TensorDict if a user gives a `store`.
 """
 
 from __future__ import annotations
@@ -401,7 +401,7 @@ _DICT_CACHE_BYTES = 2**26
 
 
 def tensors_of(
-    td: TensorDictBase, version: object, tile_store: TileStore | str | os.PathLike[str] | None, tensor_id: str | None
+    td: TensorDictBase, version: object, given: TileStore | str | os.PathLike[str] | None, tensor_id: str | None
 ) -> dict[Key, InfiniteTensor]:
     """The tensors of a TensorDict by their keys; `TensorGroup.from_tensordict` describes the arguments."""
     package = import_tensordict()
@@ -417,7 +417,7 @@ def tensors_of(
         )
     if not keys:
         raise ValidationError("the TensorDict holds no tensor")
-    store = MemoryTileStore(cache_size_bytes=_DICT_CACHE_BYTES) if tile_store is None else tile_store
+    store = MemoryTileStore(cache_size_bytes=_DICT_CACHE_BYTES) if given is None else given
     return {key: _tensor(TensorDictReader(td, key), version, store, tensor_id) for key in keys}
 
 

@@ -83,7 +83,7 @@ def test_every_stored_form_reads_as_it_was_written(form: str, stored: Any) -> No
 
 def test_a_part_is_read_without_the_rest(stored: Any) -> None:
     store = MemoryTileStore()
-    group = TensorGroup.from_tensordict(stored, tile_store=store, tensor_id="td")
+    group = TensorGroup.from_tensordict(stored, store=store, tensor_id="td")
     assert [store.tensor_info(name).bytes_stored for name in store.tensor_ids()] == [0, 0, 0, 0]
     group["image"][300:302]
     held = [store.tensor_info(name).bytes_stored for name in store.tensor_ids()]
@@ -202,7 +202,7 @@ def test_a_version_is_compared_and_so_is_the_key(tmp_path: Path) -> None:
 
 def test_blocks_may_be_kept_in_a_store_that_is_read_without_the_source(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "store.zarr") as store:
-        faces = TensorGroup.from_tensordict(sample(), tile_store=store, tensor_id="faces")
+        faces = TensorGroup.from_tensordict(sample(), store=store, tensor_id="faces")
         faces["label", "id"].fill(..., progress=False)
     with ZarrTileStore(tmp_path / "store.zarr", mode="r") as store:
         assert store.tensor_ids() == ["faces/image", "faces/label/id", "faces/label/seen", "faces/label/weight"]

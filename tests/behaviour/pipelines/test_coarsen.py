@@ -163,7 +163,7 @@ def test_it_is_stored_and_opened_without_an_f(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "s", tile_size=64) as store:
         t = plane(store, "t")
         t.fill(sl[-512:512, 0:512], progress=False)
-        t.coarsen(2, "max", tile_store=store, tensor_id="coarse")
+        t.coarsen(2, "max", store=store, tensor_id="coarse")
         expected = plane().coarsen(2, "max")[-16:24, 0:32]
     with ZarrTileStore(tmp_path / "s", mode="r") as store:
         again = store.open("coarse", args=[store.open("t")])
@@ -437,7 +437,7 @@ def test_what_is_said_of_nodata_is_the_same_for_means_statistics_and_files(
     pixels = np.array([[1, 2, 3 if nodata is None else nodata, 4], [5, 7, 8, 9]], dtype)
     t = from_array(xarray.DataArray(pixels, dims=("y", "x"), attrs={"missing_value": said}))
     store = MemoryTileStore()
-    for coarse in t.coarsen(2, tile_store=store, tensor_id="c"), store.open("c", args=[t]):
+    for coarse in t.coarsen(2, store=store, tensor_id="c"), store.open("c", args=[t]):
         assert coarse[...].tolist() == [[3.75 if t.dtype.is_floating_point else 4, 6 if nodata is None else 7]]
     known = pixels if nodata is None else pixels[pixels != nodata]
     found = t.stats()

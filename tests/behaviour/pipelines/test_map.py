@@ -160,7 +160,7 @@ def test_inputs_of_several_resolutions_lie_over_each_other(
         return one(a) * 100 + other(b).sum(0)
 
     window = sides if coarse_first else 3 * sides
-    t = infinite_tensor.map(fn, *inputs, window=window, channels=(), padding="edge", **options)
+    t = infinite_tensor.map_windows(fn, *inputs, window=window, channels=(), padding="edge", **options)
     rows, columns = (12, 9) if unbounded else (13, 8)
     expected = one.of_whole(fine, (), "wrap" if unbounded else "edge") * 100
     expected = expected + other.of_whole(coarse, (), "wrap" if unbounded else "edge").sum(0)[:rows, :columns]
@@ -263,22 +263,24 @@ def test_dtype_device_and_names_are_those_of_the_first_input() -> None:
     t = photo().map(lambda x: x > 0, dtype="bool")
     assert (t.dtype, str(t.device), t.dims) == (torch.bool, "cpu", ("c", "y", "x"))
     other = source(torch.ones(21, 34, dtype=torch.int32), dims=("y", "x"))
-    t = infinite_tensor.map(lambda x, y: x * y, other, photo(), dtype=torch.float32, channels=3)
+    t = infinite_tensor.map_windows(lambda x, y: x * y, other, photo(), dtype=torch.float32, channels=3)
     assert (t.dims, t.args_windows[1].dimension_map) == (("c", "y", "x"), (None, 1, 2))
     assert torch.equal(t[...], PHOTO)
 
 
 def test_dimensions_correspond_by_name() -> None:
     turned = source(PHOTO.permute(2, 0, 1).contiguous(), dims=("x", "c", "y"))
-    t = infinite_tensor.map(lambda x, y: x - y.permute(1, 2, 0), photo(), turned, dims=("y", "x"), window=(4, 8))
+    t = infinite_tensor.map_windows(
+        lambda x, y: x - y.permute(1, 2, 0), photo(), turned, dims=("y", "x"), window=(4, 8)
+    )
     assert t[...].abs().max() == 0
     with pytest.raises(ValidationError, match=r"over dimensions \['y', 'x'\] of input 0 and \['x', 'y'\] of input 1"):
-        infinite_tensor.map(lambda x, y: x - y, photo(), turned)
+        infinite_tensor.map_windows(lambda x, y: x - y, photo(), turned)
 
 
 def test_the_output_is_finite_where_an_input_is() -> None:
     noise = source(numbers((3, 7, 5)), (1, 2), dims=("c", "y", "x"))
-    t = infinite_tensor.map(torch.add, noise, photo(), window=8, dtype=torch.float64)
+    t = infinite_tensor.map_windows(torch.add, noise, photo(), window=8, dtype=torch.float64)
     assert t.shape == (3, 21, 34)
     assert torch.equal(t[...], noise[:, 0:21, 0:34] + PHOTO)
 
@@ -286,21 +288,21 @@ def test_the_output_is_finite_where_an_input_is() -> None:
 def test_a_blob_is_an_input(tmp_path: Path) -> None:
     with TensorBlob.open(tmp_path / "rows", "w+", dtype="float32", shape=(4,)) as blob:
         blob.write(torch.arange(40.0).reshape(10, 4))
-        t = infinite_tensor.map(lambda x: x.sum(1), blob, dims=(0,), channels=())
+        t = infinite_tensor.map_windows(lambda x: x.sum(1), blob, dims=(0,), channels=())
         assert torch.equal(t[...], torch.arange(40.0).reshape(10, 4).sum(1))
 
 
 def test_padding_may_differ_along_dimensions_and_inputs() -> None:
     t = photo().map(torch.clone, halo=2, padding=("edge", "wrap"))
     assert t.args_padding == (("error", "edge", "wrap"),)
-    t = infinite_tensor.map(torch.add, photo(), photo(), halo=2, padding=["edge", ("constant", 1)])
+    t = infinite_tensor.map_windows(torch.add, photo(), photo(), halo=2, padding=["edge", ("constant", 1)])
     assert t.args_padding == (("edge",) * 3, (("constant", 1.0),) * 3)
     with pytest.raises(ValidationError, match="is unbounded and has no end to pad; give None"):
         source(PHOTO, (1,)).map(torch.clone, dims=(1, 2), padding=("edge", "wrap"))
     photos = [photo() for _ in range(3)]
     with pytest.raises(ValidationError, match=r"for each input: padding=\(\('edge', 'wrap'\),\) \* 3"):
-        infinite_tensor.map(torch.stack, *photos, padding=("edge", "wrap"))
-    t = infinite_tensor.map(torch.stack, *photos, padding=(("edge", "wrap"),) * 3)
+        infinite_tensor.map_windows(torch.stack, *photos, padding=("edge", "wrap"))
+    t = infinite_tensor.map_windows(torch.stack, *photos, padding=(("edge", "wrap"),) * 3)
     assert t.args_padding == (("error", "edge", "wrap"),) * 3
 
 
@@ -403,7 +405,7 @@ def test_an_argument_that_does_not_fit(options: dict[str, Any], message: str) ->
 def test_inputs_that_do_not_fit() -> None:
     unbounded, small = source(PHOTO, (1, 2)), source(numbers((3, 5, 5)), dims=("c", "y", "x"))
     inputs: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
-        ((), {}, r"map takes one tensor or more, got none"),
+        ((), {}, r"give map_windows one tensor or more"),
         ((photo(), PHOTO), {}, r"input 1 must be an InfiniteTensor or a TensorBlob, got <Tensor of"),
         (
             (photo(), photo()),
@@ -423,7 +425,7 @@ def test_inputs_that_do_not_fit() -> None:
     ]
     for several, options, message in inputs:
         with pytest.raises(ValidationError, match=message):
-            infinite_tensor.map(torch.add, *several, **options)
+            infinite_tensor.map_windows(torch.add, *several, **options)
     with pytest.raises(ValidationError, match="fn must be callable, got 3"):
         photo().map(3)  # type: ignore[arg-type]
 
@@ -482,7 +484,7 @@ def test_what_is_no_function_of_python_is_named(fn: Callable[..., torch.Tensor],
 
 ARGUMENTS: dict[str, Callable[[Path, InfiniteTensor, Any], object]] = {
     "fn": lambda place, t, value: t.map(value, store=place / "s.zarr"),
-    "an input": lambda place, t, value: infinite_tensor.map(torch.add, t, value, store=place / "s.zarr"),
+    "an input": lambda place, t, value: infinite_tensor.map_windows(torch.add, t, value, store=place / "s.zarr"),
     **{
         name: lambda place, t, value, name=name: t.map(torch.neg, **{"store": place / "s.zarr", name: value})  # type: ignore[misc]
         for name in ("halo", "window", "scale", "channels", "dims", "padding", "batch_size", "dtype", "device", "store")
@@ -831,7 +833,7 @@ def test_a_map_of_a_network_is_opened_with_its_f(tmp_path: Path) -> None:
 
 def test_members_of_a_group_are_mapped() -> None:
     group = TensorGroup({"heights": source(numbers((9, 9)), (0, 1)), "mask": source(numbers((9, 9)), (0, 1))})
-    t = infinite_tensor.map(torch.mul, group["heights"], group["mask"], window=4)
+    t = infinite_tensor.map_windows(torch.mul, group["heights"], group["mask"], window=4)
     assert torch.equal(TensorGroup({"product": t})[0:9, 0:9]["product"], numbers((9, 9)) ** 2)
 
 

@@ -26,7 +26,7 @@ from infinite_tensor import (
     TensorWindow,
     from_array,
     from_raster,
-    map,  # noqa: A004
+    map_windows,
     open_store,
     predict,
     sl,
@@ -477,7 +477,7 @@ def test_inputs_that_do_not_agree_lose_what_they_do_not_agree_about() -> None:
     here, there = weather(), weather().assign_coords(lat=np.linspace(50, 30, 41)).assign_attrs(units="m")
     tensors = [from_array(each) for each in (here, there)]
     with pytest.warns(MeaningLostWarning, match="about attribute 'units', coordinate 'lat', so none"):
-        both = map(lambda a, b: a * b, *tensors, window=(2, 16, 16))
+        both = map_windows(lambda a, b: a * b, *tensors, window=(2, 16, 16))
     found = both.to_xarray()
     assert np.array_equal(found["lat"], np.arange(41))
     assert np.array_equal(found["lon"], here["lon"])

@@ -24,7 +24,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, ZarrTileStore, cell_generator, noise, sl
+from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, ZarrTileStore, noise, sl, window_rng
 from infinite_tensor.errors import RegionError
 from infinite_tensor.pipelines import noise as module
 from infinite_tensor.values.functions import Functions
@@ -327,7 +327,7 @@ SEEDS = [(1, 0), (2**32 + 1, 0), (2**64 - 1, 0), (0, 1), (1, 1), (1, 2**32 + 1),
 
 
 def test_seeds_of_generators_differ_in_every_bit_that_they_have() -> None:
-    assert len({cell_generator(seed, (0, 0)).random() for seed in (0, 1, 2**32 + 1, 2**64 - 1)}) == 4
+    assert len({window_rng(seed, (0, 0)).random() for seed in (0, 1, 2**32 + 1, 2**64 - 1)}) == 4
 
 
 def correlation(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -494,7 +494,7 @@ def test_a_seed_or_stream_that_is_no_word_is_told() -> None:
         with pytest.raises(ValidationError, match=r"^stream must be an int from 0 to 2\*\*64 - 1, got "):
             noise((None, None), 1, number)
         with pytest.raises(ValidationError, match=r"^seed must be an int from 0 to 2\*\*64 - 1, got "):
-            cell_generator(number, (0, 0))
+            window_rng(number, (0, 0))
 
 
 def test_other_ints_are_seeds_too() -> None:
@@ -524,9 +524,9 @@ def test_an_argument_that_is_none_is_told(name: str) -> None:
 
 def test_a_generator_begins_where_the_documentation_says() -> None:
     low = philox((5, 0), (1, 2**56 * 130 + 2**56 - 3, 7, 0))
-    assert tuple(cell_generator(5, (7, -3)).bit_generator.random_raw(4).tolist()) == low
+    assert tuple(window_rng(5, (7, -3)).bit_generator.random_raw(4).tolist()) == low
     high = philox((2**64 - 1, 0), (1, 2**56 * 131 + 2**55 - 1, 2**64 - 2**55, 2**64 - 1))
-    assert tuple(cell_generator(2**64 - 1, (-1, -(2**55), 2**55 - 1)).bit_generator.random_raw(4).tolist()) == high
+    assert tuple(window_rng(2**64 - 1, (-1, -(2**55), 2**55 - 1)).bit_generator.random_raw(4).tolist()) == high
 
 
 TRIPLES = [
@@ -540,14 +540,14 @@ TRIPLES = [
 
 
 def test_every_seed_and_place_has_a_generator_of_its_own() -> None:
-    drawn = {cell_generator(seed, place).bytes(16) for seed, *place in TRIPLES}
+    drawn = {window_rng(seed, place).bytes(16) for seed, *place in TRIPLES}
     assert len(drawn) == len(set(TRIPLES)) == len(TRIPLES)
 
 
 def test_a_generator_is_another_one_for_each_index() -> None:
     indices = [(0,), (0, 0), (0, 0, 0), (0,) * 4, (0,) * 5, (1, 0), (0, 1), (-1, 0), (1, 0, 0, 0), (0,) * 127]
-    assert len({cell_generator(0, ctx).random() for ctx in indices}) == len(indices)
-    assert cell_generator(0, [np.int64(-1), 0]).random() == cell_generator(0, (-1, 0)).random()  # type: ignore[list-item]
+    assert len({window_rng(0, ctx).random() for ctx in indices}) == len(indices)
+    assert window_rng(0, [np.int64(-1), 0]).random() == window_rng(0, (-1, 0)).random()  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -555,4 +555,4 @@ def test_a_generator_is_another_one_for_each_index() -> None:
 )
 def test_a_ctx_that_is_no_index_is_told(ctx: Any) -> None:
     with pytest.raises(ValidationError, match=r"^ctx must be a tuple of 1 to 127 ints"):
-        cell_generator(1, ctx)
+        window_rng(1, ctx)

@@ -493,7 +493,7 @@ def test_an_array_in_place_of_a_tensor_is_told_of_from_array(array: Any) -> None
         lambda: t.tile_store.open(t.tensor_id, args=[array]),
         lambda: TensorGroup({"a": array}),
         lambda: GridDataset(array, 2),
-        lambda: infinite_tensor.map(torch.relu, array, window=2),
+        lambda: infinite_tensor.map_windows(torch.relu, array, window=2),
     ):
         with pytest.raises(ValidationError, match=r"give from_array\(a\)"):
             attempt()

@@ -25,10 +25,10 @@ from infinite_tensor import (
     TileStore,
     ValidationError,
     ZarrTileStore,
-    cell_generator,
     from_array,
     from_raster,
     sl,
+    window_rng,
 )
 from infinite_tensor.errors import RegionError
 from infinite_tensor.values.dtypes import DTYPES
@@ -54,7 +54,7 @@ def drawn(dtype: torch.dtype, size: Index = (12, 10)) -> Any:
     """An ``f`` whose windows hold numbers from the whole range of a dtype, or normal ones."""
 
     def f(ctx: Index) -> torch.Tensor:
-        random = cell_generator(1, ctx)
+        random = window_rng(1, ctx)
         if dtype.is_floating_point:
             return torch.from_numpy(random.normal(3, 2, size)).to(dtype)
         bits = torch.from_numpy(random.integers(0, 256, (*size, dtype.itemsize), np.uint8))

@@ -16,8 +16,8 @@ from infinite_tensor import (
     TensorGroup,
     TensorWindow,
     ZarrTileStore,
-    cell_generator,
     sl,
+    window_rng,
 )
 from infinite_tensor.errors import DependantsRemainWarning
 from tests.behaviour.views.exports.scenes import names_in, opened
@@ -164,7 +164,7 @@ def noise(folder: Path) -> InfiniteTensor:
     """2.25 MiB that do not compress; the disk has 8, and a TIFF takes 2.4 times its size for a while."""
 
     def f(ctx: Index) -> torch.Tensor:
-        return torch.from_numpy(cell_generator(0, ctx).integers(0, 256, (256, 256), np.uint8))
+        return torch.from_numpy(window_rng(0, ctx).integers(0, 256, (256, 256), np.uint8))
 
     store = ZarrTileStore(folder / "tiles", tile_size=256)
     return InfiniteTensor((None, None), f, TensorWindow((256, 256)), dtype="uint8", tile_store=store, tensor_id="t")

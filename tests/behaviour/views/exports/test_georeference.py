@@ -19,7 +19,7 @@ from infinite_tensor import (
     ValidationError,
     ZarrTileStore,
     from_raster,
-    map,  # noqa: A004
+    map_windows,
     predict,
     sl,
 )
@@ -124,7 +124,7 @@ def test_dimensions_in_another_order_are_followed(tmp_path: Path) -> None:
 
 
 def test_rasters_that_agree_are_one_place(tmp_path: Path) -> None:
-    both = map(lambda a, b: a + b, raster(tmp_path), raster(tmp_path), window=16)
+    both = map_windows(lambda a, b: a + b, raster(tmp_path), raster(tmp_path), window=16)
     _, transform, _ = place_of(both, sl[:, 0:96, 0:64], tmp_path)
     assert transform == TRANSFORM
 
@@ -142,7 +142,7 @@ def moved_in(transform: Any, x: float, y: float) -> Any:
 @pytest.mark.parametrize("transform", [TRANSFORM, SMALL], ids=["metres", "degrees"])
 def test_rounding_does_not_part_rasters(transform: Any, tmp_path: Path) -> None:
     rounded = rasterio.Affine(*[float(np.nextafter(number, np.inf)) for number in transform[:6]])
-    both = map(lambda a, b: a + b, raster(tmp_path, transform), raster(tmp_path, rounded), window=16)
+    both = map_windows(lambda a, b: a + b, raster(tmp_path, transform), raster(tmp_path, rounded), window=16)
     assert place_of(both, ..., tmp_path)[1] == transform
 
 
@@ -154,7 +154,7 @@ def test_of_rasters_that_lie_in_different_places_none_is_kept(
 ) -> None:
     elsewhere = raster(tmp_path, moved_in(transform, *by))
     with pytest.warns(MeaningLostWarning, match="disagree about CRS, transform, so none of that is kept"):
-        both = map(lambda a, b: a + b, raster(tmp_path, transform), elsewhere, window=16)
+        both = map_windows(lambda a, b: a + b, raster(tmp_path, transform), elsewhere, window=16)
     crs, found, _ = place_of(both, ..., tmp_path)
     assert (crs, found.is_identity) == (None, True)
 
