@@ -460,7 +460,7 @@ def code_said(code: types.CodeType) -> str:
 
 def _has_docstring(code: types.CodeType) -> bool:
     """Whether the first constant is a docstring."""
-    if sys.version_info >= (3, 13):
+    if sys.version_info >= (3, 14):
         return bool(code.co_flags & inspect.CO_HAS_DOCSTRING)
     # Functions without a docstring have None there.
     return bool(code.co_consts) and isinstance(code.co_consts[0], str) and not code.co_name.startswith("<")
