@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import math
 import threading
 import time
@@ -20,6 +21,7 @@ from infinite_tensor.geometry.padding import positions
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.support.allocation import Array, as_array, as_tensor, keep_at_hand, new_block, new_tensor
 from infinite_tensor.support.interrupts import changing, entered, running_f
+from infinite_tensor.support.log import LOG
 from infinite_tensor.support.nested import Key, leaves, show
 from infinite_tensor.tilestore.contents import Access, Contents
 from infinite_tensor.values.fingerprint import innermost
@@ -316,7 +318,7 @@ class Deposits:
         self._others: list[Array] = []
         self._begin = self._end = self._length = 0
         self._positions: list[int] = []
-        self._sent = time.monotonic()
+        self._sent = self._logged = time.monotonic()
         # Reentrant, because `notice` may call a user's function, which may read.
         self._lock = threading.RLock()
         self._error: Exception | None = None
@@ -382,6 +384,8 @@ class Deposits:
             self._error = error
 
     def _deposit(self, positions: Sequence[int], blocks: Sequence[Array]) -> None:
+        if LOG.isEnabledFor(logging.DEBUG):
+            self._log(positions)
         notice = self._work.reader.notice
         try:
             for result, block in zip(self._workload.results, blocks, strict=True):
@@ -391,6 +395,13 @@ class Deposits:
         finally:
             # Stored or not, this thread no longer computes them.
             CLAIMS.end(self._worker, positions)
+
+    def _log(self, positions: Sequence[int]) -> None:
+        now = time.monotonic()
+        first, last = self._work.indices[positions[0]], self._work.indices[positions[-1]]
+        told = first, last, self._workload.computation.names, len(positions), now - self._logged
+        LOG.debug("computed windows %s to %s of tensor %s: %d in %.3f s", *told)
+        self._logged = now
 
     def __enter__(self) -> Worker:
         self._worker = CLAIMS.start(self._work, self._send_anyhow)

@@ -17,6 +17,7 @@ from infinite_tensor.errors import (
     ValidationError,
 )
 from infinite_tensor.geometry.window import WindowGrid, followed
+from infinite_tensor.support.log import LOG
 from infinite_tensor.values.definition import Definition, differences, same
 from infinite_tensor.values.functions import Functions, changes
 from infinite_tensor.values.spec import TensorSpec
@@ -97,7 +98,10 @@ def vanished(store: object) -> StoreError:
 
 def warn_of_damage(store: object, what: str) -> None:
     """Issue a DamagedDataWarning for something that cannot be read."""
-    warnings.warn(f"{store}: {what}; it is treated as missing", DamagedDataWarning, stacklevel=3)
+    message = f"{store}: {what}; it is treated as missing"
+    # Python may show a warning only once; the log has all of them.
+    LOG.debug("%s", message)
+    warnings.warn(message, DamagedDataWarning, stacklevel=3)
 
 
 def check_same(tensor_id: str, stored: Definition, given: Definition, store: object) -> None:

@@ -21,6 +21,7 @@ from s3fs.core import S3_RETRYABLE_ERRORS
 from s3fs.errors import translate_boto_error
 
 from infinite_tensor.support.exit import end_after_flush
+from infinite_tensor.support.log import LOG
 from infinite_tensor_stores.files import Unreadable
 from infinite_tensor_stores.loop import running_loop, sync
 from infinite_tensor_stores.remote import LoginMask, MaskedFileSystem, RemoteStore, Stored
@@ -154,6 +155,9 @@ class S3Requests(MaskedFileSystem):
             except Exception as error:
                 if not isinstance(self._explained(error), _MAY_PASS) or time.monotonic() + pause > last_start:
                     raise self._explained(error) from error
+                # Without the text of the error, which may contain a login.
+                what = operation, given.get("Key", given["Bucket"]), type(error).__name__
+                LOG.debug("S3 did not carry out %s of %s (%s); the request is sent again", *what)
             await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311  (spreads load, hides nothing)
             pause *= 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,8 @@ import torch
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.support.log import LOG
+from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tilestore.inventory import Known
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.messages import warn_of_damage
@@ -204,6 +207,7 @@ class Storage:
         tensor_id, layout = record.spec.tensor_id, record.layout
         with self.asked("read", tensor_id, tiles) as backend:
             found = dict(zip(tiles, backend._read_tiles(tensor_id, tiles), strict=True))
+            _log_read("complete", backend, tensor_id, found)
         for tile, block in found.items():
             if block is not None and (block.dtype != layout.dtype or block.shape != layout.tile_shape):
                 given, wanted = f"{block.dtype} {tuple(block.shape)}", f"{layout.dtype} {layout.tile_shape}"
@@ -215,7 +219,9 @@ class Storage:
         """Read what is stored of incomplete tiles; None for a tile of which nothing is stored."""
         tensor_id = record.spec.tensor_id
         with self.asked("read", tensor_id, tiles) as backend:
-            return dict(zip(tiles, backend._read_partials(tensor_id, tiles), strict=True))
+            found = dict(zip(tiles, backend._read_partials(tensor_id, tiles), strict=True))
+            _log_read("partial", backend, tensor_id, found)
+        return found
 
     def write(
         self,
@@ -231,8 +237,10 @@ class Storage:
         with self.asked(action, tensor_id, [*{**complete, **changes}]) as backend, self.writing:
             if complete:
                 backend._write_tiles(tensor_id, complete)
+                _log_write("complete", backend, tensor_id, complete)
             if changes:
                 backend._write_partials(tensor_id, changes)
+                _log_write("partial", backend, tensor_id, changes)
 
     def store(self, _backend: Backend, lock: threading.RLock, jobs: dict[Key, TileInProgress]) -> Sequence[StoreError]:
         """Store tiles of any tensors; one that fails does not stop the others. Runs on the writer's thread.
@@ -281,12 +289,15 @@ class Storage:
     def read_encoded(self, tensor_id: str, tiles: Sequence[Index]) -> dict[Index, bytes | None]:
         """Read complete tiles without decoding them; None for one that is missing or damaged."""
         with self.asked("read", tensor_id, tiles) as backend:
-            return dict(zip(tiles, backend._read_encoded(tensor_id, tiles), strict=True))
+            found = dict(zip(tiles, backend._read_encoded(tensor_id, tiles), strict=True))
+            _log_read("encoded", backend, tensor_id, found)
+        return found
 
     def write_encoded(self, tensor_id: str, tiles: Mapping[Index, bytes]) -> None:
         """Store complete tiles that are encoded already."""
         with self.asked("copy", tensor_id, list(tiles)) as backend, self.writing:
             backend._write_encoded(tensor_id, tiles)
+            _log_write("encoded", backend, tensor_id, tiles)
 
     def find(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
         """The complete tiles of a box ``[low, high)``, and those of which parts are stored."""
@@ -297,3 +308,22 @@ class Storage:
         """The given tiles that are stored complete."""
         with self.asked("look for", tensor_id) as backend:
             return list(itertools.compress(tiles, backend._has_tiles(tensor_id, tiles)))
+
+
+def _log_read(kind: str, backend: Backend, tensor_id: str, found: Mapping[Index, object]) -> None:
+    """Log how many of the tiles that were asked for are stored, and have been read."""
+    if LOG.isEnabledFor(logging.DEBUG) and found:
+        there = sum(tile is not None for tile in found.values())
+        # The name of the store: a handler that keeps records must not keep the store alive.
+        LOG.debug("read tiles of tensor %r from %s: %d of %d %s", tensor_id, str(backend), there, len(found), kind)
+
+
+def _log_write(
+    kind: str, backend: Backend, tensor_id: str, tiles: Mapping[Index, torch.Tensor | PartialTile | bytes | None]
+) -> None:
+    """Log how many tiles were written, and their bytes, which are compressed only for encoded tiles."""
+    if LOG.isEnabledFor(logging.DEBUG):
+        sizes = [len(tile) if isinstance(tile, bytes) else tile.nbytes for tile in tiles.values() if tile is not None]
+        if sizes:
+            told = len(sizes), kind, bytes_of(sum(sizes))
+            LOG.debug("wrote tiles of tensor %r to %s: %d %s, %s", tensor_id, str(backend), *told)
