@@ -13,4 +13,7 @@ def main() -> None:
         if error.name not in ("click", "rich"):
             raise
         sys.exit("the command infinite-tensor needs the packages click and rich: pip install click rich")
+    except KeyboardInterrupt:
+        # Importing takes a second, in which nothing has begun. As in shells: 128 plus the number of the signal.
+        sys.exit(130)
     sys.exit(run(sys.argv[1:]))

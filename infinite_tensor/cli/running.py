@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 import click
@@ -54,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # An id may contain characters that the encoding of the terminal lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
-    with warnings.catch_warnings():
+    with _ended_by_sigterm(), warnings.catch_warnings():
         # Show all of the library's: each says something else. Other categories are meant for Python programmers.
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_where, **_file: tell("Warning", str(message))
@@ -75,13 +78,27 @@ def run(arguments: Sequence[str]) -> int:
     return found if isinstance(found, int) else 0
 
 
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM, by which schedulers and services end a process, act as Ctrl-C, unless that is ignored."""
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    former = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former or signal.SIG_DFL)
+
+
 def _stopped(ended: BaseException) -> int:
-    """The exit code after the user has answered no, or has pressed Ctrl-C."""
+    """The exit code after the user has answered no, or a signal has ended the command."""
     if isinstance(ended, click.Abort) and not isinstance(ended.__context__, KeyboardInterrupt):
         note("Nothing was changed.")
         return FAILED
     # The library adds notes to the interrupt of a command that can be continued.
-    said = "finished work is stored; run the command again to continue" if hasattr(ended, "__notes__") else "by Ctrl-C"
+    said = "finished work is stored; run the command again to continue" if hasattr(ended, "__notes__") else "by a signal"
     tell("Interrupted", _in_options(str(ended)) or said)
     return INTERRUPTED
 

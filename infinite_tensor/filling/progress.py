@@ -6,6 +6,7 @@ import math
 import sys
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -52,7 +53,8 @@ class Tally(AbstractContextManager["Tally"]):
     total : int
         The number of windows to compute if nothing is stored yet.
     progress : bool, "always" or callable
-        True shows a bar on a terminal or in a notebook, and otherwise writes a line to standard error each minute;
+        True shows a bar on a terminal or in a notebook, and otherwise, or inside a live display of rich, writes a line
+        to standard error each minute;
         "always" always shows a bar; False shows nothing. A callable is called with a `Progress`, by one thread at a
         time, at most about ten times a second, and at the end.
     parts : int
@@ -71,10 +73,7 @@ class Tally(AbstractContextManager["Tally"]):
         self._every = _TELL_SECONDS
         self._bar: Any = None
         if progress == "always" or (progress is True and is_watched()):
-            # tqdm takes as long to import as all other modules together.
-            from tqdm.auto import tqdm  # noqa: PLC0415
-
-            self._bar = tqdm(total=total, unit=unit, smoothing=0.1)
+            self._bar = _bar_class()(total=total, unit=unit, smoothing=0.1)
         elif progress is True:
             self._watcher, self._every, self._told = _line_in(unit), LINE_SECONDS, 0.0
         self.total = self._most = total
@@ -159,8 +158,24 @@ def _minutes(seconds: float) -> str:
 
 
 def is_watched() -> bool:
-    """Whether a user can see standard error: it is a terminal, or this is a notebook."""
+    """Whether a user sees a bar that is redrawn on standard error: it is a terminal, or this is a notebook."""
+    if type(sys.stderr).__module__ == "rich.file_proxy":
+        # A live display of rich prints each state of the bar as a line above it.
+        return False
     return (sys.stderr is not None and sys.stderr.isatty()) or "ipykernel" in sys.modules
+
+
+def _bar_class() -> Any:
+    """The bar of tqdm for this place: a widget in a notebook that has ipywidgets, otherwise text."""
+    # tqdm takes as long to import as all other modules together.
+    from tqdm import TqdmWarning  # noqa: PLC0415
+
+    with warnings.catch_warnings():
+        # It asks for ipywidgets, which nobody needs to see a bar.
+        warnings.simplefilter("ignore", TqdmWarning)
+        from tqdm.auto import tqdm  # noqa: PLC0415
+
+    return tqdm
 
 
 @dataclass(frozen=True)
