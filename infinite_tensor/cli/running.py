@@ -98,7 +98,9 @@ def _stopped(ended: BaseException) -> int:
         note("Nothing was changed.")
         return FAILED
     # The library adds notes to the interrupt of a command that can be continued.
-    said = "finished work is stored; run the command again to continue" if hasattr(ended, "__notes__") else "by a signal"
+    said = (
+        "finished work is stored; run the command again to continue" if hasattr(ended, "__notes__") else "by a signal"
+    )
     tell("Interrupted", _in_options(str(ended)) or said)
     return INTERRUPTED
 

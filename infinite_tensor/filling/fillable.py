@@ -110,9 +110,9 @@ class Fillable(ABC):
             `tensor_id` must be in a store that workers can open: Zarr, at a path or URL that all of them can reach.
         progress : bool, "always" or callable
             True shows a bar if standard error is a terminal, or in a notebook; otherwise, or inside a live display of
-            rich, it writes a line to standard error each minute, with what is left. "always" shows the bar anywhere. The bar ends with the number of tiles
-            that were stored, and the number that a mask left out. A callable is called with a `Progress`, at most about
-            ten times a second; the last one has the report.
+            rich, it writes a line to standard error each minute, with what is left. "always" shows the bar anywhere.
+            The bar ends with the number of tiles that were stored, and the number that a mask left out. A callable is
+            called with a `Progress`, at most about ten times a second; the last one has the report.
         shard : tuple of int, optional
             ``(rank, world_size)``: fill only shard `rank` of the `world_size` shards of the region, and store nothing
             outside of it; other processes fill the others. Windows across the border of two shards are computed by

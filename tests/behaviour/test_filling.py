@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch.multiprocessing.spawn import start_processes
 
 from infinite_tensor import (
@@ -33,7 +34,7 @@ from infinite_tensor.errors import RegionError
 from infinite_tensor.filling import Progress, cutting
 from tests.support.building import built, store_of
 from tests.support.counting import Counted
-from tests.support.interpreters import CONTEXT
+from tests.support.interpreters import CONTEXT, run
 from tests.support.stores import sample
 
 MIB = 2**20
@@ -325,6 +326,24 @@ class TestUpstream:
         assert memory.cache_size_bytes is None
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+# Without ipykernel, which is not installed for the tests.
+NOTEBOOK = """
+import sys, types
+from infinite_tensor.filling.progress import Tally
+
+assert "tqdm.auto" not in sys.modules
+shell = types.SimpleNamespace(config={"IPKernelApp": {}})
+sys.modules |= {"ipykernel": None, "ipywidgets": None, "IPython": types.SimpleNamespace(get_ipython=lambda: shell)}
+with Tally(3, progress=True) as tally:
+    tally.count("t", 3)
+"""
+
+
 class TestProgress:
     def test_what_is_stored_before_is_not_expected(self, store: ZarrTileStore, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cutting, "_STEP_BYTES", 64 * 128 * 4)
@@ -369,6 +388,24 @@ class TestProgress:
         lines = capsys.readouterr().err.splitlines()
         assert re.fullmatch(r"\d+ of 16 windows, about [01] min left", lines[0])
         assert lines[-1] == "16 of 16 windows, about 0 min left"
+
+    def test_inside_a_live_display_of_rich_lines_take_the_place_of_a_bar(
+        self, monkeypatch: pytest.MonkeyPatch, t: InfiniteTensor
+    ) -> None:
+        monkeypatch.setattr("infinite_tensor.filling.progress.LINE_SECONDS", 0.0)
+        screen = Terminal()
+        monkeypatch.setattr(sys, "stderr", screen)
+        with Console(file=screen, force_terminal=True, width=80).status("working"):
+            t.fill(sl[0:64, 0:64])
+        assert "16 of 16 windows, about 0 min left" in screen.getvalue()
+        assert "window/s" not in screen.getvalue()
+
+    def test_a_notebook_without_widgets_shows_a_bar_of_text_and_no_warning(self) -> None:
+        found = run("-c", NOTEBOOK)
+        assert found.returncode == 0
+        begin, end = found.stderr.split("\n")[1:-1]
+        assert " 0/3 [" in begin
+        assert " 3/3 [" in end
 
     def test_a_bar_that_is_asked_for_counts_windows(self, monkeypatch: pytest.MonkeyPatch, t: InfiniteTensor) -> None:
         shown = io.StringIO()

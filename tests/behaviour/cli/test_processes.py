@@ -17,7 +17,7 @@ import pytest
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
 from tests.support.command_line import AS_A_SCRIPT, COMMAND, PATIENCE, in_a_process
-from tests.support.interpreters import start
+from tests.support.interpreters import run, start
 
 from .conftest import ramp
 
@@ -83,7 +83,7 @@ calls = itertools.count(1)
 
 def interrupted(*_):
     if next(calls) == {calls}:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.{name})
     return torch.ones(4, 4)
 
 t = InfiniteTensor(
@@ -92,15 +92,40 @@ t = InfiniteTensor(
 """
 
 
-def test_an_interrupted_fill_exits_with_130_and_keeps_what_is_finished(tmp_path: Path) -> None:
+def interrupted(folder: Path, name: str = "SIGINT") -> tuple[str, ...]:
+    """The arguments of a command that fills `s.zarr` in a folder, and gets a signal at its 20th call of ``f``."""
+    code = folder / "code.py"
+    code.write_text(INTERRUPTED.format(store=str(folder / "s.zarr"), calls=20, name=name))
+    return "fill", "--module", f"{code}:t", "--region"
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupted_fill_exits_with_130_and_keeps_what_is_finished(name: str, tmp_path: Path) -> None:
     store = tmp_path / "s.zarr"
-    (tmp_path / "code.py").write_text(INTERRUPTED.format(store=str(store), calls=20))
-    found = in_a_process("fill", "--module", f"{tmp_path / 'code.py'}:t", "--region", "0:400,0:400")
+    found = in_a_process(*interrupted(tmp_path, name), "0:400,0:400")
     assert (found.code, found.out) == (130, "")
     assert found.err == "Interrupted: finished work is stored; run the command again to continue\n"
     with ZarrTileStore(store, mode="r") as opened:
         assert 0 < opened.tensor_info("t").tiles_complete < 20
         assert opened.verify("t") == []
+
+
+IMPORTING = """
+import signal, sys
+
+class Pressed:
+    def find_spec(self, name, *_):
+        if name == "infinite_tensor.cli.running":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Pressed())
+"""
+
+
+def test_a_command_that_is_interrupted_while_it_starts_prints_no_traceback() -> None:
+    option, code = AS_A_SCRIPT
+    found = run(option, IMPORTING + code, "--help")
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
 
 
 INTERRUPTED_NET = """
@@ -197,8 +222,16 @@ def test_an_error_is_coloured_on_a_terminal_that_wants_colours(store: Path, monk
 
 @on_linux
 def test_a_fill_shows_a_bar_on_a_terminal(tmp_path: Path) -> None:
-    (tmp_path / "code.py").write_text(INTERRUPTED.format(store=str(tmp_path / "s.zarr"), calls=20))
-    code, shown = on_a_terminal("fill", "--module", f"{tmp_path / 'code.py'}:t", "--region", "0:8,0:8")
+    code, shown = on_a_terminal(*interrupted(tmp_path), "0:8,0:8")
     assert code == 0
     assert "4/4 [" in shown
     assert "4 tiles stored" in shown
+
+
+@on_linux
+def test_an_interrupted_fill_leaves_its_bar_and_says_below_it_how_to_continue(tmp_path: Path) -> None:
+    code, shown = on_a_terminal(*interrupted(tmp_path), "0:400,0:400")
+    *_, bar, said = shown.splitlines()
+    assert code == 130
+    assert "/10000 [" in bar
+    assert said == "Interrupted: finished work is stored; run the command again to continue"

@@ -1,0 +1,108 @@
+"""The logger "infinite_tensor" says at DEBUG what is computed, read and written, and costs nothing otherwise."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import re
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+
+from infinite_tensor import DamagedDataWarning, InfiniteTensor, TensorWindow, ZarrTileStore, sl
+
+
+def board(store: ZarrTileStore, batch_size: int | None = None) -> InfiniteTensor:
+    def f(ctx: tuple[int, ...] | list[tuple[int, ...]]) -> torch.Tensor:
+        return torch.ones(4, 4) if batch_size is None else torch.ones(len(ctx), 4, 4)
+
+    return InfiniteTensor(
+        (None, None), f, TensorWindow((4, 4)), tile_store=store, tensor_id="board", batch_size=batch_size
+    )
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.DEBUG, "infinite_tensor")
+    return caplog
+
+
+def lines(log: pytest.LogCaptureFixture, verb: str) -> list[str]:
+    """What is logged since the last call, without the time and the path, which differ from run to run."""
+    found = [re.sub(r"in \d\.\d+ s$", "in ... s", line) for line in log.messages if line.startswith(verb)]
+    return [re.sub(r"ZarrTileStore\([^)]*\)", "the store", line) for line in found]
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_a_fill_and_a_read_say_what_is_computed_written_and_read(
+    tmp_path: Path, log: pytest.LogCaptureFixture, batch_size: int | None
+) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=8) as store:
+        board(store, batch_size).fill(sl[0:8, 0:16], progress=False)
+    assert lines(log, "computed") == ["computed windows (0, 0) to (1, 3) of tensor 'board': 8 in ... s"]
+    assert lines(log, "wrote") == ["wrote tiles of tensor 'board' to the store: 2 complete, 512 B"]
+    log.clear()
+    with ZarrTileStore(tmp_path / "s.zarr", mode="r") as store:
+        board(store, batch_size)[0:8, 0:8]
+    assert lines(log, "") == ["read tiles of tensor 'board' from the store: 1 of 1 complete"]
+
+
+def test_parts_of_tiles_and_copies_are_logged(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=8) as store:
+        board(store)[0:8, 0:12]
+        store.flush()
+        assert lines(log, "wrote")[-1] == "wrote tiles of tensor 'board' to the store: 1 partial, 320 B"
+        log.clear()
+        store.copy("board", tmp_path / "copy.zarr", progress=False)
+    copied = "\n".join(lines(log, ""))
+    assert "read tiles of tensor 'board' from the store: 1 of 1 encoded" in copied
+    assert "wrote tiles of tensor 'board' to the store: 1 encoded" in copied
+
+
+def test_each_damaged_tile_is_logged(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=8) as store:
+        board(store).fill(sl[0:8, 0:8], progress=False)
+    (chunk,) = [path for path in tmp_path.rglob("c/**/*") if path.is_file()]
+    chunk.write_bytes(b"damaged")
+    log.clear()
+    with ZarrTileStore(tmp_path / "s.zarr") as store, pytest.warns(DamagedDataWarning):
+        board(store)[0:8, 0:8]
+    assert any("it is treated as missing" in line for line in log.messages)
+    assert "read tiles of tensor 'board' from the store: 0 of 1 complete" in lines(log, "read")
+
+
+def test_kept_records_keep_no_store_alive(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+    board(store).fill(sl[0:8, 0:8], progress=False)
+    gone = weakref.ref(store)
+    del store
+    gc.collect()
+    assert gone() is None
+    assert log.records
+
+
+class Named(ZarrTileStore):
+    """Counts how often somebody asks for its name."""
+
+    asked = 0
+
+    def __str__(self) -> str:
+        self.asked += 1
+        return super().__str__()
+
+
+def test_without_debug_nothing_is_formatted_and_nothing_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "infinite_tensor")
+    store = Named(tmp_path / "s.zarr", tile_size=8)
+    t = board(store)
+    before = store.asked
+    t.fill(sl[0:8, 0:12], progress=False)
+    store.clear_cache("board")
+    assert t[0:8, 0:16].shape == (8, 16)
+    assert store.asked == before
+    assert not caplog.records
+    assert capsys.readouterr() == ("", "")
