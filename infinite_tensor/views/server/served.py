@@ -231,9 +231,11 @@ def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:
     # coverage() takes a fifth of the time of plan().
     if not tensor.coverage(region, "missing").any():
         return 0
-    most, selection = max(most, _MOST_PLANNED), parse(region, tensor.shape)
-    bound = _bound(tensor, [*zip(selection.start, selection.stop, strict=True)], most)
-    return bound if bound > most else tensor.plan(region).windows
+    selection = parse(region, tensor.shape)
+    bound = _bound(tensor, [*zip(selection.start, selection.stop, strict=True)], max(most, _MOST_PLANNED))
+    # A plan takes longer than all else that is done for a chunk. Without args, no other windows are needed.
+    is_counted = bound > max(most, _MOST_PLANNED) or (bound <= most and not tensor.args)
+    return bound if is_counted else tensor.plan(region).windows
 
 
 def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -> int:
