@@ -1043,6 +1043,7 @@ class InfiniteTensor(Fillable):
             For a PNG, instead of `every`: its largest number of pixels; `every` is then the smallest int that suffices.
         palette : bool
             For a PNG with one channel of uint8: give each number a colour, cycling through matplotlib's ``tab20``.
+            Without it, an image of small labels is nearly black.
             `show` draws labels in the same colours, but pixels with numbers beyond 19 on a continuous scale. The
             numbers do not change, and a `fill_value` is transparent.
         pyramid : bool, int or str
@@ -1140,6 +1141,36 @@ class InfiniteTensor(Fillable):
             )
         return extent
 
+    if not TYPE_CHECKING:
+        # Not for type checkers, which report these mistakes themselves.
+
+        @classmethod
+        def __torch_function__(cls, func: Any, *_: object) -> None:
+            """Refuse to be an argument of a function of torch: that would read all pixels."""
+            raise TypeError(
+                f"torch.{func.__name__} takes a torch.Tensor, not an InfiniteTensor; read a region first, as in "
+                f"torch.{func.__name__}(t[0:512, 0:512]), or compute a new tensor by t.map(fn)"
+            )
+
+        def __add__(self, _: object) -> None:
+            """Refuse arithmetic and comparisons, for the same reason."""
+            raise TypeError(
+                "an InfiniteTensor has no arithmetic; read a region first, as in t[0:512, 0:512] + 1, or compute a "
+                "new tensor, as in t.map(lambda x: x + 1)"
+            )
+
+        __sub__ = __mul__ = __truediv__ = __matmul__ = __pow__ = __gt__ = __ge__ = __lt__ = __le__ = __add__
+
+        def __setitem__(self, *_: object) -> None:
+            raise TypeError(
+                "an InfiniteTensor cannot be written to; change what f returns, write into a copy, as in "
+                "pixels = t[0:512, 0:512], or keep arrays that you write in a TensorBlob"
+            )
+
+        def __getattr__(self, name: str) -> None:
+            advice = f"; read a region first, as in t[0:512, 0:512].{name}" if hasattr(torch.Tensor, name) else ""
+            raise AttributeError(f"an InfiniteTensor has no attribute {name!r}{advice}", name=name, obj=self)
+
     def __bool__(self) -> bool:
         """Return True, as for any object: ``t or default`` reads nothing."""
         return True
@@ -1149,7 +1180,7 @@ class InfiniteTensor(Fillable):
             if extent is None:
                 raise TypeError(
                     f"cannot {action} an InfiniteTensor: dimension {self._spec.labels[d]} is unbounded; read a region "
-                    "of it"
+                    f"of it, as in t[{', '.join(['0:512'] * self.ndim)}]"
                 )
 
     def __iter__(self) -> Iterator[torch.Tensor]:

@@ -20,6 +20,7 @@ from infinite_tensor.errors import DeviceMismatchError, DtypeMismatchError, Shap
 from infinite_tensor.geometry.padding import positions
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.support.allocation import Array, as_array, as_tensor, keep_at_hand, new_block, new_tensor
+from infinite_tensor.support.given import quoted
 from infinite_tensor.support.interrupts import changing, entered, running_f
 from infinite_tensor.support.log import LOG
 from infinite_tensor.support.nested import Key, leaves, show
@@ -78,7 +79,9 @@ class Calls:
         except Exception as error:
             indices = [str(self._indices[position]) for position in positions[:8]]
             listed = ", ".join(indices if len(positions) <= 8 else [*indices, "..."])
-            error.add_note(f"while computing window {listed} of tensor {self._computation.names}{_source_of(self._f)}")
+            error.add_note(f"while computing window {listed} of {self._computation.names}{_source_of(self._f)}")
+            if isinstance(error, torch.OutOfMemoryError):
+                error.add_note("give a smaller batch_size, or smaller windows; windows that are stored are kept")
             raise
         if self._batched:
             for position, each in zip(positions, windows, strict=True):
@@ -163,7 +166,10 @@ class _Check:
     def _checked(self, output: object) -> torch.Tensor:
         spec, size, named = self._spec, self._size, self._named
         if not isinstance(output, torch.Tensor):
-            raise ValidationError(f"f must return a torch.Tensor{named}, got {type(output).__name__}: {output!r:.80}")
+            advice = "end it with return result" if output is None else "return torch.as_tensor(result)"
+            raise ValidationError(
+                f"f must return a torch.Tensor{named}, got {type(output).__name__}: {quoted(output)}; {advice}"
+            )
         self._check_dense(output)
         if output.shape != size:
             raise ShapeMismatchError(

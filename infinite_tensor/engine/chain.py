@@ -153,8 +153,10 @@ class Computation:
 
     @property
     def names(self) -> str:
-        """The ids of the tensors, for messages."""
-        return ", ".join(repr(tensor.spec.tensor_id) for tensor in self.tensors)
+        """The tensors, for messages: by their ids, unless these are random."""
+        if not all(tensor.named for tensor in self.tensors):
+            return "a tensor without a tensor_id"
+        return "tensor " + ", ".join(repr(tensor.spec.tensor_id) for tensor in self.tensors)
 
     @property
     def workers(self) -> int:

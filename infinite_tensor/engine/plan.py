@@ -207,7 +207,7 @@ def reach_error(
             return outside_arg(computation.names, at, spec.tensor_id, spec.labels[d], low, high, extent)
         if max(-low, high) > _REACH:
             return RegionError(
-                f"args_windows[{at}] of tensor {computation.names} reaches pixels {low} .. {high - 1} in dimension "
+                f"args_windows[{at}] of {computation.names} reaches pixels {low} .. {high - 1} in dimension "
                 f"{d} of {spec.tensor_id!r}, far beyond the limit of 2**51: coordinates go from "
                 f"-{COORDINATE_LIMIT} to {COORDINATE_LIMIT - 1}, and args_windows may reach from -2**52 to 2**52"
             )

@@ -189,7 +189,10 @@ def _coordinate(entry: object, label: object, extent: int | None) -> int:
     if extent is None:
         return number
     if not -extent <= number < extent:
-        raise RegionError(f"index {quoted(number)} is out of range for dimension {label} with size {extent}")
+        raise RegionError(
+            f"index {quoted(number)} is out of range for dimension {label} with size {extent}; give an int from "
+            f"{-extent} to {extent - 1}"
+        )
     return number % extent
 
 

@@ -63,7 +63,8 @@ def _integers(name: str, value: object, dims: int | None, minimum: int | None) -
         value = (single,) * dims
     entries = members(value)
     if entries is None:
-        raise ValidationError(f"{name} must be a tuple of ints, got {quoted(value)}")
+        one = "" if single is None else f"; give ({single},) for one dimension, or ({single}, {single}) for two"
+        raise ValidationError(f"{name} must be a tuple of ints, got {quoted(value)}{one}")
     numbers = [as_index(item) for item in entries]
     if dims is not None and len(numbers) != dims:
         raise ValidationError(f"{name} must have one entry per entry of size ({dims}), got {quoted(value)}")

@@ -417,11 +417,12 @@ class _Look:
     """The ``f`` of a tensor with one pixel per window; reading it calls a network with its first windows."""
 
     def __init__(self, f: BatchedNetwork) -> None:
-        self._f = f
+        # Errors name the function inside it.
+        self.__wrapped__ = f
         self.returned: Outputs = {}
 
     def __call__(self, ctxs: Sequence[Index], regions: Sequence[torch.Tensor]) -> torch.Tensor:
-        self.returned = self._f.first(ctxs, regions)
+        self.returned = self.__wrapped__.first(ctxs, regions)
         return torch.zeros(len(ctxs), *[1] * len(ctxs[0]), dtype=torch.bool)
 
 

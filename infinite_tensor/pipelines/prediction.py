@@ -26,6 +26,7 @@ from infinite_tensor.pipelines.sliding import (
     of_dimensions,
     positive,
     slid_dims,
+    window_advice,
     window_over,
 )
 from infinite_tensor.support.given import as_ratio, members, number, quoted, word
@@ -78,13 +79,18 @@ class Sliding:
             if len(numbers) < source.ndim - 1:
                 raise ValueError(f"windows slide over {len(numbers)} of them, and only one more can be channels")
         except ValueError as problem:
+            if members(overlap) is None:
+                of_dimensions("overlap", overlap, max(2, source.ndim - 1), *_SHARES)
+            tried = window_advice(window, source.shape) if None in names else ""
+            batch = "; if the first one is a batch, give source[0]" if source.ndim > 3 and source.shape[0] == 1 else ""
             raise ValidationError(
-                f"the source has shape {source.shape} and dims {tuple(names)}: {problem}; give dims=('c', 'y', 'x'), "
-                "say, or dims=('y', 'x', 'c') for channels last, and a window with one entry for each of the others"
+                f"the source has shape {source.shape} and dims {tuple(names)}: {problem}; give {tried}dims=('c', 'y', "
+                "'x'), say, or dims=('y', 'x', 'c') for channels last, and a window with one entry for each of the "
+                f"others{batch}"
             ) from None
         rest = [d for d in range(source.ndim) if d not in numbers]
         size = of_dimensions("window", window, len(numbers), positive, "a positive int")
-        shared = of_dimensions("overlap", overlap, len(size), _share, "a number that is at least 0 and below 1")
+        shared = of_dimensions("overlap", overlap, len(size), *_SHARES)
         stride = tuple(map(_stride, size, shared))
         named = tuple(names[d] for d in numbers)
         given, modes = padding, [padding] * len(size)
@@ -232,6 +238,10 @@ def _share(value: object) -> float | None:
     if isinstance(plain, bool) or not isinstance(plain, int | float) or not 0 <= plain < 1:
         return None
     return float(plain)
+
+
+_SHARES = _share, "a number that is at least 0 and below 1"
+"""How an entry of `overlap` is read, and what it must be."""
 
 
 @dataclass(frozen=True)

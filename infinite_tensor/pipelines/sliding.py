@@ -142,9 +142,7 @@ def sources_of(
     tensors: Sequence[InfiniteTensor], dims: object, window: object, halo: object, scale: object
 ) -> list[Source]:
     """How windows slide over each input: over the same number of dimensions of each, in the same order."""
-    entries = members(window)
-    count = None if entries is None else len(entries)
-    numbers = [_slid(at, tensor, dims, count) for at, tensor in enumerate(tensors)]
+    numbers = [_slid(at, tensor, dims, window) for at, tensor in enumerate(tensors)]
     names = [[tensor.dims[d] for d in slid] for tensor, slid in zip(tensors, numbers, strict=True)]
     for at, each in enumerate(names):
         if len(each) != len(names[0]) or (each != names[0] and sorted(each) == sorted(names[0])):
@@ -209,6 +207,24 @@ def slid_dims(
     return found
 
 
+def window_advice(window: object, shape: Sequence[int | None]) -> str:
+    """Advice for a `window` that is one int, from which the number of dimensions over which it slides is not known.
+
+    Raises
+    ------
+    ValidationError
+        If it is not a positive int.
+    """
+    if window is None or members(window) is not None:
+        return ""
+    count = max(2, len(shape) - 1)
+    sides = of_dimensions("window", window, count, positive, "a positive int")
+    # With a tuple, windows slide over the last dimensions, and the last one may be channels.
+    return (
+        "" if _may_be_channels(shape) else f"window={tuple(sides)}, which slides over the last {count} dimensions, or "
+    )
+
+
 def _may_be_channels(shape: Sequence[int | None]) -> bool:
     """Whether the last dimension is as short as the channels of an image."""
     *others, last = shape
@@ -216,18 +232,21 @@ def _may_be_channels(shape: Sequence[int | None]) -> bool:
     return few or last in (3, 4)
 
 
-def _slid(at: int, tensor: InfiniteTensor, dims: object, count: int | None) -> list[int]:
-    """The dimensions of an input over which windows slide; `count` of them, if that is given."""
+def _slid(at: int, tensor: InfiniteTensor, dims: object, window: object) -> list[int]:
+    """The dimensions of an input over which windows slide; as many as `window` has entries, if it has several."""
+    entries, names = members(window), names_of(tensor)
     try:
         numbers = None if dims is None else _numbers(at, tensor, dims)
-        return slid_dims(tensor.shape, names_of(tensor), count, numbers)
+        return slid_dims(tensor.shape, names, None if entries is None else len(entries), numbers)
     except ValidationError:
         raise
     except ValueError as problem:
         last = tuple(range(max(0, tensor.ndim - 2), tensor.ndim))
+        tried = window_advice(window, tensor.shape) if dims is None and None in names else ""
         raise ValidationError(
-            f"input {at} has shape {tensor.shape} and dims {tensor.dims}: {problem}; give dims=..., the names or "
-            f"numbers of the dimensions over which windows slide, such as dims={last}. The others are given to fn whole"
+            f"input {at} has shape {tensor.shape} and dims {tensor.dims}: {problem}; give {tried}dims=..., the names "
+            f"or numbers of the dimensions over which windows slide, such as dims={last}. The others are given to fn "
+            "whole"
         ) from None
 
 

@@ -127,7 +127,9 @@ def checked_device(device: object) -> torch.device:
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
-        raise ValidationError(f"device {quoted(device)} cannot be used: {error}") from error
+        raise ValidationError(
+            f'device {quoted(device)} cannot be used: {error}; give device="cpu", or install a torch that supports it'
+        ) from error
 
 
 def checked_flag(name: str, given: object) -> bool:

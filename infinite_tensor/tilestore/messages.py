@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import sys
 import warnings
@@ -30,6 +31,7 @@ _FUNCTIONS = {
 }
 _MOST_NAMED = 5
 _MOST_LISTED = 12
+_MOST_COMPARED = 1000
 _TOLD = 5
 """The most failures that one error shows in full; there may be one for each of thousands of batches."""
 
@@ -236,7 +238,9 @@ def _level_of_caller() -> int:
 def unknown_tensor(tensor_id: str, known: Sequence[str], store: object) -> StoreError:
     """The error for an unknown tensor id."""
     more = f" and {len(known) - _MOST_LISTED:,} more" if len(known) > _MOST_LISTED else ""
-    return StoreError(f"{store} holds no tensor {tensor_id!r}; it holds {list(known[:_MOST_LISTED])}{more}")
+    close = difflib.get_close_matches(tensor_id, known[:_MOST_COMPARED], n=1)
+    guess = f"; did you mean {close[0]!r}?" if close else ""
+    return StoreError(f"{store} holds no tensor {tensor_id!r}; it holds {list(known[:_MOST_LISTED])}{more}{guess}")
 
 
 def mismatch(tensor_id: str, lines: Sequence[str], store: object, changed_args: Sequence[str] = ()) -> ValidationError:

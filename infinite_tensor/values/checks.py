@@ -31,7 +31,8 @@ def checked_shape(shape: object) -> Shape:
     given = members(shape)
     if not given:
         raise ValidationError(
-            f"shape must be a tuple of positive ints and None, with at least one entry, got {quoted(shape)}"
+            f"shape must be a tuple of positive ints and None, with at least one entry, got {quoted(shape)}; give "
+            "(512, 512), for example, or (None, None) for an endless tensor"
         )
     extents = [None if extent is None else as_index(extent) for extent in given]
     for entry, extent in zip(given, extents, strict=True):
@@ -43,7 +44,8 @@ def checked_shape(shape: object) -> Shape:
 def check_output_window(window: object, shape: Shape, edge: Edge | None) -> None:
     """Check that the window has one entry per dimension, follows existing coordinates, and overlaps within limits."""
     if not isinstance(window, TensorWindow):
-        raise ValidationError(f"output_window must be a TensorWindow, got {quoted(window)}")
+        advice = "" if members(window) is None else f"; give TensorWindow({quoted(window)})"
+        raise ValidationError(f"output_window must be a TensorWindow, got {quoted(window)}{advice}")
     if window.ndim != len(shape):
         raise ValidationError(
             f"output_window has {window.ndim} dimensions, but the shape {shape} has {len(shape)}; give a TensorWindow "
@@ -164,7 +166,8 @@ def checked_windows(args: Sequence[Any], windows: Sequence[object]) -> tuple[Ten
     """Return `windows` if there is one TensorWindow per arg, with the dimensions of the arg."""
     if len(args) != len(windows):
         raise ValidationError(
-            f"args_windows must have one TensorWindow per arg: {len(args)} args, {len(windows)} windows"
+            f"args_windows must have one TensorWindow per arg: {len(args)} args, {len(windows)} windows; give for "
+            "example args_windows=[output_window.padded(8)], for a halo of 8 pixels"
         )
     checked = []
     for at, (arg, window) in enumerate(zip(args, windows, strict=True)):
@@ -197,13 +200,13 @@ def _check_known_extents(tensor_id: str, grid: WindowGrid, at: int, arg: Any, de
         low = first * window.stride[d] + window.offset[d]
         high = last * window.stride[d] + window.offset[d] + window.size[d]
         if low < 0 or high > extent:
-            raise outside_arg(repr(tensor_id), at, arg.tensor_id, label_of(d, arg.dims[d]), low, high, extent)
+            raise outside_arg(f"tensor {tensor_id!r}", at, arg.tensor_id, label_of(d, arg.dims[d]), low, high, extent)
 
 
 def outside_arg(names: str, at: int, arg_id: str, label: str, low: int, high: int, extent: int) -> RegionError:
     """The error for an arg window that reaches beyond a finite dimension of its arg."""
     return RegionError(
-        f"args_windows[{at}] of tensor {names} reads pixels [{low}, {high}) in dimension {label} of {arg_id!r}, "
+        f"args_windows[{at}] of {names} reads pixels [{low}, {high}) in dimension {label} of {arg_id!r}, "
         f"which only has pixels [0, {extent}); change the window, or set args_padding (padding in map and predict) "
         f"to {_PADDINGS}"
     )

@@ -204,7 +204,7 @@ def draw(
     try:
         import matplotlib.pyplot as plt  # noqa: PLC0415  (an extra)
     except ImportError as error:
-        raise ImportError("t.show draws with matplotlib; pip install matplotlib") from error
+        raise ImportError("t.show needs the package matplotlib: pip install matplotlib") from error
     computed = checked_flag("compute", compute)
     selection = _selection(tensor, region)
     kept = [d for d in range(tensor.ndim) if d not in selection.squeezed]

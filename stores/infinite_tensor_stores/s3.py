@@ -208,7 +208,11 @@ class S3Requests(MaskedFileSystem):
         if isinstance(error, TimeoutError | boto.ReadTimeoutError):
             return TimeoutError(f"no answer for {self._patience:.3g} s")
         passes = isinstance(error, _BROKEN) and not isinstance(error, boto.SSLError)
-        return ConnectionError(str(error)) if passes else OSError(str(error))
+        if not passes:
+            return OSError(str(error))
+        return ConnectionError(
+            f"{error}; check the network, and the endpoint_url of storage_options or AWS_ENDPOINT_URL"
+        )
 
     def _answered(self, error: Any) -> OSError:
         """The builtin error for an error that S3 has answered."""

@@ -70,7 +70,10 @@ def check_format(version: object, owner: object, advice: str = "") -> None:
     if number is None or number < 1:
         raise StoreError(f"{owner} has format {version!r:.200}, which does not exist; it may be damaged. {advice}")
     if number > FORMAT:
-        raise StoreError(f"{owner} has format {number}, this version reads up to {FORMAT}")
+        raise StoreError(
+            f"{owner} has format {number}, this version reads up to {FORMAT}; open it with a later version of this "
+            "library"
+        )
 
 
 def local_path(target: str) -> Path:

@@ -75,7 +75,7 @@ for use in (t.show, lambda: group[0:4]):
 def test_what_an_extra_brings_is_needed_where_it_is_used_and_not_before() -> None:
     ran = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True, check=True)
     shown, read = ran.stdout.splitlines()
-    assert shown == "t.show draws with matplotlib; pip install matplotlib"
+    assert shown == "t.show needs the package matplotlib: pip install matplotlib"
     assert "pip install tensordict" in read
 
 

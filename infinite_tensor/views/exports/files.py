@@ -64,11 +64,18 @@ def check_png(cutout: Cutout) -> None:
     _image()
     channels, _, _ = cutout.image("png")
     if (channels, cutout.dtype.name) not in _MODES:
-        raise ValidationError(
+        told = (
             "format 'png' holds 1, 3 or 4 channels of uint8, or 1 of uint16, but the region has "
-            f"{channels} of {cutout.tensor.dtype}; convert it first, as in "
-            't.map(lambda x: (x.clamp(0, 1) * 255).round().to(torch.uint8), dtype="uint8").export(...), take some '
-            "channels, as in sl[0:3, 0:512, 0:512], or write .tif, .npy or .zarr"
+            f"{channels} of {cutout.tensor.dtype}; "
+        )
+        if cutout.dtype.kind in "iu":
+            raise ValidationError(
+                f'{told}convert labels to uint8, as in t.map(lambda x: x.to(torch.uint8), dtype="uint8").export(..., '
+                "palette=True), which gives each label a colour, or write .tif, .npy or .zarr"
+            )
+        raise ValidationError(
+            f"{told}convert it first, as in t.map(lambda x: (x.clamp(0, 1) * 255).round().to(torch.uint8), "
+            'dtype="uint8").export(...), take some channels, as in sl[0:3, 0:512, 0:512], or write .tif, .npy or .zarr'
         )
 
 

@@ -14,7 +14,7 @@ def open_view(tensors: Sequence[object], port: object, budget: object, open_brow
     try:
         import bokeh  # noqa: F401, PLC0415  (an extra)
     except ImportError as error:
-        raise ImportError("t.view shows pages of Bokeh; pip install bokeh") from error
+        raise ImportError("t.view needs the package bokeh: pip install bokeh") from error
     from infinite_tensor.views.viewer.page import view  # noqa: PLC0415
 
     return view(tensors, port, budget, open_browser=open_browser)

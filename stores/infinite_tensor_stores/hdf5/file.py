@@ -319,7 +319,10 @@ def _opening(path: Path, owner: object) -> Iterator[None]:
     except StoreError:
         raise
     except BlockingIOError as error:
-        raise StoreError(f"{owner} is open in another process; HDF5 allows one at a time ({error})") from error
+        raise StoreError(
+            f"{owner} is open in another process; HDF5 allows one at a time ({error}). Close it there, or use a "
+            "ZarrTileStore, which any number of processes may share"
+        ) from error
     except Exception as error:  # (h5py raises any exception on a damaged file)
         if _is_other_file(path):
             raise StoreError(f"{owner}: there is a file that is not an HDF5 file; choose another path") from error

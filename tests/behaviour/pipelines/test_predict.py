@@ -345,7 +345,9 @@ def test_an_error_of_the_first_batch_names_the_prediction() -> None:
 
     with pytest.raises(OSError, match="no network") as raised:
         predicted(fails, image(3, 50, 50), tensor_id="labels")
-    assert raised.value.__notes__ == ["while computing window (0, 0), (0, 1), (1, 0), (1, 1) of tensor 'labels'"]
+    (note,) = raised.value.__notes__
+    said = "while computing window (0, 0), (0, 1), (1, 0), (1, 1) of tensor 'labels', by fails defined in "
+    assert note.startswith(f"{said}{__file__}:")
 
 
 @pytest.mark.parametrize(
@@ -355,7 +357,10 @@ def test_an_error_of_the_first_batch_names_the_prediction() -> None:
         ((50, 60, 2), {}, "it is not known which of its dimensions are channels; give dims="),
         ((50, 60, 1), {}, "it is not known which of its dimensions are channels; give dims="),
         ((9, 50, 60, 2), {"window": (8, 32, 32)}, "it is not known which of its dimensions are channels; give dims="),
-        ((50, 60), {"window": 32}, "it is not known which of its dimensions are channels"),
+        ((50, 60), {"window": 32}, r"channels; give window=\(32, 32\), which slides over the last 2 dimensions, or dims="),
+        ((3, 50, 60), {"window": -1}, "window must be a positive int"),
+        ((3, 50, 60), {"window": 32, "overlap": 25}, "overlap must be a number"),
+        ((1, 3, 50, 60), {}, r"if the first one is a batch, give source\[0\]"),
         ((3, 3, 50, 60), {"window": (32, 32)}, "windows slide over 2 of them, and only one more can be channels"),
         ((3, 50, 60), {"window": (32, 0)}, "window must be a positive int"),
         ((3, 50, 60), {"overlap": 1}, "overlap must be a number that is at least 0 and below 1"),
