@@ -152,7 +152,7 @@ def _opened_raster(path: str) -> Any:
     try:
         return rasterio.open(path)
     except OSError as error:
-        raise StoreError(f"{path} cannot be opened as a raster: {error}") from error
+        raise StoreError(f"{path} cannot be opened as a raster: {error}; from_image reads photographs") from error
 
 
 def meaning_of_raster(raster: Any) -> Meaning:

@@ -100,7 +100,7 @@ def vanished(store: object) -> StoreError:
 
 def warn_of_damage(store: object, what: str) -> None:
     """Issue a DamagedDataWarning for something that cannot be read."""
-    message = f"{store}: {what}; it is treated as missing"
+    message = f"{store}: {what}; it is treated as missing, and computed again if the tensor has its f"
     # Python may show a warning only once; the log has all of them.
     LOG.debug("%s", message)
     warnings.warn(message, DamagedDataWarning, stacklevel=3)

@@ -161,7 +161,7 @@ def _() -> None:
 
 @case("cannot index with", RegionError, "ints, slices and Ellipsis")
 def _() -> None:
-    plane()[torch.ones(4, 4) > 0]  # type: ignore[index]
+    plane()[torch.ones(4, 4) > 0]
 
 
 @case("reach beyond the limit of 2**51", RegionError, r"from -\d+ to \d+")
@@ -380,20 +380,31 @@ def _() -> None:
 
 
 class FullStore(WrapperStore[MemoryStore]):
-    """Storage on a disk that has room for documents, but not for pixels."""
+    """Storage on a disk that may be full."""
+
+    full = False
 
     async def set(self, key: str, value: Any) -> None:
-        if not key.endswith("zarr.json"):
+        if self.full:
             raise OSError(errno.ENOSPC, "No space left on device")
         await super().set(key, value)
 
-    set_if_not_exists = set
+    async def set_if_not_exists(self, key: str, value: Any) -> None:
+        await self.set(key, value)
 
 
 @case("No space left on device", StoreError, "flush to try again")
 def _() -> None:
-    with ZarrTileStore(FullStore(MemoryStore())) as store:
-        plane(tile_store=store)[0:8, 0:8]
+    disk = FullStore(MemoryStore())
+    with ZarrTileStore(disk) as store:
+        t = plane(tile_store=store)
+        disk.full = True
+        t[0:8, 0:8]
+        try:
+            store.flush()
+        finally:
+            # Freed again, so that closing the store succeeds.
+            disk.full = False
 
 
 @case("Unable to locate credentials", StoreError, "AWS_SECRET_ACCESS_KEY.*storage_options")
@@ -409,7 +420,7 @@ def _() -> None:
     ZarrTileStore("s3://bucket/a.zarr", storage_options=options)
 
 
-@case("it is treated as missing", DamagedDataWarning, "tensor|tile")
+@case("it is treated as missing", DamagedDataWarning, "computed again if the tensor has its f")
 def _() -> None:
     for path in Path(stored()).rglob("partial-*/*/*"):
         content = path.read_bytes()
@@ -463,7 +474,7 @@ def _() -> None:
         from_array(IMAGE).export(sl[:, :, :], "a.npy")
 
 
-@case("cannot be opened as a raster", StoreError, "No such file")
+@case("cannot be opened as a raster", StoreError, "from_image")
 def _() -> None:
     pytest.importorskip("rasterio")
     from_raster("missing.tif")

@@ -343,7 +343,7 @@ UNKNOWN = "it is not known which of its dimensions are channels; give dims=..., 
     [
         ((9, 9), None, {}, r"input 0 has shape \(9, 9\) and dims \('dim_0', 'dim_1'\): " + UNKNOWN),
         ((3, 9, 9), None, {}, UNKNOWN + r".* such as dims=\(1, 2\)"),
-        ((3, 9, 9), None, {"window": 4}, r"channels; give window=\(4, 4\), which slides over the last 2 dimensions, or"),
+        ((3, 9, 9), None, {"window": 4}, r"channels; give window=\(4, 4\), which slides over the last 2 dim"),
         ((3, 9, 9), None, {"window": 0}, "window must be a positive int"),
         ((9, None), None, {"window": 4, "dims": (0,)}, "'dim_1' is unbounded, and a window cannot hold all of it"),
         ((None, 9), None, {}, UNKNOWN),

@@ -357,7 +357,7 @@ def test_an_error_of_the_first_batch_names_the_prediction() -> None:
         ((50, 60, 2), {}, "it is not known which of its dimensions are channels; give dims="),
         ((50, 60, 1), {}, "it is not known which of its dimensions are channels; give dims="),
         ((9, 50, 60, 2), {"window": (8, 32, 32)}, "it is not known which of its dimensions are channels; give dims="),
-        ((50, 60), {"window": 32}, r"channels; give window=\(32, 32\), which slides over the last 2 dimensions, or dims="),
+        ((50, 60), {"window": 32}, r"channels; give window=\(32, 32\), which slides over the last 2 dim"),
         ((3, 50, 60), {"window": -1}, "window must be a positive int"),
         ((3, 50, 60), {"window": 32, "overlap": 25}, "overlap must be a number"),
         ((1, 3, 50, 60), {}, r"if the first one is a batch, give source\[0\]"),
