@@ -406,7 +406,7 @@ class Deposits:
         now = time.monotonic()
         first, last = self._work.indices[positions[0]], self._work.indices[positions[-1]]
         told = first, last, self._workload.computation.names, len(positions), now - self._logged
-        LOG.debug("computed windows %s to %s of tensor %s: %d in %.3f s", *told)
+        LOG.debug("computed windows %s to %s of %s: %d in %.3f s", *told)
         self._logged = now
 
     def __enter__(self) -> Worker:
