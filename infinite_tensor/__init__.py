@@ -22,7 +22,7 @@ from infinite_tensor.support import offered_by
 
 if TYPE_CHECKING:
     from infinite_tensor.datasets import GridDataset, PatchDataset
-    from infinite_tensor.filling import Mask
+    from infinite_tensor.filling import FillOptions, Mask
     from infinite_tensor.geometry.regions import sl
     from infinite_tensor.geometry.window import TensorWindow
     from infinite_tensor.groups import TensorGroup
@@ -47,6 +47,7 @@ __all__ = [
     "DamagedDataWarning",
     "DeviceMismatchError",
     "DtypeMismatchError",
+    "FillOptions",
     "FunctionChangedWarning",
     "GridDataset",
     "HDF5TileStore",
@@ -90,7 +91,7 @@ _find, _names = offered_by(
     globals(),
     {
         "infinite_tensor.datasets": ["GridDataset", "PatchDataset"],
-        "infinite_tensor.filling": ["Mask"],
+        "infinite_tensor.filling": ["FillOptions", "Mask"],
         "infinite_tensor.geometry.regions": ["sl"],
         "infinite_tensor.geometry.window": ["TensorWindow"],
         "infinite_tensor.groups": ["TensorGroup"],

@@ -22,7 +22,7 @@ from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import check_args
 from infinite_tensor.values.coarse import Coarsening
-from infinite_tensor.values.definition import Blend, Definition, blend_name, functions_of, resolved_blend
+from infinite_tensor.values.definition import Blend, BlendName, Definition, blend_name, functions_of, resolved_blend
 from infinite_tensor.values.reduction import (
     Reduction,
     check_gathered_mean,
@@ -37,7 +37,7 @@ def open_tensor(
     tensor_id: str,
     f: Callable[..., Any] | None,
     args: Sequence[InfiniteTensor | SupportsAsTensor] | None,
-    blend: Blend | str | None,
+    blend: Blend | BlendName | None,
     batch_size: int | tuple[int, ...] | None,
     device: torch.device | str,
     reduce: Reduction | None,

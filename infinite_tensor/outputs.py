@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.geometry.window import TensorWindow, checked_edge, coordinates_of, followed
+from infinite_tensor.geometry.window import EdgeName, TensorWindow, checked_edge, coordinates_of, followed
 from infinite_tensor.support.given import checked_id, quoted
 from infinite_tensor.support.nested import Key, leaves, show
 from infinite_tensor.values.blend import check_blend
@@ -17,6 +17,7 @@ from infinite_tensor.values.checks import check_followed, check_output_window, c
 from infinite_tensor.values.definition import (
     ArgDefinition,
     Blend,
+    BlendName,
     Content,
     Definition,
     Number,
@@ -60,9 +61,9 @@ class Output:
     shape: Sequence[int | None]
     dtype: torch.dtype | str
     window: TensorWindow
-    blend: Blend | str | None = None
+    blend: Blend | BlendName | None = None
     blend_init: Number | None = None
-    edge: str | Sequence[str | None] = "drop"
+    edge: EdgeName | Sequence[EdgeName | None] = "drop"
     dims: Sequence[str] | None = None
     reduce: Reduction | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self, overload
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +17,17 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Request, coverage
 from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.filling.mask import placed
-from infinite_tensor.filling.progress import Watcher
+from infinite_tensor.filling.progress import Reporting
 from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.regions import Region, parse
-from infinite_tensor.geometry.window import Shape, TensorWindow
+from infinite_tensor.geometry.window import EdgeName, Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared
 from infinite_tensor.support.functions import Unmovable
 from infinite_tensor.support.given import array_advice, checked_device, checked_id, checked_workers, members, quoted
 from infinite_tensor.support.nested import show
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
+from infinite_tensor.tilestore.inventory import TileState
 from infinite_tensor.tilestore.messages import mismatch, warn_of_uncovered
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.blend import check_blend
@@ -39,7 +40,17 @@ from infinite_tensor.values.checks import (
     move_target,
     stand_in,
 )
-from infinite_tensor.values.definition import ArgDefinition, Blend, Json, Number, Padding, contradict, names_of
+from infinite_tensor.values.coarse import Method
+from infinite_tensor.values.definition import (
+    ArgDefinition,
+    Blend,
+    BlendName,
+    Json,
+    Number,
+    Padding,
+    contradict,
+    names_of,
+)
 from infinite_tensor.values.fingerprint import Item
 from infinite_tensor.values.meaning import Code, nodata_of
 from infinite_tensor.values.reduction import Reduction, check_reduction
@@ -52,6 +63,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from infinite_tensor.groups import TensorGroup
+    from infinite_tensor.views.exports.export import Format
     from infinite_tensor.views.statistics import Stats
     from infinite_tensor.views.viewer.page import View
 
@@ -150,10 +162,10 @@ class InfiniteTensor(Fillable):
         tile_store: TileStore | str | os.PathLike[str] | None = None,
         tensor_id: str | uuid.UUID | None = None,
         batch_size: int | tuple[int, ...] | None = None,
-        blend: Blend | str | None = None,
+        blend: Blend | BlendName | None = None,
         blend_init: Number | None = None,
         version: object = None,
-        edge: str | Sequence[str | None] = "drop",
+        edge: EdgeName | Sequence[EdgeName | None] = "drop",
         args_padding: object = None,
         dims: Sequence[str] | None = None,
         reduce: Reduction | None = None,
@@ -307,9 +319,9 @@ class InfiniteTensor(Fillable):
         return self._spec.definition.output_window
 
     @property
-    def edge(self) -> tuple[str, ...]:
+    def edge(self) -> tuple[EdgeName, ...]:
         """What happens to windows that reach past a finite dimension: "drop", "clip" or "all", per dimension."""
-        return self._spec.definition.edge or ("drop",) * self.ndim
+        return cast("tuple[EdgeName, ...]", self._spec.definition.edge or ("drop",) * self.ndim)
 
     @property
     def batch_size(self) -> int | tuple[int, ...] | None:
@@ -442,7 +454,7 @@ class InfiniteTensor(Fillable):
             self._node, (parse(region, self.shape, self._spec.labels) for region in regions), workers
         )
 
-    def coverage(self, region: object, state: str | None = None, where: object = None) -> torch.Tensor:
+    def coverage(self, region: object, state: TileState | None = None, where: object = None) -> torch.Tensor:
         """Return for each tile that a region touches whether it needs no computation.
 
         In a memory store, a tile is a block of about 256 KiB.
@@ -598,7 +610,7 @@ class InfiniteTensor(Fillable):
     def coarsen(
         self,
         factor: int | Sequence[int],
-        method: str = "mean",
+        method: Method = "mean",
         *,
         store: TileStore | str | os.PathLike[str] | None = None,
         tensor_id: str | None = None,
@@ -650,7 +662,7 @@ class InfiniteTensor(Fillable):
     def pyramid(
         self,
         levels: int | None = None,
-        method: str | None = None,
+        method: Method | None = None,
         store: TileStore | str | os.PathLike[str] | None = None,
     ) -> list[InfiniteTensor]:
         """Return overviews: tensors that each have half the resolution of the one before, as by ``coarsen(2)``.
@@ -973,15 +985,15 @@ class InfiniteTensor(Fillable):
         *,
         compute: bool = True,
         fill_value: Number | None = None,
-        format: str | None = None,  # noqa: A002  (what it is called elsewhere)
+        format: Format | None = None,  # noqa: A002  (what it is called elsewhere)
         overwrite: bool = False,
         storage_options: dict[str, Any] | None = None,
         workers: int | None = None,
-        progress: bool | str | Watcher = True,
+        progress: Reporting = True,
         every: int | None = None,
         max_pixels: int | None = None,
         palette: bool = False,
-        pyramid: bool | int | str = False,
+        pyramid: bool | int | Method = False,
     ) -> None:
         """Write a region to a file, or to a Zarr group, that other programs can open.
 

@@ -43,7 +43,7 @@ def fill(computed: Any, region: Any, where: str | None, where_scale: Any, as_jso
     help="The network, or a function of a batch; package.module:NAME works too.",
 )
 @click.argument("source")
-@click.argument("target")
+@click.argument("store")
 @click.option("--window", type=arguments.INTS, required=True, metavar="N[,N...]", help="Pixels of a window.")
 @click.option(
     "--overlap",
@@ -82,17 +82,10 @@ def fill(computed: Any, region: Any, where: str | None, where_scale: Any, as_jso
     help="What the network gets beyond the ends of SOURCE.",
 )
 @click.option(
-    "--preprocess",
-    type=arguments.REFERENCE,
-    metavar="FILE.py:NAME",
-    help="Function of a batch, called before the network.",
-)
-@click.option(
     "--batch-size", type=int, default=4, show_default=True, metavar="N", help="Windows per call of the network."
 )
 @click.option("--device", metavar="NAME", help="Device for batches, as in cuda.")
-@click.option("--autocast", type=click.Choice(["float16", "bfloat16"]), help="Run the network under torch.autocast.")
-@click.option("--tensor-id", default="prediction", show_default=True, metavar="ID", help="Id of the result in TARGET.")
+@click.option("--tensor-id", default="prediction", show_default=True, metavar="ID", help="Id of the result in STORE.")
 @click.option("--source-tensor", metavar="ID", help="Id of a tensor, if SOURCE is a store.")
 @click.option("--version", metavar="TEXT", help="Anything else that identifies what is computed.")
 @arguments.overwrite
@@ -102,9 +95,8 @@ def fill(computed: Any, region: Any, where: str | None, where_scale: Any, as_jso
 def predict(
     net: Any,
     source: str,
-    target: str,
+    store: str,
     dims: tuple[str, ...] | None,
-    autocast: str | None,
     tensor_id: str,
     source_tensor: str | None,
     where: str | None,
@@ -112,13 +104,11 @@ def predict(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Slide a network over SOURCE, and store its output in the store TARGET.
+    """Slide a network over SOURCE, and store its output in STORE.
 
     SOURCE is an image, a raster, a .npy file, a Zarr array, or FILE.py:NAME. To continue after an interruption, run the
     same command again.
     """
-    import torch  # noqa: PLC0415  (every other command is quicker without it)
-
     if not callable(net):
         raise click.UsageError(f"--module must name a network, or a function of a batch, not a {type(net).__name__}")
     if source_tensor is None:
@@ -129,9 +119,8 @@ def predict(
     made = infinite_tensor.predict(
         net,
         tensor,
-        target,
+        store,
         dims=dims,
-        autocast=None if autocast is None else getattr(torch, autocast),
         where=arguments.mask_at(where, where_scale),
         tensor_id=tensor_id,
         **options,
@@ -143,10 +132,10 @@ def predict(
     with next(iter(stored.values())).tile_store:
         records = [{"tensor_id": i, "shape": t.shape, "dtype": str(t.dtype)[6:]} for i, t in stored.items()]
     if as_json:
-        print_json({"store": target, "tensors": records})
+        print_json({"store": store, "tensors": records})
     else:
         print_table(records)
-        note(f"stored in {target}")
+        note(f"stored in {store}")
 
 
 @click.command("cp", short_help="Copy a tensor into another store.")

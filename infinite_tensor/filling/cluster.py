@@ -21,7 +21,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Job, carry_out, job_for
 from infinite_tensor.filling.mask import Target, WantedPixels
 from infinite_tensor.filling.plan import Demand, Share, demands, shares_of
-from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Watcher
+from infinite_tensor.filling.progress import FillReport, Reporting, Tally, TensorReport
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -31,7 +31,7 @@ _SHARDS_PER_THREAD = 4
 
 
 def fill_on_cluster(
-    tensors: Sequence[NodeHolder], job: Job, client: Client, workers: int | None, progress: bool | str | Watcher
+    tensors: Sequence[NodeHolder], job: Job, client: Client, workers: int | None, progress: Reporting
 ) -> FillReport:
     """Fill as `infinite_tensor.filling.fill.fill` does, on the workers of `client`."""
     _check_shared(job)

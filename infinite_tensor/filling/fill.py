@@ -33,7 +33,7 @@ from infinite_tensor.filling.plan import (
     tensor_plan,
     tile_states,
 )
-from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Watcher
+from infinite_tensor.filling.progress import FillReport, Reporting, Tally, TensorReport
 from infinite_tensor.geometry.points import Index, is_empty
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window_sets import IndexProduct, Intervals
@@ -311,7 +311,7 @@ def _masked(node: Node, request: Request, start: Index, stop: Index, *, confined
     )
 
 
-def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillReport:
+def fill(job: Job, workers: int | None, progress: Reporting) -> FillReport:
     """Compute and store what is missing, pass after pass.
 
     A Ctrl-C or an error of ``f`` ends the fill after finished windows are stored.

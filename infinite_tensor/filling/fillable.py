@@ -5,19 +5,18 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Unpack, cast
 
 from infinite_tensor.engine.chain import Node, NodeHolder, node_of
 from infinite_tensor.filling.fill import Request, fill, is_filled, prepare, writable
 from infinite_tensor.filling.invalidate import Invalidation, invalidate
+from infinite_tensor.filling.options import FillOptions, check_fill_options
 from infinite_tensor.filling.plan import FillPlan
-from infinite_tensor.filling.progress import FillReport, Watcher
+from infinite_tensor.filling.progress import FillReport
 from infinite_tensor.geometry.regions import Selection
-from infinite_tensor.support.given import check_fill, checked_bytes, checked_count, checked_flag, checked_shard
+from infinite_tensor.support.given import checked_bytes, checked_count, checked_flag, checked_shard
 
 if TYPE_CHECKING:
-    from distributed import Client
-
     from infinite_tensor.tensor import InfiniteTensor
 
 _INTERRUPTED = (
@@ -75,18 +74,7 @@ class Fillable(ABC):
         count = None if shards is None else checked_count("shards", shards)
         return prepare(self._requests(region, where), checked_bytes("max_memory", max_memory)).plan(count)
 
-    def fill(
-        self,
-        region: object,
-        *,
-        workers: int | None = None,
-        max_memory: int | str | None = None,
-        client: Client | None = None,
-        progress: bool | str | Watcher = True,
-        shard: tuple[int, int] | None = None,
-        where: object = None,
-        pyramid: bool | str = False,
-    ) -> FillReport:
+    def fill(self, region: object, **options: Unpack[FillOptions]) -> FillReport:
         """Compute and store every tile that a region touches, or only the tiles that a mask selects.
 
         A fill works in steps and keeps the upstream windows that the next steps need, so that little is computed
@@ -98,35 +86,8 @@ class Fillable(ABC):
         ----------
         region
             As for a read.
-        workers : int, optional
-            The number of threads that compute windows; more than one needs an ``f`` that several threads may call at
-            the same time. Default: the `workers` of each tensor's store.
-        max_memory : int or str, optional
-            The most memory to use, in bytes or as ``"400MB"``. It includes the caches of the stores, but not what ``f``
-            itself takes. Default: 512 MiB in addition to the caches.
-        client : distributed.Client, optional
-            A Dask cluster to spread the work over. Stored tensors are filled one after the other, each in four shards
-            per thread of the current workers; `max_memory` then applies to each shard. Every tensor with a
-            `tensor_id` must be in a store that workers can open: Zarr, at a path or URL that all of them can reach.
-        progress : bool, "always" or callable
-            True shows a bar if standard error is a terminal, or in a notebook; otherwise, or inside a live display of
-            rich, it writes a line to standard error each minute, with what is left. "always" shows the bar anywhere.
-            The bar ends with the number of tiles that were stored, and the number that a mask left out. A callable is
-            called with a `Progress`, at most about ten times a second; the last one has the report.
-        shard : tuple of int, optional
-            ``(rank, world_size)``: fill only shard `rank` of the `world_size` shards of the region, and store nothing
-            outside of it; other processes fill the others. Windows across the border of two shards are computed by
-            both.
-        where : Mask, array, tensor, InfiniteTensor or callable, optional
-            The wanted pixels. Anything but a `Mask` means ``Mask(where)``, whose pixels are those of the tensor or the
-            group, beginning at 0. A tile that contains a wanted pixel of the region is computed whole. Other tiles are
-            skipped: nothing is stored of them, not even that they were skipped, so a later read, or a fill without a
-            mask, computes them, and the windows on the border again. Upstream tensors are computed where the wanted
-            tiles need them.
-        pyramid : bool or str
-            Whether to also fill the levels of `InfiniteTensor.pyramid` over the same region: the windows of each level
-            whose pixels all lie over filled pixels. An unbounded tensor gets as many levels as the region needs. A str
-            is the method; True uses the default method of `InfiniteTensor.pyramid`.
+        **options
+            See `FillOptions`: threads, a limit on memory, a cluster, the progress bar, a shard, a mask, and overviews.
 
         Returns
         -------
@@ -146,9 +107,10 @@ class Fillable(ABC):
         KeyboardInterrupt
             After a Ctrl-C, with a note that says how to resume.
         """
-        check_fill(workers, client, progress, shard, pyramid)
-        workers = None if workers is None else int(workers)
-        requests = self._requests(region, where)
+        check_fill_options("fill", options)
+        workers, client, pyramid = options.get("workers"), options.get("client"), options.get("pyramid", False)
+        workers, progress = None if workers is None else int(workers), options.get("progress", True)
+        requests = self._requests(region, options.get("where"))
         levels: list[list[InfiniteTensor]] = []
         if pyramid:
             # Imported here, because pipelines build on tensors.
@@ -158,7 +120,7 @@ class Fillable(ABC):
                 levels_over(cast("InfiniteTensor", request.tensor), request.selection.shape, pyramid)
                 for request in requests
             ]
-        most, part = checked_bytes("max_memory", max_memory), checked_shard(shard)
+        most, part = checked_bytes("max_memory", options.get("max_memory")), checked_shard(options.get("shard"))
         job = writable(prepare(requests, most, part, levels, in_blocks=client is None))
         try:
             if client is not None:

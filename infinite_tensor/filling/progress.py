@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.support.given import checked_progress
@@ -43,6 +43,7 @@ class Progress:
 
 
 Watcher: TypeAlias = Callable[[Progress], object]
+Reporting: TypeAlias = bool | Literal["always"] | Watcher
 
 
 class Tally(AbstractContextManager["Tally"]):
@@ -63,7 +64,7 @@ class Tally(AbstractContextManager["Tally"]):
         The name of what is counted.
     """
 
-    def __init__(self, total: int, progress: bool | str | Watcher, parts: int = 1, *, unit: str = "window") -> None:
+    def __init__(self, total: int, progress: Reporting, parts: int = 1, *, unit: str = "window") -> None:
         self._begun = time.monotonic()
         self._told = -1.0
         checked = checked_progress(progress)

@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -36,10 +36,11 @@ from infinite_tensor.support.given import as_index, members, quoted, word
 
 Shape: TypeAlias = tuple[int | None, ...]
 
+EdgeName: TypeAlias = Literal["drop", "clip", "all"]
 Edge: TypeAlias = tuple[str, ...]
 """What happens, per dimension, to windows that reach past a finite one: one of `EDGES`."""
 
-EDGES = ("drop", "clip", "all")
+EDGES = get_args(EdgeName)
 """What happens to windows that reach past a finite dimension.
 
 "drop": they do not exist. "clip": just enough of them exist to cover the dimension. "all": all of them exist that

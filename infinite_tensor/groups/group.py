@@ -15,7 +15,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Request, coverage
 from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.filling.mask import placed
-from infinite_tensor.filling.progress import Watcher
+from infinite_tensor.filling.progress import Reporting
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.groups.members import (
@@ -39,6 +39,7 @@ from infinite_tensor.support.given import checked_device, checked_flag, checked_
 from infinite_tensor.support.nested import Key, as_key, chosen, is_key, listed, named_leaves, nested, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
+from infinite_tensor.tilestore.inventory import TileState
 from infinite_tensor.tilestore.messages import damaged_group
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.definition import Number
@@ -419,7 +420,7 @@ class TensorGroup(Fillable):
             raise
         return self
 
-    def coverage(self, region: object, state: str | None = None, where: object = None) -> dict[str, Any]:
+    def coverage(self, region: object, state: TileState | None = None, where: object = None) -> dict[str, Any]:
         """Return `InfiniteTensor.coverage` of each tensor, nested as the group is.
 
         The result is not a TensorDict, because tensors may have tiles of different sizes.
@@ -493,7 +494,7 @@ class TensorGroup(Fillable):
         overwrite: bool = False,
         storage_options: dict[str, Any] | None = None,
         workers: int | None = None,
-        progress: bool | str | Watcher = True,
+        progress: Reporting = True,
     ) -> None:
         """Write a region of all tensors to a Zarr group with an array for each tensor, nested as this group is.
 

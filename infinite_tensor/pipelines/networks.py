@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -49,14 +48,10 @@ class BatchedNetwork(CallingNetworks):
     net : callable
         ``net(batch) -> output``: takes shape (N, channels, *window) and returns shape (N, ...), or a dict or tuple of
         such outputs.
-    preprocess : callable or None
-        Called with each batch, on the device, before `net`.
     batch_size : int
         N.
     device : torch.device
         Device that batches are moved to.
-    autocast : torch.dtype or None
-        Dtype of `torch.autocast`.
     channel_dim : int or None
         The dimension of a region that holds the channels; None if there is none, so that `net` is given one of size 1.
     """
@@ -64,16 +59,12 @@ class BatchedNetwork(CallingNetworks):
     def __init__(
         self,
         net: Callable[..., Any],
-        preprocess: Callable[[torch.Tensor], torch.Tensor] | None,
         batch_size: int,
         device: torch.device,
-        autocast: torch.dtype | None,
         channel_dim: int | None,
     ) -> None:
         self.__wrapped__ = net
         self.net = net
-        self.preprocess = preprocess
-        self.autocast = autocast
         self.batch_size = batch_size
         self._device = device
         self._channel_dim = channel_dim
@@ -92,8 +83,7 @@ class BatchedNetwork(CallingNetworks):
         return super().__getstate__() | {"_kept": {}, "looked": None}
 
     def _reaches(self) -> Mapping[str, object]:
-        autocast = {} if self.autocast is None else {"autocast": self.autocast}
-        return {"net": self.net, "preprocess": self.preprocess, **autocast, "batch_size": Setting(self.batch_size)}
+        return {"net": self.net, "batch_size": Setting(self.batch_size)}
 
     def prepare(self, *, told: bool, stored: bool) -> None:
         """Set, before the first call, whether a version identifies the network and whether its outputs are stored."""
@@ -143,16 +133,12 @@ class BatchedNetwork(CallingNetworks):
         return {name: _on_cpu(output) for name, output in outputs.items()}
 
     def _called(self, batch: torch.Tensor) -> object:
-        with self._autocasting():
-            batch = batch.to(self._device, non_blocking=True)
-            if not (batch.is_floating_point() or batch.is_complex()):
-                batch = batch.to(torch.float32)
-            if self.preprocess is not None:
-                batch = _preprocessed(self.preprocess, batch)
-            fits = self.autocast is not None or not batch.is_floating_point() or batch.dtype in self._dtypes
-            if self._dtypes and not fits:
-                batch = batch.to(self._dtype)
-            return self.net(batch)
+        batch = batch.to(self._device, non_blocking=True)
+        if not (batch.is_floating_point() or batch.is_complex()):
+            batch = batch.to(torch.float32)
+        if self._dtypes and batch.is_floating_point() and batch.dtype not in self._dtypes:
+            batch = batch.to(self._dtype)
+        return self.net(batch)
 
     def _check_as_before(self, outputs: Outputs) -> None:
         """Raise ShapeMismatchError if a batch has other outputs than the first batch of the prediction."""
@@ -165,9 +151,6 @@ class BatchedNetwork(CallingNetworks):
                 f"net returned {_told(now)} for a window, but {_told(before)} for earlier ones; it must return "
                 "the same outputs for all windows"
             )
-
-    def _autocasting(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.autocast is None else torch.autocast(self._device.type, self.autocast)
 
     def _checked(self, name: str | None, output: object) -> torch.Tensor:
         named = "" if name is None else f" for {name!r}"
@@ -220,16 +203,6 @@ def _dtypes_of(net: object) -> set[torch.dtype]:
     """The floating-point dtypes of the parameters of the networks in a function."""
     parameters = [each for network in networks_in((net,)) for each in network.parameters()]
     return {each.dtype for each in parameters if each.is_floating_point()}
-
-
-def _preprocessed(preprocess: Callable[[torch.Tensor], object], batch: torch.Tensor) -> torch.Tensor:
-    found = preprocess(batch)
-    if not isinstance(found, torch.Tensor):
-        raise ValidationError(
-            f"preprocess must return a batch as a tensor, got {quoted(found)}; return torch.as_tensor(result), or "
-            "move this step into net"
-        )
-    return found
 
 
 def _named(returned: object) -> dict[str | None, object]:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, Required, TypeAlias, Unpack, overload
 
+import numpy.typing as npt
 import torch
 
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.filling.mask import Mask
+from infinite_tensor.filling.options import FillOptions, check_fill_options
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.geometry.window import TensorWindow, followed
 from infinite_tensor.groups import TensorGroup
@@ -34,7 +36,6 @@ from infinite_tensor.pipelines.sources import from_array, least_cache_of
 from infinite_tensor.support.given import (
     MemoryTooSmallError,
     as_index,
-    check_fill,
     checked_bytes,
     checked_device,
     checked_flag,
@@ -49,46 +50,104 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.checks import stand_in
-from infinite_tensor.values.definition import default_name, label_of, resolved_blend
+from infinite_tensor.values.coarse import Method
+from infinite_tensor.values.definition import Blend, BlendName, default_name, label_of, resolved_blend
 from infinite_tensor.values.digest import Modes
 from infinite_tensor.values.dtypes import checked_dtype
 from infinite_tensor.values.fingerprint import networks_in
+from infinite_tensor.values.reduction import Reduction, ReductionName
 from infinite_tensor.values.weights import WeightedMean
 
-if TYPE_CHECKING:
-    from distributed import Client
+_Reduce: TypeAlias = ReductionName | Callable[[torch.Tensor], torch.Tensor] | Reduction | None
+_Store: TypeAlias = TileStore | str | os.PathLike[str] | None
+_Several: TypeAlias = Mapping[Any, Any] | tuple[Any, ...] | list[Any]
+
+
+class _Options(FillOptions, total=False):
+    """The keyword arguments of `predict` on which it does not depend whether it returns a group."""
+
+    window: Required[int | Sequence[int]]
+    overlap: float | Sequence[float]
+    blend: Blend | BlendName
+    sigma_scale: float | Sequence[float]
+    dims: Sequence[str] | None
+    dtype: torch.dtype | str | None
+    scale: Any
+    edge: Literal["clip", "drop"]
+    padding: Any
+    region: Any
+    batch_size: int
+    device: torch.device | str | None
+    tensor_id: str
+    version: Any
+    overwrite: bool
+
+
+@overload
+def predict(
+    net: Callable[..., Any],
+    source: Any,
+    store: _Store = None,
+    *,
+    reduce: Mapping[Any, Any],
+    **options: Unpack[_Options],
+) -> TensorGroup: ...
+@overload
+def predict(
+    # What a module returns is not known; most return one tensor.
+    net: torch.nn.Module,
+    source: Any,
+    store: _Store = None,
+    *,
+    reduce: _Reduce = None,
+    **options: Unpack[_Options],
+) -> InfiniteTensor | Any: ...
+@overload
+def predict(
+    net: Callable[[torch.Tensor], torch.Tensor | npt.NDArray[Any]],
+    source: Any,
+    store: _Store = None,
+    *,
+    reduce: _Reduce = None,
+    **options: Unpack[_Options],
+) -> InfiniteTensor: ...
+@overload
+def predict(
+    net: Callable[[torch.Tensor], _Several],
+    source: Any,
+    store: _Store = None,
+    *,
+    reduce: _Reduce = None,
+    **options: Unpack[_Options],
+) -> TensorGroup: ...
+@overload
+def predict(
+    net: Callable[..., Any], source: Any, store: _Store = None, *, reduce: _Reduce = None, **options: Unpack[_Options]
+) -> InfiniteTensor | Any: ...
 
 
 def predict(
     net: Callable[..., Any],
     source: Any,
-    target: TileStore | str | os.PathLike[str] | None = None,
+    store: _Store = None,
     *,
     window: int | Sequence[int],
     overlap: float | Sequence[float] = 0.25,
-    blend: Any = "gaussian",
+    blend: Blend | BlendName = "gaussian",
     sigma_scale: float | Sequence[float] = 0.125,
     dims: Sequence[str] | None = None,
-    preprocess: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    reduce: Any = None,
-    dtype: Any = None,
+    reduce: _Reduce | Mapping[Any, Any] = None,
+    dtype: torch.dtype | str | None = None,
     scale: Any = None,
-    edge: str = "clip",
+    edge: Literal["clip", "drop"] = "clip",
     padding: Any = "reflect",
     region: Any = None,
-    where: Any = None,
     batch_size: int = 4,
     device: torch.device | str | None = None,
-    autocast: torch.dtype | bool | None = None,
     tensor_id: str = "prediction",
     version: Any = None,
     overwrite: bool = False,
-    max_memory: int | str | None = None,
-    workers: int | None = None,
-    shard: tuple[int, int] | None = None,
-    client: Client | None = None,
-    progress: Any = True,
-    pyramid: bool | str = False,
+    **options: Unpack[FillOptions],
 ) -> InfiniteTensor | TensorGroup:
     """Slide a network over a tensor of any size and store its output.
 
@@ -102,11 +161,13 @@ def predict(
         ``net(batch) -> output``: `batch` has shape ``(batch_size, channels, *window)``; `output` has shape
         ``(batch_size, channels, *size)`` or ``(batch_size, *size)``, or ``(batch_size, classes)`` for one result per
         window, which is stored as one pixel per window. It may be a numpy array. A dict, dataclass or tuple of such
-        outputs gives a group, without the entries that are None. `net` runs under `torch.no_grad`. A network in `net`,
-        `preprocess` or `reduce` must not be in training mode if its code reads `training`: call ``net.eval()`` first.
+        outputs gives a group, without the entries that are None. A batch of integers is given as float32, not scaled;
+        floats in the dtype of the parameters of `net`, if `net` is a module and they have only one, otherwise as
+        float32, unless a network in `net` has parameters of their dtype. `net` runs under `torch.no_grad`. A network
+        in `net` or `reduce` must not be in training mode if its code reads `training`: call ``net.eval()`` first.
     source : InfiniteTensor or array
         The tensor over which windows slide. An array is passed to `from_array`.
-    target : TileStore, str or path, optional
+    store : TileStore, str or path, optional
         Where the prediction is stored. Default: in memory.
     window : int or tuple of int
         Size of a window in pixels: one for each dimension over which windows slide, or one for all.
@@ -118,11 +179,6 @@ def predict(
     dims : tuple of str, optional
         Names of the dimensions of `source`; "c", "channel", "channels", "band" and "bands" are channels. Default: its
         own names. Without names, if `source` has one dimension more than `window` has entries, the first is channels.
-    preprocess : callable, optional
-        ``preprocess(batch) -> batch``, called on `device` before `net`. It gets integers as float32, not scaled. If it
-        returns floats, these are converted to the dtype of the parameters of `net` if `net` is a module and they have
-        only one; otherwise to float32, unless a network in `net` has parameters of their dtype. With `autocast`, or
-        without parameters, nothing is converted.
     reduce : str, callable, Reduction or dict, optional
         How the blended output of a pixel is reduced before it is stored: "argmax", "softmax", "sigmoid", or a function
         as for `Reduction`. A dict has one for each output of a group. For a `net` with a single output, a dict gives a
@@ -144,29 +200,22 @@ def predict(
         the window, as in ``sl[0:512, 0:512]``. The tiles that it touches are computed whole. Default: all pixels.
         Everything else is computed when it is read. That computes the windows on the border of the region again, since
         nothing is stored outside it.
-    where : Mask, array, tensor, InfiniteTensor or callable, optional
-        Which pixels to compute, as for `InfiniteTensor.fill`, in the same pixels as `region`.
     batch_size : int
         Number of windows in each call of `net`. A batch with fewer windows is filled up by repeating the last one.
     device : torch.device or str, optional
         Device that batches are moved to. Default: that of the parameters of `net`, or the CPU.
-    autocast : bool or torch.dtype, optional
-        Run `net` under `torch.autocast`, in this dtype, or with True in the default one.
     tensor_id : str
-        Id of the prediction in `target`; each output of a group has ``tensor_id/name``.
+        Id of the prediction in `store`; each output of a group has ``tensor_id/name``.
     version : JSON value, optional
         Anything else that identifies what is computed, such as the hash of a checkpoint.
     overwrite : bool
-        Delete what `target` stores under `tensor_id`, after the first batch has been computed. If the prediction is
+        Delete what `store` has under `tensor_id`, after the first batch has been computed. If the prediction is
         computed from it, that is a ValidationError.
-    max_memory : int or str, optional
-        Limit on the memory that this call adds to the process, in bytes or as in "2 GB"; what `net` allocates inside is
-        not counted. A lower limit means that the image is processed in narrower bands.
-    workers, shard, client, progress
-        As for `InfiniteTensor.fill`.
-    pyramid : bool or str
-        As for `InfiniteTensor.fill`. True means "mode" for integers, which are taken as labels, "mean" for floats, and
-        "nearest" if both are stored, or for a dict of reductions of a single output.
+    **options
+        Those of `InfiniteTensor.fill`: see `FillOptions`. `where` is in the same pixels as `region`. `max_memory`
+        includes batches and what `net` returns for them, not what it allocates inside; less of it means that the image
+        is processed in narrower bands. ``pyramid=True`` means "mode" for integers, which are taken as labels, "mean"
+        for floats, and "nearest" if both are stored, or for a dict of reductions of a single output.
 
     Returns
     -------
@@ -178,7 +227,7 @@ def predict(
     RegionError
         (an IndexError) If `region` is not a region, or no pixel of the prediction lies in it.
     ValidationError
-        If an argument is invalid, or `target` has something else under `tensor_id`, such as a prediction with other
+        If an argument is invalid, or `store` has something else under `tensor_id`, such as a prediction with other
         weights.
     ShapeMismatchError
         If the shape that `net` returns does not fit its input.
@@ -188,9 +237,9 @@ def predict(
     Notes
     -----
     The first window begins at pixel 0, or at ``stride - size`` with "wrap". The last one may reach past the end of the
-    source, and is padded there; MONAI shifts it inside instead. The stored definition includes all values that `net`,
-    `preprocess` and `reduce` reach: weights, and everything that their code refers to. Another `batch_size`, or changed
-    code of these functions, gives a FunctionChangedWarning.
+    source, and is padded there; MONAI shifts it inside instead. The stored definition includes all values that `net`
+    and `reduce` reach: weights, and everything that their code refers to. Another `batch_size`, or changed code of
+    these functions, gives a FunctionChangedWarning.
 
     Examples
     --------
@@ -204,24 +253,22 @@ def predict(
     count = as_index(batch_size)
     if count is None or not 1 <= count <= _LARGEST_BATCH:
         raise ValidationError(f"batch_size must be a positive int up to {_LARGEST_BATCH}, got {quoted(batch_size)}")
-    if preprocess is not None and not callable(preprocess):
-        raise ValidationError(f"preprocess must be a function of a batch, or None, got {quoted(preprocess)}")
     tensor_id = checked_id(tensor_id)
-    check_fill(workers, client, progress, shard, pyramid)
+    check_fill_options("predict", options)
     sliding = Sliding.over(_tensor_of(source, dims), dims, window, overlap, padding, edge)
     place = device_of(net) if device is None else checked_device(device)
-    f = BatchedNetwork(net, preprocess, count, place, _dtype_of_autocast(autocast, place), sliding.channel_dim)
+    f = BatchedNetwork(net, count, place, sliding.channel_dim)
     f.modes.check()
     Modes(networks_in((reduce,))).check()
-    f.prepare(told=version is not None, stored=target is not None)
+    f.prepare(told=version is not None, stored=store is not None)
     scales = sliding.given_scale(scale)
-    where = _mask_of(sliding, region, where)
-    if checked_flag("overwrite", overwrite) and shard is not None:
+    options["where"] = where = _mask_of(sliding, region, options.get("where"))
+    if checked_flag("overwrite", overwrite) and options.get("shard") is not None:
         raise ValidationError("overwrite=True would delete the results of other shards: give only one of the two")
-    store = None if _is_new(target) else _opened(target)
-    stored = {} if store is None else stored_prediction(store, tensor_id)
-    if overwrite and store is not None:
-        _check_none_is_read((sliding.source, _read_of_mask(where)), store, stored)
+    there = None if _is_new(store) else _opened(store)
+    stored = {} if there is None else stored_prediction(there, tensor_id)
+    if overwrite and there is not None:
+        _check_none_is_read((sliding.source, _read_of_mask(where)), there, stored)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
     found = (f.looked and known) or _first_windows(f, sliding, scales, region, edge, tensor_id)
     results, together = _results(
@@ -230,7 +277,7 @@ def predict(
     sliding.check(results, edge)
     blended = WeightedMean("gaussian", sigma_scale) if word(blend) == "gaussian" else resolved_blend(blend)
     outputs = {name: result.output(sliding, blended, edge) for name, result in results.items()}
-    options: dict[str, Any] = {
+    how: dict[str, Any] = {
         "args": [sliding.source],
         "args_windows": [sliding.window],
         "args_padding": sliding.padding,
@@ -238,34 +285,28 @@ def predict(
         "batch_size": count,
         "version": _version(together.told if together else results, version),
     }
+    max_memory, pyramid = options.get("max_memory"), options.get("pyramid", False)
     part, batches = _region_of(outputs, sliding, region), _batch_bytes(sliding, found, count)
-    if overwrite or store is None:
+    if overwrite or there is None:
         # Raise errors before anything is deleted or created.
-        tried = _made(f, outputs, options | {"tile_store": _empty_one_like(store)}, resumed=False)
+        tried = _made(f, outputs, how | {"tile_store": _empty_one_like(there)}, resumed=False)
         with _beside_batches(max_memory, batches, count) as most:
             tried.plan(part, max_memory=most, where=where)
-    holder = store or _opened(target)
+    holder = there or _opened(store)
     if overwrite:
         for name in stored:
             clear_levels(holder, name)
             holder.clear_tensor(name)
-    made = _made(f, outputs, options | {"tile_store": holder}, resumed=bool(stored) and not overwrite)
+    made = _made(f, outputs, how | {"tile_store": holder}, resumed=bool(stored) and not overwrite)
     f.returns({name: (result.seen.shape, result.blended) for name, result in results.items()})
     with (
         _beside_batches(max_memory, batches, count) as most,
         _keeping_little(holder, sliding, most),
-        _stoppable(target, overwrite=overwrite),
+        _stoppable(store, overwrite=overwrite),
     ):
-        made.fill(
-            part,
-            workers=workers,
-            max_memory=most,
-            client=client,
-            progress=progress,
-            shard=shard,
-            where=where,
-            pyramid=_method_of(outputs, together) if pyramid is True else pyramid,
-        )
+        options["max_memory"] = most
+        options["pyramid"] = _method_of(outputs, together) if pyramid is True else pyramid
+        made.fill(part, **options)
     f.forget()
     if together is None:
         return made
@@ -290,7 +331,7 @@ def _results(
     return {None: together.result(scores, scales[None])}, together
 
 
-def _method_of(outputs: Mapping[str | None, Output], together: Reductions | None) -> bool | str:
+def _method_of(outputs: Mapping[str | None, Output], together: Reductions | None) -> bool | Method:
     """The method of the pyramid: integers are taken as labels."""
     dtypes = map(checked_dtype, (output.dtype for output in outputs.values()))
     labels = {not (dtype.is_floating_point or dtype.is_complex) for dtype in dtypes}
@@ -300,7 +341,7 @@ def _method_of(outputs: Mapping[str | None, Output], together: Reductions | None
 
 
 @contextmanager
-def _stoppable(target: object, *, overwrite: bool) -> Iterator[None]:
+def _stoppable(store: object, *, overwrite: bool) -> Iterator[None]:
     """Replace a KeyboardInterrupt by one that says how to continue."""
     try:
         yield
@@ -309,7 +350,7 @@ def _stoppable(target: object, *, overwrite: bool) -> Iterator[None]:
         stored = f"finished work is stored; to continue, call it again{without}"
         # A new exception: forty lines of traceback inside the library would hide the message.
         raise KeyboardInterrupt(
-            f"predict was interrupted; {'nothing is stored without a target' if target is None else stored}"
+            f"predict was interrupted; {'nothing is stored without a store' if store is None else stored}"
         ) from None
 
 
@@ -382,7 +423,7 @@ def _check_none_is_read(given: Sequence[object], store: TileStore, stored: Mappi
         if tensor.tensor_id in stored and _is_stored_as(stored[tensor.tensor_id], tensor, store):
             raise ValidationError(
                 f"the prediction is computed from tensor {tensor.tensor_id!r} of {store}, which overwrite=True would "
-                "delete; give another tensor_id, or another target"
+                "delete; give another tensor_id, or another store"
             )
 
 
@@ -477,7 +518,7 @@ def _beside_batches(max_memory: object, batches: int, batch_size: int) -> Iterat
 
 
 @contextmanager
-def _keeping_little(target: TileStore, sliding: Sliding, max_memory: int | None) -> Iterator[None]:
+def _keeping_little(store: TileStore, sliding: Sliding, max_memory: int | None) -> Iterator[None]:
     """Keep few complete tiles of a prediction, and little of what it is computed from, in memory during its fill.
 
     Nothing reads these tiles again, and a fill holds what its next steps read of the tensors upstream. Only bands,
@@ -486,10 +527,10 @@ def _keeping_little(target: TileStore, sliding: Sliding, max_memory: int | None)
     """
     under_way = threading.Lock()
     with under_way:
-        if contents_of(target).outlives_process:
-            contents_of(target).lend(under_way, _LITTLE_BYTES)
+        if contents_of(store).outlives_process:
+            contents_of(store).lend(under_way, _LITTLE_BYTES)
         chain = _chain_of([sliding.source]) if max_memory is None else ()
-        for contents in {contents_of(tensor.tile_store) for tensor in chain} - {contents_of(target)}:
+        for contents in {contents_of(tensor.tile_store) for tensor in chain} - {contents_of(store)}:
             contents.lend(under_way, 0)
         yield
 
@@ -543,16 +584,6 @@ def _tensor_of(source: Any, dims: Any) -> InfiniteTensor:
     return made
 
 
-def _dtype_of_autocast(autocast: object, device: torch.device) -> torch.dtype | None:
-    if autocast is None or autocast is False:
-        return None
-    if autocast is True:
-        return torch.get_autocast_dtype(device.type)
-    if not isinstance(autocast, torch.dtype) or not autocast.is_floating_point:
-        raise ValidationError(f"autocast must be True, a torch.dtype of floats or None, got {quoted(autocast)}")
-    return autocast
-
-
 def _empty_one_like(store: TileStore | None) -> TileStore:
     """An empty store in memory, with the tile size of another one; None stands for a store that does not exist yet."""
     if isinstance(store, MemoryTileStore):
@@ -568,23 +599,23 @@ def _empty_one_like(store: TileStore | None) -> TileStore:
     return ZarrTileStore(MemoryStore(), tile_size=tile_size, cache_size_bytes=contents_of(store).cache_limit)
 
 
-def _is_new(target: object) -> bool:
+def _is_new(store: object) -> bool:
     """Whether nothing lies at a local path yet. False for a URL, where this would take requests."""
-    local = isinstance(target, str | Path) and "://" not in str(target)
-    return local and not os.path.lexists(Path(str(target)).expanduser())
+    local = isinstance(store, str | Path) and "://" not in str(store)
+    return local and not os.path.lexists(Path(str(store)).expanduser())
 
 
-def _opened(target: Any) -> TileStore:
+def _opened(store: Any) -> TileStore:
     # Stores need packages that users of other stores may lack.
     from infinite_tensor_stores import ZarrTileStore, shared_store  # noqa: PLC0415
 
-    if target is None:
+    if store is None:
         from zarr.storage import MemoryStore  # noqa: PLC0415
 
         # A store of tiles, not of windows: windows of scores would take many times the memory.
         return ZarrTileStore(MemoryStore(), compressors=None, flush_interval=1e9, cache_size_bytes=_CACHE_BYTES)
-    if isinstance(target, str | os.PathLike):
-        return shared_store(target)
-    if not isinstance(target, TileStore):
-        raise ValidationError(f"target must be a TileStore, a path or a URL, got {quoted(target)}")
-    return target
+    if isinstance(store, str | os.PathLike):
+        return shared_store(store)
+    if not isinstance(store, TileStore):
+        raise ValidationError(f"store must be a TileStore, a path or a URL, got {quoted(store)}")
+    return store

@@ -17,7 +17,7 @@ from infinite_tensor.support.given import as_index, checked_count, members, quot
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.store import contents_of
-from infinite_tensor.values.coarse import KEY, Coarsening, check_method, fits
+from infinite_tensor.values.coarse import KEY, Coarsening, Method, check_method, fits
 from infinite_tensor.values.meaning import Code
 
 _SPACE = frozenset("zyx")
@@ -40,7 +40,7 @@ _SMALL = 512
 def coarsen(
     tensor: InfiniteTensor,
     factor: int | Sequence[int],
-    method: str,
+    method: Method,
     nodata: Code | None,
     store: TileStore | str | os.PathLike[str] | None,
     tensor_id: str | None,
@@ -53,7 +53,7 @@ def coarsen(
 def pyramid(
     tensor: InfiniteTensor,
     levels: int | None,
-    method: str | None,
+    method: Method | None,
     nodata: Code | None,
     store: TileStore | str | os.PathLike[str] | None,
     *,
@@ -112,23 +112,24 @@ def _check_stored_method(tensor: InfiniteTensor, method: str) -> None:
         )
 
 
-def levels_over(tensor: InfiniteTensor, extents: Sequence[int], method: bool | str) -> list[InfiniteTensor]:
+def levels_over(tensor: InfiniteTensor, extents: Sequence[int], method: bool | Method) -> list[InfiniteTensor]:
     """The levels that a fill of a region of these extents also computes; none for a small region."""
     ends = [own if given is None else given for given, own in zip(tensor.shape, extents, strict=True)]
     number = _number_of(ends, _factors(tensor, 2))
-    return tensor.pyramid(number, None if method is True else str(method)) if number else []
+    return tensor.pyramid(number, None if method is True else cast("Method", str(method))) if number else []
 
 
-def method_for(tensor: InfiniteTensor, *, labels: bool = False) -> str:
+def method_for(tensor: InfiniteTensor, *, labels: bool = False) -> Method:
     """Return the method of levels that are not stored yet if the user names none: the mean, if there can be one.
 
     The results of ``argmax`` are labels, which have no mean.
     """
     labels = labels or (tensor.reduce is not None and tensor.reduce.function == "argmax")
-    return next(name for name in ("mean", "mode", "nearest")[labels:] if fits(name, tensor.dtype))
+    methods: tuple[Method, ...] = ("mean", "mode", "nearest")
+    return next(name for name in methods[labels:] if fits(name, tensor.dtype))
 
 
-def _stored_method(tensor: InfiniteTensor) -> str | None:
+def _stored_method(tensor: InfiniteTensor) -> Method | None:
     level = _stored_level([tensor])
     return None if level is None else cast("Coarsening", level.f).method
 
@@ -138,7 +139,7 @@ def levels_to_show(
     nodata: Code | None,
     start: Index,
     shape: Index,
-    wanted: bool | int | str,
+    wanted: bool | int | Method,
     *,
     compute: bool,
     tile_bytes: int,
@@ -237,7 +238,7 @@ def _stored_level(below: Sequence[InfiniteTensor]) -> InfiniteTensor | None:
 def _coarser(
     tensor: InfiniteTensor,
     factors: tuple[int, ...],
-    method: str,
+    method: Method,
     weight: tuple[int, ...],
     finest: tuple[int | None, ...],
     nodata: Code | None,

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from operator import add, sub
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -159,6 +159,7 @@ class Known(Protocol):
 
 NOTHING: Known = frozenset()
 
+TileState: TypeAlias = Literal["stored", "missing", "uncovered", "skipped"]
 TILE_STATES = ("stored", "missing", "uncovered")
 """All windows over the tile are stored; some are missing; or no window covers it, so that nothing is ever stored."""
 

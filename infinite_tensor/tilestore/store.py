@@ -22,13 +22,13 @@ from infinite_tensor.tilestore.inventory import (
     readers_in,
 )
 from infinite_tensor.tilestore.messages import warn_of_dependants
-from infinite_tensor.values.definition import Blend
+from infinite_tensor.values.definition import Blend, BlendName
 from infinite_tensor.values.reduction import Reduction
 
 if TYPE_CHECKING:
     import os
 
-    from infinite_tensor.filling.progress import Watcher
+    from infinite_tensor.filling.progress import Reporting
     from infinite_tensor.groups import TensorGroup
     from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor
     from infinite_tensor.views.copying import CopyReport
@@ -158,7 +158,7 @@ class TileStore:
         f: Callable[..., Any] | None = None,
         args: Sequence[InfiniteTensor | SupportsAsTensor] | None = None,
         *,
-        blend: Blend | str | None = None,
+        blend: Blend | BlendName | None = None,
         batch_size: int | tuple[int, ...] | None = None,
         device: torch.device | str = "cpu",
         reduce: Reduction | None = None,
@@ -308,7 +308,7 @@ class TileStore:
         upstream: bool = False,
         region: object = None,
         overwrite: bool = False,
-        progress: bool | str | Watcher = True,
+        progress: Reporting = True,
     ) -> CopyReport:
         """Copy a tensor into another store of any kind: its definition and everything stored of it.
 

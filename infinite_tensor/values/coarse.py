@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import torch
 
@@ -16,6 +16,9 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.values.definition import Json, json_number
 from infinite_tensor.values.meaning import nodata_in
+
+Method: TypeAlias = Literal["mean", "max", "min", "mode", "nearest"]
+"""How the pixels of a block become one."""
 
 _ON_ONE_THREAD = 2**15
 """torch uses threads for more numbers than this, which is slower while other threads write and compute."""
@@ -251,7 +254,7 @@ class Coarsening:
 
     shape: Shape
     factor: tuple[int, ...]
-    method: str
+    method: Method
     weight: tuple[int, ...]
     finest: Shape
     nodata: float | tuple[float | None, ...] | None = None

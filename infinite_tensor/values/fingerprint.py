@@ -489,6 +489,11 @@ class _Walk:
             return self._ours(value, place)
         if package in _TELLING_NOTHING or issubclass(kind, (*_RANDOM, *_STREAMS)):
             return None
+        if issubclass(kind, torch.autocast):
+            # Entering it assigns its other attributes. Devices are not compared.
+            enabled = value._enabled  # type: ignore[attr-defined]  # noqa: SLF001  (it has no public name)
+            self._say(place, f"autocast to {value.fast_dtype}" if enabled else "no autocast")  # type: ignore[attr-defined]
+            return None
         held = held_by(value)
         if self._code_of(kind, place) or _is_namespace(kind):
             # The first object of a walk is named by its class.

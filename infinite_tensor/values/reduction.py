@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from infinite_tensor.values.fingerprint import function_name
 from infinite_tensor.values.weights import Unknown, WeightedMean, check_mean, lifted
 
 _Function = Callable[[torch.Tensor], torch.Tensor]
+ReductionName: TypeAlias = Literal["argmax", "softmax", "sigmoid"]
 
 LANES = 64
 """A multiple of the width of torch's vector loops; elements left over by these loops may differ in the last bit."""
@@ -89,7 +90,7 @@ class Reduction:
     tensor([0, 0, 0, 0, 1, 1], dtype=torch.uint8)
     """
 
-    function: str | _Function
+    function: ReductionName | _Function
     """The function, or its name."""
     in_channels: int
     """The number of values per pixel that ``f`` returns."""
@@ -100,7 +101,7 @@ class Reduction:
 
     def __init__(
         self,
-        function: str | _Function,
+        function: ReductionName | _Function,
         in_channels: int,
         out_channels: int | None = None,
         dtype: torch.dtype | str = torch.float32,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.filling.progress import Tally, Watcher
+from infinite_tensor.filling.progress import Reporting, Tally
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, inside, is_empty
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.pipelines.pyramid import clear_levels
@@ -129,7 +129,7 @@ def copy_tensor(
     upstream: bool,
     region: object,
     overwrite: bool,
-    progress: bool | str | Watcher,
+    progress: Reporting,
 ) -> CopyReport:
     """See `TileStore.copy`."""
     tensor_id, watcher = checked_id(tensor_id), checked_progress(progress)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from urllib.parse import unquote
 
 from fsspec import available_protocols
@@ -22,17 +22,21 @@ from infinite_tensor_stores.remote import FilesInMemory, LoginMask, MaskedFileSy
 
 DEFAULT_TIMEOUT = 15.0
 MOST_CONCURRENT = 256
-MODES = ("r", "r+", "a", "w", "w-")
+Mode: TypeAlias = Literal["r", "r+", "a", "w", "w-"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+ModeT = TypeVar("ModeT")
 
 _S3 = ("s3://", "s3a://")
 _MEMORY = "memory"
 
 
-def check_mode(mode: object, modes: Sequence[str] = MODES) -> str:
-    """`mode`, if it is one of `modes`."""
-    if mode not in modes:
-        raise ValidationError(f"mode must be one of {', '.join(modes)}, got {quoted(mode)}")
-    return str(mode)
+def check_mode(mode: object, modes: Sequence[ModeT]) -> ModeT:
+    """The one of `modes` that equals `mode`."""
+    for each in modes:
+        if each == mode:
+            return each
+    raise ValidationError(f"mode must be one of {', '.join(map(str, modes))}, got {quoted(mode)}")
 
 
 def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, place: str) -> None:

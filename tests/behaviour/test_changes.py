@@ -128,12 +128,11 @@ def test_a_prediction_by_other_values_is_refused(make: Callable[[float], Any], l
     assert torch.equal(again[...], predicted(None, make(0.25))[...])
 
 
-@pytest.mark.parametrize("kind", ["net", "preprocess", "reduce"])
+@pytest.mark.parametrize("kind", ["net", "reduce"])
 def test_a_constant_counts_in_each_function_given(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = scorer()
     given: dict[str, dict[str, Any]] = {
         "net": {"net": lambda batch: net(norm(batch))},
-        "preprocess": {"net": net, "preprocess": norm},
         "reduce": {"net": net, "reduce": norm},
     }
     options = given[kind]
@@ -252,8 +251,8 @@ class Processor:
 
 def test_an_object_that_a_call_changes_is_looked_at_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Processor, "__module__", "torchgen.processor")
-    predicted(tmp_path / "s.zarr", scorer(), preprocess=Processor(), region=(slice(0, 8), slice(0, 8)))
-    predicted(tmp_path / "s.zarr", scorer(), preprocess=Processor())
+    predicted(tmp_path / "s.zarr", Processor(), region=(slice(0, 8), slice(0, 8)))
+    predicted(tmp_path / "s.zarr", Processor())
 
 
 @pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel])
@@ -263,10 +262,34 @@ def test_the_network_continues_what_it_began_in_a_wrapper(wrap: Callable[..., An
     predicted(tmp_path / "s.zarr", net)
 
 
-def test_autocast_counts(tmp_path: Path) -> None:
-    predicted(tmp_path / "s.zarr", scorer())
-    with pytest.raises(ValidationError, match="`autocast` was not there"):
-        predicted(tmp_path / "s.zarr", scorer(), autocast=torch.bfloat16)
+def autocast(dtype: torch.dtype, net: Callable[..., Any] | None = None) -> Any:
+    return torch.autocast("cpu", dtype=dtype)(net or scorer())
+
+
+def test_autocast_around_a_network_counts(tmp_path: Path) -> None:
+    half = autocast(torch.bfloat16)
+    predicted(tmp_path / "s.zarr", half, region=(slice(0, 8), slice(0, 8)))
+    # It has been entered, and a new one has not.
+    predicted(tmp_path / "s.zarr", half)
+    predicted(tmp_path / "s.zarr", autocast(torch.bfloat16))
+    told = "`.*autocast_instance`.* was autocast to torch.bfloat16 and is autocast to torch.float16"
+    with pytest.raises(ValidationError, match=told):
+        predicted(tmp_path / "s.zarr", autocast(torch.float16))
+    with pytest.raises(ValidationError, match=r"the weights of .* have changed"):
+        predicted(tmp_path / "s.zarr", autocast(torch.bfloat16, scorer(0.25)))
+    with pytest.raises(ValidationError, match="autocast"):
+        predicted(tmp_path / "s.zarr", scorer())
+
+
+def test_a_network_in_a_function_under_autocast_counts(tmp_path: Path) -> None:
+    def made(value: float) -> Any:
+        net = scorer(value)
+        return autocast(torch.bfloat16, lambda batch: net(norm(batch)))
+
+    predicted(tmp_path / "s.zarr", made(0.5))
+    predicted(tmp_path / "s.zarr", made(0.5))
+    with pytest.raises(ValidationError, match="the weights of `net`, a variable around `<lambda>`, have changed"):
+        predicted(tmp_path / "s.zarr", made(0.25))
 
 
 # A map.

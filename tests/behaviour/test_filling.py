@@ -24,6 +24,7 @@ from infinite_tensor import (
     MemoryTileStore,
     Output,
     StoreError,
+    TensorGroup,
     TensorWindow,
     TileStore,
     ValidationError,
@@ -260,6 +261,13 @@ class TestFill:
     ) -> None:
         with pytest.raises(ValidationError, match=message):
             t.fill(sl[0:64, 0:64], **options)
+        assert not f.calls
+
+    def test_an_unknown_option_is_refused(self, t: InfiniteTensor, f: Stopped) -> None:
+        misspelt: dict[str, Any] = {"worker": 2}
+        for filled in (t, TensorGroup({"t": t})):
+            with pytest.raises(TypeError, match=r"fill\(\) got an unexpected keyword argument 'worker'; .* workers"):
+                filled.fill(sl[0:64, 0:64], **misspelt)
         assert not f.calls
 
     def test_a_closed_store_is_an_error(self, store: ZarrTileStore, t: InfiniteTensor) -> None:

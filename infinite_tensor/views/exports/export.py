@@ -13,11 +13,11 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.filling.progress import Tally, Watcher
+from infinite_tensor.filling.progress import Reporting, Tally
 from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.pipelines.pyramid import levels_to_show
 from infinite_tensor.support.disks import check_free, publish, synchronize, unfinished_file
@@ -25,6 +25,7 @@ from infinite_tensor.support.given import checked_flag, checked_progress, checke
 from infinite_tensor.support.nested import Key
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.messages import warn_of_lost
+from infinite_tensor.values.coarse import Method
 from infinite_tensor.values.definition import Number
 from infinite_tensor.values.meaning import nodata_of
 from infinite_tensor.views.exports.cutout import Cutout, Sink, Source, computed, explained, stored, stream, units_in
@@ -76,8 +77,9 @@ _FORMS = {
 }
 _LABELS = _FORMS["png"]._replace(check=check_labels_png, opened=partial(opened_png, palette=True))
 """A PNG with a palette."""
-_ZARR = "zarr"
-_ENDINGS = {".zarr": _ZARR, ".npy": "npy", ".png": "png", ".tif": "tiff", ".tiff": "tiff"}
+_ZARR: Final = "zarr"
+Format: TypeAlias = Literal["zarr", "npy", "png", "tiff"]
+_ENDINGS: Mapping[str, Format] = {".zarr": _ZARR, ".npy": "npy", ".png": "png", ".tif": "tiff", ".tiff": "tiff"}
 
 _INTERRUPTED = "The export was interrupted. Call export again with the same arguments to continue it."
 
@@ -93,15 +95,15 @@ class Options(NamedTuple):
 
     compute: bool = True
     fill_value: Number | None = None
-    format: str | None = None
+    format: Format | None = None
     overwrite: bool = False
     storage_options: dict[str, Any] | None = None
     workers: int | None = None
-    progress: bool | str | Watcher = True
+    progress: Reporting = True
     every: int | None = None
     max_pixels: int | None = None
     palette: bool = False
-    pyramid: bool | int | str = False
+    pyramid: bool | int | Method = False
 
 
 def export(tensor: InfiniteTensor, region: object, target: object, options: Options) -> None:

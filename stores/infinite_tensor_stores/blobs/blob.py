@@ -6,7 +6,7 @@ import os
 import sys
 import weakref
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy.typing as npt
 import torch
@@ -35,7 +35,8 @@ from infinite_tensor_stores.blobs.opening import (
 from infinite_tensor_stores.blobs.rows import Rows
 from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, check_mode, check_timeout
 
-MODES = ("r", "r+", "w", "w+", "a", "a+")
+Mode: TypeAlias = Literal["r", "r+", "w", "w+", "a", "a+"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 class TensorBlob(Dataset[torch.Tensor]):
@@ -63,7 +64,7 @@ class TensorBlob(Dataset[torch.Tensor]):
     def open(
         cls,
         filename: str | os.PathLike[str] | Store,
-        mode: str = "r",
+        mode: Mode = "r",
         *,
         dtype: torch.dtype | str | None = None,
         shape: int | Sequence[int] | None = None,

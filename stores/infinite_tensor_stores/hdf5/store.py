@@ -38,7 +38,7 @@ from infinite_tensor_stores.hdf5.members import (
     tensor_at,
 )
 from infinite_tensor_stores.hdf5.slots import TileSlots
-from infinite_tensor_stores.targets import absolute, check_mode, local_path, shown
+from infinite_tensor_stores.targets import MODES, Mode, absolute, check_mode, local_path, shown
 
 
 class HDF5Tensor(TensorHandle):
@@ -228,7 +228,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     def __init__(
         self,
         filepath: str | os.PathLike[str],
-        mode: str = "a",
+        mode: Mode = "a",
         compression: Any = "gzip",
         compression_opts: Any = 4,
         tile_size: int | Sequence[int] | None = None,
@@ -241,7 +241,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         if not isinstance(filepath, str | os.PathLike):
             raise ValidationError(f"filepath must be a path or a file:// URL, got {filepath!r}")
         self.filepath = absolute(filepath)
-        self.mode = check_mode(mode)
+        self.mode = check_mode(mode, MODES)
         self._path = local_path(os.fspath(self.filepath))
         self._filters = self._checked_filters(compression, compression_opts)
         self._file: SharedFile | None = None
@@ -258,7 +258,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by reference: the path and the options. Another process can open the file once this one closes it."""
         own: dict[str, Any] = {name: self._filters.get(name) for name in ("compression", "compression_opts")}
-        mode = "r" if self.read_only else "r+"
+        mode: Mode = "r" if self.read_only else "r+"
         return partial(type(self), mode=mode, **own, **self._options()), (self.filepath,)
 
     @property

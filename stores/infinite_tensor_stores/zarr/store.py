@@ -20,6 +20,8 @@ from infinite_tensor_stores.handles import HandleStore
 from infinite_tensor_stores.remote import RemoteStore
 from infinite_tensor_stores.targets import (
     DEFAULT_TIMEOUT,
+    MODES,
+    Mode,
     absolute,
     check_concurrency,
     check_mode,
@@ -97,7 +99,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         self,
         target: str | os.PathLike[str] | Store,
         *,
-        mode: str = "a",
+        mode: Mode = "a",
         tile_size: int | Sequence[int] | None = None,
         storage_options: dict[str, Any] | None = None,
         timeout: float = DEFAULT_TIMEOUT,
@@ -109,7 +111,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         workers: int = 1,
     ) -> None:
         self.target = absolute(target)
-        self.mode = check_mode(mode)
+        self.mode = check_mode(mode, MODES)
         self._compressors = compressors
         read_only = mode == "r"
         self._storage_options = storage_options
@@ -142,7 +144,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             "concurrency": self._concurrency,
             "compressors": self._compressors,
         }
-        mode = "r" if self.read_only else "r+"
+        mode: Mode = "r" if self.read_only else "r+"
         return partial(type(self), mode=mode, **own, **self._options()), (self.target,)
 
     @property

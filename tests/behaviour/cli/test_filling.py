@@ -279,7 +279,7 @@ def test_predict_tells_what_is_no_source(cli: CommandLine, model: Path, store: P
 
 @pytest.mark.parametrize(
     ("option", "ending"),
-    [("source", ".npy"), ("target", ""), ("--where", ".npy"), ("--module", ".py:net"), ("--preprocess", ".py:net")],
+    [("source", ".npy"), ("target", ""), ("--where", ".npy"), ("--module", ".py:net")],
 )
 def test_a_path_that_the_system_refuses_is_told_in_a_line(
     option: str, ending: str, cli: CommandLine, model: Path, tmp_path: Path
@@ -305,7 +305,6 @@ def test_a_path_that_the_system_refuses_is_told_in_a_line(
         ["--padding", "mirror"],
         ["--max-memory", "1"],
         ["--dims", "y,x"],
-        ["--preprocess", "{model}:fail"],
         ["--shard", "2/2"],
     ],
     ids="=".join,

@@ -57,7 +57,7 @@ def test_a_network_in_training_mode_is_refused_and_not_trained(made: Any, within
 def test_a_network_that_is_trained_on_before_the_rest_is_read_is_refused_then(made: Any, tmp_path: Path) -> None:
     net, mean = normalising()
     store = ZarrTileStore(tmp_path / "s.zarr", tile_size=16)
-    options = {"target": store, "region": sl[0:1, 0:1]} if made is predicted else {"store": store}
+    options = {"store": store} | ({"region": sl[0:1, 0:1]} if made is predicted else {})
     tensor = made(net.eval(), **options)
     net.train()
     with pytest.raises(ValidationError, match=r"training mode.*net\.eval\(\)"):
@@ -67,10 +67,10 @@ def test_a_network_that_is_trained_on_before_the_rest_is_read_is_refused_then(ma
     assert torch.equal(tensor[...], made(net)[...])
 
 
-def test_a_network_in_a_preprocess_is_refused_in_training_mode() -> None:
+def test_a_network_before_the_network_is_refused_in_training_mode() -> None:
     net, _ = normalising()
     with pytest.raises(ValidationError, match=r"BatchNorm2d .*net\.eval\(\)"):
-        predicted(SCORER, preprocess=lambda batch: net(batch).repeat(1, 2, 1, 1)[:, :3])
+        predicted(lambda batch: SCORER(net(batch).repeat(1, 2, 1, 1)[:, :3]))
 
 
 @pytest.mark.parametrize("kind", ["function", "dict", "Reduction"])
@@ -84,10 +84,10 @@ def test_a_network_in_a_reduction_is_refused_in_training_mode(kind: str, tmp_pat
     net = (lambda batch: {"scores": SCORER(batch)}) if kind == "dict" else SCORER
     reduce = {"function": scaled, "dict": {"scores": scaled}, "Reduction": Reduction(scaled, 2, 2)}[kind]
     with pytest.raises(ValidationError, match=r"the network BatchNorm1d .*net\.eval\(\)"):
-        predicted(net, target=tmp_path / "s.zarr", reduce=reduce)
+        predicted(net, store=tmp_path / "s.zarr", reduce=reduce)
     assert not (tmp_path / "s.zarr").exists()
     norm.eval()
-    predicted(net, target=tmp_path / "s.zarr", reduce=reduce)
+    predicted(net, store=tmp_path / "s.zarr", reduce=reduce)
     assert norm.num_batches_tracked == 0
 
 
@@ -97,12 +97,11 @@ SCORER = classifier()
 @BOTH
 def test_a_mode_that_does_not_matter_is_no_part_of_what_is_stored(made: Any, tmp_path: Path) -> None:
     net = classifier(nn.ReLU())
-    options = {"tensor_id": "t"}
-    place = {"target" if made is predicted else "store": tmp_path / "s.zarr"}
-    first = made(net.train(), **options, **place)[...]
+    options = {"tensor_id": "t", "store": tmp_path / "s.zarr"}
+    first = made(net.train(), **options)[...]
     assert net.training
     assert digest(net) == digest(net.eval())
-    assert torch.equal(made(net, **options, **place)[...], first)
+    assert torch.equal(made(net, **options)[...], first)
 
 
 class Biased(nn.Module):

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from infinite_tensor import (
+    FillOptions,
     FunctionChangedWarning,
     InfiniteTensor,
     InfiniteTensorError,
@@ -61,10 +62,10 @@ def image(*shape: int, seed: int = 1) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def predicted(net: Any, picture: Any, target: Any = None, **options: Any) -> Any:
+def predicted(net: Any, picture: Any, store: Any = None, **options: Any) -> Any:
     """What `predict` makes of a picture, by windows of 32 x 32 pixels unless others are asked for."""
     how: Any = {"window": (32, 32), "progress": False} | options
-    return predict(net, picture, target, **how)
+    return predict(net, picture, store, **how)
 
 
 @pytest.mark.parametrize(
@@ -195,20 +196,18 @@ def test_other_weights_are_refused_and_never_meet_old_pixels(tmp_path: Path) -> 
 OTHER = Net(seed=2)
 
 
-def test_what_a_preprocess_holds_counts_too(tmp_path: Path) -> None:
+def test_what_a_function_around_the_network_holds_counts_too(tmp_path: Path) -> None:
     def shifted(by: float) -> Callable[[torch.Tensor], torch.Tensor]:
-        mean = torch.full((3, 1, 1), by)
-        return lambda batch: batch - mean
+        mean, net = torch.full((3, 1, 1), by), Net().eval()
+        return lambda batch: net(batch - mean)
 
     picture = image(3, 40, 40)
-    found = predicted(Net(), picture, tmp_path / "s.zarr", preprocess=shifted(0.25))
+    found = predicted(shifted(0.25), picture, tmp_path / "s.zarr")
     assert torch.equal(found[...], looped(lambda x: Net().eval()(x - 0.25), picture, (32, 32), (24, 24)))
-    predicted(Net(), picture, tmp_path / "s.zarr", preprocess=shifted(0.25))
-    for other in (shifted(0.5), None):
+    predicted(shifted(0.25), picture, tmp_path / "s.zarr")
+    for other in (shifted(0.5), Net()):
         with pytest.raises(ValidationError, match="`mean`, a variable around"):
-            predicted(Net(), picture, tmp_path / "s.zarr", preprocess=other)
-    with pytest.raises(ValidationError, match="autocast"):
-        predicted(Net(), picture, tmp_path / "s.zarr", preprocess=shifted(0.25), autocast=torch.bfloat16)
+            predicted(other, picture, tmp_path / "s.zarr")
 
 
 def test_another_batch_size_is_told(tmp_path: Path) -> None:
@@ -366,12 +365,6 @@ def test_an_error_of_the_first_batch_names_the_prediction() -> None:
         ((3, 50, 60), {"overlap": 1}, "overlap must be a number that is at least 0 and below 1"),
         ((3, 50, 60), {"overlap": (0.5,)}, "or a tuple of 2, one for each dimension"),
         ((3, 50, 60), {"batch_size": 0}, "batch_size must be a positive int up to 1048576, got 0"),
-        (
-            (3, 50, 60),
-            {"autocast": "half"},
-            "autocast must be True, a torch.dtype of floats or None",
-        ),
-        ((3, 50, 60), {"autocast": torch.int8}, "a torch.dtype of floats or None, got torch.int8"),
         ((3, 50, 60), {"dims": ("y", "x")}, "dims must be a tuple of 3 str, one per dimension"),
         (
             (3, 50, 60),
@@ -605,9 +598,9 @@ def test_a_region_may_leave_out_its_last_entries() -> None:
 # Whatever it is given, it works, or the error is one of ours, and what is stored stays.
 
 SMALL = torch.rand(3, 12, 12, generator=torch.Generator().manual_seed(0))
-FREE = ("net", "source", "target", "version", "overwrite", "pyramid")
+FREE = ("net", "source", "store", "version", "overwrite", "pyramid", "options")
 """Of what these may be, others tell."""
-NAMES = [name for name in signature(predict).parameters if name not in FREE]
+NAMES = [name for name in (*signature(predict).parameters, *FillOptions.__annotations__) if name not in FREE]
 
 
 def flipped(batch: torch.Tensor) -> torch.Tensor:
@@ -652,13 +645,27 @@ def failing(_batch: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "wrong",
-    [*WRONG, {"max_memory": 1}, {"reduce": "argmin"}, {"blend": "sharp"}, {"preprocess": failing}, {"dtype": "text"}],
+    [*WRONG, {"max_memory": 1}, {"reduce": "argmin"}, {"blend": "sharp"}, {"dtype": "text"}],
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_what_does_not_fit_is_refused_before_a_store_is_created(wrong: dict[str, Any], tmp_path: Path) -> None:
     for target in (tmp_path / "new" / "s.zarr", str(tmp_path / "s.h5")):
-        with pytest.raises((InfiniteTensorError, RuntimeError)):
+        with pytest.raises(InfiniteTensorError):
             predicted(flipped, SMALL, target, window=(8, 8), **wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_network_that_fails_creates_no_store(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="no such planet"):
+        predicted(failing, SMALL, tmp_path / "s.zarr", window=(8, 8))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("word", ["worker", "target", "preprocess"])
+def test_an_unknown_word_is_refused_before_a_store_is_created(word: str, tmp_path: Path) -> None:
+    told = rf"predict\(\) got an unexpected keyword argument '{word}'; .* workers, max_memory, client"
+    with pytest.raises(TypeError, match=told):
+        predicted(flipped, SMALL, tmp_path / "s.zarr", window=(8, 8), **{word: 2})
     assert list(tmp_path.iterdir()) == []
 
 

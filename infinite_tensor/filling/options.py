@@ -1,0 +1,89 @@
+"""The options of a fill, which `predict` passes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.filling.progress import Reporting
+from infinite_tensor.support.given import check_client, checked_progress, checked_shard, checked_workers, quoted
+from infinite_tensor.values.coarse import Method
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+class FillOptions(TypedDict, total=False):
+    """The options of `fill` and `predict`; each may be left out.
+
+    Annotate with it what a function of yours passes on:
+    ``def refresh(t: InfiniteTensor, **options: Unpack[FillOptions])``.
+
+    Attributes
+    ----------
+    workers : int, optional
+        The number of threads that compute windows; more than one needs an ``f`` that several threads may call at the
+        same time. Default: the `workers` of each tensor's store.
+    max_memory : int or str, optional
+        The most memory to use, in bytes or as ``"400MB"``. It includes the caches of the stores, but not what ``f``
+        itself takes. Default: 512 MiB in addition to the caches.
+    client : distributed.Client, optional
+        A Dask cluster to spread the work over. Stored tensors are filled one after the other, each in four shards per
+        thread of the current workers; `max_memory` then applies to each shard. Every tensor with a `tensor_id` must be
+        in a store that workers can open: Zarr, at a path or URL that all of them can reach.
+    progress : bool, "always" or callable
+        True shows a bar if standard error is a terminal, or in a notebook; otherwise, or inside a live display of rich,
+        it writes a line to standard error each minute, with what is left. "always" shows the bar anywhere. The bar ends
+        with the number of tiles that were stored, and the number that a mask left out. A callable is called with a
+        `Progress`, at most about ten times a second; the last one has the report. Default: True.
+    shard : tuple of int, optional
+        ``(rank, world_size)``: fill only shard `rank` of the `world_size` shards of the region, and store nothing
+        outside of it; other processes fill the others. Windows across the border of two shards are computed by both.
+    where : Mask, array, tensor, InfiniteTensor or callable, optional
+        The wanted pixels. Anything but a `Mask` means ``Mask(where)``, whose pixels are those of the tensor or the
+        group, beginning at 0. A tile that contains a wanted pixel of the region is computed whole. Other tiles are
+        skipped: nothing is stored of them, not even that they were skipped, so a later read, or a fill without a mask,
+        computes them, and the windows on the border again. Upstream tensors are computed where the wanted tiles need
+        them.
+    pyramid : bool or str
+        Whether to also fill the levels of `InfiniteTensor.pyramid` over the same region: the windows of each level
+        whose pixels all lie over filled pixels. An unbounded tensor gets as many levels as the region needs. A str is
+        the method; True uses the default method of `InfiniteTensor.pyramid`. Default: False.
+    """
+
+    workers: int | None
+    max_memory: int | str | None
+    client: Client | None
+    progress: Reporting
+    shard: tuple[int, int] | None
+    where: Any
+    pyramid: bool | Method
+
+
+def check_fill_options(function: str, options: Mapping[str, Any]) -> None:
+    """Raise TypeError for a word that is no option, and ValidationError for a value that no fill accepts.
+
+    `function` is the name of the function that was called with them, for messages.
+    """
+    unknown = next((name for name in options if name not in FillOptions.__annotations__), None)
+    if unknown is not None:
+        raise TypeError(
+            f"{function}() got an unexpected keyword argument {unknown!r}; the options of a fill are "
+            f"{', '.join(FillOptions.__annotations__)}"
+        )
+    checked_workers(options.get("workers"))
+    if options.get("client") is not None:
+        check_client(options["client"])
+    checked_progress(options.get("progress", True))
+    shard, pyramid = checked_shard(options.get("shard")), options.get("pyramid", False)
+    if not isinstance(pyramid, bool | str):
+        raise ValidationError(
+            f"pyramid must be True, False or the method of levels, such as 'mode', got {quoted(pyramid)}; "
+            "for a number of levels, call t.pyramid(levels=3)"
+        )
+    if shard is not None and pyramid:
+        raise ValidationError(
+            "a shard cannot fill levels, which extend over several shards; when all shards are done, call fill with "
+            "pyramid=True and without shard: nothing is computed twice"
+        )
