@@ -64,7 +64,7 @@ def error(found: torch.Tensor, heights: torch.Tensor) -> float:
     return (found - heights).square().mean().sqrt().item()
 
 
-def train(network: Denoiser, patches: PatchDataset, seconds: float) -> Iterator[tuple[int, float]]:
+def train(network: Denoiser, patches: PatchDataset[torch.Tensor], seconds: float) -> Iterator[tuple[int, float]]:
     """Train for some time; yields the number of each step, and its error in metres."""
     optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
     stop = time.perf_counter() + seconds

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import indent
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, overload
 
 import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
@@ -24,10 +24,22 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.layout import sizes_of
 
 Source: TypeAlias = InfiniteTensor | TensorGroup
-Sources: TypeAlias = Source | list[Source] | tuple[Source, ...] | dict[Any, Source]
+Several: TypeAlias = Sequence[Source] | Mapping[Any, Source]
+Sources: TypeAlias = Source | Several
 Transform: TypeAlias = Callable[[Any], Any]
+Size: TypeAlias = int | Sequence[int]
 
 _T = TypeVar("_T")
+_Patch = TypeVar("_Patch")
+_Item_co = TypeVar("_Item_co", covariant=True)
+
+
+class _Reads(Protocol[_Patch]):
+    """What a tensor and a group have in common for a type checker: the type of a region that is read."""
+
+    def read(self, indices: list[Any], *, workers: int | None = None) -> list[_Patch]:
+        """See `InfiniteTensor.read`."""
+
 
 _EXAMPLE = "0:1000"
 """The slice that messages suggest for an unbounded dimension."""
@@ -89,7 +101,7 @@ class _PatchGrid:
         )
 
 
-class _Patches(Dataset[Any]):
+class _Patches(Dataset[_Item_co]):
     """Patches, each with a number: its position in the lexicographic order of the corners."""
 
     def __init__(
@@ -160,11 +172,16 @@ class _Patches(Dataset[Any]):
         corner = self._corner(index)
         return self._arranged([cut.region(corner) for cut in self._cuts])
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[_Item_co]:
         """Iterate over all patches in order."""
         # Python's default iteration would take an IndexError of `f` or `transform` for the end.
         for index in range(len(self)):
             yield self[index]
+
+    @overload
+    def __getitem__(self, index: int) -> _Item_co: ...
+    @overload
+    def __getitem__(self, index: object) -> Any: ...
 
     def __getitem__(self, index: Any) -> Any:
         """Return the transformed patch at `index`: a tensor or TensorDict, or a list, tuple or dict of them.
@@ -179,13 +196,13 @@ class _Patches(Dataset[Any]):
             raise IndexError("a batch needs at least one index, got none")
         return default_collate(self.__getitems__(several))
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    def __getitems__(self, indices: Sequence[int]) -> list[_Item_co]:
         """Return the patches at `indices`, read in one plan; a `DataLoader` calls this for a batch."""
         if get_worker_info() is not None:
             flush_at_termination()
         corners = [self._corner(index) for index in indices]
         patches = [cut.source.read([cut.selection(corner) for corner in corners]) for cut in self._cuts]
-        items = [self._arranged(item) for item in zip(*patches, strict=True)]
+        items: list[Any] = [self._arranged(item) for item in zip(*patches, strict=True)]
         return items if self._transform is None else list(map(self._transformed, indices, items))
 
     def _transformed(self, index: int, item: Any) -> Any:
@@ -220,7 +237,7 @@ class _Patches(Dataset[Any]):
         return list(values) if isinstance(self._sources, list) else tuple(values)
 
 
-class GridDataset(_Patches):
+class GridDataset(_Patches[_Item_co]):
     """All patches on a grid that lie entirely within a region, in lexicographic order.
 
     Parameters
@@ -259,11 +276,58 @@ class GridDataset(_Patches):
     (slice(0, 3, None), slice(64, 128, None), slice(64, 128, None))
     """
 
+    @overload
+    def __init__(
+        self: GridDataset[_Patch],
+        t: _Reads[_Patch],
+        patch_size: Size,
+        stride: Size | None = None,
+        region: object = None,
+    ) -> None: ...
+    @overload
     def __init__(
         self,
+        t: _Reads[_Patch],
+        patch_size: Size,
+        stride: Size | None = None,
+        region: object = None,
+        *,
+        transform: Callable[[_Patch], _Item_co],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: GridDataset[tuple[torch.Tensor, ...]],
+        t: tuple[InfiniteTensor, ...],
+        patch_size: Size,
+        stride: Size | None = None,
+        region: object = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        t: Several,
+        patch_size: Size,
+        stride: Size | None = None,
+        region: object = None,
+        *,
+        transform: Callable[[Any], _Item_co],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: GridDataset[Any],
         t: Sources,
-        patch_size: int | Sequence[int],
-        stride: int | Sequence[int] | None = None,
+        patch_size: Size,
+        stride: Size | None = None,
+        region: object = None,
+        *,
+        transform: Transform | None = None,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        t: Any,
+        patch_size: Size,
+        stride: Size | None = None,
         region: object = None,
         *,
         transform: Transform | None = None,
@@ -274,7 +338,7 @@ class GridDataset(_Patches):
         return [*super()._told(), f"stride={tuple(axis.stride for axis in self._axes)}"]
 
 
-class PatchDataset(_Patches):
+class PatchDataset(_Patches[_Item_co]):
     """Patches at random places in a region; seed and epoch determine the places in every process, on every machine.
 
     If the region has ``n`` places for a patch, in lexicographic order, item ``i`` is at place ``n * h // 2**512``,
@@ -309,10 +373,62 @@ class PatchDataset(_Patches):
     torch.Size([16, 16])
     """
 
+    @overload
+    def __init__(
+        self: PatchDataset[_Patch],
+        t: _Reads[_Patch],
+        patch_size: Size,
+        region: object = None,
+        seed: int = 0,
+        length: int | None = None,
+    ) -> None: ...
+    @overload
     def __init__(
         self,
+        t: _Reads[_Patch],
+        patch_size: Size,
+        region: object = None,
+        seed: int = 0,
+        length: int | None = None,
+        *,
+        transform: Callable[[_Patch], _Item_co],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: PatchDataset[tuple[torch.Tensor, ...]],
+        t: tuple[InfiniteTensor, ...],
+        patch_size: Size,
+        region: object = None,
+        seed: int = 0,
+        length: int | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        t: Several,
+        patch_size: Size,
+        region: object = None,
+        seed: int = 0,
+        length: int | None = None,
+        *,
+        transform: Callable[[Any], _Item_co],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: PatchDataset[Any],
         t: Sources,
-        patch_size: int | Sequence[int],
+        patch_size: Size,
+        region: object = None,
+        seed: int = 0,
+        length: int | None = None,
+        *,
+        transform: Transform | None = None,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        t: Any,
+        patch_size: Size,
         region: object = None,
         seed: int = 0,
         length: int | None = None,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import torch
 
@@ -16,7 +16,7 @@ from infinite_tensor.filling.fill import Request, coverage
 from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.filling.mask import placed
 from infinite_tensor.filling.progress import Reporting
-from infinite_tensor.geometry.regions import Selection, parse
+from infinite_tensor.geometry.regions import Region, Selection, parse
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.groups.members import (
     GroupMember,
@@ -46,7 +46,9 @@ from infinite_tensor.values.definition import Number
 
 if TYPE_CHECKING:
     import zarr
-    from tensordict import TensorDictBase
+    from tensordict import TensorDict, TensorDictBase
+
+_T = TypeVar("_T")
 
 
 class TensorGroup(Fillable):
@@ -92,7 +94,7 @@ class TensorGroup(Fillable):
         for key, value in [((), tensors)] if isinstance(tensors, TensorGroup) else named_leaves(tensors):
             if isinstance(value, TensorGroup):
                 for inner in map(as_key, value.keys(True, True)):
-                    given[*key, *inner] = GroupMember(inner, value[inner], value.dims(inner), value.scale(inner))
+                    given[*key, *inner] = value._leaf(inner)  # noqa: SLF001  (its own)
             else:
                 given[key] = value
         members = members_of(given, dims, scale)
@@ -182,6 +184,11 @@ class TensorGroup(Fillable):
     def _unknown(self, key: Key) -> KeyError:
         return KeyError(f"key {show(key)} is not in the group, which has {', '.join(map(show, self._members))}")
 
+    @overload
+    def get(self, key: str | tuple[str, ...]) -> InfiniteTensor | Self | None: ...
+    @overload
+    def get(self, key: str | tuple[str, ...], default: _T) -> InfiniteTensor | Self | _T: ...
+
     def get(self, key: str | tuple[str, ...], default: Any = None) -> Any:
         """Return the tensor or nested group with a key, or `default` if there is none."""
         try:
@@ -253,6 +260,15 @@ class TensorGroup(Fillable):
         devices = {member.tensor.device for member in self._members.values()}
         return devices.pop() if len(devices) == 1 else None
 
+    @overload
+    def __getitem__(self, indices: str | tuple[str, ...]) -> InfiniteTensor | Self: ...
+    @overload
+    def __getitem__(self, indices: list[Any]) -> list[TensorDict]: ...
+    @overload
+    def __getitem__(self, indices: Region) -> TensorDict: ...
+    @overload
+    def __getitem__(self, indices: object) -> Any: ...
+
     def __getitem__(self, indices: object) -> Any:
         """Return a tensor or a nested group by its key, or read a region of all tensors.
 
@@ -276,6 +292,13 @@ class TensorGroup(Fillable):
             scale.
         """
         return self._entry(as_key(indices)) if is_key(indices) else self.read(indices)
+
+    @overload
+    def read(self, indices: list[Any], *, workers: int | None = None) -> list[TensorDict]: ...
+    @overload
+    def read(self, indices: Region, *, workers: int | None = None) -> TensorDict: ...
+    @overload
+    def read(self, indices: object, *, workers: int | None = None) -> Any: ...
 
     def read(self, indices: object, *, workers: int | None = None) -> Any:
         """Read a region of all tensors, or a list of regions, in one plan: windows that several need are computed once.
@@ -547,10 +570,6 @@ class TensorGroup(Fillable):
 
     def _tensors(self) -> list[InfiniteTensor]:
         return [member.tensor for member in self._members.values()]
-
-    if TYPE_CHECKING:
-        # `predict` returns a tensor or a group: type checkers are to accept the attributes of a tensor on the result.
-        def __getattr__(self, name: str) -> Any: ...
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by reference, like a tensor."""

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -21,7 +21,7 @@ from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import InfiniteTensorError, StoreError, ValidationError
 from infinite_tensor.filling.stored_only import stored_pixels
 from infinite_tensor.geometry.points import with_entry
-from infinite_tensor.geometry.regions import Selection, parse
+from infinite_tensor.geometry.regions import Region, Selection, parse
 from infinite_tensor.groups.members import GroupMember, Members, read_members, shape_of, unit_of
 from infinite_tensor.support.disks import allocate_file, check_free, publish, remove, synchronize
 from infinite_tensor.support.nested import Key, chosen, show
@@ -100,6 +100,13 @@ class StoredOnlyGroup:
         self._fill_values: dict[Key, Number] = chosen("fill_value", fill_value, members, 0)
         for key, value in self._fill_values.items():
             pixel_value(f"fill_value of {show(key)}", value, members[key].tensor.dtype)
+
+    @overload
+    def __getitem__(self, indices: list[Any]) -> list[TensorDict]: ...
+    @overload
+    def __getitem__(self, indices: Region) -> TensorDict: ...
+    @overload
+    def __getitem__(self, indices: object) -> Any: ...
 
     def __getitem__(self, indices: object) -> Any:
         """Read what is stored of a region of all tensors, or of each of a list of regions.

@@ -387,7 +387,7 @@ def _together(outputs: TensorGroup) -> TensorGroup:
 
     The group depends neither on the order in which a network returns its outputs, nor on the size of the image.
     """
-    tensors = {name: outputs[name] for name in outputs}
+    tensors: dict[str, Any] = {name: outputs[name] for name in outputs}
     windows = {name: tensor.output_window for name, tensor in tensors.items()}
     strides = {
         name: [n for n, k in zip(window.stride, followed(window), strict=True) if k is not None]

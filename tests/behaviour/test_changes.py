@@ -98,8 +98,8 @@ def traced(value: float) -> Any:
         return torch.jit.trace(lambda x: x * value, torch.ones(4, 3, 32, 32))
 
 
-def predicted(store: object, net: Any, **options: Any) -> Any:
-    return predict(net, IMAGE, store, window=(32, 32), dims=DIMS, progress=False, **options)  # type: ignore[arg-type]
+def predicted(store: Any, net: Any, **options: Any) -> Any:
+    return predict(net, IMAGE, store, window=(32, 32), dims=DIMS, progress=False, **options)
 
 
 # A prediction.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -138,7 +139,7 @@ def test_an_f_with_several_outputs_is_run_for_all_of_them(client: Client, tmp_pa
         return {"rgb": picture, "mask": picture[0] % 2 == 0}
 
     with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
-        world = InfiniteTensor.from_multi(paint, outputs, tile_store=store, tensor_id="world")
+        world: Any = InfiniteTensor.from_multi(paint, outputs, tile_store=store, tensor_id="world")
         parts = (world["rgb"], sl[:, 0:100, 0:100]), (world["mask"], sl[0:100, 30:130])
         plan = plan_together(*parts)
         report = fill_together(*parts, client=client, progress=False)

@@ -101,7 +101,8 @@ def test_a_dtype_is_given_by_its_name(dtype: torch.dtype) -> None:
     for name in (str(dtype), str(dtype).removeprefix("torch.")):
         assert InfiniteTensor((None, None), lambda _ctx: None, WINDOW, dtype=name).dtype is dtype
         outputs = {"a": Output((None, None), name, WINDOW)}
-        assert InfiniteTensor.from_multi(lambda _ctx: None, outputs)["a"].dtype is dtype
+        made: Any = InfiniteTensor.from_multi(lambda _ctx: None, outputs)["a"]
+        assert made.dtype is dtype
 
 
 def test_a_uuid_stands_for_its_str() -> None:

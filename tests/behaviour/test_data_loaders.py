@@ -84,7 +84,7 @@ def stored(folder: Path, f: Logged, **options: Any) -> InfiniteTensor:
 class Numbered(Dataset[tuple[int, torch.Tensor]]):
     """Items beside their index, so that it is known in any order."""
 
-    def __init__(self, patches: GridDataset | PatchDataset) -> None:
+    def __init__(self, patches: GridDataset[Any] | PatchDataset[Any]) -> None:
         self.patches = patches
 
     def __len__(self) -> int:
@@ -97,7 +97,9 @@ class Numbered(Dataset[tuple[int, torch.Tensor]]):
         return list(zip(indices, self.patches.__getitems__(indices), strict=True))
 
 
-def loaded(patches: GridDataset | PatchDataset, method: str | BaseContext, **options: Any) -> dict[int, torch.Tensor]:
+def loaded(
+    patches: GridDataset[Any] | PatchDataset[Any], method: str | BaseContext, **options: Any
+) -> dict[int, torch.Tensor]:
     """All items of an epoch by their index, read by two workers."""
     loader = DataLoader(
         Numbered(patches), batch_size=7, num_workers=2, multiprocessing_context=method, shuffle=True, **options
@@ -107,11 +109,11 @@ def loaded(patches: GridDataset | PatchDataset, method: str | BaseContext, **opt
     return dict(items)
 
 
-def on_a_grid(t: InfiniteTensor) -> GridDataset:
+def on_a_grid(t: InfiniteTensor) -> GridDataset[Any]:
     return GridDataset(t, 24, 8, REGION)
 
 
-def at_random(t: InfiniteTensor) -> PatchDataset:
+def at_random(t: InfiniteTensor) -> PatchDataset[Any]:
     return PatchDataset(t, (16, 24), REGION, seed=4, length=50)
 
 
@@ -120,7 +122,7 @@ def at_random(t: InfiniteTensor) -> PatchDataset:
     [(on_a_grid, "fork"), (at_random, "fork"), pytest.param(at_random, CONTEXT, id="at_random-forkserver")],
 )
 def test_workers_read_what_was_filled_and_compute_nothing(
-    make: Callable[[InfiniteTensor], GridDataset | PatchDataset],
+    make: Callable[[InfiniteTensor], GridDataset[Any] | PatchDataset[Any]],
     method: str | BaseContext,
     tmp_path: Path,
     f: Logged,

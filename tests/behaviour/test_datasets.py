@@ -121,7 +121,7 @@ class TestPatches:
 
 
 KINDS = pytest.mark.parametrize("kind", [GridDataset, PatchDataset])
-Kind = type[GridDataset] | type[PatchDataset]
+Kind = type[GridDataset[Any]] | type[PatchDataset[Any]]
 
 
 @KINDS
@@ -432,7 +432,7 @@ def test_what_is_no_list_of_indices_is_refused(kind: Kind, index: Any, error: ty
         ),
     ],
 )
-def test_a_repr_tells_what_is_read_and_how(dataset: GridDataset | PatchDataset, told: str) -> None:
+def test_a_repr_tells_what_is_read_and_how(dataset: GridDataset[Any] | PatchDataset[Any], told: str) -> None:
     assert told in repr(dataset)
 
 
@@ -462,7 +462,7 @@ def test_an_int_is_the_stride_of_every_dimension_that_patches_are_cut_along() ->
     assert {PatchDataset(IMAGE, (2, 8, 8), sl[:, 0:8, 0:8], length=50).region(i)[0].start for i in range(50)} == {0, 1}
 
 
-def _iterated(dataset: GridDataset | PatchDataset) -> Iterator[Any]:
+def _iterated(dataset: GridDataset[Any] | PatchDataset[Any]) -> Iterator[Any]:
     """As Python iterates over what has indices and no ``__iter__``."""
     for i in itertools.count():
         try:
@@ -478,7 +478,7 @@ def test_workers_that_live_on_take_the_patches_of_an_epoch_that_is_set(tmp_path:
         plane.fill(sl[0:64, 0:64], progress=False)
     stored = ZarrTileStore(tmp_path / "t.zarr", mode="r").open("plane")
 
-    def dataset() -> PatchDataset:
+    def dataset() -> PatchDataset[Any]:
         return PatchDataset(stored, 8, sl[0:64, 0:64], seed=3, length=12)
 
     shared = dataset()

@@ -248,7 +248,7 @@ class TestStates:
 
     def test_another_state_is_refused(self, t: InfiniteTensor) -> None:
         with pytest.raises(ValidationError, match="state must be None or one of 'stored', 'missing', 'uncovered'"):
-            t.coverage(sl[0:20], "skipped!")
+            t.coverage(sl[0:20], "skipped!")  # type: ignore[arg-type]
 
     def test_a_plan_counts_tiles_that_are_to_be_stored(self, t: InfiniteTensor) -> None:
         (plan,) = t.plan(sl[0:50]).tensors

@@ -169,7 +169,7 @@ class TestPlan:
 
     def test_an_output_without_a_name_is_called_unnamed_with_its_key(self) -> None:
         outputs = {"a": Output((None,), torch.float32, TensorWindow((2,)))}
-        group = InfiniteTensor.from_multi(lambda _ctx: {"a": torch.ones(2)}, outputs)
+        group: Any = InfiniteTensor.from_multi(lambda _ctx: {"a": torch.ones(2)}, outputs)
         assert f"unnamed {group['a'].tensor_id[:8]}/a " in str(group.plan(sl[0:4]))
 
     def test_of_nothing_it_is_empty(self) -> None:

@@ -56,7 +56,7 @@ Painter = partial(Counted, painted)
 
 
 def paint(f: Callable[..., Any], store: TileStore, tensor_id: str | None = "p", **options: Any) -> list[InfiniteTensor]:
-    world = InfiniteTensor.from_multi(f, OUTPUTS, tile_store=store, tensor_id=tensor_id, **options)
+    world: Any = InfiniteTensor.from_multi(f, OUTPUTS, tile_store=store, tensor_id=tensor_id, **options)
     return [world["rgb"], world["biome"]["mask"], world["biome"]["code"]]
 
 
@@ -321,7 +321,9 @@ def test_one_output_can_be_moved() -> None:
     exact = [torch.float32]
     f = lambda ctx: {"a": torch.full((4,), 1.0 * ctx[0], dtype=exact[0]), "b": torch.full((4,), ctx[0])}  # noqa: E731
     dtypes = {"a": torch.float32, "b": torch.int64}
-    world = InfiniteTensor.from_multi(f, {name: Output((None,), d, TensorWindow((4,))) for name, d in dtypes.items()})
+    world: Any = InfiniteTensor.from_multi(
+        f, {name: Output((None,), d, TensorWindow((4,))) for name, d in dtypes.items()}
+    )
     assert world["a"][0:8].dtype == torch.float32
     world["a"].to(torch.float64)
     exact[0] = torch.float64

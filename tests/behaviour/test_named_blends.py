@@ -96,7 +96,7 @@ def test_a_window_is_kept_in_every_dtype(blend: Any, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize(("name", "function"), [("max", torch.maximum), ("min", torch.minimum)])
-def test_the_name_of_a_function_is_that_function(store: TileStore, name: str, function: Any) -> None:
+def test_the_name_of_a_function_is_that_function(store: TileStore, name: Any, function: Any) -> None:
     f = Noise(WINDOW, torch.int32)
     options: dict[str, Any] = {"dtype": "int32", "store": store, "name": "t"}
     t = built(f, WINDOW, blend=name, **options)
@@ -131,7 +131,7 @@ def test_another_blend_under_the_same_id_is_named(store: TileStore) -> None:
     with pytest.raises(ValidationError, match="blend: stored 'first', given 'last'"):
         store.open("t", f, blend="last")
     with pytest.raises(ValidationError, match="one of 'max', 'min', 'first', 'last'"):
-        store.open("t", f, blend="newest")
+        store.open("t", f, blend="newest")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("blend", ["first", "last"])
@@ -151,7 +151,7 @@ def test_a_pickle_keeps_the_blend(store: TileStore, blend: Any) -> None:
 
 def test_outputs_of_one_f_keep_windows_of_their_own_choice(store: TileStore) -> None:
     f = Noise(WINDOW, torch.float32)
-    names = ("first", "last", "max", "min")
+    names: tuple[Any, ...] = ("first", "last", "max", "min")
 
     def together(ctx: tuple[int, ...]) -> dict[str, torch.Tensor]:
         return {name: f(ctx).nan_to_num() for name in names}
@@ -159,7 +159,7 @@ def test_outputs_of_one_f_keep_windows_of_their_own_choice(store: TileStore) -> 
     def outputs() -> dict[str, Output]:
         return {name: Output((None, None), "float32", WINDOW, blend=name) for name in names}
 
-    made = InfiniteTensor.from_multi(together, outputs(), tile_store=store, tensor_id="world")
+    made: Any = InfiniteTensor.from_multi(together, outputs(), tile_store=store, tensor_id="world")
     made["first"][0:7, 0:9]
     reopened(store)
     made = InfiniteTensor.from_multi(together, outputs(), tile_store=store, tensor_id="world")

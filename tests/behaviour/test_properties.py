@@ -154,7 +154,7 @@ class History:
                 str(n): Output(s.shape, s.dtype, s.window, s.blend, s.blend_init, s.edge or "drop", reduce=s.reduction)
                 for n, s in enumerate(function.stages)
             }
-            made = InfiniteTensor.from_multi(function, outputs, args, windows, **given)
+            made: Any = InfiniteTensor.from_multi(function, outputs, args, windows, **given)
             return [made[str(n)] for n in range(len(outputs))]
         # What was cleared and not read since is not there to be opened.
         if opens and name in store.tensor_ids():
@@ -258,7 +258,7 @@ class History:
         where, layout = given_as(action), self._layout(action.stage)
         parts = dict(parts_of(layout, box))
         states = {tile: self._state(action, tile, part) for tile, part in parts.items()}
-        names = ["stored", "missing", "uncovered", *(["skipped"] if action.where is not None else [])]
+        names: list[Any] = ["stored", "missing", "uncovered", *(["skipped"] if action.where is not None else [])]
         for name in names:
             found = tensor.coverage(region, name, where)
             assert found.flatten().tolist() == [state == name for state in states.values()], name

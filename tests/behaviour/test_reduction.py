@@ -167,7 +167,7 @@ def test_a_pixel_may_become_several_values(case: Case, kind: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["softmax", "sigmoid"])
-def test_the_bits_of_a_pixel_depend_neither_on_the_store_nor_on_what_is_read_with_it(name: str, tmp_path: Path) -> None:
+def test_the_bits_of_a_pixel_depend_neither_on_the_store_nor_on_what_is_read_with_it(name: Any, tmp_path: Path) -> None:
     found = []
     for make in (MemoryTileStore, lambda: ZarrTileStore(tmp_path / "s.zarr", tile_size=37)):
         case = Case((None, None), TensorWindow((16, 16), 8), (-20, 3), (71, 90)).with_channels(CHANNELS)

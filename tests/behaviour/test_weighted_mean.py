@@ -190,7 +190,7 @@ def test_nothing_is_divided_by_zero_where_weights_are_least(mean: WeightedMean) 
 def test_outputs_of_one_f_may_be_means() -> None:
     window = TensorWindow((8,), stride=4)
     outputs = {"mean": Output((None,), torch.float32, window, "hann"), "sum": Output((None,), torch.float32, window)}
-    made = InfiniteTensor.from_multi(lambda _: {"mean": torch.ones(8), "sum": torch.ones(8)}, outputs)
+    made: Any = InfiniteTensor.from_multi(lambda _: {"mean": torch.ones(8), "sum": torch.ones(8)}, outputs)
     assert made["mean"].blend == WeightedMean("hann")
     assert made["sum"][0:4].tolist() == [2, 2, 2, 2]
     torch.testing.assert_close(made["mean"][0:4], torch.ones(4))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -122,7 +123,7 @@ def test_of_two_with_f_the_first_computes(store: TileStore) -> None:
 def test_an_output_that_was_opened_is_computed_beside_the_others(store: TileStore, order: Sequence[int]) -> None:
     outputs = {name: Output((None,), torch.float32, WINDOW) for name in ("a", "b")}
     f = lambda ctx: {name: torch.full((4,), float(ctx[0])) for name in outputs}  # noqa: E731
-    group = InfiniteTensor.from_multi(f, outputs, tile_store=store, tensor_id="t")
+    group: Any = InfiniteTensor.from_multi(f, outputs, tile_store=store, tensor_id="t")
     args = [store.open("t/a"), group["b"]]
     top = built(lambda _ctx, a, b: a + b, WINDOW, *(args[i] for i in order), store=store, name="top")
     assert top[4:12].tolist() == [2.0] * 4 + [4.0] * 4

@@ -173,7 +173,7 @@ def test_threads_that_begin_at_one_place_share_a_store_and_compute_each_window_o
 
 
 def test_a_group_of_outputs_takes_a_place(place: str) -> None:
-    made = InfiniteTensor.from_multi(
+    made: Any = InfiniteTensor.from_multi(
         lambda _ctx: {"a": torch.ones(4, 4), "b": torch.zeros(4, 4)},
         {"a": Output((None, None), "float32", WINDOW), "b": Output((None, None), "float32", WINDOW)},
         tile_store=place,
@@ -187,7 +187,7 @@ def test_a_group_of_outputs_takes_a_place(place: str) -> None:
 def test_a_tensordict_takes_a_place(place: str) -> None:
     tensordict = pytest.importorskip("tensordict")
     td = tensordict.TensorDict({"a": torch.arange(6.0), "b": torch.ones(6)}, [6])
-    group = TensorGroup.from_tensordict(td, store=place, tensor_id="td")
+    group: Any = TensorGroup.from_tensordict(td, store=place, tensor_id="td")
     assert group["a"].tile_store is group["b"].tile_store
     assert group["a"][0:6].tolist() == [0, 1, 2, 3, 4, 5]
 

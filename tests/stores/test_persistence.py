@@ -109,7 +109,7 @@ def test_what_a_process_leaves_behind_is_complete(left: Path, kind: str) -> None
 
 
 @pytest.mark.parametrize("mode", ["a", "r"])
-def test_a_finalizer_may_use_a_store_that_is_freed_with_it(tmp_path: Path, mode: str) -> None:
+def test_a_finalizer_may_use_a_store_that_is_freed_with_it(tmp_path: Path, mode: Any) -> None:
     with ZarrTileStore(tmp_path, tile_size=8) as store:
         overlapping(store, Counted())[0:2, 0:2]
     found = []

@@ -22,7 +22,7 @@ from infinite_tensor.tilestore import Garbage
 from tests.support.building import overlapping
 
 MARK = {"format": 1}
-MODES = ["a", "r+", "r", "w"]
+MODES: list[Any] = ["a", "r+", "r", "w"]
 INCARNATION = "0123456789abcdef"
 PHOTOGRAPH = b"\xff\xd8 of the sea"
 
@@ -34,7 +34,7 @@ class Place:
         self.target = target
         self._files, self._prefix = fsspec.url_to_fs(target, auto_mkdir=True)
 
-    def open(self, mode: str = "a", **options: Any) -> ZarrTileStore:
+    def open(self, mode: Any = "a", **options: Any) -> ZarrTileStore:
         return ZarrTileStore(self.target, mode=mode, tile_size=8, **options)
 
     def put(self, *keys: str, data: bytes = PHOTOGRAPH) -> None:
@@ -112,7 +112,7 @@ STRANGERS = {
 
 @pytest.mark.parametrize("mode", ["a", "w"])
 @pytest.mark.parametrize("key", STRANGERS)
-def test_a_folder_of_somebody_else_is_refused_and_left_as_it_is(place: Place, key: str, mode: str) -> None:
+def test_a_folder_of_somebody_else_is_refused_and_left_as_it_is(place: Place, key: str, mode: Any) -> None:
     place.put(key)
     with pytest.raises(StoreError, match="there is no store, but something that is not of this library") as refused:
         place.open(mode)
@@ -137,7 +137,7 @@ def test_a_zarr_group_of_somebody_else_with_a_name_of_ours_is_no_tensor(place: P
 
 
 @pytest.mark.parametrize("mode", ["a", "w", "w-"])
-def test_what_systems_and_killed_writers_leave_is_in_nobodys_way(place: Place, mode: str) -> None:
+def test_what_systems_and_killed_writers_leave_is_in_nobodys_way(place: Place, mode: Any) -> None:
     left = (".DS_Store", "Thumbs.db", "lost+found/x", ".nfs00001", "film.partial", f"zarr.{uuid.uuid4().hex}.partial")
     within = (f"t-x/zarr.{uuid.uuid4().hex}.partial", f"t-x/tiles-{INCARNATION}/zarr.json", "t-x/.DS_Store")
     place.put(*left, *(within if mode != "w-" else ()))
@@ -174,7 +174,7 @@ def test_mode_w_empties_a_store_whose_root_was_deleted(place: Place) -> None:
 
 
 @pytest.mark.parametrize("mode", ["a", "w"])
-def test_a_store_whose_root_was_deleted_is_refused_where_something_else_has_moved_in(place: Place, mode: str) -> None:
+def test_a_store_whose_root_was_deleted_is_refused_where_something_else_has_moved_in(place: Place, mode: Any) -> None:
     filled(place.open())
     place.delete("zarr.json")
     place.put("sea.jpg")
@@ -197,7 +197,7 @@ CREATING = ["a", "w", "w-"]
 
 @pytest.mark.parametrize("mode", CREATING)
 @pytest.mark.parametrize("inside", ["t", "t-t/more", f"t-t/tiles-{INCARNATION}/c/0", "g-new"])
-def test_no_store_is_created_in_another_one(folder: Folder, inside: str, mode: str) -> None:
+def test_no_store_is_created_in_another_one(folder: Folder, inside: str, mode: Any) -> None:
     filled(folder.open())
     before = folder.files()
     with pytest.raises(StoreError, match=re.escape(f"the folder is inside the store {str(folder.path)!r}; open that")):
@@ -222,7 +222,7 @@ def test_a_store_that_lies_in_another_one_already_opens(folder: Folder, tmp_path
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("name", "told"), [("t-t", "tensor 't'"), ("g-group", "group 'group'")])
-def test_what_lies_in_a_store_is_none(place: Place, name: str, told: str, mode: str) -> None:
+def test_what_lies_in_a_store_is_none(place: Place, name: str, told: str, mode: Any) -> None:
     filled(place.open())
     before = place.files()
     with pytest.raises(StoreError, match=f"there is {told} of a store, not a store; open the folder above"):
@@ -337,7 +337,7 @@ def guest(folder: Folder) -> Folder:
 
 
 @pytest.mark.parametrize("mode", ["a", "r+", "w"])
-def test_a_zarr_group_of_somebody_else_is_moved_in_with(guest: Folder, mode: str) -> None:
+def test_a_zarr_group_of_somebody_else_is_moved_in_with(guest: Folder, mode: Any) -> None:
     document, before = guest.root(), guest.files()
     expected = filled(guest.open(mode))
     with guest.open() as store:
@@ -367,7 +367,7 @@ def test_a_consolidated_group_and_one_without_attributes_are_moved_in_with(guest
 
 
 @pytest.mark.parametrize("mode", ["r", "w-"])
-def test_modes_that_may_not_add_to_what_is_there_refuse_a_group_of_somebody_else(guest: Folder, mode: str) -> None:
+def test_modes_that_may_not_add_to_what_is_there_refuse_a_group_of_somebody_else(guest: Folder, mode: Any) -> None:
     before = guest.files()
     with pytest.raises(StoreError, match=r"(a Zarr group with no store in it|something is there already); mode 'a'"):
         guest.open(mode)
@@ -375,7 +375,7 @@ def test_modes_that_may_not_add_to_what_is_there_refuse_a_group_of_somebody_else
 
 
 @pytest.mark.parametrize("mode", ["a", "r+", "r", "w", "w-"])
-def test_a_zarr_array_of_somebody_else_is_refused(folder: Folder, mode: str) -> None:
+def test_a_zarr_array_of_somebody_else_is_refused(folder: Folder, mode: Any) -> None:
     zarr.create_array(folder.path, shape=(4,), chunks=(2,), dtype="f4")[:] = 7
     before = folder.files()
     with pytest.raises(StoreError, match="there is a Zarr array that is not of this library; choose another path"):
@@ -543,7 +543,7 @@ def test_what_lies_behind_a_link_within_the_store_or_to_all_of_it_is_deleted(fol
 
 @pytest.mark.parametrize("mode", ["a", "r", "r+", "w", "w-"])
 @pytest.mark.parametrize("kind", ["a file", "a broken link"])
-def test_a_file_where_the_folder_would_be_is_refused(kind: str, mode: str, tmp_path: Path) -> None:
+def test_a_file_where_the_folder_would_be_is_refused(kind: str, mode: Any, tmp_path: Path) -> None:
     path = tmp_path / "photo.tif"
     if kind == "a file":
         path.write_bytes(b"pixels")
@@ -558,7 +558,7 @@ def test_a_file_where_the_folder_would_be_is_refused(kind: str, mode: str, tmp_p
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "w-"])
-def test_no_message_says_that_a_folder_of_photographs_can_be_opened(folder: Folder, mode: str) -> None:
+def test_no_message_says_that_a_folder_of_photographs_can_be_opened(folder: Folder, mode: Any) -> None:
     folder.put(*PHOTOGRAPHS)
     with pytest.raises(StoreError, match=r"an empty folder$"):
         folder.open(mode)

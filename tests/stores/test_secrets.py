@@ -28,7 +28,7 @@ def closed_port() -> int:
 
 
 @pytest.mark.parametrize("mode", ["r", "a"])
-def test_a_url_with_credentials_is_shown_without_them(closed_port: int, mode: str) -> None:
+def test_a_url_with_credentials_is_shown_without_them(closed_port: int, mode: Any) -> None:
     url = f"http://{':'.join(LOGIN)}@127.0.0.1:{closed_port}/x.zarr?AWSAccessKeyId={KEY}&Signature={quote(SIGNATURE)}"
     with pytest.raises(StoreError, match=r"http://\*\*\*@127\.0\.0\.1:\d+/x\.zarr\?\*\*\*', mode=") as told:
         ZarrTileStore(url, mode=mode)

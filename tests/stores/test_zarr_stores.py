@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def test_a_zip_file_that_is_not_there_is_no_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["a", "r+", "w"])
-def test_a_zip_file_is_not_written_to(packed: Path, mode: str) -> None:
+def test_a_zip_file_is_not_written_to(packed: Path, mode: Any) -> None:
     before = packed.read_bytes()
     store = ZipStore(packed, mode="a")
     with pytest.raises(StoreError, match=r"ZipStore cannot delete, .* write to a folder, pack its content"):

@@ -55,7 +55,7 @@ class Stage:
     blend: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | WeightedMean | Literal["first", "last"] | None = None
     blend_init: complex | None = None
     beside: int | None = None
-    edge: tuple[str, ...] | None = None
+    edge: tuple[Any, ...] | None = None
     paddings: tuple[Padding | None, ...] = ()
     reduction: Reduction | None = None
 

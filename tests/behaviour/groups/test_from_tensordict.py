@@ -70,7 +70,7 @@ def stored(form: str, tmp_path: Path) -> Iterator[Any]:
 
 def test_every_stored_form_reads_as_it_was_written(form: str, stored: Any) -> None:
     td = sample(with_bfloat16=form in ("plain", "memmap"))
-    group = TensorGroup.from_tensordict(stored)
+    group: Any = TensorGroup.from_tensordict(stored)
     assert group.shape == (ROWS,)
     assert set(group.keys(True)) == {"image", ("label", "id"), ("label", "weight"), ("label", "seen"), "label"}
     part, row = group[[sl[123:456], -1]]
@@ -102,7 +102,7 @@ def test_every_dtype_keeps_its_bits(dtype: torch.dtype, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(1_000_003,), (1021, 1031), (2, 3, 999_983), (65537, 7)])
 def test_blocks_cover_every_pixel_of_awkward_extents(shape: tuple[int, ...]) -> None:
     count = torch.arange(torch.Size(shape).numel()).reshape(shape)
-    group = TensorGroup.from_tensordict(TensorDict({"x": count}, batch_size=shape[:1]))
+    group: Any = TensorGroup.from_tensordict(TensorDict({"x": count}, batch_size=shape[:1]))
     assert torch.equal(group[...]["x"], count)
     window = group["x"].output_window
     assert window.stride == window.size
@@ -120,7 +120,7 @@ def test_all_batch_dimensions_are_shared_and_none_where_there_are_none() -> None
 
 def test_it_stands_beside_computed_tensors_and_is_a_legal_arg() -> None:
     window = TensorWindow((16, 16))
-    known = TensorGroup.from_tensordict(TensorDict({"known": torch.rand(32, 32)}, batch_size=[32, 32]))
+    known: Any = TensorGroup.from_tensordict(TensorDict({"known": torch.rand(32, 32)}, batch_size=[32, 32]))
     doubled = InfiniteTensor((32, 32), lambda _, region: 2 * region, window, [known["known"]], [window])
     place = TensorGroup({"source": known, "doubled": doubled}, dims={"doubled": (0, 1)})[4:20, 0:32]
     assert place.batch_size == torch.Size([16, 32])
@@ -151,7 +151,7 @@ def computed_from(source: InfiniteTensor, size: tuple[int, ...], store: ZarrTile
     return InfiniteTensor(source.shape, _same, window, [source], [window], **options)
 
 
-def weights_from(group: TensorGroup, store: ZarrTileStore) -> InfiniteTensor:
+def weights_from(group: Any, store: ZarrTileStore) -> InfiniteTensor:
     return computed_from(group["label", "weight"], (70, 5, 7), store)
 
 
@@ -178,7 +178,7 @@ def test_a_file_too_large_to_be_read_whole_is_known_by_its_stamp(tmp_path: Path)
     large = TensorDict({"x": torch.zeros(9, 2**23, dtype=torch.uint8)}, batch_size=[9]).memmap(tmp_path / "td")
 
     def rows(store: ZarrTileStore) -> Any:
-        opened = TensorGroup.from_tensordict(TensorDict.load_memmap(tmp_path / "td"))["x"]
+        opened: Any = TensorGroup.from_tensordict(TensorDict.load_memmap(tmp_path / "td"))["x"]
         return computed_from(opened, (1, 1024), store)[0, :1024]
 
     with ZarrTileStore(tmp_path / "store.zarr") as store:

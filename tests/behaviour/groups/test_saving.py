@@ -67,7 +67,8 @@ def test_functions_given_by_key_compute_what_is_missing(opened: Open) -> None:
         world.group.save(store, "world")
     with opened() as store:
         noise = store.open("noise", world.noise.f)
-        members = {key: store.open(t.tensor_id, t.f, [noise]) for key, t in world.group.items(True, True)}
+        tensors: Any = world.group.items(True, True)
+        members = {key: store.open(t.tensor_id, t.f, [noise]) for key, t in tensors}
         place = store.open_group("world", members=members)[40:48, 0:8]
         for key, pixels in world.expected(sl[40:48, 0:8]).items():
             assert torch.equal(place[key], pixels)
@@ -117,7 +118,7 @@ def test_tensors_may_be_in_other_stores_which_opening_is_told_of(tmp_path: Path)
         expected = group[0:4]
         group.save(here, "all")
     with ZarrTileStore(places[0]) as here, ZarrTileStore(places[1]) as there, HDF5TileStore(places[2]) as third:
-        again = here.open_group("all", stores=[there, third])
+        again: Any = here.open_group("all", stores=[there, third])
         assert again["2"].tile_store is third
         assert (again[0:4] == expected).all()
         with pytest.raises(StoreError, match="'2' of group 'all' is tensor 'x', which cannot be opened") as caught:

@@ -72,7 +72,8 @@ def test_where_nothing_is_said_missing_tiles_are_0(made: Made) -> None:
 
 def test_another_process_may_be_handed_it(made: Made) -> None:
     group, _ = made
-    group["fine"].tile_store.flush()
+    fine: Any = group["fine"]
+    fine.tile_store.flush()
     again = pickle.loads(pickle.dumps(group.exclude("fine").stored_only(9)))  # noqa: S301  (its own)
     assert again[0:8, 6:10]["maps", "coarse"].tolist() == [[1, 9]] * 4
 

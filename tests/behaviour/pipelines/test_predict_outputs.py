@@ -343,8 +343,9 @@ def test_each_is_what_it_is_alone() -> None:
     assert [*group] == ["best", "labels", "scores", "sure"]
     for name, reduction in REDUCE.items():
         alone = predicted(NET, IMAGE, reduce=reduction)
-        assert (group[name].shape, group[name].dtype) == (alone.shape, alone.dtype)
-        assert torch.equal(group[name][...], alone[...])
+        found: Any = group[name]
+        assert (found.shape, found.dtype) == (alone.shape, alone.dtype)
+        assert torch.equal(found[...], alone[...])
 
 
 def test_scores_may_be_of_a_dtype_that_numpy_has_not() -> None:

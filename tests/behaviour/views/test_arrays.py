@@ -342,7 +342,7 @@ class TestDask:
     def test_outputs_of_one_f_have_other_names_after_a_drop_of_one(self) -> None:
         window = TensorWindow((4, 4))
         outputs = dict.fromkeys("ab", Output((8, 4), "float32", window))
-        group = InfiniteTensor.from_multi(lambda _ctx: dict.fromkeys("ab", torch.ones(4, 4)), outputs)
+        group: Any = InfiniteTensor.from_multi(lambda _ctx: dict.fromkeys("ab", torch.ones(4, 4)), outputs)
         before = group["b"].to_dask().name
         group["a"].invalidate()
         assert group["b"].to_dask().name != before

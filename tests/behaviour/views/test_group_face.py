@@ -124,4 +124,5 @@ def test_a_region_must_be_one_of_the_group(group: TensorGroup) -> None:
 def test_of_a_coarser_tensor_all_pixels_over_a_region_are_shown(group: TensorGroup) -> None:
     region = sl[0:32, 1:33]
     shown = np.asarray(group.as_zarr(region)["coarse"])
-    assert np.array_equal(shown, group["coarse"][0:8, 0:9].numpy())
+    coarse: Any = group["coarse"]
+    assert np.array_equal(shown, coarse[0:8, 0:9].numpy())

@@ -62,12 +62,12 @@ def _batches(stage: Stage, rounds: int, **limits: Any) -> None:
     _check(found, _regions(dataset))
 
 
-def _dataset(store: Any) -> PatchDataset:
+def _dataset(store: Any) -> PatchDataset[Any]:
     tensor = reading.plane(store, functions.noisy(TILE, TILE), TILE)
     return PatchDataset(tensor, PATCH, sl[0:EXTENT, 0:EXTENT], length=PATCHES)
 
 
-def _regions(dataset: PatchDataset) -> list[tuple[slice, slice]]:
+def _regions(dataset: PatchDataset[Any]) -> list[tuple[slice, slice]]:
     return [dataset.region(i) for i in range(PATCHES)]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,7 @@ def _use(number: int, use: Callable[[Path], None], path: Path) -> None:
         use(path)
 
 
-def _open(path: Path, mode: str) -> None:
+def _open(path: Path, mode: Any) -> None:
     HDF5TileStore(path, mode, tile_size=8).close()
 
 
@@ -73,7 +74,7 @@ def _is_of_the_backend(file: str) -> bool:
     ("begin", "mode"), [(_nothing, "a"), (Path.touch, "r+"), (make_theirs, "a"), (make_theirs, "w"), (_world, "w")]
 )
 def test_a_kill_before_any_line_of_opening_leaves_what_is_theirs_and_a_file_that_opens(
-    begin: Callable[[Path], None], mode: str, step: int, tmp_path: Path
+    begin: Callable[[Path], None], mode: Any, step: int, tmp_path: Path
 ) -> None:
     for number in itertools.count(1, step):
         path = tmp_path / f"{number}.h5"

@@ -25,7 +25,7 @@ from tests.durability.damage import flips
 from tests.durability.damage.intact import READS, TILE, Outcome, build, fill, is_right, read, tiles_read, truth
 from tests.support.interpreters import run
 
-Open: TypeAlias = Callable[[str], PersistentTileStore]
+Open: TypeAlias = Callable[[Any], PersistentTileStore]
 
 WEIGHTS = {"tile": 4, "partial": 1, "definition": 1, "array": 1, "root": 1}
 """How often an object is hit."""

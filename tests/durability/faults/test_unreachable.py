@@ -27,7 +27,7 @@ def keys_of(storage: MemoryStore) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error("").__class__.__name__)
 @pytest.mark.parametrize("mode", ["r", "r+", "a", "w", "w-"])
-def test_whatever_opening_meets_is_a_store_error(mode: str, error: Callable[[str], BaseException]) -> None:
+def test_whatever_opening_meets_is_a_store_error(mode: Any, error: Callable[[str], BaseException]) -> None:
     storage, outage = MemoryStore(), Outage(error=error)
     pair(ZarrTileStore(storage)).slope[0:4, 0:4]
     before = keys_of(storage)

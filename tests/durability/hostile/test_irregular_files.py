@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ class Used:
     right: list[bool] = field(default_factory=list)
 
 
-def used(path: Path, mode: str = "a") -> Used:
+def used(path: Path, mode: Any = "a") -> Used:
     limit_memory(_MOST_MEMORY)
     found = Used()
     f = Counted()
@@ -138,7 +139,7 @@ def test_a_link_to_a_regular_file_is_read(path: Path, member: Member) -> None:
 
 
 @pytest.mark.parametrize("mode", ["a", "r"])
-def test_a_chunk_is_computed_again(path: Path, member: Member, put: Callable[[Path], object], mode: str) -> None:
+def test_a_chunk_is_computed_again(path: Path, member: Member, put: Callable[[Path], object], mode: Any) -> None:
     chunk = _chunk(path)
     put(chunk)
     found = member.call(used, path, mode)
@@ -234,7 +235,7 @@ def test_a_file_that_grows_while_it_is_read_is_read_whole_or_not_at_all(tmp_path
         assert data.reason == "it has 10 bytes, at most 9 are allowed"
 
 
-def hdf5_opened(path: Path, mode: str) -> str:
+def hdf5_opened(path: Path, mode: Any) -> str:
     try:
         HDF5TileStore(path, mode=mode).close()
     except StoreError as error:
@@ -244,7 +245,7 @@ def hdf5_opened(path: Path, mode: str) -> str:
 
 @pytest.mark.parametrize("mode", ["a", "r+", "r", "w"])
 @pytest.mark.parametrize("kind", ["a FIFO", "a link to a FIFO", "a link to /dev/zero"])
-def test_what_is_no_file_is_no_hdf5_file(tmp_path: Path, member: Member, kind: str, mode: str) -> None:
+def test_what_is_no_file_is_no_hdf5_file(tmp_path: Path, member: Member, kind: str, mode: Any) -> None:
     path = tmp_path / "s.h5"
     IRREGULAR[kind](path)
     assert "is not a regular file; choose another path" in member.call(hdf5_opened, path, mode)

@@ -24,7 +24,7 @@ class Place:
     target: str
     options: dict[str, Any]
 
-    def open(self, mode: str = "r", **more: Any) -> TensorBlob:
+    def open(self, mode: Any = "r", **more: Any) -> TensorBlob:
         return TensorBlob.open(self.target, mode, **self.options, **more)
 
 

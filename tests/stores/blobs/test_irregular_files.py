@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ WHY = rf"({REASON}|it has 68719476736 bytes, not 100|it is a folder, not a regul
 NOT_WAITED_FOR = ["a FIFO", "a link to a FIFO", "a link to /dev/zero", "a link to itself", "a socket"]
 
 
-def read(target: str, mode: str = "r") -> torch.Tensor:
+def read(target: str, mode: Any = "r") -> torch.Tensor:
     """All rows, in a process whose memory is limited."""
     limit_memory()
     with TensorBlob.open(target, mode) as blob:
@@ -53,7 +54,7 @@ def blob(on_disk: Place) -> Path:
 @pytest.mark.parametrize("kind", sample(PUT, "a FIFO", "a file of 64 GiB", "a folder"))
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_a_block_that_is_not_a_regular_file_of_a_bounded_size_is_damaged(
-    blob: Path, other: Member, mode: str, kind: str
+    blob: Path, other: Member, mode: Any, kind: str
 ) -> None:
     (blob / "c.1.0.0").unlink()
     PUT[kind](blob / "c.1.0.0")

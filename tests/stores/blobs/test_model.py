@@ -103,7 +103,7 @@ class BlobAndList(RuleBasedStateMachine):
             self.position = len(self.rows)
 
     @rule(mode=st.sampled_from(["r", "r+", "a", "a+", "w", "w+"]), close=st.booleans())
-    def reopen(self, mode: str, close: bool) -> None:
+    def reopen(self, mode: Any, close: bool) -> None:
         if close:
             self.blob.close()
         else:

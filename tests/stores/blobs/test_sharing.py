@@ -37,7 +37,7 @@ from tests.support.interpreters import Team
 from tests.support.watched import Watched
 
 
-def hold(target: str, mode: str) -> int:
+def hold(target: str, mode: Any) -> int:
     """Open a blob for writing, and keep it open."""
     _held.append(TensorBlob.open(target, mode))
     return len(_held[-1])
@@ -184,7 +184,7 @@ def test_attributes_that_a_user_adds_to_the_array_stay(local: Place) -> None:
 
 
 @pytest.mark.parametrize("mode", ["a", "r+", "w"])
-def test_a_second_writer_is_told_who_writes(filled: Place, mode: str) -> None:
+def test_a_second_writer_is_told_who_writes(filled: Place, mode: Any) -> None:
     with filled.open("a") as writer:
         with pytest.raises(StoreError, match=r"process \d+ on .* has it open for writing; close it there"):
             filled.open(mode)

@@ -17,8 +17,8 @@ from infinite_tensor import HDF5TileStore, InfiniteTensor, StoreError, TensorGro
 from infinite_tensor.tilestore import Garbage
 from tests.stores.hdf5.files import EXPECTED, make_theirs, pixels, tensor, theirs
 
-MODES = ["r", "r+", "a", "w", "w-"]
-ADOPTING = ["a", "r+", "w"]
+MODES: list[Any] = ["r", "r+", "a", "w", "w-"]
+ADOPTING: list[Any] = ["a", "r+", "w"]
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_program_finds_its_settings_and_its_pixels_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ADOPTING)
-def test_what_is_theirs_stays_through_all_that_a_store_does(mode: str, path: Path) -> None:
+def test_what_is_theirs_stays_through_all_that_a_store_does(mode: Any, path: Path) -> None:
     make_theirs(path)
     before = theirs(path)
     with HDF5TileStore(path, mode, tile_size=8) as store:
@@ -125,7 +125,7 @@ TAKEN: dict[str, tuple[str, Callable[[Any], object]]] = {
 
 @pytest.mark.parametrize("mode", ADOPTING)
 @pytest.mark.parametrize("taken", TAKEN)
-def test_a_file_in_which_something_is_in_the_way_is_refused_and_left_alone(taken: str, mode: str, path: Path) -> None:
+def test_a_file_in_which_something_is_in_the_way_is_refused_and_left_alone(taken: str, mode: Any, path: Path) -> None:
     name, put = TAKEN[taken]
     with h5py.File(path, "w") as h5:
         put(h5)
@@ -150,7 +150,7 @@ def write_as_version_0(path: Path, **tensors: bool) -> None:
 @pytest.mark.parametrize("mode", MODES[:4])
 @pytest.mark.parametrize("tensors", [{}, {"map": True}, {"nested/map": True}])
 def test_a_file_of_versions_0_is_refused_by_name_and_left_alone(
-    tensors: dict[str, bool], mode: str, path: Path
+    tensors: dict[str, bool], mode: Any, path: Path
 ) -> None:
     write_as_version_0(path, **tensors)
     before = path.read_bytes()
@@ -202,7 +202,7 @@ def test_what_lies_before_the_file_stays(path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES[:4])
-def test_a_file_that_is_not_hdf5_is_refused_and_left_alone(mode: str, path: Path) -> None:
+def test_a_file_that_is_not_hdf5_is_refused_and_left_alone(mode: Any, path: Path) -> None:
     path.write_text("years of work")
     with pytest.raises(StoreError, match="there is a file that is not an HDF5 file; choose another path"):
         HDF5TileStore(path, mode)
@@ -211,14 +211,14 @@ def test_a_file_that_is_not_hdf5_is_refused_and_left_alone(mode: str, path: Path
 
 @pytest.mark.parametrize("mode", MODES[:4])
 @pytest.mark.parametrize("make", [Path.mkdir, pytest.param(os.mkfifo, id="fifo")])
-def test_what_is_no_file_is_refused_at_once(make: Callable[[Path], None], mode: str, path: Path) -> None:
+def test_what_is_no_file_is_refused_at_once(make: Callable[[Path], None], mode: Any, path: Path) -> None:
     make(path)
     with pytest.raises(StoreError, match="there is something that is not a regular file; choose another path"):
         HDF5TileStore(path, mode)
 
 
 @pytest.mark.parametrize("mode", ADOPTING)
-def test_an_empty_file_becomes_a_store(mode: str, path: Path) -> None:
+def test_an_empty_file_becomes_a_store(mode: Any, path: Path) -> None:
     path.touch()
     for refused in ("r", "w-"):
         with pytest.raises(StoreError, match=r"an empty file with no store in it|something is there already"):
@@ -237,7 +237,7 @@ DAMAGES: dict[str, tuple[Any, list[str], str]] = {
 
 
 @pytest.mark.parametrize(("mark", "modes", "told"), DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_mark_is_told_with_what_restores_it(mark: Any, modes: list[str], told: str, path: Path) -> None:
+def test_a_damaged_mark_is_told_with_what_restores_it(mark: Any, modes: list[Any], told: str, path: Path) -> None:
     with HDF5TileStore(path, tile_size=8) as store:
         pixels(store)
     with h5py.File(path, "r+") as h5:
@@ -295,7 +295,7 @@ def test_a_program_may_have_the_file_open_in_this_process(path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["a", "r+", "w"])
-def test_a_file_with_names_that_are_no_text_is_adopted(mode: str, tmp_path: Path) -> None:
+def test_a_file_with_names_that_are_no_text_is_adopted(mode: Any, tmp_path: Path) -> None:
     path = tmp_path / "theirs.h5"
     with h5py.File(path, "w") as theirs:
         theirs.create_group(b"t-\xff")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "world.h5"
 
 
-def closed(path: Path, mode: str) -> HDF5TileStore:
+def closed(path: Path, mode: Any) -> HDF5TileStore:
     """A closed store in `mode`, whose file holds a tensor."""
     if mode != "w-":
         with HDF5TileStore(path, tile_size=8) as store:
@@ -32,7 +33,7 @@ def closed(path: Path, mode: str) -> HDF5TileStore:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_it_finds_what_it_has_stored(mode: str, path: Path) -> None:
+def test_it_finds_what_it_has_stored(mode: Any, path: Path) -> None:
     store = closed(path, mode)
     for _ in range(2):
         with store:
@@ -41,7 +42,7 @@ def test_it_finds_what_it_has_stored(mode: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_no_file_is_made_where_it_has_vanished(mode: str, path: Path) -> None:
+def test_no_file_is_made_where_it_has_vanished(mode: Any, path: Path) -> None:
     store = closed(path, mode)
     path.unlink()
     for _ in range(2):
@@ -54,7 +55,7 @@ def test_no_file_is_made_where_it_has_vanished(mode: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_file_of_somebody_elses_that_has_taken_its_place_is_left_alone(mode: str, path: Path) -> None:
+def test_a_file_of_somebody_elses_that_has_taken_its_place_is_left_alone(mode: Any, path: Path) -> None:
     store = closed(path, mode)
     path.unlink()
     make_theirs(path)
@@ -71,7 +72,7 @@ def test_a_file_of_somebody_elses_that_has_taken_its_place_is_left_alone(mode: s
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("content", [b"", b"not HDF5 at all"])
-def test_a_file_that_is_not_hdf5_any_more_is_left_alone(content: bytes, mode: str, path: Path) -> None:
+def test_a_file_that_is_not_hdf5_any_more_is_left_alone(content: bytes, mode: Any, path: Path) -> None:
     store = closed(path, mode)
     path.write_bytes(content)
     with pytest.raises(StoreError, match="there is a file that is not an HDF5 file"), store:

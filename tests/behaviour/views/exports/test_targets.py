@@ -207,7 +207,8 @@ def test_a_partial_one_of_another_kind_is_in_nobodys_way(tmp_path: Path) -> None
     ("form", "other_form"), [*((form, form) for form in FORMS), ("npy", "zarr"), ("zarr", "npy"), ("npy", "tif")]
 )
 def test_two_at_once_of_any_formats_do_not_write_into_each_other(form: str, other_form: str, tmp_path: Path) -> None:
-    target, formats = tmp_path / "out", {"tif": "tiff"}
+    target = tmp_path / "out"
+    formats: Any = {"tif": "tiff"}
     refused: list[Any] = []
 
     def f(ctx: Index) -> torch.Tensor:

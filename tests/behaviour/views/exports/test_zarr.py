@@ -285,7 +285,7 @@ def world(store: TileStore | None = None) -> TensorGroup:
 
 
 def test_a_group_is_a_tree_of_arrays(tmp_path: Path) -> None:
-    group = world()
+    group: Any = world()
     group.export(sl[-4:16, 0:8], tmp_path / "out.zarr")
     with xarray.open_datatree(tmp_path / "out.zarr", engine="zarr") as tree:
         assert np.array_equal(tree["height"].to_numpy(), truth((slice(-4, 16), slice(0, 8))))
@@ -335,7 +335,7 @@ def test_a_tensor_of_a_name_that_zarr_does_not_have_is_an_error(name: str, tmp_p
 
 
 def test_a_group_that_was_stopped_goes_on(tmp_path: Path) -> None:
-    group = world(ZarrTileStore(tmp_path / "tiles", tile_size=8))
+    group: Any = world(ZarrTileStore(tmp_path / "tiles", tile_size=8))
     stop = True
 
     def fails(ctx: Index) -> torch.Tensor:
