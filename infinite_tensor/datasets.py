@@ -320,7 +320,7 @@ class GridDataset(_Patches[_Item_co]):
         stride: Size | None = None,
         region: object = None,
         *,
-        transform: Transform | None = None,
+        transform: None = None,
     ) -> None: ...
 
     def __init__(
@@ -422,7 +422,7 @@ class PatchDataset(_Patches[_Item_co]):
         seed: int = 0,
         length: int | None = None,
         *,
-        transform: Transform | None = None,
+        transform: None = None,
     ) -> None: ...
 
     def __init__(
