@@ -184,10 +184,11 @@ class TensorGroup(Fillable):
     def _unknown(self, key: Key) -> KeyError:
         return KeyError(f"key {show(key)} is not in the group, which has {', '.join(map(show, self._members))}")
 
+    # Whether a key leads to a tensor or to a nested group is not known before: Any spares users of tensors an assert.
     @overload
-    def get(self, key: str | tuple[str, ...]) -> InfiniteTensor | Self | None: ...
+    def get(self, key: str | tuple[str, ...]) -> InfiniteTensor | Any | None: ...
     @overload
-    def get(self, key: str | tuple[str, ...], default: _T) -> InfiniteTensor | Self | _T: ...
+    def get(self, key: str | tuple[str, ...], default: _T) -> InfiniteTensor | Any | _T: ...
 
     def get(self, key: str | tuple[str, ...], default: Any = None) -> Any:
         """Return the tensor or nested group with a key, or `default` if there is none."""
@@ -209,13 +210,13 @@ class TensorGroup(Fillable):
         found = listed(self._members, nested=include_nested, leaves_only=leaves_only)
         return [key[0] if len(key) == 1 else key for key in found]
 
-    def values(self, include_nested: bool = False, leaves_only: bool = False) -> list[InfiniteTensor | Self]:
+    def values(self, include_nested: bool = False, leaves_only: bool = False) -> list[InfiniteTensor | Any]:
         """Return the tensors and nested groups that `keys` names."""
         return [self._entry(as_key(key)) for key in self.keys(include_nested, leaves_only)]
 
     def items(
         self, include_nested: bool = False, leaves_only: bool = False
-    ) -> list[tuple[str | tuple[str, ...], InfiniteTensor | Self]]:
+    ) -> list[tuple[str | tuple[str, ...], InfiniteTensor | Any]]:
         """Return pairs of a key and its tensor or nested group, as named by `keys`."""
         return [(key, self._entry(as_key(key))) for key in self.keys(include_nested, leaves_only)]
 
@@ -261,7 +262,7 @@ class TensorGroup(Fillable):
         return devices.pop() if len(devices) == 1 else None
 
     @overload
-    def __getitem__(self, indices: str | tuple[str, ...]) -> InfiniteTensor | Self: ...
+    def __getitem__(self, indices: str | tuple[str, ...]) -> InfiniteTensor | Any: ...
     @overload
     def __getitem__(self, indices: list[Any]) -> list[TensorDict]: ...
     @overload

@@ -84,10 +84,9 @@ def groups(group: TensorGroup) -> torch.Tensor:
     assert_type(made, TensorGroup)
     assert_type(group[REGION], TensorDict)
     assert_type(group[[REGION]], list[TensorDict])
-    assert_type(group["world"], InfiniteTensor | TensorGroup)
-    assert_type(group.get("hills"), InfiniteTensor | TensorGroup | None)
-    rough = group["hills", "rough"]
-    assert isinstance(rough, InfiniteTensor)
+    assert_type(group["world"], InfiniteTensor | Any)
+    assert_type(group.get("hills"), InfiniteTensor | Any | None)
+    rough: InfiniteTensor = group["hills", "rough"]
     return rough[REGION]
 
 
