@@ -1,4 +1,4 @@
-"""Draws `docs/images/show.png`, and writes `docs/drawings/repr.html`, both of which docs/other-tools.md shows.
+"""Draws `docs/images/show.png`, and writes `docs/drawings/repr.html`, both of which docs/viewing.md shows.
 
 ``python docs/drawings/notebook.py`` writes both; ``--folder`` says where to.
 """

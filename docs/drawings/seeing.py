@@ -1,4 +1,4 @@
-"""Takes the pictures of `docs/seeing.md`: of pages in a Chromium without a screen.
+"""Takes the pictures of docs/viewing.md: of pages in a Chromium without a screen.
 
 ``python docs/drawings/seeing.py`` writes them; ``--folder`` says where to. It needs a Chromium,
 ``pip install playwright neuroglancer``, and ``npm install --no-save leaflet@1.9.4``.

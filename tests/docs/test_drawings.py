@@ -46,7 +46,7 @@ _UNNAMED = re.compile(r"unnamed [0-9a-f]{8}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a
 
 def test_a_notebook_shows_what_its_page_shows(tmp_path: Path) -> None:
     succeeds(ROOT / "docs" / "drawings" / "notebook.py", "--folder", tmp_path, cwd=ROOT)
-    page = (ROOT / "docs" / "other-tools.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "viewing.md").read_text(encoding="utf-8")
     assert "images/show.png" in page
     assert '--8<-- "docs/drawings/repr.html"' in page
     assert is_drawn(tmp_path / "show.png")
