@@ -32,10 +32,13 @@ from infinite_tensor import (
 
 ROOT = Path(__file__).parents[2]
 OURS = ("infinite_tensor.", "infinite_tensor_stores.")
-# What is on the page: the path of each class, with the text of its options.
-SHOWN = dict(
-    re.findall(r"^::: ([\w.]+)\n((?: +.*\n)*)", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
-)
+REFERENCE = {page.name: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("api*.md"))}
+# What the pages of the reference show: the path of each class or function, with the text of its options.
+SHOWN = {
+    path: options
+    for page in REFERENCE.values()
+    for path, options in re.findall(r"^::: ([\w.]+)\n((?: +.*\n)*)", page, re.MULTILINE)
+}
 # Names of version 0.2, which the page on migration shows.
 FORMER = {"get_or_create", "clear_direct_caches"}
 
@@ -122,10 +125,21 @@ def test_an_object_has_the_public_names_of_the_reference(name: str, tmp_path: Pa
     assert public - documented(kind) - of_others(kind) == set()
 
 
-def test_every_public_class_is_in_the_reference() -> None:
-    public = {getattr(infinite_tensor, name) for name in infinite_tensor.__all__}
-    shown = {*CLASSES, *(value for value in vars(infinite_tensor.errors).values() if inspect.isclass(value))}
-    assert [kind.__name__ for kind in public if inspect.isclass(kind) and kind not in shown] == []
+ERRORS = {name for name, value in vars(infinite_tensor.errors).items() if inspect.isclass(value)}
+TABLE = re.findall(r"\[`(\w+)`\]\((api-\w+\.md)#([\w.]+)\)", REFERENCE["api.md"])
+
+
+def test_the_table_of_the_reference_has_every_public_name_and_every_class_that_is_returned() -> None:
+    of_authors = {path for path in SHOWN if f"::: {path}\n" in REFERENCE["api-backends.md"]}
+    shown = {path.rpartition(".")[2] for path in {*SHOWN} - of_authors - {"infinite_tensor.errors"}}
+    assert {*infinite_tensor.__all__, *ERRORS, *shown} - {name for name, _, _ in TABLE} == set()
+
+
+@pytest.mark.parametrize(("name", "page", "anchor"), TABLE, ids=[name for name, _, _ in TABLE])
+def test_a_name_in_the_table_leads_to_where_it_is_shown(name: str, page: str, anchor: str) -> None:
+    shown = anchor.rpartition(".")[0] if name in ERRORS else anchor
+    heading = rf"## {name}" if name == anchor else rf"::: {re.escape(shown)}"
+    assert re.search(rf"^{heading}$", REFERENCE[page], re.MULTILINE)
 
 
 def test_the_former_names_are_on_the_page_of_migration() -> None:
