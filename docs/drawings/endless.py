@@ -1,4 +1,4 @@
-"""Draws `docs/images/endless.png`, which the README shows: three places of one world, far from each other.
+"""Draws `docs/images/endless.png`, which docs/terrain.md shows: three places of one world, far from each other.
 
 ``python docs/drawings/endless.py`` writes it; ``--folder`` says where to.
 """

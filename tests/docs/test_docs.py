@@ -33,7 +33,7 @@ COMPARED = {"dask", "monai", "ome_zarr", "ome_zarr_models", "torchio"}
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 _FENCE = re.compile(
-    r"(?:^<!-- (?:not run: (?P<reason>[^\n]+)|needs: (?P<needs>\w+)) -->\n)?"
+    r"(?:^ *<!-- (?:not run: (?P<reason>[^\n]+)|needs: (?P<needs>\w+)) -->\n)?"
     r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )

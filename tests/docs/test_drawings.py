@@ -18,7 +18,7 @@ DRAWN = [
     pytest.param(
         "endless.py",
         ["endless.png"],
-        ["README.md", "docs/index.md", "docs/terrain.md"],
+        ["docs/terrain.md"],
         marks=pytest.mark.slow,
     ),
 ]
