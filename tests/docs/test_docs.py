@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -147,6 +148,13 @@ def test_what_everybody_uses_has_an_example(kind: type) -> None:
     assert f"{kind.__module__}.{kind.__qualname__}" in EXAMPLES
 
 
+@cache
+def defined_in(path: Path) -> frozenset[str]:
+    """The names of the functions and classes of a module."""
+    module = ast.parse(path.read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(module) if isinstance(node, ast.FunctionDef | ast.ClassDef))
+
+
 def test_every_guarantee_has_a_test_that_exists() -> None:
     page = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
     rows = [row for row in page.splitlines() if row.startswith("|") and not row.startswith(("|---", "| what happens"))]
@@ -155,7 +163,6 @@ def test_every_guarantee_has_a_test_that_exists() -> None:
         held_by = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", row)
         assert held_by, row
         for path, name in held_by:
-            module = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-            names = {node.name for node in ast.walk(module) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+            names = defined_in(ROOT / path)
             assert any(each.startswith(("test_", "Test")) for each in names)
             assert not name or name in names, row
