@@ -25,6 +25,7 @@ import torch
 import infinite_tensor
 import infinite_tensor_stores
 from infinite_tensor.cli.running import run
+from tests.support.pictures import is_drawn
 
 ROOT = Path(__file__).parents[2]
 PAGES = [page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))) if page.exists()]
@@ -38,6 +39,7 @@ _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
+_PICTURE = re.compile(r"\]\(images/(?P<name>[\w-]+\.\w+)\)")
 _SNIPPET = re.compile(r'^--8<-- "(?P<path>[^"]+)"$', re.MULTILINE)
 
 
@@ -111,6 +113,8 @@ def test_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path, monkeypatch: 
             missing.add(block.needs)
         elif block.reason is None:
             block.run(module.__dict__)
+    written = [tmp_path / name for name in _PICTURE.findall(page.read_text(encoding="utf-8"))]
+    assert [path.name for path in written if path.exists() and not is_drawn(path)] == []
     if missing:
         pytest.skip(f"has run, but for the blocks that need {', '.join(sorted(missing))}")
 

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from matplotlib.image import imread
 
 from tests.docs.test_examples import succeeds
 from tests.support.html import Page
+from tests.support.pictures import is_drawn
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,12 +22,6 @@ DRAWN = [
         marks=pytest.mark.slow,
     ),
 ]
-
-
-def is_drawn(picture: Path) -> bool:
-    """Whether it is the one that is kept, but for fonts, which differ from machine to machine."""
-    drawn, kept = imread(picture), imread(ROOT / "docs" / "images" / picture.name)
-    return bool(drawn.shape == kept.shape and abs(drawn - kept).mean() < 0.05)
 
 
 @pytest.mark.parametrize(("script", "pictures", "pages"), DRAWN)
