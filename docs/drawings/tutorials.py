@@ -35,7 +35,7 @@ def take(page: Path, images: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("pages", nargs="*", metavar="page", choices=TUTORIALS, default=TUTORIALS)
+    parser.add_argument("pages", nargs="*", metavar="page", default=TUTORIALS)
     parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "images")
     arguments = parser.parse_args()
     for page in arguments.pages:

@@ -36,7 +36,7 @@ def find_program() -> str | None:
 
 
 class S3Server:
-    """Starts with two buckets, ``bucket`` and ``tiles``, and keeps what it was given over a stop and a start.
+    """Starts with the buckets ``bucket`` and ``tiles``, and holds what it was given when it is started again.
 
     Attributes
     ----------
