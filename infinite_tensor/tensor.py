@@ -72,7 +72,7 @@ class SupportsAsTensor(Protocol):
     """An object that can be an arg of an InfiniteTensor without being one itself, such as a `TensorBlob`."""
 
     def as_tensor(self) -> InfiniteTensor:
-        """Return the tensor that is read in its place."""
+        """Return the tensor that is read in place of this object."""
 
 
 class InfiniteTensor(Fillable):
@@ -86,25 +86,25 @@ class InfiniteTensor(Fillable):
     shape : tuple of (int or None)
         Extent per dimension in pixels; None for an unbounded dimension, which also has negative coordinates.
     f : callable
-        ``f(ctx, *regions) -> tensor`` computes one window. `ctx` is the window index, a tuple of ints with
-        one entry per dimension; `regions` are the parts of `args` that `args_windows` select. It must
-        return a tensor of shape ``output_window.size``, of `dtype`, on `device`, with the same values each
-        time it is called with the same `ctx`. It runs under `torch.no_grad`. With a `batch_size` it gets
-        lists and returns a list or one stacked tensor.
+        ``f(ctx, *regions) -> tensor`` computes one window. `ctx` is the window index, a tuple of ints with one entry
+        per dimension; `regions` are the parts of `args` that `args_windows` select. `f` must return a tensor of shape
+        ``output_window.size``, of `dtype`, on `device`, with the same values each time it is called with the same
+        `ctx`. It runs under `torch.no_grad`. With a `batch_size`, it gets lists and returns a list or one stacked
+        tensor.
     output_window : TensorWindow
         Which pixels a window covers.
     args : sequence of InfiniteTensor or TensorBlob, optional
         Upstream tensors; a `TensorBlob` is read through its `as_tensor()`. Their stores, dtypes and devices may
         differ from this tensor's; nothing is converted.
     args_windows : sequence of TensorWindow, optional
-        One per arg: the region of the arg that `f` gets, in coordinates of this tensor's `ctx`.
+        One per arg: the window that says which region of the arg `f` gets for a `ctx`.
     dtype : torch.dtype or str
         Element type, or its name: bool, or any integer, floating or complex type.
     device : torch.device or str
         Where `f` returns its windows and reads return their results.
     tile_store : TileStore, str or path, optional
-        Where windows are stored. A path or an fsspec URL is opened as by `open_store`; all tensors of this process
-        that name it share one store object. Default: a new `MemoryTileStore` without limits.
+        Where windows are stored. A path or an fsspec URL is opened as by `open_store`; all tensors of this process that
+        are given the same one share a store object. Default: a new `MemoryTileStore` without limits.
     tensor_id : str, optional
         The name under which the store finds the tensor again. Default: a random one.
     batch_size : int or tuple of int, optional
@@ -112,31 +112,32 @@ class InfiniteTensor(Fillable):
     blend : callable, WeightedMean or str, optional
         How overlapping windows are combined. A function is elementwise, ``blend(existing, incoming) -> combined``, and
         applied in lexicographic order of window index; on the CPU it gets flat blocks, of shape ``(N,)``. ``"max"`` is
-        `torch.maximum`, ``"min"`` is `torch.minimum`; like any function they start from `blend_init`, so give
-        ``-math.inf`` for a maximum of values below 0. ``"first"`` and ``"last"`` keep the first or the last window
-        over a pixel. ``"mean"``, ``"linear"``, ``"hann"`` and ``"gaussian"`` name a `WeightedMean`, which can also be
-        given itself. Default: the sum.
+        `torch.maximum`, ``"min"`` is `torch.minimum`. Like any function, these start from `blend_init`: for a maximum
+        of values below 0, set it to ``-math.inf``. ``"first"`` and ``"last"`` keep the first or the last window over a
+        pixel. ``"mean"``, ``"linear"``, ``"hann"`` and ``"gaussian"`` stand for a `WeightedMean`; such an object is
+        accepted too. Default: the sum.
     blend_init : number, optional
         The value of a pixel before its first window, and of a pixel that no window covers. Default: 0.
     edge : "drop", "clip" or "all", or a sequence of them, optional
         What happens to windows that would reach past a finite dimension. "drop": there are no such windows. "clip" and
         "all": ``f`` computes them, and the part outside of the tensor is discarded; "clip" has just enough windows to
-        cover the dimension, "all" has every window that overlaps it. One for all dimensions, or one per dimension.
-        Default: "drop".
+        cover the dimension, "all" has every window that overlaps it. Give one for all dimensions, or a sequence with
+        one per dimension. Default: "drop".
     args_padding : str or ("constant", number), or a sequence of them, optional
         The values that `f` gets beyond the ends of an arg's finite dimensions, named as in `numpy.pad`: "edge",
-        "reflect", "symmetric", "wrap", or "constant", with 0 or another value. One for all args, or one per arg, which
-        may be a sequence with one per dimension, None for an unbounded one. Default: "error", a window that reaches
-        past the end of an arg is an error.
+        "reflect", "symmetric", "wrap", or "constant", with 0 or another value. Give one for all args, or a sequence
+        with one per arg. The entry of an arg may itself be a sequence with one per dimension, and None for an unbounded
+        dimension. Default: "error": a window that reaches past the end of an arg is an error.
     version : JSON value, optional
         Anything that identifies what `f` computes: a number, a seed, the `digest` of a network, or a dict of settings.
         It is stored, and compared when the tensor is built again.
     dims : tuple of str, optional
         Names of the dimensions, such as ``("c", "y", "x")``, for messages and for other programs that open the store.
-        They are stored when the tensor is created; later they may be omitted, but different names are an error.
+        They are stored when the tensor is created. When it is built again, they may be omitted, but different names are
+        an error.
     reduce : Reduction, optional
-        Stores less per pixel than the windows contain, for example only the label of the highest of a hundred scores.
-        `f` then returns windows of the shape that `Reduction` describes.
+        How blended pixels are reduced before they are stored: for example, a hundred scores to the label of the highest
+        one. `f` then returns windows of the shape that `Reduction` describes.
 
     Raises
     ------
@@ -206,11 +207,11 @@ class InfiniteTensor(Fillable):
         ----------
         f : callable
             ``f(ctx, *regions) -> dict`` computes a window of each output: a dict, or a `tensordict.TensorDict`, with
-            the keys of `outputs` and no others. `ctx` has one entry for each window coordinate that the outputs follow.
-            With a `batch_size` it gets lists, and returns a list of dicts, or one dict of lists or stacked tensors.
+            the keys of `outputs` and no others. `ctx` is the window index, which is the same for all outputs. With a
+            `batch_size` it gets lists, and returns a list of dicts, or one dict of lists or stacked tensors.
         outputs : dict of str to Output
-            The outputs of `f`; dicts may nest. Every output follows all coordinates of `ctx`; the `dimension_map` of
-            its window says which dimension follows which coordinate.
+            The outputs of `f`; dicts may nest. Each entry of `ctx` moves the window of every output along one
+            dimension; the `dimension_map` of that window says along which.
         args, args_windows, args_padding, device, tile_store, batch_size, version
             As for `InfiniteTensor`; all outputs are in one store.
         tensor_id : str, optional
@@ -219,10 +220,10 @@ class InfiniteTensor(Fillable):
         Returns
         -------
         TensorGroup
-            The tensors, nested as `outputs` is. They share the dimensions that follow `ctx`. Pixels of the group are
-            pixels of the first output; the strides of the others say how much finer or coarser they are. Each is an
-            ordinary tensor with a separate array in the store: it can be read, filled, moved and reopened by itself,
-            and be an arg of other tensors.
+            The tensors, nested as `outputs` is. They share the dimensions that follow `ctx`. A pixel of the group is a
+            pixel of the first output; the strides of the other outputs say how much finer or coarser these are. Each is
+            an ordinary tensor with a separate array in the store: it can be read, filled, moved and reopened by itself,
+            and it can be an arg of other tensors.
 
         Raises
         ------
@@ -254,7 +255,7 @@ class InfiniteTensor(Fillable):
         return group_of_outputs(dict(zip(specs, tensors, strict=True)))
 
     def _reaches(self) -> Mapping[str, object]:
-        """What counts in the fingerprint of an ``f`` that reads this tensor: its definition, its ``f`` and its args."""
+        """What this tensor adds to the fingerprint of an ``f`` that reads it: its definition, ``f`` and args."""
         name = f"tensor {self.tensor_id!r}" if self._node.tensor.named else "a tensor"
         args = {f"{name}.args[{at}]": arg for at, arg in enumerate(self.args)}
         return {name: Item(name, f"#{self._spec.definition.digest}", "state"), f"{name}.f": self.f, **args}
@@ -379,7 +380,7 @@ class InfiniteTensor(Fillable):
     def __getitem__(self, indices: object) -> Any: ...
 
     def __getitem__(self, indices: object) -> Any:
-        """Read a region, or a list of regions in one plan.
+        """Read a region, or a list of regions together.
 
         Parameters
         ----------
@@ -410,7 +411,7 @@ class InfiniteTensor(Fillable):
     def read(self, indices: object, *, workers: int | None = None) -> Any: ...
 
     def read(self, indices: object, *, workers: int | None = None) -> Any:
-        """Read a region, or a list of regions in one plan: ``tensor[indices]`` with options.
+        """Read a region, or a list of regions together: ``tensor[indices]`` with options.
 
         Parameters
         ----------
@@ -418,7 +419,7 @@ class InfiniteTensor(Fillable):
             A region or a list of regions, as ``tensor[...]`` takes them; `sl` writes them.
         workers : int, optional
             The number of threads that compute windows; more than one needs an ``f`` that several threads may call at
-            the same time. The pixels do not depend on it. Default: the `workers` of each tensor's store.
+            the same time. The pixels do not depend on this number. Default: the `workers` of each tensor's store.
 
         Returns
         -------
@@ -447,7 +448,7 @@ class InfiniteTensor(Fillable):
         ------
         list of torch.Tensor
             The next regions that are ready; concatenated, the lists equal ``tensor[list(regions)]``. Memory use is
-            limited to what the regions in progress need, and what the stores of upstream tensors cache.
+            limited to what the regions in progress need, and to what the stores of upstream tensors cache.
         """
         workers = checked_workers(workers)
         return assemble.stream(
@@ -455,7 +456,7 @@ class InfiniteTensor(Fillable):
         )
 
     def coverage(self, region: object, state: TileState | None = None, where: object = None) -> torch.Tensor:
-        """Return for each tile that a region touches whether it needs no computation.
+        """For each tile that a region touches, return whether it can be read without computing a window of it.
 
         In a memory store, a tile is a block of about 256 KiB.
 
@@ -464,12 +465,13 @@ class InfiniteTensor(Fillable):
         region
             As for a read.
         state : {"stored", "missing", "uncovered", "skipped"}, optional
-            Return whether each tile is in this state instead. "stored": all windows over the tile are stored.
+            Return instead whether each tile is in this state. "stored": all windows over the tile are stored.
             "missing": some are not, and a fill computes them. "uncovered": no window covers the tile, so nothing is
-            ever stored for it. "skipped": the mask leaves the tile out, and it is not stored. Default: all states but
-            "missing".
+            ever stored for it. "skipped": the mask leaves the tile out, and it is not stored. Default: return whether
+            it is in any state but "missing".
         where : optional
-            The mask of a `fill`; a fill with it computes the tiles that are "missing", and none that are "skipped".
+            The mask of a `fill`; a fill with the same mask computes the tiles that are "missing", and none that are
+            "skipped".
 
         Returns
         -------
@@ -537,9 +539,9 @@ class InfiniteTensor(Fillable):
             tile; its answer applies to all pixels of the tile, unless it is an array with an entry for each pixel of
             the mask.
         compute : bool
-            Whether missing windows are computed and stored, as by a read. Otherwise only complete tiles are used, as
-            in `coverage`, and `Stats.missing` says how many pixels are left out. An array in memory counts as stored;
-            of a source file, only blocks that reads have cached do.
+            Whether missing windows are computed and stored, as by a read. Otherwise only tiles that need no computation
+            are used, see `coverage`, and `Stats.missing` says how many pixels are left out. An array in memory counts
+            as stored. Of a source file, only the blocks that reads have cached count as stored.
         exact : bool
             Whether quantiles are exact; `Stats.quantile` then reads the pixels again. Otherwise a quantile may be
             too close to 0, by less than one part in ``2**11``; see `Stats.quantile`.
@@ -554,8 +556,8 @@ class InfiniteTensor(Fillable):
         Raises
         ------
         RegionError
-            (an IndexError) If `region` is not a valid region of this tensor, or if there is none although the tensor
-            is unbounded and ``compute=True``.
+            (an IndexError) If `region` is not a valid region of this tensor, or if it is omitted although the tensor is
+            unbounded and ``compute=True``.
         ValidationError
             If the dtype is complex, or a mask does not cover the region.
 
@@ -584,7 +586,7 @@ class InfiniteTensor(Fillable):
             If an argument is unknown or given twice, and for ``copy=True``.
         ValidationError
             If the store cannot convert what it keeps, or `f` is a function of this library with a fixed dtype and
-            device, such as that of `noise`. Nothing has changed then.
+            device, such as that of `noise`. In this case nothing has been changed.
         """
         args = tuple(_as_target(arg) for arg in args)
         kwargs = {name: _as_target(arg) for name, arg in kwargs.items()}
@@ -615,7 +617,7 @@ class InfiniteTensor(Fillable):
         store: TileStore | str | os.PathLike[str] | None = None,
         tensor_id: str | None = None,
     ) -> InfiniteTensor:
-        """Return a coarser tensor: its pixel ``i`` summarizes pixels ``[i * factor, (i + 1) * factor)`` of this one.
+        """Return a coarser tensor: its pixel ``i`` summarizes pixels ``[i * factor, (i + 1) * factor)`` of this tensor.
 
         Parameters
         ----------
@@ -623,9 +625,9 @@ class InfiniteTensor(Fillable):
             How many pixels become one. An int applies to the dimensions named z, y and x, or, if no dimension has a
             name, to the last two; a tuple has one entry per dimension. At most 65,536 pixels become one.
         method : str
-            - "mean": the mean, added in lexicographic order: in float32 for 16-bit floats, in int64 for integers, whose
-              means are rounded, half to even. NaN and nodata are left out; a block with nothing else becomes NaN or
-              nodata.
+            - "mean": the mean. Pixels are added in lexicographic order, 16-bit floats in float32 and integers in int64.
+              Means of integers are rounded, half to even. NaN and nodata are left out; a block with nothing else
+              becomes NaN or nodata.
             - "max", "min": the largest or smallest pixel; NaN and nodata are left out likewise.
             - "mode": the most frequent value, for labels; the smallest one if several are equally frequent.
             - "nearest": the first pixel.
@@ -638,8 +640,8 @@ class InfiniteTensor(Fillable):
         -------
         InfiniteTensor
             Has the same dtype. Extents are rounded up; pixels beyond an end of this tensor do not count. Position,
-            coordinates and nodata are derived from those of this tensor. A store that contains both tensors reopens
-            the result by its id and computes it without being given an ``f``.
+            coordinates and nodata are derived from those of this tensor. A store that contains both tensors can reopen
+            the result by its id, and compute it, without being given an ``f``.
 
         Raises
         ------
@@ -761,8 +763,8 @@ class InfiniteTensor(Fillable):
     def as_zarr(self, region: object = None) -> zarr.Array[Any]:
         """Return a read-only Zarr array of pixels, whose chunks are computed when they are read.
 
-        Dask and other libraries that read Zarr arrays accept it; xarray opens the group that contains it,
-        ``array.store``. A chunk is a tile, and reading a chunk reads the tensor: computed windows are stored, and
+        Dask and other libraries that read Zarr arrays accept it. For xarray, use ``array.store``, the group that
+        contains it. A chunk is a tile, and reading a chunk reads the tensor: computed windows are stored, and
         simultaneous reads do not compute a window twice. The array may be read on any thread, in coroutines, and by
         ``f`` itself. Exceptions of ``f`` are raised unchanged, except those that would end an event loop: they become
         the ``__cause__`` of a RuntimeError.
@@ -777,8 +779,8 @@ class InfiniteTensor(Fillable):
         Returns
         -------
         zarr.Array
-            Its name is the last part of `tensor_id`, or "values", or "values_" if a dimension is called "values".
-            Element ``[i, j]`` is pixel ``[i - origin[0], j - origin[1]]``, where `origin` is in
+            Its name is the last part of `tensor_id`, if that was given; otherwise "values", or "values_" if a dimension
+            is called "values". Element ``[i, j]`` is pixel ``[i - origin[0], j - origin[1]]``, where `origin` is in
             ``array.attrs["infinite_tensor"]``. For each dimension of up to ``2**22`` pixels, the group also contains a
             one-dimensional array of coordinates, named after the dimension. bfloat16, which zarr lacks, becomes
             float32.
@@ -814,8 +816,8 @@ class InfiniteTensor(Fillable):
         -------
         xarray.DataArray
             Its name is the last part of `tensor_id`, if that was given, and its dimensions are `dims`. bfloat16, which
-            numpy lacks, becomes float32. Coordinates take no memory. Along a dimension of more than ``2**24`` pixels
-            xarray aligns it only with other arrays of this kind; select a part first.
+            numpy lacks, becomes float32. Coordinates take no memory. Along a dimension of more than ``2**24`` pixels,
+            xarray can align it only with other arrays of this kind; to align it with others, select a part first.
 
         Raises
         ------
@@ -840,7 +842,8 @@ class InfiniteTensor(Fillable):
         Parameters
         ----------
         region : optional
-            As for `as_zarr`, with the same default; for an unbounded tensor, that has more chunks than Dask accepts.
+            As for `as_zarr`, with the same default. For an unbounded tensor, give a region: the default has more chunks
+            than Dask accepts.
         chunks : optional
             "tiles" for a chunk per tile, cut where the region ends; or what Dask accepts: "auto", an int, a tuple.
 
@@ -866,7 +869,7 @@ class InfiniteTensor(Fillable):
         return dask_of(self, region, chunks)
 
     def to_dask_array(self) -> dask.array.Array:
-        """Return `to_dask` of a whole finite tensor; `dask.array.asarray`, `stack` and `concatenate` call this.
+        """Return all of a finite tensor, as `to_dask` does; `dask.array.asarray`, `stack` and `concatenate` call this.
 
         Returns
         -------
@@ -894,16 +897,16 @@ class InfiniteTensor(Fillable):
         Parameters
         ----------
         region : optional
-            As for a read, with positive steps: two dimensions, or one for a line, and possibly a first or last
-            dimension of 1 channel, or of 3, which are colours. Use ints to choose a position along the others.
-            Default: all of a finite dimension, and the pixels from -256 to 256 of an unbounded one.
+            As for a read, with positive steps. It has two dimensions, or one, which is drawn as a line. There may also
+            be a first or last dimension of channels: 1, or 3 for colours. Use ints to choose a position along the
+            others. Default: all of a finite dimension, and the pixels from -256 to 256 of an unbounded one.
         ax : matplotlib.axes.Axes, optional
             Where to draw. Default: new axes.
         compute : bool
             Whether missing pixels are computed and stored, as by a read; otherwise they are left blank.
         every : int, optional
-            Draw every n-th pixel along each dimension of the picture, of those that the steps of the region select. 1
-            draws all. The axes always show the coordinates of the tensor.
+            Draw only every n-th of the pixels that the region selects, along each dimension of the picture. 1 draws
+            all. The axes always show the coordinates of the tensor.
         max_pixels : int, optional
             Instead of `every`: the largest number of pixels to draw; `every` is then the smallest int that suffices.
             Default: ``2**20``, about a screen.
@@ -937,10 +940,10 @@ class InfiniteTensor(Fillable):
     ) -> View:
         """Open an interactive Bokeh page of the tensor: drag to move, turn the wheel to zoom.
 
-        Tiles nearest to the middle appear first: stored ones at once, others when `f` has computed them, and these are
-        stored as by a read. Tiles still to come are blue, missing ones that will not be computed are grey, and an
-        exception of `f` is shown on its tile. Zoomed out, the page shows stored levels of a `pyramid`, or a coarser
-        version of what is stored.
+        Tiles nearest to the middle appear first: stored ones at once, others once `f` has computed them. What is
+        computed is stored, as by a read. Tiles still to come are blue, missing ones that will not be computed are grey,
+        and an exception of `f` is shown on its tile. Zoomed out, the page shows stored levels of a `pyramid`, or a
+        coarser version of what is stored.
 
         Parameters
         ----------
@@ -949,16 +952,16 @@ class InfiniteTensor(Fillable):
         port : int
             The port of the page, which only this machine can reach. Default: any free port.
         budget : int
-            The most windows of a tensor that may be computed for what is visible, not counting those upstream. If
-            more are missing, only stored pixels are shown.
+            The largest number of windows that may be computed for the visible part of a tensor; windows of upstream
+            tensors do not count. If more are missing, only stored pixels are shown.
         open_browser : bool, optional
             Whether to open a browser. Default: True, except in notebooks, which show the page below the cell.
 
         Returns
         -------
         View
-            Its `url` also opens the page in another browser, and at a place with ``?y=0&x=1000&zoom=-2`` appended. Call
-            `wait()` at the end of a script, which would otherwise end the page; `close()` ends it.
+            Its `url` also opens the page in another browser; append ``?y=0&x=1000&zoom=-2`` to open it at a place. Call
+            `wait()` at the end of a script; otherwise the page ends with the script. `close()` ends the page.
 
         Raises
         ------
@@ -1003,10 +1006,11 @@ class InfiniteTensor(Fillable):
           dimension, for ``xarray.open_zarr(target)``. A chunk is as large as a tile; chunks begin at the first pixel of
           the region.
         - ``.npy``: an array for `numpy.load`.
-        - ``.png``: an image of uint8 in grey, RGB or RGBA, or of uint16 in grey. All of it is in memory until the end.
+        - ``.png``: an image of uint8 in grey, RGB or RGBA, or of uint16 in grey. The whole image is in memory until the
+          end.
         - ``.tif``, ``.tiff``: a compressed Cloud-Optimized TIFF of any number of bands, in tiles; a BigTIFF if it could
-          reach 4 GiB. GDAL makes its overviews: means, or the most frequent pixels for labels, or the nearest pixels
-          for complex numbers; none with very many bands. Writing needs twice the final disk space.
+          reach 4 GiB. GDAL adds overviews, unless there are very many bands: means, for labels the most frequent
+          pixels, and for complex numbers the nearest pixels. Writing needs twice the final disk space.
           If the tensor is a raster of `from_raster`, or computed from one, the file is a GeoTIFF: the centre of a
           window is placed at the centre of the region it reads, and the strides give the scale.
 
@@ -1014,9 +1018,9 @@ class InfiniteTensor(Fillable):
         format has a place for it; one `MeaningLostWarning` lists what is left out.
 
         A region of any size is written in steps; memory stores keep little of it. The target appears only when all of
-        it is written. A process that is killed leaves a hidden ``.<name>.partial`` next to it, or several files whose
-        names begin so, and the next export reuses them. A store at a URL is not a Zarr group until the end, and
-        the next export replaces what is unfinished there.
+        it is written. A process that is killed leaves a hidden ``.<name>.partial`` next to the target, or several files
+        whose names begin with that; the next export reuses them. A store at a URL is not a Zarr group until the end,
+        and the next export replaces what is unfinished there.
 
         An export to Zarr of a stored tensor with a `tensor_id` resumes an equal export that was stopped: it does not
         write again what is already written, unless pixels were invalidated since. ``overwrite=True`` starts over.
@@ -1025,8 +1029,8 @@ class InfiniteTensor(Fillable):
         ----------
         region
             As for a read, without a step. There is no default, because all of the region is written. Images have 2
-            dimensions, or 3 with channels: the dimension named c, channel, channels, band or bands, otherwise the
-            first. Use ints to drop other dimensions.
+            dimensions, or 3 with channels. The dimension of channels is the one named c, channel, channels, band or
+            bands, otherwise the first. Use ints to drop other dimensions.
         target : str or path
             A local path; for Zarr, any fsspec URL too.
         compute : bool
@@ -1038,10 +1042,11 @@ class InfiniteTensor(Fillable):
         format : {"zarr", "npy", "png", "tiff"}, optional
             The format, whatever the suffix of `target` is.
         overwrite : bool
-            Replace a file, or a Zarr group that an export has written. A local target stays until the end; a local
-            group is then missing for a moment. A group at a URL is missing all the time: let only one process at a
-            time export to a URL. Files that GDAL has written next to an image (``.aux.xml``, ``.ovr``, ``.msk``) are
-            deleted with it; without `overwrite`, they too keep an export from starting.
+            Replace a file, or a Zarr group that an export has written. A local target stays until the new one is
+            complete; a local group is missing for a moment then. A group at a URL is missing during the whole export:
+            let only one process at a time export to a URL. Files that GDAL has written next to an image (``.aux.xml``,
+            ``.ovr``, ``.msk``) are deleted with it; without `overwrite`, an export does not start if there are such
+            files.
         storage_options : dict, optional
             Passed to fsspec.
         workers : int, optional
@@ -1055,18 +1060,19 @@ class InfiniteTensor(Fillable):
             For a PNG, instead of `every`: its largest number of pixels; `every` is then the smallest int that suffices.
         palette : bool
             For a PNG with one channel of uint8: give each number a colour, cycling through matplotlib's ``tab20``.
-            Without it, an image of small labels is nearly black.
-            `show` draws labels in the same colours, but pixels with numbers beyond 19 on a continuous scale. The
-            numbers do not change, and a `fill_value` is transparent.
+            Without it, an image of small labels is nearly black. `show` uses the same colours, unless there are numbers
+            beyond 19: it then draws all pixels on a continuous scale. The numbers in the file do not change, and a
+            `fill_value` is transparent.
         pyramid : bool, int or str
             For Zarr: write an OME-Zarr 0.5 image with levels, as viewers expect it. Its arrays are ``s0/<name>``,
             ``s1/<name>`` and so on, each in a group for ``xarray.open_zarr(target, group="s1")``. True writes as many
-            levels as the region needs, an int that many, a str those of a method of `coarsen`; the default method is
-            that of stored levels, if there are any, or as for `fill`. Level k has the pixels of that level of `pyramid`
-            that overlap the region, so some pixels beyond its border are read. Stored levels are used; otherwise levels
-            are computed in memory, each from this tensor, which is computed again for each level if it is not stored.
-            With ``compute=False``, the levels in the store are written. Dimensions are those of OME-Zarr: t, then c or
-            another one, then z, y and x, or two of these.
+            levels as the region needs, an int writes that many, and a str names the method of `coarsen` for the levels.
+            The default method is that of stored levels, if there are any, or as for `fill`. Level k contains the pixels
+            of level k of `pyramid` that overlap the region, so some pixels beyond its border are read. Stored levels
+            are used; otherwise levels are computed in memory, each from this tensor, which is computed again for each
+            level if it is not stored. With ``compute=False``, the levels in the store are written. The dimensions must
+            be those of OME-Zarr, in this order: t; c or another one; z, y and x, or two of these three. t and c may be
+            missing.
 
         Raises
         ------
@@ -1242,7 +1248,7 @@ def tensors_of(
 
 
 def _as_target(arg: Any) -> Any:
-    """Replace an InfiniteTensor by an empty tensor of its dtype and device, as an argument of `torch.Tensor.to`."""
+    """Replace an InfiniteTensor by an empty tensor of its dtype and device, to be passed to `torch.Tensor.to`."""
     return torch.empty(0, dtype=arg.dtype, device=arg.device) if isinstance(arg, InfiniteTensor) else arg
 
 
@@ -1289,7 +1295,7 @@ def _shared(
 def _in_store(
     specs: Collection[TensorSpec], given: object, shared: Shared, args: Sequence[InfiniteTensor], *, named: bool
 ) -> list[TensorInStore]:
-    """Place tensors in the given store, after checking, as far as possible now, that args have the pixels they read."""
+    """Check, as far as possible now, that args have the pixels to read; then place the tensors in the given store."""
     for spec in specs:
         check_windows(spec.tensor_id, spec.grid, spec.labels)
         check_args(spec.tensor_id, spec.grid, args, shared.args)
