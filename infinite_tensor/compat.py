@@ -120,7 +120,7 @@ def _limit_cache(store: TileStore, limit: object) -> None:
 def _set_tile_size(
     store: TileStore, tensor_id: str, tile_size: int | Sequence[int] | None
 ) -> int | Sequence[int] | None:
-    """Apply ``tile_size`` to a persistent store, and return the former one; other stores ignore it."""
+    """Apply ``tile_size`` to a persistent store, and return the former tile size; other stores ignore it."""
     contents = contents_of(store)
     if not isinstance(contents, PersistentContents):
         return None
