@@ -1,6 +1,6 @@
 """The members of a group: which dimensions its tensors share, at which resolution.
 
-Also how a store saves the members of a group, and opens them again.
+It also saves the members of a group in a store, and opens them again.
 """
 
 from __future__ import annotations
@@ -146,14 +146,14 @@ def members_of(
 
 
 def unit_of(members: Members, d: int) -> int:
-    """Return the smallest number of group pixels along a dimension that is whole pixels of every tensor."""
+    """Return the smallest number of group pixels that, along a dimension, are whole pixels of every tensor."""
     return math.lcm(*(member.scale[d].denominator for member in members.values()))
 
 
 def read_members(
     members: Members, regions: Sequence[Selection], workers: int | None
 ) -> Iterator[dict[Key, torch.Tensor]]:
-    """Read the regions in one plan, and yield the arranged result of each tensor, region by region."""
+    """Read regions together; for each region, yield the arranged result of each tensor."""
     requests = [
         (node_of(member.tensor), [member.selection(region) for region in regions]) for member in members.values()
     ]
@@ -176,7 +176,7 @@ def check_extents(members: Members) -> None:
 
 
 def _ends_in(member: GroupMember, shape: Shape) -> bool:
-    """Return whether a member ends at the end of the group, or less than one of its pixels past it."""
+    """Return whether a member ends at the end of the group, or past it by less than one pixel of the member."""
     ends = zip(_extents(member), member.scale, shape, strict=True)
     return all(
         (n is None and end is None) or (n is not None and end is not None and n - 1 / scale < end)
@@ -185,7 +185,7 @@ def _ends_in(member: GroupMember, shape: Shape) -> bool:
 
 
 def shape_of(members: Members) -> Shape:
-    """Return the extent of each shared dimension, in pixels of the group: up to the last in which all have pixels."""
+    """Return the extent of each shared dimension, in pixels of the group: it ends where the first member ends."""
     extents = zip(*map(_extents, members.values()), strict=True)
     known = [[math.ceil(n) for n in of_members if n is not None] for of_members in extents]
     return tuple([min(numbers) if numbers else None for numbers in known])
@@ -204,9 +204,9 @@ def names_of_shared(members: Members) -> tuple[str, ...]:
 def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
     """Create group members of the outputs of one ``f``, which share the dimensions that follow its window index.
 
-    The ratio of their strides to those of the first output gives their scales. A dimension that every output has whole
-    in its only window, such as the channels of images, is not shared, unless an output has another dimension that
-    follows no index.
+    The ratio of their strides to those of the first output gives their scales. A dimension is not shared if, in every
+    output, a single window covers it, as for the channels of images. If any output has a dimension that follows no
+    index, this rule does not apply.
     """
     grids = [node_of(tensor).spec.grid for tensor in tensors.values()]
     told = any(None in followed(grid.window) for grid in grids)
@@ -349,7 +349,7 @@ class StoredMember:
 
 
 def digest_of(tensor: InfiniteTensor) -> str:
-    """Return the digest of a tensor's definition, which differs between different tensors of one id."""
+    """Return the digest of a tensor's definition, which tells apart different tensors with the same id."""
     return node_of(tensor).spec.definition.digest
 
 

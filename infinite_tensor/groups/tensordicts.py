@@ -190,7 +190,7 @@ def _created(folder: Path, members: Members, sample: Mapping[Key, torch.Tensor],
 
 
 def _blocks(members: Members, region: Selection) -> Iterator[Selection]:
-    """Split a region into blocks of whole pixels of every tensor; it is halved along its first dimension first."""
+    """Split a region into blocks of whole pixels of every tensor, by halving; the first dimension is halved first."""
     nbytes = sum(math.prod(each.selection(region).shape) * each.tensor.dtype.itemsize for each in members.values())
     for d, (start, stop) in enumerate(zip(region.start, region.stop, strict=True)):
         unit = unit_of(members, d)
@@ -204,7 +204,7 @@ def _blocks(members: Members, region: Selection) -> Iterator[Selection]:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Raise errors of the file system, or of the library that writes, again with a message that names the path."""
+    """Replace errors of the file system, or of the library that writes, by errors whose message names the path."""
     try:
         yield
     except InfiniteTensorError:
