@@ -42,11 +42,11 @@ class InfiniteBuffer(nn.Module):
     ``module.to(device)`` moves the tensor as `InfiniteTensor.to` does: in place, and ``f`` must return its windows on
     that device from then on. The dtype never follows the module, because it is part of what is stored. A
     `VirtualTensor` of a region follows dtype and device, and requires nothing of ``f``. The tensor does not move to the
-    device ``meta``, which would save no memory.
+    device ``meta``, because that would save no memory.
 
     The state is a dict of ``tensor_id`` (None if none was given), ``store`` (an argument for `open_store`, without
-    credentials; None for a memory store), and ``definition``. Loading a state compares it with the module's tensor:
-    another definition is a ValidationError that lists every field that differs, another ``f`` a
+    credentials; None for a memory store), and ``definition``. Loading a state compares it with the module's tensor: a
+    different definition raises a ValidationError that lists every field that differs; a different ``f`` gives a
     `FunctionChangedWarning`. The store is not compared, because it may have moved.
 
     Examples
@@ -72,7 +72,7 @@ class InfiniteBuffer(nn.Module):
         self._tensor = tensor
         self._device = torch.get_default_device() if tensor is None else tensor.device
         if tensor is None and self._device.type == "meta":
-            # A meta device does not keep stored pixels from being read.
+            # Stored pixels can be read even if the default device is meta.
             self._device = torch.device("cpu")
 
     @property
@@ -131,7 +131,7 @@ class InfiniteBuffer(nn.Module):
             saved.check_same(self._tensor)
 
     def _digested(self) -> str:
-        """Return what `infinite_tensor.digest` uses in place of `extra_repr`, which contains a possibly random id."""
+        """Return what `infinite_tensor.digest` uses in place of `extra_repr`, because that may contain a random id."""
         return "no tensor" if self._tensor is None else node_of(self._tensor).spec.definition.digest
 
     def extra_repr(self) -> str:
@@ -182,7 +182,7 @@ class _Saved:
         return tensor
 
     def check_same(self, tensor: InfiniteTensor) -> None:
-        """Raise a ValidationError unless `tensor` is the saved one; FunctionChangedWarning if its functions differ."""
+        """Raise a ValidationError unless `tensor` is the saved one; warn if only its functions differ."""
         given, tensor_id = StoredTensor.from_json(tensor.to_json()).definition, _given_id(tensor)
         lines = differences(self.definition.values(), given.values())
         if None not in (self.tensor_id, tensor_id) and self.tensor_id != tensor_id:
@@ -202,5 +202,5 @@ class _Saved:
 
 
 def _given_id(tensor: InfiniteTensor) -> str | None:
-    """Return the id that the user gave; None for a random one, which is of no use elsewhere."""
+    """Return the id that the user gave, or None for a random id, which is of no use elsewhere."""
     return tensor.tensor_id if node_of(tensor).tensor.named else None

@@ -350,9 +350,9 @@ def _checked_materializer(owner: nn.Module, materializer: Materializer) -> Mater
 class _Placement:
     """The dtype and device of a virtual tensor: those of an empty buffer, which follows the module.
 
-    Copies of a virtual tensor share one placement. Deleting it removes the buffer, unless another placement uses the
-    buffer: two virtual tensors may have had the same name. The reference to the module is weak; a pickle or a deep copy
-    includes the module, so that both are restored together.
+    Copies of a virtual tensor share one placement. Deleting the placement removes the buffer, unless another placement
+    uses the buffer too: two virtual tensors may have had the same name. The reference to the module is weak; a pickle
+    or a deep copy includes the module, so that both are restored together.
 
     If the buffer is on meta, the module had no memory when it was created or moved. Loaders replace the tensors of a
     module one by one and do not know this buffer, so the devices of these tensors take precedence.
@@ -402,7 +402,7 @@ class _Placement:
 
     @property
     def buffer(self) -> torch.Tensor:
-        """An empty tensor of this dtype; on this device, or on meta while the device is not known."""
+        """An empty tensor that has the dtype and the device; it is on meta while the device is not known."""
         return cast("torch.Tensor", getattr(self.living_owner(), self.attribute))
 
     @property
@@ -433,7 +433,7 @@ class _Placement:
         self.set_to_meta = moved.is_meta
 
     def settle(self) -> None:
-        """After the module has loaded a state: leave meta if the module has memory now, move to meta if it has none."""
+        """Leave meta if the module has memory after it has loaded a state; move to meta if it has none."""
         owner, buffer, device = self.living_owner(), self.buffer, self.device
         if _all_on_meta(owner):
             device = torch.device("meta")
@@ -496,7 +496,7 @@ def _prepare_load(
     metadata: Mapping[str, Any],
     *_rest: object,
 ) -> None:
-    """Before a module loads a state: adopt its dtype, and accept states with and without the buffer."""
+    """Adopt the dtype of a state before a module loads it, and accept states with and without the buffer."""
     key = prefix + attribute
     # Private to torch, which has no public way to find this out.
     if attribute in module._non_persistent_buffers_set:  # noqa: SLF001  (there is no public way)
@@ -512,6 +512,6 @@ def _prepare_load(
 
 
 def _follow_load(attribute: str, module: nn.Module, _keys: object) -> None:
-    """After a module and its submodules have loaded a state: move to the device of their tensors."""
+    """Move to the device of the tensors of a module, after it and its submodules have loaded a state."""
     for placement in _placements(module, attribute):
         placement.settle()
