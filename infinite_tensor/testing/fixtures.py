@@ -46,7 +46,7 @@ HOSTILE_IDS = {
     "url": "memory://x",
     "format": "{0} %s =41",
 }
-"""Ids that would do harm if they were used unchanged, by what is special about them."""
+"""Ids that would do harm if a backend used them unchanged; the keys say what is special about them."""
 
 
 class Ramp:
@@ -86,7 +86,7 @@ def declare(store: PersistentTileStore, name: str = "t", dtype: torch.dtype = to
 
 
 def pixels(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
-    """Pixels of random bits; for dtypes that have them, with NaNs with payloads and -0.0."""
+    """Pixels of random bits, which include -0.0 and NaNs with payloads if the dtype has these."""
     generator = torch.Generator().manual_seed(seed)
     size = (*shape, dtype.itemsize)
     raw = torch.randint(0, 2 if dtype is torch.bool else 256, size, dtype=torch.uint8, generator=generator)

@@ -49,7 +49,7 @@ class DefinitionTests(BackendTests):
         assert (stored["tensor_id"], stored["tile_size"]) == ("t", [TILE, TILE])
 
     def test_an_unknown_tensor_has_no_definition(self, location: Any) -> None:
-        """It is None, not an error."""
+        """Asking for it returns None, and is not an error."""
         with self._open(location) as store:
             assert store._read_definition("t") is None
 
@@ -63,7 +63,7 @@ class DefinitionTests(BackendTests):
             assert store._read_definition("t") == first
 
     def test_a_deleted_tensor_leaves_nothing(self, location: Any) -> None:
-        """A later tensor of the same id finds nothing either; other tensors stay."""
+        """A later tensor with the same id finds nothing of it; other tensors stay."""
         ones = torch.ones(TILE, TILE)
         with self._open(location) as store:
             for name in ("t", "other"):
@@ -101,7 +101,7 @@ class DefinitionTests(BackendTests):
             assert [path for path in tmp_path.iterdir() if path != location] == []
 
     def test_ids_that_differ_only_in_case_are_two(self, location: Any) -> None:
-        """Also on file systems that ignore case."""
+        """They name two tensors, also on file systems that ignore case."""
         ids = ("map", "Map", "MAP", "=4Dap", "m=41p")
         with self._open(location) as store:
             for number, name in enumerate(ids):
@@ -113,14 +113,14 @@ class DefinitionTests(BackendTests):
                 assert same_bits(store._read_tiles(name, [(0, 0)])[0], torch.full((TILE, TILE), float(number)))
 
     def test_tensors_are_listed(self, location: Any) -> None:
-        """Also those that another store object created."""
+        """The list includes tensors that another store object created."""
         with self._open_with("_list_tensors", location, "ü/b", "a"):
             pass
         with self._open(location) as store:
             assert store.tensor_ids() == ["a", "ü/b"]
 
     def test_tensors_are_described(self, location: Any) -> None:
-        """Also those that another store object created."""
+        """Tensors that another store object created are described too."""
         with self._open_with("_describe_tensor", location) as store:
             tensor_on(store, Ramp(), "ü/b")[0:10, 0:10]
             declare(store, "a")
@@ -143,7 +143,7 @@ class DefinitionTests(BackendTests):
     def test_forms_of_tile_size(
         self, location: Any, shape: tuple[int | None, ...], tile_size: Any, tile: list[int]
     ) -> None:
-        """An int, one int per unbounded dimension, or one per dimension; tiles reach past a finite end."""
+        """It may be an int, one int per unbounded dimension, or one per dimension; tiles reach past a finite end."""
         window = TensorWindow((3, 4, 5), stride=(3, 3, 3))
         ramp = torch.arange(60.0).reshape(3, 4, 5)
 
@@ -235,7 +235,7 @@ class LifeTests(BackendTests):
         assert f.calls == []
 
     def test_a_tensor_opens_from_its_id(self, location: Any) -> None:
-        """Without ``f`` it reads what is stored, and an error names what is not."""
+        """Without ``f``, reads return what is stored; reading anything else is an error that says what is missing."""
         with self._open(location) as store:
             expected = tensor_on(store, Ramp())[0:12, 0:12]
         with self._open(location) as store:
@@ -245,7 +245,7 @@ class LifeTests(BackendTests):
                 tensor[0:12, 0:40]
 
     def test_partial_tiles_survive_a_close(self, location: Any) -> None:
-        """A session computes only windows that none before it computed, and gets the bits of a single session."""
+        """A session computes only windows that no earlier session computed; all bits are those of a single session."""
         expected = tensor_on(MemoryTileStore(), Ramp())[-6:18, -6:18]
         f = Ramp()
         for corner in ((5, 5), (-6, 12), (12, -6), (-6, -6), (2, 2)):
@@ -258,7 +258,7 @@ class LifeTests(BackendTests):
         assert len(f.calls) == len(set(f.calls))
 
     def test_a_cleared_tensor_starts_anew(self, location: Any) -> None:
-        """Both for an existing tensor object and for another definition; other tensors are unchanged."""
+        """An existing tensor object and a new definition both start anew; other tensors are unchanged."""
         f, g = Ramp(), Ramp()
         with self._open(location) as store:
             tensor, other = tensor_on(store, f), tensor_on(store, g, "other")
@@ -275,7 +275,7 @@ class LifeTests(BackendTests):
         assert len(g.calls) == calls
 
     def test_what_is_invalidated_is_computed_anew_also_by_the_next_store_object(self, location: Any) -> None:
-        """So is everything computed from it; tiles elsewhere stay."""
+        """Everything computed from it is computed anew too; tiles elsewhere stay."""
         with self._open_with("_delete_tiles", location) as store:
             tensor = tensor_on(store, Ramp())
             reader_of(store, Ramp(), tensor)[0:20, 0:20]
@@ -313,7 +313,7 @@ class LifeTests(BackendTests):
             store.flush()
 
     def test_two_stores_at_once_lose_nothing_and_agree(self, location: Any) -> None:
-        """Each adds to the partial tiles of the other."""
+        """Each of the two stores adds to the partial tiles of the other."""
         self._needs_two_stores()
         expected = tensor_on(MemoryTileStore(), Ramp())[0:15, 0:15]
         first, second, f = Ramp(), Ramp(), Ramp()
@@ -332,7 +332,7 @@ class UpkeepTests(BackendTests):
     """Finding damage, repairing it, and collecting garbage."""
 
     def test_what_was_written_verifies(self, location: Any) -> None:
-        """Both complete and partial tiles, whether or not the store object has used the tensor."""
+        """Complete and partial tiles verify, whether or not the store object has used the tensor."""
         with self._open_with("_verify_tensor", location) as store:
             tensor_on(store, Ramp())[0:10, 0:10]
             assert store.verify("t") == []
@@ -366,7 +366,7 @@ class UpkeepTests(BackendTests):
             assert same_bits(store._read_tiles("t", [(0, -1)])[0], tiles[0, -1])
 
     def test_garbage_goes_and_what_is_in_use_stays(self, location: Any) -> None:
-        """The log of a tile that is complete is garbage."""
+        """The log of a tile is garbage once the tile is complete."""
         ones = torch.ones(TILE, TILE)
         with self._open_with("_collect_garbage", location) as store:
             f = Ramp()

@@ -29,14 +29,14 @@ class TileTests(BackendTests):
 
     @each_dtype
     def test_tiles_keep_every_bit(self, location: Any, dtype: torch.dtype) -> None:
-        """Including NaN payloads and -0.0."""
+        """NaN payloads and -0.0 are kept too."""
         tile = pixels(dtype, TILE, TILE)
         self._write(location, {(0, 0): tile}, dtype=dtype)
         (found,) = self._tiles(location, [(0, 0)], dtype=dtype)
         assert same_bits(found, tile)
 
     def test_tiles_come_in_the_order_asked_for(self, location: Any) -> None:
-        """Many in one call, with None for absent tiles."""
+        """One call may ask for many tiles; absent ones are None."""
         tiles: dict[Index, torch.Tensor] = {(i, -i): pixels(torch.float32, TILE, TILE, seed=i) for i in range(150)}
         self._write(location, tiles)
         asked = [(i, -i if i % 3 else 1) for i in reversed(range(150))]
@@ -46,14 +46,14 @@ class TileTests(BackendTests):
         assert all(same_bits(tile, tiles.get(index)) for tile, index in zip(found, asked, strict=True))
 
     def test_a_tile_of_nothing_but_fill_values_is_there(self, location: Any) -> None:
-        """It is not taken for an absent tile."""
+        """Such a tile is not taken for an absent one."""
         self._write(location, {(0, 0): torch.zeros(TILE, TILE)})
         there, absent = self._tiles(location, [(0, 0), (0, 1)])
         assert same_bits(there, torch.zeros(TILE, TILE))
         assert absent is None
 
     def test_a_tile_that_is_written_again_replaces_the_old_one(self, location: Any) -> None:
-        """As for a damaged tile that is computed again."""
+        """A damaged tile that is computed again is written in this way."""
         tile = pixels(torch.float32, TILE, TILE)
         with self._open(location, "t") as store:
             store._write_tiles("t", {(0, 0): torch.zeros(TILE, TILE), (0, 1): tile})
@@ -83,7 +83,7 @@ class TileTests(BackendTests):
             assert same_bits(store._read_tiles("a", [(0, 0)])[0], ones)
 
     def test_deleted_tiles_are_gone_and_can_come_back(self, location: Any) -> None:
-        """Both complete and partial tiles, through a store object that has not read them; other tiles stay."""
+        """A store object that has not read them deletes complete and partial tiles; other tiles stay."""
         ones = torch.ones(TILE, TILE)
         with self._open_with("_delete_tiles", location, "t") as store:
             store._write_tiles("t", {(0, 0): ones, (-1, 7): ones, (1, 1): ones})
@@ -106,7 +106,7 @@ class TileTests(BackendTests):
         assert begun.prefix_length == 1
 
     def test_each_deletion_of_tiles_is_told_to_all(self, location: Any) -> None:
-        """Also to store objects that are already open, and only for the tensor concerned."""
+        """Store objects that are already open are told too, and only for the tensor concerned."""
         ones = torch.ones(TILE, TILE)
         with self._open_with("_generation", location, "t", "other") as store, self._open(location, "t") as second:
             store._write_tiles("t", {(0, 0): ones, (0, 1): ones})
@@ -125,7 +125,7 @@ class PartialTileTests(BackendTests):
 
     @each_dtype
     def test_partial_tiles_keep_every_bit(self, location: Any, dtype: torch.dtype) -> None:
-        """Both of the prefix and of each piece."""
+        """The prefix and each piece keep every bit."""
         prefix, piece, other = (pixels(dtype, *shape) for shape in ((TILE, TILE), (2, 3), (1, 4)))
         self._write(location, {}, {(0, 0): PartialTile(prefix, 2, {(0, -7): piece, (1, 2**50): other})}, dtype=dtype)
         found, absent = self._partials(location, [(0, 0), (0, 1)], dtype=dtype)
@@ -154,7 +154,7 @@ class PartialTileTests(BackendTests):
         assert all(same_bits(found.pieces[0, 5 + n], piece) for n, piece in enumerate((a, b, c)))
 
     def test_a_partial_tile_is_no_complete_one(self, location: Any) -> None:
-        """And a complete tile is not a partial one."""
+        """Nor is a complete tile a partial one."""
         ones = torch.ones(TILE, TILE)
         self._write(location, {(0, 1): ones}, {(0, 0): PartialTile(ones, 1)})
         assert self._tiles(location, [(0, 0)]) == [None]
@@ -179,7 +179,7 @@ class PartialTileTests(BackendTests):
         assert begun.pieces.keys() == {(4, 4)}
 
     def test_a_deleted_partial_tile_takes_the_parts_of_others_with_it(self, location: Any) -> None:
-        """Also parts that were added after this store object read the tile."""
+        """Parts that were added after this store object read the tile are deleted too."""
         self._needs_two_stores()
         ones = torch.ones(TILE, TILE)
         with self._open_with("_delete_tiles", location, "t") as store, self._open(location, "t") as other:
@@ -196,7 +196,7 @@ class PartialTileTests(BackendTests):
         assert same_bits(found.prefix, 2 * ones)
 
     def test_parts_that_two_add_at_once_are_all_kept(self, location: Any) -> None:
-        """A backend that reads, adds and writes back would lose parts that another adds meanwhile."""
+        """A backend that reads, adds and writes back would lose parts that another writer adds meanwhile."""
         self._needs_two_stores()
         piece, together, count = torch.ones(1, 1), Barrier(2), 30
 
@@ -229,7 +229,7 @@ class CopyTests(BackendTests):
 
     @each_dtype
     def test_copies_have_every_bit(self, location: Any, beside: ZarrTileStore, dtype: torch.dtype) -> None:
-        """For complete tiles, prefixes and pieces of partial tiles; there and back again."""
+        """Complete tiles, prefixes and pieces keep their bits when they are copied there and back again."""
         tile, prefix, piece = (pixels(dtype, *shape, seed=n) for n, shape in enumerate([(TILE, TILE)] * 2 + [(2, 3)]))
         part = PartialTile(prefix, 1, {(1, 0): piece})
         self._write(location, {(0, 0): tile, (-2, 3): prefix}, {(1, 1): part}, dtype=dtype)
@@ -250,7 +250,7 @@ class CopyTests(BackendTests):
     def test_a_copy_continues_and_computes_nothing_that_was_stored(
         self, location: Any, beside: ZarrTileStore, forth: bool
     ) -> None:
-        """Including partial tiles; what is computed later has the bits of a tensor that was never copied."""
+        """Partial tiles continue too; what is computed later has the bits of a tensor that was never copied."""
         expected = tensor_on(MemoryTileStore(), Ramp())[-6:24, -6:24]
         f = Ramp()
         with self._open(location) as store:
