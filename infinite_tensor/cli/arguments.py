@@ -54,7 +54,7 @@ def _end(text: str) -> int | None:
 
 
 def _several(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Reads a number for all dimensions, or one for each."""
+    """Return a function that reads one number for all dimensions, or one for each."""
 
     def read(text: str) -> Any:
         found = tuple(map(kind, text.split(",")))
@@ -149,7 +149,7 @@ def _reduction(text: str) -> tuple[str | None, Any]:
 
 
 def reductions(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> Any:
-    """One reduction for all outputs, or, as in ``labels=argmax``, one by the name of its output.
+    """One reduction for all outputs, or, as in ``labels=argmax``, reductions by the names of outputs.
 
     Each is a name, such as argmax, or a reference.
     """

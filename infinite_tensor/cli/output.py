@@ -23,7 +23,7 @@ _WIDEST = 1000
 
 
 def plain(text: object) -> str:
-    """Escape characters that a terminal would obey rather than print; names in a store may contain any."""
+    """Escape characters that a terminal would obey rather than print; names in a store may contain such characters."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in str(text))
 
 
@@ -40,7 +40,7 @@ def note(message: str) -> None:
 
 
 def print_table(records: Sequence[Mapping[str, Any]]) -> None:
-    """Print a row for each record, below the names of its values: numbers on the right, without empty columns."""
+    """Print records as a table with a header. Numbers are aligned to the right; empty columns are left out."""
     names = dict.fromkeys(name for record in records for name in record)
     cells = {name: [cell(name, record.get(name)) for record in records] for name in names}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -94,7 +94,7 @@ def print_json(value: object) -> None:
 
 
 def print_report(report: object, *, as_json: bool) -> None:
-    """Print a report of the library, as JSON or as the table that its text is."""
+    """Print a report of the library as JSON or as text, which is a table."""
     if as_json:
         print_json(report)
     else:
@@ -110,7 +110,7 @@ def keep_for_json(context: click.Context, _option: click.Parameter, wanted: bool
 
 
 def jsonable(value: Any) -> Any:
-    """Convert a value of the library to JSON values; of a report also its properties, such as totals."""
+    """Convert a value of the library to JSON values; for a report, these include its properties, such as totals."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         told = [name for name, each in vars(type(value)).items() if isinstance(each, property) and name[0] != "_"]
         names = [*(field.name for field in dataclasses.fields(value)), *told]
@@ -138,7 +138,7 @@ def named(names: Sequence[str]) -> str:
 
 
 class UnconfirmedError(click.ClickException):
-    """Something is to be deleted, and nobody can confirm it."""
+    """Raised if something is to be deleted and nobody can confirm it."""
 
     exit_code = click.UsageError.exit_code
 

@@ -58,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
         # An id may contain characters that the encoding of the terminal lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     with _ended_by_sigterm(), warnings.catch_warnings():
-        # Show all of the library's: each says something else. Other categories are meant for Python programmers.
+        # Show every warning of the library, because each is different. Other categories are for Python programmers.
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_where, **_file: tell("Warning", str(message))
         try:
@@ -125,7 +125,7 @@ def _refused(error: OSError) -> int:
     if error.filename is not None:
         tell("Error", f"{error.filename!r}: {error.strerror}")
         return FAILED
-    # What is left in the buffer goes nowhere, so that flushing it at exit cannot fail again.
+    # Discard what is left in the buffer, so that flushing it at exit cannot fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         # The reader of the output has closed it.
