@@ -30,7 +30,7 @@ class ImageReader(Reader):
     path : path
         Path of the file.
     name : str or None
-        Identifies the content; without it, a digest of the file does.
+        Identifies the content; if it is None, a digest of the file does.
     page : int or None
         The page to read, if the file has several; None is the first, with a warning if there are others.
     """
@@ -51,7 +51,8 @@ class ImageReader(Reader):
                 _check_held(image, said)
                 self.shape, self.dtype = _form_of(image, said)
                 if not image.tile:
-                    # Decoded already: a PNG may have its orientation at the end, and an icon its channels.
+                    # pillow has decoded it, so use its shape: a PNG may give its orientation at the end, an icon its
+                    # channels.
                     self._pixels = _pixels_of(image, self.dtype)
                     self.shape = tuple(self._pixels.shape)
         except _NotHeldError as reason:
@@ -210,7 +211,7 @@ def _made_of(image: Any) -> _Samples:
 
 
 def _said_of(image: Any, path: str) -> _Samples:
-    """The samples that a file declares; for formats that pillow always keeps, what pillow returns."""
+    """The samples that a file declares; for formats whose values pillow never changes, those that pillow returns."""
     find = _SAID.get(image.format)
     if find is None:
         return _made_of(image)

@@ -43,9 +43,9 @@ def map_windows(
     """A tensor whose windows are computed by `fn` from regions of other tensors, when they are read.
 
     Windows slide over all dimensions that are not channels, finite or unbounded. Dimensions named c, channel, channels,
-    band or bands are channels. If the dimensions have no names and the first of several is the only finite one, it is
-    channels; a `window` with several entries slides over that many of the last dimensions. In all other cases, give
-    `dims`. The other dimensions are passed to `fn` whole.
+    band or bands are channels. If the dimensions have no names, and the first of several is the only finite one, that
+    one is channels. A `window` with several entries slides over that many of the last dimensions. In all other cases,
+    give `dims`. Dimensions over which windows do not slide are passed to `fn` whole.
 
     With several inputs, windows slide over the same number of dimensions of each, and `halo`, `scale` and `padding` may
     be a tuple with one entry per input. Any of these, and `window`, may be a tuple with one entry per dimension over
@@ -57,18 +57,20 @@ def map_windows(
         ``fn(*regions) -> tensor`` gets only a region of each input: the window with the halo around it. It returns a
         tensor of the size of the window in the output, or one that is larger by the halo, which is then cropped. It
         must be deterministic, and runs under `torch.no_grad`. With a `batch_size` it gets stacked regions, of shape
-        ``(N, ...)``, and returns ``(N, ...)``. A `torch.nn.Module` always gets such a batch, by default of one region.
-        A network in `fn` must not be in training mode if its code reads `training`: call ``net.eval()`` first.
+        ``(N, ...)``, and returns ``(N, ...)``. A `torch.nn.Module` always gets such a batch; without a `batch_size`, it
+        contains one region. A network in `fn` must not be in training mode if its code reads `training`: call
+        ``net.eval()`` first.
     *inputs : InfiniteTensor
         One or more. The output has the channels, dtype, device and dimension names of the first. A dimension of the
         output is finite if it is finite in any input.
     halo : int
         Width of the border around the window that `fn` also gets, on each side, in pixels of the input.
     window : int, optional
-        Pixels of the first input that one call computes, without the halo. Default: 65536 for one dimension, 256 for
-        two, 64 for three, 16 for more, at most, in the input and in the output. It is doubled until it is at least 6
-        times the halo, while a window has no more than 2**22 pixels, channels included; and it is never longer than a
-        finite dimension. The window is part of the definition of the tensor, and of its default id.
+        Pixels of the first input that one call computes, without the halo. Default: at most 65536 for one dimension,
+        256 for two, 64 for three, and 16 for more, in the input and in the output. For a large halo, this is doubled
+        until it is at least 6 times the halo, as long as a window has no more than 2**22 pixels, channels included. It
+        is never longer than a finite dimension. The window is part of the definition of the tensor, and of its default
+        id.
     scale : int, Fraction or float
         Pixels of the output along one pixel of the input: 4 for a network that enlarges by 4, ``Fraction(1, 2)`` for
         one that halves. The extent of the output is rounded up.
@@ -80,8 +82,8 @@ def map_windows(
         The dimensions over which windows slide, by name or number, the same for all inputs.
     padding : str or ("constant", number), or tuple of these
         What `fn` gets beyond the ends of finite dimensions, as `args_padding` of an `InfiniteTensor`. A tuple has one
-        entry for each dimension over which windows slide; with several inputs, one for each input, which may be such a
-        tuple itself.
+        entry for each dimension over which windows slide. With several inputs, a tuple has one entry for each input,
+        which may itself be a tuple with one entry per dimension.
     batch_size : int or tuple of int, optional
         Maximum number of windows in one call of `fn`; a tuple lists the allowed sizes, which must include 1.
     dtype : torch.dtype or str, optional
@@ -101,7 +103,7 @@ def map_windows(
     -------
     InfiniteTensor
         If `tensor_id` is stored already, and values that `fn` uses (weights, globals, closures, attributes) differ from
-        the stored ones, that is a ValidationError. Changed code is a FunctionChangedWarning.
+        the stored ones, a ValidationError is raised. Changed code gives a FunctionChangedWarning.
 
     Raises
     ------

@@ -33,7 +33,7 @@ class CallingNetworks(Calling):
         return Modes(Reach(self, "f").networks)
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the modes: in another process, the functions may refer to other networks."""
+        """Pickle all but the modes: in another process, the functions may refer to other networks."""
         return {name: value for name, value in self.__dict__.items() if name != "modes"}
 
 
@@ -79,7 +79,7 @@ class BatchedNetwork(CallingNetworks):
         self._dtype = next(iter(self._dtypes)) if only else torch.float32
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the kept outputs, which belong to this process."""
+        """Pickle all but the kept outputs, which belong to this process."""
         return super().__getstate__() | {"_kept": {}, "looked": None}
 
     def _reaches(self) -> Mapping[str, object]:
@@ -123,7 +123,7 @@ class BatchedNetwork(CallingNetworks):
         return found.get(None, found)
 
     def _outputs(self, regions: Sequence[torch.Tensor]) -> Outputs:
-        """The outputs of the network for up to a batch of regions, on the CPU, those of repeated regions included."""
+        """The outputs of the network for up to a batch of regions, on the CPU, including those of repeated regions."""
         repeated = [*regions, *[regions[-1]] * (self.batch_size - len(regions))]
         batch = torch.stack(repeated)
         batch = batch.unsqueeze(1) if self._channel_dim is None else batch.movedim(1 + self._channel_dim, 1)
@@ -143,7 +143,7 @@ class BatchedNetwork(CallingNetworks):
     def _check_as_before(self, outputs: Outputs) -> None:
         """Raise ShapeMismatchError if a batch has other outputs than the first batch of the prediction."""
         before = {name: shape for name, (shape, _) in self._expected.items()}
-        # Outputs with one result per window lack the dimensions of its pixel.
+        # An output with one result per window lacks dimensions; compare it as if each of these had one pixel.
         lacking = {name: (1,) * (len(before.get(name, ())) + 1 - output.ndim) for name, output in outputs.items()}
         now = {name: (*output.shape[1:], *lacking[name]) for name, output in outputs.items()}
         if before and now != before:

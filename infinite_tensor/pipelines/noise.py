@@ -80,7 +80,7 @@ def noise(
     -------
     InfiniteTensor
         A tensor on the CPU, which cannot be moved to another device. Its `version` contains seed, stream and kind, so
-        that a stored tensor which reads it cannot be continued with others.
+        that a stored tensor that reads it cannot be reopened with different ones.
 
     Raises
     ------
@@ -245,7 +245,7 @@ class _Draws(RegionWriter):
     normal : bool
         Whether numbers are normal, not uniform.
     dtype : torch.dtype
-        Of the pixels.
+        The dtype of the pixels.
     size : tuple of int
         Size of a window in pixels: whole cells.
     """
@@ -257,7 +257,7 @@ class _Draws(RegionWriter):
     size: tuple[int, ...]
 
     def __call__(self, contexts: Sequence[Sequence[int]]) -> torch.Tensor:
-        # Stored tensors remember the code of this method, and warn where it is another one: it is to stay as it is.
+        # Do not change this method: stored tensors remember its code, and warn if it has changed.
         return self.windows(contexts)
 
     def windows(self, contexts: Sequence[Sequence[int]]) -> torch.Tensor:

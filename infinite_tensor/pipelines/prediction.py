@@ -72,7 +72,7 @@ class Sliding:
     def over(
         cls, source: InfiniteTensor, dims: object, window: object, overlap: object, padding: object, edge: object
     ) -> Self:
-        """From the arguments of `predict`; ValidationError if one is invalid."""
+        """Create it from the arguments of `predict`; ValidationError if one is invalid."""
         names, entries = _names_of(source, dims), members(window)
         try:
             numbers = slid_dims(source.shape, names, None if entries is None else len(entries))
@@ -130,7 +130,7 @@ class Sliding:
         try:
             start, stop, *_ = parse(... if region is None else members(region) or (region,), tuple(self.extents))
         except RegionError:
-            # It may fit a prediction of another resolution, which is known only after the first windows.
+            # The region may be in pixels of an output of another size, which is known only after the first windows.
             start = stop = (0,) * ndim
         low, high = self._grid(edge).box(start, stop)
         indices = itertools.product(*[range(a, max(a + 1, b)) for a, b in zip(low, high, strict=True)])
@@ -159,7 +159,7 @@ class Sliding:
         return tuple(of_dimensions("scale", given, len(self.size), as_ratio, "a positive number such as 2 or 0.5"))
 
     def scale_of(self, shape: Sequence[int], given: tuple[Fraction, ...] | None) -> tuple[Fraction, ...]:
-        """The scale of an output of this shape; ShapeMismatchError if it is not known, or not the given one."""
+        """The scale of an output of this shape; ShapeMismatchError if it cannot be found, or is not the given one."""
         size = tuple(shape[-len(self.size) :])
         if is_single := {*size} == {1}:
             # One pixel per stride.
@@ -182,7 +182,7 @@ class Sliding:
         return found
 
     def check(self, results: Mapping[str | None, Result], edge: object) -> None:
-        """Raise ValidationError if windows do not begin at whole pixels of all outputs, or outputs end apart."""
+        """Raise ValidationError if windows begin between pixels of an output, or outputs end at different places."""
         singles = [name for name, result in results.items() if result.seen.is_single]
         scales = [result.scale for name, result in results.items() if name not in singles]
         wrong = [scale for scale in scales if any(step * s % 1 for step, s in zip(self.stride, scale, strict=True))]
@@ -209,7 +209,7 @@ def _stride(size: int, share: float) -> int:
 
 
 def _share_for(size: int, stride: int, unit: int) -> float:
-    """The overlap of fewest digits whose stride is the multiple of `unit` that is nearest to `stride`."""
+    """The overlap with the fewest digits that gives this stride, rounded to the nearest multiple of `unit`."""
     step = min(range(unit, size + 1, unit), key=lambda n: abs(n - stride))
     # If 0.8 gives a stride of 31.99 pixels, which is cut to 31, an overlap slightly below 0.8 is needed.
     shares = (round(1 - (step + more) / size, digits) for digits in range(17) for more in (0, 0.5))
@@ -255,7 +255,7 @@ class Returned:
     size : tuple of int
         Pixels.
     computed : torch.dtype
-        Its dtype, or the stored one if the output is known only from a stored prediction without a reduction.
+        Its dtype. If the output is known only from a stored prediction without a reduction, the stored dtype.
     """
 
     channels: int | None
@@ -306,7 +306,7 @@ class Returned:
 
 
 def _reduction(given: Any, channels: int, dtype: torch.dtype) -> tuple[Reduction, torch.dtype | None]:
-    """The reduction that `reduce` stands for; and the dtype of its results, for a function, which is tried for that."""
+    """The reduction that `reduce` stands for; for a function, also the dtype of its results, found by calling it."""
     if word(given) is not None or not callable(given):
         return Reduction(given, channels, dtype=dtype), None
     try:
@@ -496,7 +496,7 @@ class Channels:
 
 
 class Reductions:
-    """Several reductions of the same scores as one, which returns all their results as channels.
+    """Combines several reductions of the same scores into one, which returns all their results as channels.
 
     Parameters
     ----------
@@ -566,6 +566,6 @@ def _holding_all(dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
 
 
 def _is_wider(dtype: torch.dtype, than: torch.dtype) -> bool:
-    """Whether a dtype has ints that another one, of floats, cannot represent."""
+    """Whether a dtype is of ints, some of which the float dtype `than` cannot represent."""
     is_int = not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
     return is_int and than.is_floating_point and torch.iinfo(dtype).max > 2 / torch.finfo(than).eps

@@ -26,11 +26,11 @@ _SIDES = (65_536, 256, 32, 8)
 _MOST_PIXELS = 2**22
 """The most pixels that a window reads; sides are shorter where they would read more."""
 _MOST_IN_ONE = 2**16
-"""The most pixels of which one is made: they are added one after the other, and sums in float32 lose small terms."""
+"""The most pixels of which one is made. They are added one by one, and long sums in float32 lose small terms."""
 _MOST_BESIDE = 16
-"""The most pixels along the dimensions that are not coarsened, for a window to cover all of them."""
+"""A window covers the dimensions that are not coarsened whole if they have at most this many pixels together."""
 _MOST_HALVED = 4
-"""How often windows are halved at most, so that they read few pixels of the finest tensor."""
+"""The most times that windows are halved so that they read few pixels of the finest tensor."""
 _LEAST_KEPT = 2**24
 """The least cache for each level that is computed in memory, in bytes."""
 _SMALL = 512
@@ -120,7 +120,7 @@ def levels_over(tensor: InfiniteTensor, extents: Sequence[int], method: bool | M
 
 
 def method_for(tensor: InfiniteTensor, *, labels: bool = False) -> Method:
-    """Return the method of levels that are not stored yet if the user names none: the mean, if there can be one.
+    """Return the default method for levels that are not stored yet: the mean, if the pixels have one.
 
     The results of ``argmax`` are labels, which have no mean.
     """
@@ -159,7 +159,7 @@ def levels_to_show(
     compute : bool
         Whether they may be computed.
     tile_bytes : int
-        Bytes of a tile of the view, of the tensor or of a level.
+        Bytes of a tile of the view, whether it shows the tensor or a level.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Reads parts of rasters as torch tensors, turned as EXIF says, and the metadata of their pixels, with rasterio."""
+"""Reads parts of rasters and their metadata with rasterio, as torch tensors that are turned as EXIF says."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class RasterReader(Reader):
     @property
     def colours(self) -> tuple[str, ...]:
         """The colour interpretation of each band, by its name in rasterio."""
-        # A new handle: on another one, GDAL may have reported a bad tag, which rasterio raises at a later call.
+        # Use a new handle: if GDAL has reported a bad tag on another one, rasterio raises that at a later call.
         with _opened_raster(self._path) as raster:
             return tuple(each.name for each in raster.colorinterp)
 
@@ -206,7 +206,7 @@ class Turn(NamedTuple):
     left: bool = False
 
     def ordered(self, rows: Any, columns: Any) -> tuple[Any, Any]:
-        """Swap two values, for rows and columns of the file, if the picture swaps these; or the other way round."""
+        """Swap a value for rows and one for columns if the picture swaps these; from file to picture, or back."""
         return (columns, rows) if self.swapped else (rows, columns)
 
     def in_file(self, rows: slice, columns: slice, extents: tuple[int, int]) -> tuple[slice, slice]:
@@ -264,7 +264,7 @@ def orientation_of(raster: Any, path: str) -> int:
 
 
 def _exif_in_png(file: BinaryIO) -> int:
-    """The position in the file at which EXIF begins, which is a TIFF."""
+    """The position in the file at which the EXIF data begins, which is in the form of a TIFF."""
     file.seek(8)
     while True:
         size, name = _unpacked(file, ">I4s")

@@ -64,7 +64,7 @@ class Reader(ABC):
     in_memory : bool
         Whether reading takes no longer than copying.
     in_file : bool
-        Whether the values lie in a file, such as a memory map, or anywhere else where others may change them.
+        Whether the values lie in a file, or elsewhere where others may change them, such as in a memory map.
     """
 
     shape: tuple[int, ...]
@@ -159,7 +159,7 @@ class ArrayReader(Reader):
             if library_of(block) == "xarray":
                 block = block.data
             if hasattr(block, "compute"):
-                # The threads of Dask would not exist in a forked child, and would deadlock in one of its workers.
+                # Threads of Dask do not exist in a forked child, and would cause a deadlock in a worker of Dask.
                 block = block.compute(scheduler="synchronous")
             return as_tensor(block, self._array)
 
@@ -193,7 +193,7 @@ class ArrayReader(Reader):
 
 
 _IN_A_ROW_BYTES = 2**20
-"""The size of what is read at once of a file without chunks whose first dimension is the fastest."""
+"""How much is read at once of a file that has no chunks and whose first dimension varies fastest."""
 
 _FAITHFUL = {"numpy", "torch", "zarr", "dask", "xarray", "tensorstore", "infinite_tensor", "h5py"}
 """Libraries whose arrays return the dtype that they report."""
@@ -293,7 +293,7 @@ _WIDER = (
     ("int", "int8"),
     ("uint", "uint8"),
 )
-"""Dtypes that hold all values of ones that tensors do not have, by the beginning of their names."""
+"""For dtypes that tensors do not have, by the beginning of their names: a dtype that can hold all their values."""
 
 
 def _chunks_of(array: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
@@ -391,7 +391,8 @@ def meaning_of_array(array: Any, dims: Sequence[str]) -> Meaning | None:
             continue
         called = renamed[name] if coordinate.dims == (name,) else str(name)
         numbers, attrs = [array.dims.index(dim) for dim in coordinate.dims], _said(coordinate.attrs)[0]
-        # The GeoTransform of rioxarray does not follow when pixels move; coordinates, which say the same, do.
+        # rioxarray does not update its GeoTransform when pixels are selected. Coordinates, which say the same, stay
+        # right.
         if attrs.pop("GeoTransform", None) and not {*array.dims[-2:]} <= {*array.coords}:
             lost.append("transform")
         facts.append(Coordinate(called, numbers, values, attrs))

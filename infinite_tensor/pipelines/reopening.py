@@ -102,7 +102,7 @@ class _ToOtherProcess(Pickler):  # type: ignore[misc]
         super().__init__(self.pickled, pickle.HIGHEST_PROTOCOL)
 
     def reducer_override(self, obj: Any) -> Any:
-        """Called by pickle for each object that is not of a plain builtin type."""
+        """Pickle an object; pickle calls this for each one that is not of a plain builtin type."""
         find = _FINDERS.get(library_of(obj))
         found = None if find is None else find(obj)
         return super().reducer_override(obj) if found is None else found
@@ -231,7 +231,7 @@ class _Looking(_ToChild):
         self.shared: set[Hashable] = set()
 
     def persistent_id(self, obj: Any) -> int | None:
-        """0 for objects that need not be searched, after noting what is shared; None for others."""
+        """Note what is shared; return 0 for an object that need not be searched, None for others."""
         kind = type(obj)
         if library_of(obj) == "netCDF4":
             self.shared.add(_ONE_STATE["netCDF4"])
@@ -256,7 +256,7 @@ class _Looking(_ToChild):
 
 
 def _mapped(array: Any) -> Opened | None:
-    """For an array of numpy or torch that is mapped from a file. None for small ones, which are pickled by value."""
+    """How to open an array of numpy or torch that is mapped from a file; None for a small one, pickled by value."""
     if type(array) not in (np.ndarray, np.memmap, torch.Tensor) or array.nbytes < _SMALLEST_MAP:
         return None
     if isinstance(array, np.ndarray):
@@ -291,7 +291,7 @@ def _place_of(array: np.ndarray[Any, Any]) -> tuple[str, int] | None:
 def _file_at(low: int, high: int) -> tuple[str, int] | None:
     """The file that memory is mapped from, by whatever library, and the position in it where the memory begins.
 
-    None if it is not a file, or may differ from the file: changes to a private map are not in the file.
+    None if the memory is not mapped from a file, or may differ from it: changes to a private map are not in the file.
     """
     with contextlib.suppress(OSError), open(_MAPS, errors="surrogateescape") as maps:  # noqa: PTH123
         for line in maps:
@@ -341,7 +341,7 @@ _OPEN = "/dev/fd"
 
 
 def _of_file(file: Any) -> Opened | None:
-    """For a file that is open for reading."""
+    """How to open a file again that is open for reading."""
     if library_of(file) == "tempfile":
         # A copy of the wrapper would delete the file too.
         file = getattr(file, "file", file)
@@ -360,7 +360,7 @@ def _open_file(path: str, buffering: int, position: int) -> Any:
 
 
 def _of_hdf5(obj: Any) -> Opened | None:
-    """For a dataset or a group: by the path of its file and its name there."""
+    """How to open a dataset or a group again: by the path of its file and its name there."""
     import h5py  # noqa: PLC0415  (of an extra)
 
     if not isinstance(obj, h5py.Dataset | h5py.Group):
@@ -395,7 +395,7 @@ def _open_hdf5(path: str, name: str, swmr: bool, locking: Any) -> Any:
 
 
 def _of_netcdf(obj: Any) -> Opened | None:
-    """For a variable of netCDF4, or a group: by the path or URL of its file, its name and its settings."""
+    """How to open a variable or group of netCDF4 again: by the path or URL of its file, its name and its settings."""
     import netCDF4  # noqa: PLC0415  (there is an array of it)
 
     if not isinstance(obj, netCDF4.Dataset | netCDF4.Variable):
@@ -426,13 +426,13 @@ def _open_variable(group: Any, name: str, mask: bool, scale: bool, always_mask: 
 
 
 def _of_zarr(obj: Any) -> Opened | None:
-    """For an array: by its store and path there. For a store: by an absolute path."""
+    """How to open an array again: by its store and its path there; or a store: by its absolute path."""
     if isinstance(obj, zarr.Array):
         return _open_zarr, (obj.store_path.store, obj.store_path.path, obj.metadata.zarr_format)
     if type(obj) is LocalStore:
         return functools.partial(LocalStore, read_only=obj.read_only), (str(obj.root.absolute()),)
     if type(obj) is ZipStore:
-        # Opening it in the mode of one that was written to would empty the file.
+        # The mode of a store that was written to would empty the file when it is opened again.
         return functools.partial(ZipStore, mode="r"), (str(obj.path.absolute()),)
     if isinstance(obj, Store) and _is_of_fsspec_in_memory(obj):
         raise pickle.PicklingError(f"{obj} lies in the memory of this process")
@@ -449,7 +449,7 @@ def _open_zarr(store: Store, path: str, zarr_format: Any) -> Any:
 
 
 def by_absolute_path(array: Any) -> Any:
-    """The array, independent of the working directory, to which zarr and nibabel would resolve relative paths."""
+    """The array with an absolute path: zarr and nibabel resolve relative ones in the current working directory."""
     if library_of(array) == "nibabel":
         name = getattr(array, "file_like", None)
         if isinstance(name, str) and not os.path.isabs(name):  # noqa: PTH117
@@ -468,7 +468,7 @@ def by_absolute_path(array: Any) -> Any:
 
 
 def _of_lock(obj: Any) -> Opened | None:
-    """For a lock: a new one, since nobody holds it in another process."""
+    """How to recreate a lock: as a new one, since nobody holds it in another process."""
     new = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}.get(type(obj))
     return new and (new, ())
 

@@ -84,12 +84,12 @@ class Along:
 
     @property
     def padded(self) -> int | None:
-        """The pixels of a window with the halo of the first input; None if there is none, or they are not whole."""
+        """The pixels of a window with the halo of the first input; None if nothing slides, or they are not whole."""
         margin = self.slides[0].margin if self.slides else None
         return None if margin is None or margin.denominator > 1 else self.size + 2 * int(margin)
 
     def crop(self, found: int) -> slice | None:
-        """Where the window lies in `found` pixels; None if these are not the window, or the window with some halo."""
+        """Where the window lies in `found` pixels; None unless these are the window, with or without a halo."""
         margin, odd = divmod(found - self.size, 2)
         known = not odd and margin in (0, *[slide.margin for slide in self.slides])
         return slice(margin, margin + self.size) if known else None
@@ -119,7 +119,7 @@ class Source:
         return window_over(self.tensor, slid)
 
     def padding(self, given: object) -> object:
-        """Turn one entry per dimension over which windows slide into one per dimension; others stay as they are."""
+        """Expand a padding that has an entry per dimension over which windows slide; return any other unchanged."""
         entries = None if is_one_padding(given) else members(given)
         if entries is None or len(entries) != len(self.slides):
             return given
@@ -127,7 +127,7 @@ class Source:
 
 
 def window_over(tensor: InfiniteTensor, slid: Mapping[int, tuple[int, int, int, int]]) -> TensorWindow:
-    """Windows over a tensor: size, stride, offset and coordinate of some dimensions are given, the others are whole."""
+    """Windows over a tensor, given size, stride, offset and coordinate of some dimensions; the others are whole."""
     whole = [slid.get(d, (extent or 1, extent or 1, 0, None)) for d, extent in enumerate(tensor.shape)]
     return TensorWindow(*zip(*whole, strict=True))
 
@@ -388,7 +388,7 @@ def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
 
 
 def _default_sides(sources: Sequence[Source]) -> list[int]:
-    """The longest sides of windows, in pixels of the first input: a window much smaller than its halo is a waste."""
+    """The longest sides of windows, in pixels of the first input; long enough for the halo not to waste work."""
     first = sources[0].slides
     side = _WINDOWS[min(len(first), len(_WINDOWS)) - 1]
     finer = [max(Fraction(1), slide.scale) for slide in first]

@@ -51,7 +51,7 @@ def from_array(
     chunks: str | SupportsIndex | Sequence[SupportsIndex] = "auto",
     name: str | None = None,
 ) -> InfiniteTensor:
-    """A tensor that reads from an array, only the slices that are needed, and only when they are needed.
+    """A tensor that reads from an array: only the slices that are needed, and only when they are needed.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def from_array(
     name : str, optional
         Identifies the content, so that no digest of it is computed: give other content another name. Default: a digest
         of the whole content, or of 64 samples of 4 KiB if it lies in a file and is larger than 64 MiB. The size and
-        modification time of such a file are compared as well: if it was edited, that is a `FunctionChangedWarning`.
+        modification time of such a file are compared as well: if it was edited, there is a `FunctionChangedWarning`.
 
     Returns
     -------
@@ -117,7 +117,8 @@ def from_image(
     ----------
     path : path
         Any image that pillow opens, with the extra ``image``. Files that pillow cannot open, or whose values it would
-        change, are read by rasterio, with the extra ``raster``: colours of 16 bits, planes, more than 4 channels.
+        change, are read by rasterio, with the extra ``raster``: for example, colours of 16 bits, planes, or more than 4
+        channels.
     chunks : "auto" or int or tuple of int
         As for `from_array`.
     name : str, optional
@@ -244,7 +245,7 @@ class Blocks(RegionWriter):
         return {file: Item(repr(file), f"#{stamp}", STAMP) for file, stamp in self.stamps.items()}
 
     def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
-        """One block; this is all that the fingerprint of a source sees of the code."""
+        """One block. Of the code here, the fingerprint of a source covers only this method."""
         return self.block(ctx)
 
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:
