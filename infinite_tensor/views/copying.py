@@ -63,7 +63,7 @@ class TensorCopy:
     damaged : int
         Tiles that are damaged in the source and were left out; they are computed when they are needed.
     bytes : int
-        The number of bytes moved; of tiles that were not re-encoded, their compressed size.
+        The number of bytes moved. Tiles that were not re-encoded count by their compressed size.
     """
 
     tensor_id: str
@@ -139,7 +139,7 @@ def copy_tensor(
     if region is not None:
         spec = jobs[-1].spec
         jobs[-1] = replace(jobs[-1], selection=parse(region, spec.shape, spec.labels))
-    # Last, as this may create a store. The variable keeps the store alive; its contents alone would not.
+    # Last, because this may create a store. The variable keeps the store alive; its contents alone would not.
     other = _checked_store(store, other_store)
     target = _checked_target(other)
     if _share_a_place(store, other):
@@ -228,7 +228,7 @@ def _share_a_place(store: TileStore, other: TileStore) -> bool:
 
 
 def _check_other(jobs: Sequence[_Job], source: _Contents, target: PersistentContents) -> None:
-    """Raise ValidationError if two stores at one place hold the same tensor; copies of its files are elsewhere."""
+    """Raise ValidationError if two stores that may be one hold the same tensor: then they are one store."""
     for job in jobs:
         tensor_id, incarnation = job.spec.tensor_id, job.stored.get("incarnation")
         if incarnation is None or not target.holds(tensor_id):
@@ -274,9 +274,9 @@ def _job(source: _Contents, tensor_id: str) -> _Job:
 
 
 def _in_the_way(job: _Job, source: _Contents, target: PersistentContents) -> Sequence[str]:
-    """Return how a tensor of the same id in the target differs; empty if there is none, or it does not differ.
+    """Return how a tensor with the same id in the target differs; empty if none is there, or it does not differ.
 
-    Raises ValidationError if the source cannot list the tiles of an unbounded tensor and no region is given.
+    Raise ValidationError if the source cannot list the tiles of an unbounded tensor and no region is given.
     """
     spec = job.spec
     lists = isinstance(source, MemoryContents) or source.storage.finds_tiles
@@ -400,14 +400,14 @@ class Tiles:
         )
 
     def _move(self, tiles: Sequence[Index]) -> None:
-        """Move complete tiles that the target lacks, and delete what it has of them as partial tiles."""
+        """Move complete tiles that the target lacks, and delete partial tiles that it has at the same indices."""
         if not tiles:
             return
         moved = self._move_encoded(tiles) if self._alike else self._move_decoded(tiles)
         begun = [tile for tile in moved if tile in self._begun_there]
         with self._target.storing(self._there) as storage:
             if begun:
-                # A backend may only know the parts that it has read, and delete only these.
+                # A backend may know only the parts that it has read, and would delete only these.
                 storage.read_partials(self._there, begun)
             storage.write(self._tensor_id, {}, dict.fromkeys(begun), "copy")
         self._add(tiles=len(moved), bytes=sum(moved.values()), damaged=len(tiles) - len(moved))
@@ -511,7 +511,7 @@ def _knows(found: PartialTile | None, part: PartialTile) -> bool:
 def windows_into_tiles(
     spec: TensorSpec, source: MemoryContents, target: PersistentContents, selection: Selection | None, tally: Tally
 ) -> TensorCopy:
-    """Copy windows from memory into tiles: windows that the target lacks are blended in as in a read."""
+    """Copy windows from memory into tiles. Windows that the target lacks are blended as in a read."""
     on_cpu = replace(spec, device=torch.device("cpu"))
     with target.lock:
         record = target.registry.record_of(on_cpu)
@@ -558,7 +558,7 @@ def _window_batches(windows: Sequence[Index], spec: TensorSpec) -> Iterator[Sequ
 
 
 def _rows(spec: TensorSpec, source: MemoryContents, windows: Sequence[Index]) -> dict[Index, Row]:
-    """Return the windows that are still in memory, each as its own row: a row of many would keep others alive."""
+    """Return the windows that are still in memory, each in a row of its own, so that it keeps no others in memory."""
     taken = source.kept.take(spec, windows)
     return {index: Row(index, row.window(index)[None]) for index, row in taken.items()}
 
@@ -578,7 +578,7 @@ def _among(points: IntArray, wanted: object) -> list[Index]:
 
 
 def _check_stored(spec: TensorSpec, target: PersistentContents, windows: Sequence[Index]) -> None:
-    """Raise StoreError if storage does not return a copied window; damage is found by its checksums."""
+    """Raise StoreError if storage does not return a copied window; its checksums detect damage."""
     target.tiles.drop_stored(spec.tensor_id)
     with closing(target.access(spec)) as access:
         for some in _window_batches(windows, spec):

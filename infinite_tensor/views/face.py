@@ -4,10 +4,11 @@ This module relies on zarr's abstract store class, and on its helpers for subcla
 and listing with those of an array that zarr itself has written.
 
 zarr runs every store on one event loop, and decodes in the thread pool of that loop. A chunk computed on either would
-deadlock as soon as its ``f`` reads any Zarr array. So chunks are computed on our own threads, in a limited number of
-places. A request made by an ``f`` takes no place, since all places may be waiting for that ``f``. It is recognized by
-its context, since event loops run callbacks in a copy of the caller's. An ``f`` that reads on its own threads is not
-recognized: when no place has become free for some seconds, one additional request is computed.
+deadlock as soon as its ``f`` reads any Zarr array. So chunks are computed on our own threads. To limit how many are
+computed at a time, each request takes one of a few places. A request made by an ``f`` takes no place, because all
+places may be waiting for that ``f``. Such a request is recognized by its context: event loops run callbacks in a copy
+of the caller's context. An ``f`` that reads on its own threads is not recognized: when no place has become free for
+some seconds, one additional request is computed.
 """
 
 from __future__ import annotations
@@ -89,11 +90,11 @@ def store_of_levels(tensor: InfiniteTensor | StoredOnly, region: object, levels:
     Parameters
     ----------
     tensor : InfiniteTensor or StoredOnly
-        The tensor. With a `StoredOnly`, nothing is computed, in levels neither.
+        The tensor. With a `StoredOnly`, nothing is computed, not even for levels.
     region
         As for `InfiniteTensor.as_zarr`.
     levels : sequence of InfiniteTensor
-        The levels of its `InfiniteTensor.pyramid`, or the first of them.
+        The levels of its `InfiniteTensor.pyramid`, or only the first few.
 
     Raises
     ------
@@ -135,7 +136,7 @@ class Face:
         return math.prod(self.frame.chunk_shape) * self.frame.dtype.itemsize
 
     def chunk_in_memory(self, index: Index) -> memoryview | None:
-        """Return the bytes of a chunk if it is a tile in memory, else None. Never waits. Not for the main thread."""
+        """Return the bytes of a chunk if it is a tile in memory, else None, without waiting; not on the main thread."""
         pixels = self.frame.tile_in_memory(self.frame.box_of(index))
         return None if pixels is None or pixels.shape != self.frame.chunk_shape else chunk_bytes(pixels)
 
@@ -155,7 +156,7 @@ class Face:
 def with_distinct_dims(faces: Mapping[str, Face], scales: Mapping[str, Sequence[Fraction]]) -> dict[str, Face]:
     """Rename dimensions so that a name means the same pixels in all arrays, and is not the name of an array.
 
-    xarray refuses other groups.
+    xarray refuses a group in which this is not so.
     """
     meanings: dict[str, tuple[object, ...]] = {}
     renamed = {}
@@ -225,11 +226,11 @@ class FaceStore(Store):
         return documents | chunks
 
     def document(self, key: str) -> bytes | None:
-        """Return the metadata or coordinates that have a key, or None if it is another key. Computes nothing."""
+        """Return the metadata or coordinates under a key, or None for any other key. Computes nothing."""
         return self._documents.get(key)
 
     def chunk_of(self, key: str) -> tuple[Face, Index] | None:
-        """Return the face and the index of the chunk that has a key, or None."""
+        """Return the face and the index of the chunk under a key, or None for any other key."""
         path, _, chunk = key.rpartition("/c/")
         face, numbers = self._faces.get(path), chunk.split("/")
         if face is None or not all(map(_NUMBER.fullmatch, numbers)):
@@ -358,7 +359,7 @@ def _range_of(part: ByteRequest | None, length: int) -> slice:
 
 
 async def answered(key: Hashable, compute: Callable[[], T]) -> T:
-    """Return or raise what ``compute()`` does; raise CancelledError if the process ends before it begins.
+    """Return what ``compute()`` returns or raise what it raises; CancelledError if the process ends before the call.
 
     A request does not share a computation that began before it, since pixels may have been invalidated meanwhile. It
     waits for the end of that computation without taking a place, then finds its results in memory.
@@ -366,8 +367,8 @@ async def answered(key: Hashable, compute: Callable[[], T]) -> T:
     work = partial(_told, partial(copy_context().run, compute))
     # A loop may run on the main thread, where Ctrl-C would leave a lock of futures or of their threads taken.
     with store_call():
-        # An earlier request may be waiting for the f that asks now, so a nested one does not wait for it. Still, no
-        # window is computed twice.
+        # An earlier request may be waiting for the f that makes this one, so a nested request does not wait for earlier
+        # ones. Still, no window is computed twice.
         answer, is_own = (_beside(work), True) if is_nested() else _PLACES_OF_ALL.take(key, work)
     while not await _ends(answer) or not is_own:
         with store_call():
@@ -383,7 +384,7 @@ async def answered(key: Hashable, compute: Callable[[], T]) -> T:
 
 
 def _told(work: Callable[[], T]) -> T:
-    """Call `work`; raise RuntimeError in place of exceptions that an event loop would end at, or interpret."""
+    """Call `work`; raise RuntimeError in place of exceptions that would end an event loop, or mean something to it."""
     try:
         return work()
     except Exception:
@@ -413,7 +414,7 @@ def _beside(work: Callable[[], T]) -> Future[T]:
 
 
 async def _ends(answer: Future[Any]) -> bool:
-    """Wait for an answer for a while; return whether it has come. Cancelling the wait does not cancel the answer."""
+    """Wait some time for an answer; return whether it has come. Cancelling the wait does not cancel the answer."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     with store_call():
@@ -449,8 +450,8 @@ class _Places:
     def take(self, key: Hashable, work: Callable[[], T]) -> tuple[Future[T], bool]:
         """Queue work until a place is free; return its answer and True.
 
-        If work for this key is already under way, return the answer of that and False. Raises CancelledError when the
-        process ends.
+        If work for this key is already under way, return the answer of that work and False. Raise CancelledError when
+        the process ends.
         """
         with self._lock:
             before = self._under_way.get(key)

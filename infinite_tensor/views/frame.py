@@ -92,7 +92,8 @@ class Frame:
         """A value that is equal for frames with the same pixels of a tensor, and that changes when windows are dropped.
 
         It is the same in all processes if the tensor is stored and its functions can be identified; otherwise each
-        tensor object has its own. A frame of stored pixels only, which may change at any time, has its own too.
+        tensor object has its own. A frame that shows only stored pixels has its own too, because these may change at
+        any time.
         """
         if self.fill_value is not None:
             return (self._own_token,)
@@ -104,12 +105,12 @@ class Frame:
         return secrets.token_hex(8)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields and the token: Dask identifies other libraries' arrays of this frame by its pickle."""
+        """Pickle the fields and the token; by this pickle, Dask identifies other libraries' arrays of this frame."""
         return _unpickled, (self.tensor, self.origin, self.shape, self.tile, self.dtype, self.fill_value, self.token)
 
     @cached_property
     def chunk_shape(self) -> Index:
-        """The shape of a chunk: that of a tile, or smaller if the frame is."""
+        """The shape of a chunk: that of a tile, or smaller if the frame is smaller."""
         return tuple(map(min, self.tile, self.shape))
 
     @cached_property
@@ -241,7 +242,7 @@ def shown(pixels: torch.Tensor) -> npt.NDArray[np.generic]:
 
 
 def shown_if_stored(tensor: InfiniteTensor, region: object) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_]]:
-    """Return the pixels of a region as `shown`, and a mask of those that are missing, as one of their windows is."""
+    """Return the pixels of a region as `shown`, and a mask of those for which a window is missing."""
     node = node_of(tensor)
     selection = parse(region, tensor.shape, node.spec.labels)
     missing = torch.ones(selection.size, dtype=torch.bool)

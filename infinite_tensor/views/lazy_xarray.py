@@ -55,7 +55,7 @@ class _Lazy(BackendArray):
 
 
 class _LazilyIndexed(LazilyIndexedArray):
-    """A lazy array that stays lazy when transposed; the one of xarray would create the coordinates of all pixels."""
+    """A lazy array that stays lazy when transposed; xarray's own class would create all coordinates."""
 
     def transpose(self, order: Sequence[int]) -> CopyOnWriteArray:
         entries, lazy = self.key.tuple, self.array
@@ -74,7 +74,7 @@ def lazily(frame: Frame) -> CopyOnWriteArray:
 
 
 class _Span(PandasIndex):
-    """An index that never creates all of its coordinates; pandas would, to look up a label that is not an int."""
+    """An index that never creates all its coordinates, as pandas would to look up a label that is not an int."""
 
     def _replace(self, index: pd.Index, dim: Hashable = None, coord_dtype: Any = None) -> PandasIndex:
         return _index_of(index, self.dim if dim is None else dim, coord_dtype)
@@ -89,7 +89,7 @@ class _Span(PandasIndex):
         return _index_of(joined.index, joined.dim, joined.coord_dtype)
 
     def sel(self, labels: dict[Any, Any], method: str | None = None, tolerance: Any = None) -> Any:
-        """Find the coordinates that `labels` select: as `PandasIndex` does, which is given ints only."""
+        """Find the coordinates that `labels` select: convert labels to ints, and leave the rest to `PandasIndex`."""
         ((name, label),) = labels.items()
         if isinstance(label, slice):
             return super().sel({name: self._of_ints(label)}, method, tolerance)
@@ -104,7 +104,7 @@ class _Span(PandasIndex):
         return super().sel({name: found})
 
     def _found(self, label: Any, method: str | None, tolerance: Any) -> Any:
-        """Return the coordinates that labels select, or None if one label selects none."""
+        """Return the coordinates that labels select, or None if any label selects none."""
         values = np.asarray(label)
         if values.dtype.kind not in "iuf":
             return None

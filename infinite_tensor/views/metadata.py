@@ -45,7 +45,7 @@ SPATIAL_REF = "spatial_ref"
 _ATTRIBUTES = {"nodata": ("_FillValue", "nodatavals"), "scale": ("scale_factor", "scales")} | {
     "offset": ("add_offset", "offsets")
 }
-"""The attributes of a code: the one for a value of all pixels, and the one for a value per band."""
+"""For each code, the attribute that has one value for all pixels, and the attribute that has one value per band."""
 _ELSEWHERE = ("colour map", "mask", "GCPs", "RPCs")
 T = TypeVar("T", float, npt.NDArray[Any])
 _UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -140,7 +140,7 @@ def plain_name_of(tensor: InfiniteTensor) -> str | None:
 
 
 def array_name_of(tensor: InfiniteTensor) -> str:
-    """Return a name for the array of a tensor that is not the name of a dimension, which coordinates have."""
+    """Return a name for the array of a tensor; never that of a dimension, because coordinates have these names."""
     name = plain_name_of(tensor) or "values"
     while name in tensor.dims:
         name += "_"
@@ -193,7 +193,7 @@ def attributes_of(meaning: Meaning, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def unsaid_by_attributes(meaning: Meaning) -> list[str]:
-    """Return the metadata that neither attributes nor coordinates contain, as messages call it."""
+    """Return the metadata that neither attributes nor coordinates contain, worded for messages."""
     nameless = [label for fact in meaning.of(Coordinate) if not is_name(fact.called) for label in fact.labels]
     return [
         *meaning.lost,
@@ -223,7 +223,7 @@ def _of_place(place: Georeference, dims: Sequence[str], shape: Sequence[int]) ->
 
 
 def zarr_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes for Zarr v3: a float nodata value is encoded, since JSON has no NaN and no infinities."""
+    """Return attributes for Zarr v3, in which a float nodata value is encoded: JSON has no NaN and no infinities."""
     fill = attributes.get("_FillValue")
     encoded = base64.standard_b64encode(struct.pack("<d", fill)).decode() if isinstance(fill, float) else fill
     return {**attributes} if fill is None else {**attributes, "_FillValue": encoded}
@@ -343,8 +343,8 @@ def _beside(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, bytes], dict[str, dict[str, Any]]]:
     """Return the coordinates of the arrays of a Zarr hierarchy.
 
-    These are the metadata of the arrays of coordinates, by path, and their chunks, one each, by key. The third mapping
-    has attributes to add to the arrays themselves, by path.
+    The first mapping has the metadata of each array of coordinates, by path. The second has the chunks of these arrays,
+    one per array, by key. The third has attributes to add to the arrays of the hierarchy, by path.
     """
     documents, chunks, said = {}, {}, {}
     taken = set(shown).union(*map(groups_above, shown))

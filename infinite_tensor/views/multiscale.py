@@ -23,7 +23,7 @@ _RANKS = {"t": 0, "time": 0, "z": 2, "y": 3, "x": 4}
 _OTHER = 1
 """Dimensions with other names are between time and space."""
 _PART_BYTES = 2**25
-"""The tensor is written in parts of about this size, each followed by its levels, which are computed from memory."""
+"""The tensor is written in parts of about this size. Each is followed by its levels, computed from memory."""
 
 Box: TypeAlias = tuple[Index, Index]
 """The first chunk or pixel of a box, and the one after the last, per dimension."""
@@ -84,7 +84,7 @@ def image_of(name: str, frame: Frame, kept: Sequence[int], levels: Sequence[Infi
 
 
 def parts_of(arrays: Mapping[str, Shown]) -> Iterator[tuple[str, Box]]:
-    """Yield the boxes of pixels of an image in the order to write them, each cut between chunks, with its array's path.
+    """Yield boxes of whole chunks of an image, in the order to write them, each with the path of its array.
 
     The pixels that a chunk is computed from come right before it, so little of each level has to be kept in memory,
     however large the image is.
@@ -179,8 +179,8 @@ def _datasets(arrays: Mapping[str, Shown], space: Sequence[int]) -> list[dict[st
 def _units(shown: Shown, space: Sequence[int]) -> dict[int, tuple[float, float]]:
     """Return the length of a pixel along each dimension, and where the middle of pixel 0 is.
 
-    Both are in coordinates if these ascend in even steps along all dimensions of space, as viewers require; else in
-    pixels.
+    Both are in units of the coordinates if these ascend in even steps along all dimensions of space, as viewers
+    require; otherwise both are in pixels.
     """
     known = coordinates_of(shown.meaning, [*shown.dims.values()], [shown.frame.shape[d] for d in shown.dims])
     even = {}

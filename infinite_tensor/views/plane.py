@@ -50,7 +50,7 @@ class Plane:
 
     @classmethod
     def of(cls, shape: Shape, dims: Sequence[str]) -> Self:
-        """Return the plane of y and x, else of the last two dimensions except channels; with colours if it can be."""
+        """Return the plane of y and x, else of the last two dimensions without channels; with colours if possible."""
         if len(shape) < 2:
             raise ValidationError(
                 f"a picture needs two dimensions, but the tensor has shape {shape}; draw it by t.show()"

@@ -106,7 +106,7 @@ def exactly(
 
 
 def _count(counts: Mapping[int, npt.NDArray[np.int64]], rest: int, digit: int, piece: Numbers) -> None:
-    """For each prefix, count the next `digit` of the last `rest` bits among the keys that begin with it."""
+    """Count, among the keys that begin with each prefix, each value of the next `digit` of their last `rest` bits."""
     keys = _keys(piece)
     for prefix, found in counts.items():
         # A shift by all bits of a key is undefined.

@@ -1,7 +1,7 @@
 """Statistics of pixels, in one pass and in bounded memory; the order in which pixels come does not change them.
 
-Sums are exact. Quantiles are read from a histogram over the leading 20 bits of float32. It takes 8 MiB, and a value
-differs from that of its bin by less than a part in 2**11.
+Sums are exact. Quantiles are read from a histogram over the leading 20 bits of float32. It takes 8 MiB. A value differs
+from that of its bin by less than one part in 2**11.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _BLOCK_PIXELS = 2**20
 _HELD_BYTES = 2**26
 """How much more each store may keep in memory while pixels are computed."""
 _LOOKED_UP_BYTES = 2**24
-"""About how many bytes of stored tiles are read at once,"""
+"""About how many bytes of stored tiles are read at once."""
 _MOST_LOOKED_UP = 2**10
-"""and the most tiles that are read at once."""
+"""The most stored tiles that are read at once."""
 _LARGEST = np.finfo(np.float32).max
 """Larger finite numbers are counted as this one, and those below its negative as the negative."""
 _MOST_SHOWN = 20
@@ -57,13 +57,12 @@ class Stats:
     count : int
         The number of pixels that have a value: all that were read except NaN and nodata. Infinities count.
     nan, nodata : int
-        The number of pixels that are NaN, and of those that are nodata in the source raster. All other attributes
-        ignore them.
+        The number of NaN pixels, and of pixels that are nodata in the source raster. All other attributes ignore both.
     missing : int
         The number of pixels of the region that were left out because they are not stored, including those that a mask
         excludes.
     min, max : int or float
-        The smallest and the largest value. They, `mean` and `std` are NaN if `count` is 0.
+        The smallest and the largest value. These two, `mean` and `std` are NaN if `count` is 0.
     mean, std : float
         Mean and population standard deviation (the default of `numpy.std`). They are computed from exact sums, then
         rounded.
@@ -94,7 +93,7 @@ class Stats:
 
         Quantiles are exact for integers and bools that have `labels`, and for float16 and bfloat16. Other values are
         binned by the leading 20 bits of their float32. Each of the two values that a quantile lies between is then too
-        near to 0 by less than a part in ``2**11``, or by less than ``2**-137`` if it is below ``2**-126``. A float64
+        near to 0, by less than one part in ``2**11``, or by less than ``2**-137`` if it is below ``2**-126``. A float64
         beyond the range of float32 counts as the end of that range.
 
         After ``stats(exact=True)`` all quantiles are exact, but each call reads pixels again: once for float32, twice
@@ -241,14 +240,14 @@ class _Pixels:
         return math.prod(self.selection.size) - sum(math.prod(part.size) for part in self._parts())
 
     def _wanted(self) -> Iterator[tuple[Selection, BoolArray | None]]:
-        """Yield boxes that contain wanted pixels, each with the mask of these; None if all are wanted."""
+        """Yield boxes that contain wanted pixels, each with a mask of these, or None if all are wanted."""
         for part in self._parts():
             wanted = None if self.mask is None else np.broadcast_to(self.mask.pixels(part.pixels), part.size)
             if wanted is None or wanted.any():
                 yield part, wanted
 
     def _parts(self) -> Iterator[Selection]:
-        """Yield boxes that together contain the pixels; each lies in one tile if stored tiles are read or masked."""
+        """Yield boxes that together contain the pixels; each lies in one tile if pixels are not computed, or masked."""
         node, selection = node_of(self.tensor), self.selection
         layout = node.contents.layout(node.spec)
         if self.tiles is not None:
@@ -296,7 +295,7 @@ def _within(selection: Selection, start: Index, stop: Index) -> Selection | None
 
 
 class _Sieve:
-    """Passes values on, in pieces, and counts pixels that have none.
+    """Passes on values, in pieces, and counts pixels that have no value.
 
     Attributes
     ----------

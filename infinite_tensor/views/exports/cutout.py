@@ -39,7 +39,7 @@ Pixels: TypeAlias = npt.NDArray[Any]
 Place: TypeAlias = tuple[slice, ...]
 
 _HELD_BYTES = 2**26
-"""About how many bytes of the tensors that are read are in memory, and how many more each of their stores may keep."""
+"""About how many bytes of pixels are in memory at once, and how many more the store of each tensor may cache."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Cutout:
     kept : tuple of int
         The dimensions that the written array has: those that were not indexed by an int.
     fill_value : number or None
-        What is written where a tile is not stored, if the user gave it.
+        What is written where a tile is not stored; None if the user has not said.
     step : int
         Every `step`-th row and column of an image is written.
     """
@@ -157,7 +157,7 @@ class Cutout:
     def channels(self) -> int | None:
         """The written dimension of channels, or bands; None if there is none.
 
-        Of three dimensions, it is the first with such a name, else the first.
+        Of three dimensions, it is the first that is named like channels, otherwise the first.
         """
         if len(self.kept) != 3:
             return None
@@ -165,7 +165,7 @@ class Cutout:
         return named[0] if named else 0
 
     def image(self, form: str) -> tuple[int, int, int]:
-        """Return the number of channels, rows and columns; raise ValidationError, naming `form`, if it is no image."""
+        """Return the number of channels, rows and columns; ValidationError, naming `form`, for other shapes."""
         if len(self.kept) not in (2, 3):
             raise ValidationError(
                 f"format {form!r} is for images of 2 dimensions, or 3 with channels, but the region has shape "
@@ -213,7 +213,7 @@ Source: TypeAlias = Callable[[NumberedRegions, Use], None]
 
 
 def computed(tensor: InfiniteTensor, workers: int | None, boxes: NumberedRegions, use: Use) -> None:
-    """Pass on the pixels of boxes as a read returns them: missing windows are computed and stored."""
+    """Call `use` with the pixels of boxes, as a read returns them: missing windows are computed and stored."""
     (node,) = resolved([node_of(tensor)])
     spec = node.spec
     with store_call(node.contents, CLAIMS):
@@ -235,7 +235,7 @@ def computed(tensor: InfiniteTensor, workers: int | None, boxes: NumberedRegions
 
 
 def stored(view: StoredOnly, boxes: NumberedRegions, use: Use) -> None:
-    """Pass on the pixels of boxes from stored tiles, with a fill value elsewhere."""
+    """Call `use` with the pixels of boxes from stored tiles, with a fill value elsewhere."""
     for start, stop in zip(boxes.starts.tolist(), boxes.stops.tolist(), strict=True):
         use(start, view[tuple(itertools.starmap(slice, zip(start, stop, strict=True)))])
 
@@ -251,7 +251,7 @@ def stream(
 ) -> None:
     """Write all pixels of a cutout that its sink does not have yet, and count its units.
 
-    With a `part`, write only its pixels ``[start, stop)`` of the tensor; it must be cut between units.
+    With a `part`, write only pixels ``[start, stop)`` of the tensor; both ends must lie between units.
 
     Raises
     ------

@@ -57,7 +57,7 @@ class _Form(NamedTuple):
     opened
         Begins a file, and finishes it on exit.
     unsaid
-        The metadata that the file leaves out, as messages call it.
+        The metadata that the file leaves out, worded for messages.
     sidecars
         Suffixes of files that GDAL writes next to an image, with its statistics, masks and overviews. GDAL would apply
         those of a replaced file to the new one.
@@ -131,7 +131,7 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
                 tally.count(node_of(tensor), units)
         with explained(str(path)):
             synchronize(unfinished)
-            # They describe the replaced file, not this one.
+            # The sidecars describe the replaced file, not the new one.
             for each in sidecars:
                 each.unlink(missing_ok=True)
             publish(unfinished, path, overwrite=options.overwrite)
@@ -206,7 +206,7 @@ def _export_zarr(
 
 @contextmanager
 def _begun(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> Iterator[Path]:
-    """Yield the path of an unfinished file, to be renamed to `path` at the end; create the folder."""
+    """Create the folder, yield the path of an unfinished file, and rename this file to `path` at the end."""
     for each in (path, *sidecars):
         check_free(each, Path.is_file, "is not a file", overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +216,7 @@ def _begun(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> Iterator
 
 @contextmanager
 def _explaining(opened: AbstractContextManager[Any], target: str) -> Iterator[Any]:
-    """Enter and exit `opened`; errors of either name the target, errors in between pass unchanged."""
+    """Enter and exit `opened`. Errors of these two steps name the target; errors in between are unchanged."""
     opening = ExitStack()
     with explained(target):
         found = opening.enter_context(opened)
@@ -296,8 +296,8 @@ def _identity(
 ) -> str | None:
     """Return a hash that identifies the exported pixels, or None if repeating the export may give other pixels.
 
-    It may if only stored tiles are exported, as these change, and for a tensor that is not stored, as its definition
-    does not determine all of its pixels.
+    Pixels may differ if only stored tiles are exported, because these change. They may also differ if the tensor is not
+    stored, because its definition does not determine all of its pixels.
     """
     nodes = [node_of(cutout.tensor) for cutout in cutouts.values()]
     # The pixels of levels follow from those of the tensor, which comes first.

@@ -53,7 +53,7 @@ def opened_npy(cutout: Cutout, path: Path) -> Iterator[Sink]:
     allocate_file(path)
 
     def put(place: Place, pixels: Pixels) -> None:
-        # Mapped anew each time, so that written pages do not stay in memory.
+        # The file is mapped again each time, so that written pages do not stay in memory.
         np.load(path, mmap_mode="r+")[place] = pixels
 
     yield Sink(cutout.frame.tile, put)
@@ -149,9 +149,9 @@ def _is_held(crs: Any) -> bool:
 
 @contextmanager
 def opened_tiff(cutout: Cutout, path: Path) -> Iterator[Sink]:
-    """Create a Cloud-Optimized TIFF: its driver makes it from a finished tiled TIFF.
+    """Create a Cloud-Optimized TIFF. GDAL makes it from a finished tiled TIFF.
 
-    With very many bands the result is the tiled TIFF itself: blocks with all bands would take too much memory.
+    With very many bands, the result is the tiled TIFF itself, because blocks with all bands would take too much memory.
     """
     bands, _, _ = cutout.image("tiff")
     dtype = _dtype_of(cutout)
@@ -272,7 +272,7 @@ def _rasterio() -> Any:
 
 
 def _unit_of(cutout: Cutout, bands: int, side: int) -> Index:
-    """Return the box that is written at a time: a block of all interleaved bands, else of the bands of one tile."""
+    """Return the box to write at a time: a block of all bands if these are interleaved, else of those of one tile."""
     unit = [min(n, extent) for n, extent in zip(cutout.frame.tile, cutout.frame.shape, strict=True)]
     for number, d in enumerate(cutout.kept):
         if number != cutout.channels:
@@ -310,7 +310,7 @@ def _mask_of(cutout: Cutout) -> Callable[[slice, slice], Any] | None:
 
 
 def unsaid_by_tiff(cutout: Cutout) -> list[str]:
-    """Return the metadata that a TIFF leaves out, as messages call it."""
+    """Return the metadata that a TIFF leaves out, worded for messages."""
     said = _said_of(cutout).said
     return [label for label in cutout.meaning.labels if label not in said]
 
@@ -327,7 +327,7 @@ class _Said(NamedTuple):
     tags : dict of str to str
         All other metadata, as tags.
     said : set of str
-        All metadata that the file has, as messages call it.
+        All metadata that the file has, worded for messages.
     """
 
     profile: dict[str, Any]
@@ -385,7 +385,7 @@ def _say_place(place: Georeference, found: _Said) -> None:
 
 
 def _say_coordinate(coordinate: Coordinate, cutout: Cutout, bands: int, found: _Said) -> None:
-    """Add a coordinate: along the channels as band descriptions, without dimensions as a tag."""
+    """Add a coordinate: one along the channels as band descriptions, one without dimensions as a tag."""
     texts = coordinate.values.reshape(-1).astype(str).tolist()
     called, dims = coordinate.called, [*coordinate.dims]
     of_channels = called.lower() in CHANNELS if not dims else called == cutout.dims[dims[0]]

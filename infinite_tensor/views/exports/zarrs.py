@@ -3,8 +3,8 @@
 On a local disk the group is written next to its target, then renamed. Elsewhere its root document is written last:
 without it, there is no group.
 
-An unfinished export contains a document that identifies what is exported. An equal export continues it, and keeps its
-chunks: each was written whole.
+An unfinished export contains a document that identifies what is exported. An equal export continues it and keeps its
+chunks, because each was written as a whole.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def _opened_folder(content: Content, path: Path, *, overwrite: bool) -> Iterator
             group.begin()
             yield group
             for left in folder.rglob("*.partial"):
-                # Left by a process that was killed while it wrote a chunk; a folder is an array of such a name.
+                # A process that was killed while it wrote a chunk leaves such a file. A folder is an array with this
+                # name.
                 if left.is_file():
                     remove(left)
             publish(folder, path, overwrite=overwrite)
@@ -148,7 +149,7 @@ class _Group:
 
     @property
     def is_begun(self) -> bool:
-        """Whether the store contains the same export, unfinished, so that it can be continued."""
+        """Whether the store contains an unfinished export of the same content, which can be continued."""
         identity = self._content.identity
         return identity is not None and self._objects.get([UNFINISHED]) == [*_note(identity).values()]
 
@@ -168,9 +169,9 @@ class _Group:
             raise ValidationError(f"{target!r} already exists; give another target, or overwrite=True")
         if root is not None and not _is_export(root):
             raise ValidationError(f"{target!r} was not written by export, so it is not overwritten")
-        # If this process is killed in between, the remaining chunks are not mistaken for those of the next export.
+        # So if this process is killed now, the next export does not mistake the remaining chunks for its own.
         self._objects.put(_note(None))
-        # Deleted first, so that nobody opens an incomplete group.
+        # Delete the root document first, so that nobody opens an incomplete group.
         self._objects.delete([DOCUMENT])
         names = [name for name in self._objects.children("") if name != UNFINISHED]
         self._objects.each(self._objects.delete_folder, names)
@@ -240,7 +241,7 @@ class _Array:
         self._objects.put({f"{self._path}/{_key(chunk)}": data for chunk, data in found if data is not None})
 
     def _encoded(self, place: Place, pixels: Pixels, chunk: Index) -> bytes | None:
-        """Encode a chunk; `pixels` has all of it that lies in the region. Return None if the chunk is left out."""
+        """Encode a chunk from its `pixels` in the region; return None if the chunk is left out."""
         box = [
             slice(i * n - b.start, (i + 1) * n - b.start)
             for i, n, b in zip(chunk, self._chunk_shape, place, strict=True)

@@ -34,7 +34,7 @@ def stored_image(
 ) -> tuple[Array, Array]:
     """Return the stored pixels of a map tile, and a mask of the missing ones.
 
-    A pixel that a level lacks is taken from the next finer level: the first of the pixels that it stands for.
+    Where a level lacks a pixel, the first of the pixels that it stands for is taken from the next finer level.
     """
     box = tile.box(plane.extents)
     assert box is not None
@@ -68,7 +68,7 @@ def tiles_of(level: InfiniteTensor, region: Any) -> int:
 
 
 def samples(tensor: InfiniteTensor, plane: Plane, read: Callable[[Any], Array | None]) -> list[Array]:
-    """Return the pixels to choose colours by: those of some stored tiles, else what ``read`` returns of the middle."""
+    """Return the pixels to choose colours by: those of some stored tiles, else what ``read`` finds in the middle."""
     node = node_of(tensor)
     layout = node.contents.layout(node.spec)
     found = node.contents.inventory(node.spec, *layout.pixels)
@@ -112,7 +112,7 @@ class Colours:
         return cls("rgb" if rgb else "range", (found[0] if low is None else low, found[1] if high is None else high))
 
     def fitting(self, values: Array) -> Self:
-        """Return these colours; if they are for labels and `values` are not, those of a range of all pixels so far."""
+        """Return these colours. If they are for labels and `values` are not, return a range over all pixels so far."""
         if self.kind != "labels" or are_labels(values):
             return self
         return self.of([values, np.array(self.ends, values.dtype)], None, None, rgb=False)

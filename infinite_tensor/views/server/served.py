@@ -39,7 +39,7 @@ _LONGEST = 2**30
 _LEVELS = 8
 """The number of levels of an unbounded tensor that has no stored levels."""
 _MOST_PLANNED = 2**14
-"""The most windows that are planned to find out which are stored: requests for stored pixels wait meanwhile."""
+"""The most windows that are planned to find out which are stored; requests for stored pixels wait for the plan."""
 _LEVELS_BYTES = 64 * 2**20
 _PASSING = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
@@ -227,7 +227,7 @@ class Served:
 
 
 def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:
-    """Return the number of windows that a region needs computed; an estimate if they are too many to plan."""
+    """Return how many windows must be computed for a region, or an estimate if there are too many to plan."""
     # coverage() takes a fifth of the time of plan().
     if not tensor.coverage(region, "missing").any():
         return 0
@@ -239,7 +239,11 @@ def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:
 
 
 def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -> int:
-    """Return the windows in a box of a level; a larger count of a finer level that it needs if that exceeds `most`."""
+    """Return the number of windows in a box of a level.
+
+    If the next finer level is not stored there, return the number of its windows instead, and so on for levels below;
+    stop at the first number above `most`.
+    """
     strides = level.output_window.stride
     count = math.prod([-(-(b - a) // n) for (a, b), n in zip(spans, strides, strict=True)])
     made = level.f

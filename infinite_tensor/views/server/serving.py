@@ -67,7 +67,7 @@ def serve(
     ImportError
         If starlette, uvicorn, pillow or matplotlib is not installed.
     ValidationError
-        If an argument does not fit.
+        If an argument is invalid.
     RuntimeError
         If an event loop runs on this thread, as in a notebook.
     """

@@ -31,7 +31,7 @@ class _Job(Generic[T]):
 class Work(Generic[T]):
     """One queue of jobs per client; threads take the first job of each client in turn.
 
-    A thread that has finished a job takes the next one itself. If the event loop gave it out, the thread would wait
+    A thread that has finished a job takes the next one itself. If the event loop handed out jobs, the thread would wait
     until the loop has sent the response.
 
     Parameters
@@ -48,10 +48,10 @@ class Work(Generic[T]):
         self._lock = threading.Lock()
 
     async def result(self, client: Hashable, key: Hashable, do: Callable[[], T]) -> T:
-        """Return or raise what ``do()`` does; a job that is queued under the same key is shared.
+        """Return what ``do()`` returns or raise what it raises; a job that is queued under the same key is shared.
 
-        If this is cancelled, and no other request waits for the job, the job leaves the queue, or stops before its next
-        call of an ``f``.
+        If this request is cancelled, and no other one waits for the job, the job leaves the queue, or stops before its
+        next call of an ``f``.
         """
         with self._lock:
             # Jobs that have begun are not shared: pixels may have been invalidated since.

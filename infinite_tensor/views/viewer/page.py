@@ -63,7 +63,7 @@ class _Place:
         return cls(y, x, None, plane.extents)
 
     def asked(self, arguments: Mapping[str, Sequence[bytes]]) -> Self:
-        """Return the place that a URL names by ``?x=&y=&zoom=``; missing or invalid entries are those of this one."""
+        """Return the place that a URL names by ``?x=&y=&zoom=``; this place supplies missing or invalid entries."""
         given: dict[str, Any] = {}
         for name in ("y", "x", "zoom"):
             try:

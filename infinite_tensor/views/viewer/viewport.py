@@ -85,14 +85,14 @@ class Budget:
     Attributes
     ----------
     windows, pixels : int
-        The most windows and pixels of level 0.
+        The most windows, and the most pixels of level 0, that a view may need.
     """
 
     windows: int
     pixels: int = 2**25
 
     def allows(self, tiles: Sequence[Tile], window: int) -> bool:
-        """Whether some tiles are within the budget; a window has `window` pixels, 0 if there are no windows."""
+        """Whether some tiles are within the budget; a window has `window` pixels, or 0 if there are no windows."""
         pixels = sum((SIDE * 2**tile.level) ** 2 for tile in tiles)
         return pixels <= self.pixels and (window == 0 or pixels <= self.windows * window)
 
