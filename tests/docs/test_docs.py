@@ -123,11 +123,17 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, slow:
     module = ModuleType("__page__")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     missing = set()
-    for block in blocks_of(page):
-        if block.needs and find_spec(block.needs) is None:
-            missing.add(block.needs)
-        elif block.reason is None and (slow or block.slow is None):
-            block.run(module.__dict__)
+    try:
+        for block in blocks_of(page):
+            if block.needs and find_spec(block.needs) is None:
+                missing.add(block.needs)
+            elif block.reason is None and (slow or block.slow is None):
+                block.run(module.__dict__)
+    finally:
+        # Workers of a DataLoader end at once here, but take seconds when a collection of garbage finds them later.
+        # torch.compile removes its own names, which begin with an underscore.
+        for name in [name for name in module.__dict__ if not name.startswith("_")]:
+            del module.__dict__[name]
     written = [folder / name for name in _PICTURE.findall(page.read_text(encoding="utf-8"))]
     assert [path.name for path in written if path.exists() and not is_drawn(path)] == []
     if missing:
