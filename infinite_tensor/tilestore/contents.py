@@ -24,7 +24,7 @@ from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values.spec import TensorSpec
 
 _FEW_REGIONS = 8
-"""If a read adds no more regions than this, each region blends for itself what it needs of incomplete tiles."""
+"""If a read adds at most this many regions, each region separately blends what it needs of incomplete tiles."""
 
 
 class Tiles(Protocol):
@@ -43,7 +43,8 @@ class Access(ABC):
     Attributes
     ----------
     keeps_outputs : bool
-        Whether the arrays passed to `deposit` must not be changed afterwards. If False, they may be reused.
+        Whether the access keeps the arrays passed to `deposit`, so that the caller must not change them afterwards.
+        If False, the caller may reuse them.
     """
 
     keeps_outputs = True
@@ -65,16 +66,16 @@ class Access(ABC):
 
     @abstractmethod
     def whole(self, tiles: Sequence[Index]) -> list[Index]:
-        """Look up what is stored of tiles, and return those of which no window is missing: they may be read.
+        """Look up what is stored of tiles, and return the tiles that lack no window. Only these may be read.
 
-        Unlike `add`, this lists no missing windows, as nothing is to be computed.
+        Unlike `add`, this does not list missing windows, because nothing will be computed.
         """
 
     @abstractmethod
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
         """Look again for windows that `add` reported as missing, and return which are still missing.
 
-        Does no I/O. Those of them that other reads deposit from now on become available to this access too.
+        Does no I/O. When other reads deposit some of the missing windows later, this access can use them too.
         """
 
     @abstractmethod
@@ -84,18 +85,18 @@ class Access(ABC):
         Parameters
         ----------
         windows : int64 array of shape (N, ndim)
-            Their indices.
+            The indices of the windows.
         outputs : array of shape (N, *window size)
             The windows, already checked; see `keeps_outputs`.
         """
 
     @abstractmethod
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Write the pixels from `start` on into `out`. The region was added, and all of its windows are available."""
+        """Fill `out` with the pixels from `start` on. The region was added, and all of its windows are available."""
 
     @abstractmethod
     def keep(self, start: Sequence[int] | None) -> None:
-        """Release everything that ends before pixel `start` in any dimension, as no later region needs it.
+        """Release everything that ends before pixel `start` in any dimension: no later region needs it.
 
         None releases everything. If a released region is added again, it is looked up again.
         """
@@ -106,7 +107,7 @@ class Access(ABC):
     @property
     @abstractmethod
     def outdated(self) -> bool:
-        """Whether windows of the tensor have been dropped since, so that deposited windows are no longer stored."""
+        """Whether windows of the tensor were dropped after the read began. Then deposited windows are not stored."""
 
     @abstractmethod
     def detach(self) -> None:
@@ -126,9 +127,9 @@ class Blended(NamedTuple):
 
 
 class BlendedForRead:
-    """Tiles that one read blends for itself, cut to the bounds of its regions.
+    """Tiles that one read blends once and keeps, cut to the bounds of its regions.
 
-    This saves work, because neighbouring windows of a consumer read many of the same pixels.
+    This saves work: if another tensor reads this one, its neighbouring windows need many of the same pixels.
     """
 
     def __init__(self) -> None:
@@ -138,7 +139,7 @@ class BlendedForRead:
         self._lacking: set[Index] = set()
 
     def extend(self, starts: IntArray, stops: IntArray) -> None:
-        """Extend the bounds to regions that will be read as well."""
+        """Extend the bounds so that they include more regions that will be read."""
         self.worthwhile |= len(starts) > _FEW_REGIONS
         start, stop = starts[0].tolist(), stops[0].tolist()
         if len(starts) > 1:
@@ -151,11 +152,11 @@ class BlendedForRead:
             self._bounds, self._tiles = bounds, {}
 
     def look_again(self) -> None:
-        """Called when more windows have arrived: tiles that lacked windows are tried again."""
+        """Try tiles that lacked windows again. Called when more windows have arrived."""
         self._lacking = set()
 
     def get(self, index: Index, make: Callable[[], Blended | None]) -> Blended | None:
-        """A tile, blended now if necessary; None if it lacks windows."""
+        """Return a tile, blended now if necessary, or None if it lacks windows."""
         tile = self._tiles.get(index)
         if tile is None and index not in self._lacking:
             tile = make()
@@ -194,16 +195,17 @@ class Contents(ABC):
     flush_requested : bool
         Whether a flush was requested and not carried out yet.
     workers : int
-        The number of threads on which a read runs the ``f`` of a tensor of this store, unless given for the read.
+        The number of threads on which a read runs the ``f`` of a tensor of this store, unless the read sets another
+        number.
     """
 
     workers = 1
 
     flush_requests: ClassVar[int] = 0
-    """The number of flushes requested of stores in this process: if it has not changed, no store needs a look."""
+    """The number of flushes requested in this process. If it has not changed, no store has to be checked."""
 
     outlives_process: ClassVar[bool] = False
-    """Whether another process may reopen what is stored, so that it must match its definition."""
+    """Whether another process may reopen a stored tensor. If so, the tensor must match its stored definition."""
 
     shared = False
     """Whether other processes can open the store from its pickle and write to it at the same time."""
@@ -225,7 +227,7 @@ class Contents(ABC):
             raise StoreError(f"{self} is closed{self._cut_by}; open it again with `with store:`")
 
     def cut_through(self, error: BaseException) -> None:
-        """Called when an exception, such as Ctrl-C, ended a call during a change: memory may be inconsistent."""
+        """Called when an exception, such as Ctrl-C, has interrupted a change, so that memory may be inconsistent."""
         self.closed = True
         self._cut_by = f", since {error!r} interrupted a call in the middle of a change; stored data is intact"
 
@@ -250,7 +252,7 @@ class Contents(ABC):
 
     @abstractmethod
     def register(self, spec: TensorSpec) -> TensorSpec:
-        """Register a tensor, and return it with the stored names of its dimensions and meaning of its pixels.
+        """Register a tensor. Return it with the names of its dimensions and the meaning of its pixels as stored.
 
         Raises
         ------
@@ -259,7 +261,7 @@ class Contents(ABC):
         """
 
     def with_tile_size(self, spec: TensorSpec) -> TensorSpec:
-        """`spec` with the tile size given for the tensor here, so that another store object uses the same."""
+        """Return `spec` with the tile size given for it in this store, so that another store object uses that too."""
         return spec
 
     @abstractmethod
@@ -280,7 +282,7 @@ class Contents(ABC):
         """While the lock `held` is locked, let the cache grow by at most `room` bytes, and not beyond `cache_limit`."""
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:  # noqa: ARG002
-        """Write the pixels from `start` on into `out` if all of them are in memory, and return whether they are.
+        """If all pixels of a region are in memory, copy them from `start` on into `out`. Return whether they are.
 
         This is the fast path for reads that need no plan. If it returns False, the content of `out` is undefined.
         """
@@ -292,10 +294,10 @@ class Contents(ABC):
         start: Sequence[int],  # noqa: ARG002
         stop: Sequence[int],  # noqa: ARG002
     ) -> torch.Tensor | None:
-        """The pixels ``[start, stop)`` if they are one complete tile in memory, else None: then read them instead.
+        """Return the pixels ``[start, stop)`` if they are one complete tile in memory, else None.
 
-        The tile is not copied, as `serve` would do, and must not be changed. This method never waits, so an event loop
-        can call it, but not on the main thread.
+        Unlike `serve`, this does not copy the tile, which must not be changed. This method never waits, so an event
+        loop can call it, but not on the main thread.
         """
         return None
 
@@ -304,41 +306,41 @@ class Contents(ABC):
         """Convert everything kept of `spec` to another device or dtype; if that fails, nothing is changed."""
 
     def refresh(self, tensor_id: str) -> None:  # noqa: B027  (memory has no other writers)
-        """Flush, and drop incomplete tiles from memory, so that what other processes have added to them is found."""
+        """Flush, then drop incomplete tiles from memory. So later reads find what other processes added to them."""
 
     @abstractmethod
     def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:
-        """How much is stored of the tensor with this definition, counted up to about `most` tiles.
+        """Return how much is stored of the tensor with this definition, counted up to about `most` tiles.
 
-        None if counting would take long.
+        Return None if counting would take long.
         """
 
     # Fills and invalidation.
 
     @abstractmethod
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
-        """What is stored of the tiles that contain the pixels ``[start, stop)``, a region that is not empty.
+        """Return what is stored of the tiles that contain the pixels ``[start, stop)``.
 
-        Reads no pixels of complete tiles.
+        The region must not be empty. Reads no pixels of complete tiles.
         """
 
     def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:  # noqa: ARG002
-        """Whether all tiles that contain the pixels ``[start, stop)`` are stored, without reading them.
+        """Whether all tiles that contain the pixels ``[start, stop)`` are stored. Does not read them.
 
-        False means that they may be stored or not.
+        True is certain; False means that some of them may be missing.
         """
         return False
 
     def written(self, tensor_id: str) -> tuple[int, int]:  # noqa: ARG002  (memory has no storage)
-        """The number of complete tiles that this object has stored of a tensor, and all bytes, before compression."""
+        """How many complete tiles of a tensor this object has stored, and how many uncompressed bytes in all."""
         return 0, 0
 
     @abstractmethod
     def specs_downstream(self) -> list[TensorSpec]:
-        """All known tensors of the store that have args or are outputs of a common ``f``, and possibly more."""
+        """All known tensors that have args, or that are one of several outputs of an ``f``, and possibly others."""
 
     def specs_at_hand(self) -> list[TensorSpec]:
-        """Those of `specs_downstream` that can be found without a request for each tensor."""
+        """The tensors of `specs_downstream` that can be found without one request per tensor."""
         return self.specs_downstream()
 
     @abstractmethod
@@ -350,26 +352,26 @@ class Contents(ABC):
         StoreError
             If the store is closed.
         ValidationError
-            If it is read-only.
+            If the store is read-only.
         NotImplementedError
-            If its backend cannot delete tiles.
+            If the backend of the store cannot delete tiles.
         """
 
     @abstractmethod
     def drop(self, spec: TensorSpec, windows: BoxUnion) -> Dropped:
         """Delete windows of a tensor, and everything that has been blended from them.
 
-        Reads in progress may still use them, and what those reads deposit of this tensor from now on is not stored.
+        Reads in progress may still use the windows. Whatever they deposit of this tensor from now on is not stored.
         Must be called while the store is `paused`.
 
         Raises
         ------
         StoreError
-            If it fails. Some windows may not have been deleted; call it again.
+            If deleting fails. Some windows may remain; call this again to delete them.
         """
 
     def generation(self, spec: TensorSpec) -> tuple[str, str] | None:  # noqa: ARG002  (memory is not shared)
-        """A value that is equal in all processes until the tensor is cleared or windows dropped; None if unknown."""
+        """A value that changes when the tensor is cleared or windows are dropped by any process; None if unknown."""
         return None
 
     def paused(self) -> AbstractContextManager[object]:
@@ -384,7 +386,7 @@ class Contents(ABC):
 
     @abstractmethod
     def holds(self, tensor_id: str) -> bool:
-        """Whether there is a tensor with an id. Does not list the others."""
+        """Whether the store has a tensor with this id. Does not list other tensors."""
 
     def some_ids(self, most: int) -> tuple[list[str], int]:
         """The first ids of tensors, up to `most`, and how many more there may be. Fast even for many tensors."""
@@ -401,7 +403,7 @@ class Contents(ABC):
 
     @abstractmethod
     def digest_of(self, tensor_id: str) -> str | None:
-        """The digest of a tensor's definition, None if it is unknown."""
+        """The digest of a tensor's definition, or None if it is unknown."""
 
     @abstractmethod
     def delete(self, tensor_id: str) -> None:
@@ -409,10 +411,13 @@ class Contents(ABC):
 
     @abstractmethod
     def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:
-        """Flush, then list what is damaged of everything stored of a tensor; `repair` deletes it."""
+        """Flush, then check everything stored of a tensor and list what is damaged; `repair` deletes the damage."""
 
     def collect_garbage(self, older_than: float | None) -> Garbage:  # noqa: ARG002  (memory has no garbage)
-        """Flush, then delete what no definition refers to, and partial tiles older than `older_than` s unless None."""
+        """Flush, then delete what no definition refers to, and partial tiles older than `older_than` seconds.
+
+        If `older_than` is None, all partial tiles are kept.
+        """
         return Garbage()
 
     @abstractmethod
@@ -423,21 +428,21 @@ class Contents(ABC):
 
     @store_query
     def stored_group(self, group_id: str) -> dict[str, Any] | None:
-        """The stored definition of a group, not checked; None if there is none."""
+        """Return the stored definition of a group without checking it, or None if there is no such group."""
         self.check_open()
         with self.lock:
             return self.read_group(group_id)
 
     @store_method
     def store_group(self, group_id: str, definition: dict[str, Any]) -> dict[str, Any]:
-        """Create a group unless it exists, and return the definition that is stored then."""
+        """Create a group unless it exists. Return the definition that is stored afterwards."""
         self.check_open()
         self.check_writable(f"save group {group_id!r}")
         with self.lock:
             found = self.read_group(group_id)
             if found is None:
                 self.write_group(group_id, definition)
-                # If another process was faster, its definition is valid.
+                # If another process was faster, its definition is used.
                 found = self.read_group(group_id)
         if found is None:
             raise StoreError(f"{self}: group {group_id!r} was created and is gone again; try once more")
@@ -449,7 +454,7 @@ class Contents(ABC):
 
     @abstractmethod
     def write_group(self, group_id: str, definition: dict[str, Any]) -> None:
-        """Create a group. If another process has just created it, keep that definition."""
+        """Create a group. If another process has just created it, keep the existing definition."""
 
     @abstractmethod
     def delete_group(self, group_id: str) -> None:
@@ -459,7 +464,7 @@ class Contents(ABC):
     def group_ids(self) -> list[str]:
         """Ids of all groups."""
 
-    # Its life.
+    # Lifetime.
 
     def flush(self) -> None:  # noqa: B027  (memory has no storage)
         """Store all finished windows; StoreError if something could not be stored."""

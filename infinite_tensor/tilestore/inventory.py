@@ -29,11 +29,11 @@ class StoredSize:
     Attributes
     ----------
     tiles : int
-        The number of complete tiles; for a store in memory, of windows.
+        The number of complete tiles, or of windows if the store is in memory.
     bytes : int or None
-        Their size in bytes as stored; None if that would take one request per tile.
+        Their size in bytes as stored; None if finding it would take one request per tile.
     counted : bool
-        False if there are more tiles, which were not counted.
+        Whether all tiles were counted. If False, there are more.
     pending : int
         The number of tiles in memory that are incomplete or not stored yet.
     """
@@ -53,15 +53,16 @@ class TensorInfo:
     tensor_id : str
         Its id.
     definition : dict
-        What determines its values and its layout, as stored.
+        Its stored definition, which determines its values and its layout.
     tiles_complete, tiles_partial : int
-        The number of tiles whose pixels are all final, and of stored tiles that still lack some windows.
+        The number of tiles whose pixels are all final, and the number of stored tiles that still lack windows.
     bytes_stored : int
         Size of everything stored, in bytes.
     location : str
         Where its tiles are, such as the path of the Zarr array within the store.
     why_no_ome : str or None
-        Why programs that read OME-Zarr cannot open the tensor; None if they can, at the group that contains `location`.
+        Why programs that read OME-Zarr cannot open the tensor. None if they can; they open the group that contains
+        `location`.
     """
 
     tensor_id: str
@@ -124,7 +125,7 @@ class Damage:
 
 
 class Dropped(NamedTuple):
-    """How many windows in memory, or stored tiles, `Contents.drop` has dropped."""
+    """How many windows `Contents.drop` has dropped from memory, and how many tiles from storage."""
 
     windows: int = 0
     tiles: int = 0
@@ -152,7 +153,7 @@ class Garbage:
 
 
 class Known(Protocol):
-    """The set of windows that are known of an incomplete tile."""
+    """The known windows of an incomplete tile, which need not be computed again."""
 
     def __contains__(self, index: Index, /) -> bool: ...
 
@@ -161,7 +162,7 @@ NOTHING: Known = frozenset()
 
 TileState: TypeAlias = Literal["stored", "missing", "uncovered", "skipped"]
 TILE_STATES = ("stored", "missing", "uncovered")
-"""All windows over the tile are stored; some are missing; or no window covers it, so that nothing is ever stored."""
+"""The states of a tile: all its windows are stored, some are missing, or no window covers it, so it is never stored."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ class Inventory:
     complete : collection of tuple of int
         The tiles that are complete.
     partial : mapping of tuple of int to container of tuple of int
-        The tiles of which some windows are stored, with these windows.
+        The tiles with some but not all windows stored, mapped to these windows.
     """
 
     layout: TileLayout
@@ -186,7 +187,7 @@ class Inventory:
     def of_windows(
         cls, grid: WindowGrid, layout: TileLayout, windows: Sequence[Index], start: Sequence[int], stop: Sequence[int]
     ) -> Inventory:
-        """The inventory of the tiles over the pixels ``[start, stop)``, for a store that keeps whole `windows`."""
+        """Make the inventory of the tiles that contain the pixels ``[start, stop)`` from the windows that are kept."""
         if not windows:
             return cls(layout)
         box = np.array(layout.box(start, stop), dtype=np.int64)
@@ -205,11 +206,14 @@ class Inventory:
         return not self.complete and not self.partial
 
     def known(self, tile: Index) -> Known | None:
-        """The stored windows of a tile; None if all are."""
+        """Return the stored windows of a tile, or None if all its windows are stored."""
         return None if tile in self.complete else self.partial.get(tile, NOTHING)
 
     def missing(self, grid: WindowGrid, starts: IntArray, stops: IntArray) -> IntArray:
-        """The windows that a read of regions would compute: (N, ndim) bounds in, (M, ndim) sorted indices out."""
+        """Return the windows that a read of regions would compute, as sorted indices of shape (M, ndim).
+
+        The bounds of the regions have shape (N, ndim).
+        """
         if self.empty:
             return grid.points(starts, stops)
         return missing_windows(grid, self.layout, starts, stops, self.known)
@@ -231,7 +235,7 @@ class Inventory:
 
 
 def windows_over_tiles(grid: WindowGrid, layout: TileLayout, tiles: IntArray) -> tuple[IntArray, IntArray]:
-    """The box of windows that cover each tile: takes (N, ndim) indices, returns (N, ndim) low and high."""
+    """Return the box of windows that cover each tile, as low and high of shape (N, ndim), like the given `tiles`."""
     size = np.array(layout.tile_shape, dtype=np.int64)
     ends = np.array([np.iinfo(np.int64).max if n is None else n for n in layout.shape], dtype=np.int64)
     return grid.boxes(tiles * size, np.minimum(tiles * size + size, ends))
@@ -240,18 +244,18 @@ def windows_over_tiles(grid: WindowGrid, layout: TileLayout, tiles: IntArray) ->
 def missing_windows(
     grid: WindowGrid, layout: TileLayout, starts: IntArray, stops: IntArray, known: Callable[[Index], Known | None]
 ) -> IntArray:
-    """The windows that are needed to read regions, and are missing in the tiles.
+    """Return the windows that a read of regions needs and that are missing in the tiles.
 
     Parameters
     ----------
     grid : WindowGrid
         The windows of the tensor.
     layout : TileLayout
-        Its tiles.
+        The tiles of the tensor.
     starts, stops : int64 array of shape (N, ndim)
         The regions in pixels.
     known : callable
-        ``known(tile)`` returns the windows known of a tile; None for a complete tile, `NOTHING` for an empty one.
+        ``known(tile)`` returns the known windows of a tile, None for a complete tile, or `NOTHING` for an empty tile.
 
     Returns
     -------
@@ -285,7 +289,7 @@ _MOST_CHARACTERS = 40
 def listing(found: Callable[[], tuple[Sequence[str], int] | None]) -> str:
     """The list of tensors in the repr of a store: some ids, and how many more there may be. Never raises.
 
-    ``found()`` returns the ids to show, and how many more there are; None if the store is closed.
+    ``found()`` returns the ids to show and how many more there are, or None if the store is closed.
     """
     try:
         some = found()
@@ -316,7 +320,7 @@ def _shown(tensor_id: str) -> str:
 
 
 def readers_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | None) -> list[str]:
-    """Ids of the tensors that have a given tensor as an arg, sorted; a digest of None matches any."""
+    """Return the sorted ids of the tensors that have a given tensor as an arg. A digest of None matches any digest."""
     return sorted(
         spec.tensor_id
         for spec in specs
@@ -325,7 +329,7 @@ def readers_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | None) 
 
 
 def dependants_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | None) -> list[str]:
-    """Ids of the tensors that are computed from a given one, each before those that it is computed from."""
+    """Return the ids of all tensors that are computed from a given one. Each comes before the tensors that it reads."""
     known = list(specs)
     by_arg: defaultdict[tuple[str, str], list[TensorSpec]] = defaultdict(list)
     for spec in known:
@@ -344,13 +348,13 @@ def dependants_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | Non
 
 
 def sources_first(roots: Iterable[K], readers: Callable[[K], Iterable[K]]) -> list[K]:
-    """`roots` and everything that `readers` leads to, in topological order: each key before its `readers`.
+    """List `roots` and everything that `readers` leads to in topological order: each key comes before its readers.
 
     If `readers` returns args instead, each key comes before its args. Chains may be long, so this does not recurse.
     """
     finished: list[K] = []
     entered: set[K] = set()
-    # The keys in progress (none at the level of the roots), each with an iterator over what follows it.
+    # One entry per key in progress: the key, with an iterator over its readers. The first entry is for the roots.
     stack: list[tuple[list[K], Iterator[K]]] = [([], iter(roots))]
     while stack:
         keys, rest = stack[-1]

@@ -22,7 +22,7 @@ from infinite_tensor.values.spec import TensorSpec
 
 
 def tile_shape_of(shape: Shape, tile_size: object) -> Index:
-    """The shape of a tile in pixels, for `tile_size` as users give it, on a tensor of `shape`.
+    """Return the shape of a tile in pixels, given the shape of the tensor and the `tile_size` of the user.
 
     Parameters
     ----------
@@ -30,8 +30,8 @@ def tile_shape_of(shape: Shape, tile_size: object) -> Index:
         Shape of the tensor.
     tile_size : int or tuple of int
         One int for all unbounded dimensions (for all dimensions, if none is unbounded), one int per
-        unbounded dimension, or one int per dimension. A tile spans finite dimensions without a given size, and
-        is never larger than a finite dimension.
+        unbounded dimension, or one int per dimension. A tile spans each finite dimension for which no size is given,
+        and is never longer than a finite dimension.
 
     Raises
     ------
@@ -43,9 +43,9 @@ def tile_shape_of(shape: Shape, tile_size: object) -> Index:
 
 
 def sizes_of(name: str, given: object, shape: Shape) -> dict[int, int]:
-    """Map dimensions to the positive sizes that `given` has for them, with the rules of `tile_shape_of`.
+    """Map each dimension for which `given` has a size to this size, a positive int.
 
-    If `given` is invalid, raise a ValidationError that calls it `name`.
+    The rules are those of `tile_shape_of`. If `given` is invalid, raise a ValidationError that calls it `name`.
     """
     unbounded = [d for d, extent in enumerate(shape) if extent is None] or list(range(len(shape)))
     single = as_index(given)
@@ -65,12 +65,12 @@ def sizes_of(name: str, given: object, shape: Shape) -> dict[int, int]:
 
 
 _LEAST_TILE_BYTES = 2**20
-"""The least size of a tile by default, if the tensor is large enough."""
+"""The size in bytes that a default tile has at least, if the tensor is large enough."""
 _MOST_TILE_BYTES = 2**22
-"""The most bytes of a tile by default."""
+"""The size in bytes that a default tile has at most."""
 _GATHERED_TILE_SIZE = 128
 _GATHERED_TILE_BYTES = 2**22
-"""With a reduction, a tile takes far more memory while its windows are gathered: about this much, in whole strides."""
+"""With a reduction, gathering the windows of a tile takes far more memory: about this much, in whole strides."""
 LARGEST_TILE_BYTES = 2**31 - 1
 """The largest buffer that common compressors accept."""
 
@@ -99,7 +99,10 @@ def usual_tile(spec: TensorSpec) -> Index:
 
 
 def _gathered_tile(spec: TensorSpec, strides: Sequence[int]) -> list[int]:
-    """The default tile with a reduction: one stride, or a few small ones, as all tiles of a strip are in memory."""
+    """The default tile with a reduction: one stride, or a few strides if they are small.
+
+    Tiles are small because all tiles of a strip are in memory at once.
+    """
     sizes = [*strides]
     for d in reversed(range(len(sizes))):
         room = int(_GATHERED_TILE_BYTES / (math.prod(tile_of(spec, sizes)) * spec.gathered_bytes))
@@ -108,25 +111,25 @@ def _gathered_tile(spec: TensorSpec, strides: Sequence[int]) -> list[int]:
 
 
 def tile_of(spec: TensorSpec, size: object) -> Index:
-    """The tile shape for a given size, with all values that a reduction gives for a pixel along the first dimension."""
+    """The tile shape for a given size. With a reduction, the first dimension has all values it gives for a pixel."""
     tile, reduction = tile_shape_of(spec.shape, size), spec.reduction
     return tile if reduction is None or reduction.out_channels is None else (reduction.out_channels, *tile[1:])
 
 
 @dataclass(eq=False)
 class Record:
-    """A tensor that is registered with a persistent store, while a spec, a read or a tile in memory keeps it.
+    """A tensor that is registered with a persistent store. A spec, a read or a tile in memory keeps the record alive.
 
     Attributes
     ----------
     spec : TensorSpec
-        The tensor as stored; may be replaced by a spec of the same definition. It has no reference to a record.
+        The tensor as stored. May be replaced by a spec of the same definition. It does not refer to a record.
     layout : TileLayout
-        Its tiles.
+        The tiles of the tensor.
     functions : Functions
         The functions that computed what is stored.
     bound : object
-        The object that the backend has returned for it (`Backend._bind_tensor`).
+        The object that `Backend._bind_tensor` returned for the tensor.
     written : list of int
         How many complete tiles this process has stored, and how many bytes, before compression.
     current : bool
@@ -159,12 +162,12 @@ class Record:
 
     @cached_property
     def gathered(self) -> TileLayout:
-        """The same tiles of the tensor in which windows are gathered; without a reduction, `layout` itself."""
+        """The same tiles, in the tensor where windows are gathered for a reduction; without a reduction, `layout`."""
         return self.layout if self.spec.reduction is None else gathered_layout(self.spec.reduction, self.layout)
 
 
 class Holder:
-    """Keeps a record alive. The record refers to it weakly, and so knows whether it is in use."""
+    """Keeps a record alive. The record refers to its holder weakly, and so knows whether it has a living holder."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -208,14 +211,14 @@ class TileLayout:
         )
 
     def is_stored(self, tile: Index) -> bool:
-        """Whether a tile can be stored: it contains pixels within the limits of the coordinates."""
+        """Whether a tile can be stored: it can if it contains pixels within the limits of the coordinates."""
         return all(
             extent is not None or -COORDINATE_LIMIT - n < i * n < COORDINATE_LIMIT
             for i, n, extent in zip(tile, self.tile_shape, self.shape, strict=True)
         )
 
     def box(self, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The box of tiles that contain the pixels ``[start, stop)``, a region that is not empty."""
+        """The box of tiles that contain the pixels ``[start, stop)``. The region must not be empty."""
         low = list(map(operator.floordiv, start, self.tile_shape))
         return low, [-(-b // n) for b, n in zip(stop, self.tile_shape, strict=True)]
 
@@ -233,13 +236,13 @@ class TileLayout:
         return low, tuple(to)
 
     def copy(self, tiles: Mapping[Index, Array], target: Array, start: Sequence[int]) -> None:
-        """Copy the pixels of `tiles` into `target`, which begins at pixel `start`, and which the tiles cover."""
+        """Copy the pixels of `tiles` into `target`, which begins at pixel `start`. The tiles must cover `target`."""
         for tile, block in tiles.items():
             copy_shared(block, self.start(tile), target, start)
 
 
 def layout_of(shape: Shape, tile: Index, dtype: torch.dtype, reduction: Reduction | None) -> TileLayout:
-    """The tiles of a tensor; ValidationError if they are too large, or do not fit its reduction."""
+    """Return the tiles of a tensor. Raise ValidationError if they are too large, or do not fit its reduction."""
     layout = TileLayout(shape, tile, dtype)
     if reduction is not None:
         if reduction.out_channels not in (None, tile[0]):
@@ -252,7 +255,7 @@ def layout_of(shape: Shape, tile: Index, dtype: torch.dtype, reduction: Reductio
 
 
 def gathered_layout(reduction: Reduction, layout: TileLayout) -> TileLayout:
-    """The same tiles of the tensor in which windows are gathered before a reduction."""
+    """Return the same tiles, in the tensor where windows are gathered before a reduction."""
     shape, tile = (gathered_shape(reduction, extents) for extents in (layout.shape, layout.tile_shape))
     return TileLayout(shape, tuple([n for n in tile if n is not None]), reduction.dtype)
 

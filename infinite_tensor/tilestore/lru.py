@@ -70,7 +70,7 @@ class LRU(Generic[K, V]):
         return iter([(key, value) for key, (value, _) in self._entries.items()])
 
     def get(self, key: K) -> V | None:
-        """The value of `key`, now the most recently used, or None."""
+        """Return the value of `key`, or None, and mark it as the most recently used."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -89,7 +89,7 @@ class LRU(Generic[K, V]):
         self.total_bytes += size
 
     def pop(self, key: K) -> V | None:
-        """Remove `key`, whatever the limits, and return its value or None."""
+        """Remove `key`, and return its value, or None if there is none."""
         value, size = self._entries.pop(key, (None, 0))
         self.total_bytes -= size
         return value
@@ -116,7 +116,7 @@ class LRU(Generic[K, V]):
                     kept += 1
 
     def recount(self, keep: Callable[[V], bool]) -> None:
-        """Drop values for which `keep` is False, and sum the sizes again, as a fork may have interrupted a change."""
+        """Drop values for which `keep` is False, and recompute the total size, which a fork may have left wrong."""
         self._entries = OrderedDict((key, entry) for key, entry in self._entries.items() if keep(entry[0]))
         self.total_bytes = sum(size for _, size in self._entries.values())
 
@@ -127,7 +127,7 @@ class LRU(Generic[K, V]):
 
 
 def check_limit(name: str, value: object) -> int | None:
-    """`value` as a cache limit: a positive int, or None for no limit; else ValidationError."""
+    """Return a valid cache limit, which is a positive int, or None for no limit. Else raise ValidationError."""
     number = as_index(value)
     if value is not None and (number is None or number < 1):
         raise ValidationError(f"{name} must be a positive int, or None for no limit, got {quoted(value)}")

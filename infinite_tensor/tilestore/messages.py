@@ -33,11 +33,11 @@ _MOST_NAMED = 5
 _MOST_LISTED = 12
 _MOST_COMPARED = 1000
 _TOLD = 5
-"""The most failures that one error shows in full; there may be one for each of thousands of batches."""
+"""The most failures that one error shows in full. There may be thousands, one for each batch."""
 
 
 def combined(failures: Sequence[StoreError]) -> StoreError:
-    """Combine errors into one with all their messages, and with the cause of the first."""
+    """Combine errors into one that has their messages, and the cause of the first error."""
     if len(failures) == 1:
         return failures[0]
     lines = [f"\n  {failure}" for failure in failures[:_TOLD]]
@@ -51,23 +51,23 @@ def combined(failures: Sequence[StoreError]) -> StoreError:
 def damaged_definition(store: object, tensor_id: str, where: str, error: ValueError) -> StoreError:
     """The error for a definition that cannot be read."""
     return StoreError(
-        f"{store}: the definition of tensor {tensor_id!r}, {where}, is damaged ({error}); put an intact one back "
-        f"from a backup, or delete all of the tensor by clear_tensor({tensor_id!r})"
+        f"{store}: the definition of tensor {tensor_id!r}, {where}, is damaged ({error}); restore an intact one "
+        f"from a backup, or delete the whole tensor with clear_tensor({tensor_id!r})"
     )
 
 
 def damaged_group(store: object, group_id: str, where: str, error: ValueError) -> StoreError:
     """The error for a group that cannot be read."""
     return StoreError(
-        f"{store}: group {group_id!r}, {where}, is damaged ({error}); clear_group({group_id!r}) deletes it, its "
-        "tensors stay, and it can be saved again"
+        f"{store}: group {group_id!r}, {where}, is damaged ({error}); delete it with clear_group({group_id!r}), which "
+        "keeps its tensors, and save it again"
     )
 
 
 def in_the_way(store: object, where: str, what: str) -> StoreError:
     """The error for data of another program at the place of `what`, a tensor or a group."""
     return StoreError(
-        f"{store}: {where!r} is not of this library, and lies where {what} is kept; choose another id, or move it away"
+        f"{store}: {where!r} is not of this library, but is where {what} is kept; choose another id, or move it away"
     )
 
 
@@ -114,7 +114,7 @@ def check_same(tensor_id: str, stored: Definition, given: Definition, store: obj
 
 
 def changed_args(stored: Definition, given: Definition) -> list[str]:
-    """The args that differ from those of the stored tensor, as named in messages."""
+    """Names, for messages, of the args that differ from the args of the stored tensor."""
     pairs = enumerate(zip(stored.args, given.args, strict=False))
     return [
         f"args[{at}] ({'without a tensor_id' if new.tensor_id is None else repr(new.tensor_id)})"
@@ -163,9 +163,9 @@ def warn_of_opaque(spec: TensorSpec) -> None:
     opaque = spec.definition.functions.record.opaque
     if opaque:
         warnings.warn(
-            f"tensor {spec.tensor_id!r}: changes of {', '.join(opaque[:_MOST_NAMED])} cannot be detected, as it cannot "
-            "be inspected: after a change, old pixels would be used. Set version= to anything that identifies it, such "
-            "as the hash of a checkpoint",
+            f"tensor {spec.tensor_id!r}: changes of {', '.join(opaque[:_MOST_NAMED])} cannot be detected, because it "
+            "cannot be inspected: after a change, old pixels would be used. Set version= to anything that identifies "
+            "it, such as the hash of a checkpoint",
             FunctionChangedWarning,
             stacklevel=_level_of_caller(),
         )
@@ -224,7 +224,7 @@ def _remedies(grid: WindowGrid) -> Iterator[str]:
     if len(gaps) > len(moved):
         yield "a size and an offset that span the dimensions which dimension_map keeps in place"
     if clipped.uncovered and not gaps:
-        yield "another dimension_map, as windows that move along a diagonal miss the other pixels"
+        yield "another dimension_map, because windows that move along a diagonal miss the other pixels"
 
 
 def _level_of_caller() -> int:
@@ -282,6 +282,6 @@ def warn_of_dependants(tensor_id: str, names: Sequence[str], store: object) -> N
 def keeps_no_times(store: object) -> ValidationError:
     """The error for deleting old partial tiles on storage that records no times."""
     return ValidationError(
-        f"{store} does not record when something was stored: give older_than=0, which deletes all partial tiles, "
-        "while nobody fills a tensor there"
+        f"{store} does not record when something was stored: give older_than=0 to delete all partial tiles, "
+        "at a time when nobody fills a tensor there"
     )

@@ -1,4 +1,4 @@
-"""Tiles with missing windows: `PartialTile`, as they are stored, and `TileInProgress`, as they are in memory."""
+"""Tiles with missing windows: `PartialTile` is their form in storage, and `TileInProgress` their form in memory."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class PartialTile:
     Attributes
     ----------
     prefix : torch.Tensor or None
-        The tile with its first windows, in lexicographic order, blended in. For a weighted mean it is the weighted sum,
-        in the dtype of the sum.
+        The tile into which the first windows, in lexicographic order, have been blended. For a weighted mean, this is
+        the weighted sum, in the dtype of the sum.
     prefix_length : int
         The number of windows in `prefix`.
     pieces : mapping of window index to torch.Tensor
@@ -55,7 +55,7 @@ class PartialTile:
 
     @staticmethod
     def merged(parts: Iterable[PartialTile]) -> PartialTile | None:
-        """Merge several parts: take the longest prefix, and the pieces of all. None for no parts."""
+        """Merge several parts: take the longest prefix, and the pieces of all parts. Return None if there are none."""
         known = list(parts)
         if not known:
             return None
@@ -65,13 +65,13 @@ class PartialTile:
 
     @classmethod
     def from_log(cls, log: Iterable[bytes | Exception], place: str, store: object) -> PartialTile | None:
-        """Merge the parts of a log; None if it has no intact ones.
+        """Merge the parts of a log. Return None if no part is intact.
 
         Parameters
         ----------
         log : iterable of bytes or Exception
-            The parts, as `to_bytes` wrote them for `place`, or the errors of reading them. A damaged part is left out,
-            with a `DamagedDataWarning`.
+            For each part, the bytes that `to_bytes` returned for `place`, or the error that reading it raised. A
+            damaged part is skipped with a `DamagedDataWarning`.
         place : str
             The name of the tile.
         store : object
@@ -88,7 +88,7 @@ class PartialTile:
         return cls.merged(parts)
 
     def to_bytes(self, place: str) -> bytes:
-        """The part as safetensors, with a digest over its content and `place`, the name of the tile."""
+        """Return the part as safetensors, with a digest of its content and of `place`, the name of the tile."""
         tensors = {_piece_name(index): piece for index, piece in self.pieces.items()}
         if self.prefix is not None:
             tensors[_PREFIX] = self.prefix
@@ -102,7 +102,10 @@ class PartialTile:
 
     @classmethod
     def from_bytes(cls, data: bytes, place: str) -> PartialTile:
-        """The part that `to_bytes` wrote for `place`; DamagedPartialError if it is damaged or of another tile."""
+        """Read the part that `to_bytes` wrote for `place`.
+
+        Raises DamagedPartialError if the part is damaged or belongs to another tile.
+        """
         try:
             raw = safetensors.torch.load(data)
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
@@ -147,15 +150,16 @@ def _digest(place: str, metadata: Mapping[str, str], raw: Mapping[str, torch.Ten
 class TileInProgress:
     """A tile into which windows are being blended.
 
-    Windows arrive in any order. The first windows without a gap are blended immediately (the prefix); later ones wait
-    as pieces. So every pixel is blended in lexicographic order, and heavy overlap takes little memory. If the tensor
-    has a reduction, this is a tile of the tensor in which windows are gathered, until it is complete.
+    Windows arrive in any order. All windows before the first missing one are blended immediately, into the prefix;
+    later ones wait as pieces. So every pixel is blended in lexicographic order, and heavy overlap takes little memory.
+    If the tensor has a reduction, the tile gathers windows until it is complete, and is reduced then.
     Not safe for threads: the store holds a lock.
 
     Attributes
     ----------
     spoilt : bool
-        Whether a blend has raised, so that some pixels may be blended and others not. The tile must not be used then.
+        Whether a blend has raised an error, so that it may have changed only some of the pixels. Such a tile must not
+        be used.
     """
 
     def __init__(self, record: Record, tile: Index) -> None:
@@ -189,7 +193,7 @@ class TileInProgress:
 
     @property
     def pixels(self) -> Array | None:
-        """The tile if it is complete; None otherwise, and if no window covers it."""
+        """The tile if it is complete; None if it is not, or if no window covers it."""
         return self._prefix if self._prefix_length == self.total else None
 
     @property
@@ -235,9 +239,9 @@ class TileInProgress:
         return self._reducer.lowered(index) if self._is_reduced else index
 
     def add_row(self, index: Index, windows: Array) -> None:
-        """Add the parts inside this tile of a row of windows: `index` and those that follow along the last coordinate.
+        """Add a row of windows, cut to the part inside this tile.
 
-        All of them must touch the tile.
+        `index` is the first window; the others follow along the last coordinate. All of them must touch the tile.
         """
         if self.spoilt:
             return
@@ -258,7 +262,7 @@ class TileInProgress:
         self.spoilt = False
 
     def merge(self, partial: PartialTile) -> None:
-        """Add what a store knows of the tile. If that does not fit, raise DamagedPartialError and add nothing."""
+        """Add what is stored of the tile. If it does not fit the tile, raise DamagedPartialError and add nothing."""
         self.logged = True
         self._check_fits(partial)
         if partial.prefix is not None and partial.prefix_length > self._prefix_length:
@@ -294,8 +298,8 @@ class TileInProgress:
         """Blend the pixels from `low` on into `target`, before any reduction."""
         if self.spoilt:
             raise StoreError(
-                f"tile {self.tile} of tensor {self._record.spec.tensor_id!r} was dropped while it was being read, as "
-                "the blend has raised in another read; read again"
+                f"tile {self.tile} of tensor {self._record.spec.tensor_id!r} was dropped while it was being read, "
+                "because the blend raised an error in another read; read again"
             )
         high = [a + n for a, n in zip(low, target.shape, strict=True)]
         block = self._blender.begun(target)
@@ -317,7 +321,7 @@ class TileInProgress:
         return as_tensor(self._prefix)
 
     def unstored(self) -> PartialTile | None:
-        """What was added since the last `mark_stored`, or None."""
+        """Return what was added since the last `mark_stored`, or None if nothing was."""
         ranks = self._pieces.keys() - self._stored_pieces
         grown = self._prefix_length > self._stored_prefix
         if self.spoilt or not (ranks or grown):
@@ -327,13 +331,13 @@ class TileInProgress:
         return PartialTile(prefix, self._prefix_length if grown else 0, pieces)
 
     def mark_stored(self, partial: PartialTile) -> None:
-        """Called when what `unstored` returned has been stored."""
+        """Record that what `unstored` returned has been stored."""
         self.logged = True
         self._stored_prefix = max(self._stored_prefix, partial.prefix_length)
         self._stored_pieces.update(self._rank(self._lifted(index)) for index in partial.pieces)
 
     def _check_fits(self, partial: PartialTile) -> None:
-        """Raise DamagedPartialError if a part does not fit this tile, for which its digest may still be right."""
+        """Raise DamagedPartialError if a part does not fit this tile, which is possible even if its digest is right."""
         length = partial.prefix_length
         if not 0 <= length <= self.total or (partial.prefix is None) is (length > 0):
             raise DamagedPartialError(f"a prefix of {length} windows, of the {self.total} that cover the tile")
@@ -388,19 +392,19 @@ class TileInProgress:
         self._piece_bytes += piece.nbytes
 
     def _blend_in(self, count: int, fold: Callable[..., None], *windows: Any) -> None:
-        """Blend the next `count` windows into the prefix by ``fold(tile, start, *windows)``."""
+        """Blend the next `count` windows into the prefix by calling ``fold(tile, start, *windows)``."""
         tile = self._begun()
         fold(tile[self._inside], self._start, *windows)
         self._begin_with(tile, self._prefix_length + count)
 
     def _begin_with(self, tile: Array, length: int) -> None:
-        """Make `tile`, with `length` windows blended in, the prefix; finish it if these are all windows."""
+        """Use `tile`, into which `length` windows were blended, as the prefix. Finish it if these are all windows."""
         if length == self.total:
             tile = self._finished(tile)
         self._prefix, self._prefix_length = tile, length
 
     def _finished(self, folded: Array) -> Array:
-        """The pixels of the tile, given the result of folding all windows into it."""
+        """Return the pixels of the tile. `folded` is the result of blending all windows into it."""
         tile = folded
         if self._blender.accumulator != self._layout.dtype:
             tile = as_array(self._allocated(self._layout))
@@ -415,7 +419,7 @@ class TileInProgress:
         return pixels
 
     def _begun(self) -> Array:
-        """The prefix; a blank tile if there is none."""
+        """Return the prefix, or a blank tile if there is none."""
         if self._prefix is not None:
             return self._prefix
         tile = as_array(self._allocated(self._layout, self._blender.accumulator))

@@ -92,7 +92,7 @@ class TileStore:
 
     def __str__(self) -> str:
         """A short name for messages. Does not list the tensors."""
-        # A backend may define only __repr__; that is its name then.
+        # If a backend defines only __repr__, that is its name.
         own = type(self).__repr__
         return own(self) if own is not TileStore.__repr__ else f"{type(self).__name__}()"
 
@@ -177,12 +177,12 @@ class TileStore:
         args : sequence of InfiniteTensor or TensorBlob, optional
             The upstream tensors that are passed to `f`.
         blend : callable, WeightedMean or str, optional
-            The blend. To compute windows it must be given if it is a function other than torch's own elementwise
-            ones, or a `WeightedMean` with custom weights.
+            The blend. To compute windows, it must be given if it is a `WeightedMean` with custom weights, or any
+            function but an elementwise one of torch.
         batch_size, device
             As for `InfiniteTensor`.
         reduce : Reduction, optional
-            The reduction. To compute windows it must be given if it uses a custom function.
+            The reduction. To compute windows, it must be given if it uses a custom function.
 
         Raises
         ------
@@ -206,8 +206,8 @@ class TileStore:
             Its id.
         dependants : bool
             Also delete the tensors of this store that are computed from it, directly or indirectly. If False, they
-            stay unchanged, and a `DependantsRemainWarning` names the tensors that read it directly; on remote storage
-            it names only those in use through this store object (the method `dependants` finds all).
+            stay unchanged, and a `DependantsRemainWarning` names the tensors that read it directly. On remote storage,
+            the warning names only tensors in use through this store object; the method `dependants` finds all.
         """
         contents, dependants = self._contents, checked_flag("dependants", dependants)
         with contents.lock:
@@ -226,8 +226,8 @@ class TileStore:
     def dependants(self, tensor_id: str) -> list[str]:
         """Ids of the tensors in this store that are computed from a tensor, directly or indirectly.
 
-        ``clear_tensor(tensor_id, dependants=True)`` deletes these too. Each id comes before those of the tensors that
-        it is computed from.
+        ``clear_tensor(tensor_id, dependants=True)`` deletes these too. Each tensor comes before the tensors that it is
+        computed from.
         """
         contents = self._contents
         with contents.lock:
@@ -298,7 +298,7 @@ class TileStore:
         age = checked_age(older_than)
         return self._contents.collect_garbage(age if checked_flag("partial", partial) else None)
 
-    # Elsewhere, and under another id.
+    # Copies.
 
     def copy(
         self,
@@ -314,8 +314,9 @@ class TileStore:
 
         This store is flushed first. Complete and partial tiles are copied in small groups to save memory; a store with
         a `concurrency` option has that many requests under way at a time. Between two Zarr stores, chunks are copied
-        without decoding; a new tensor there is compressed as it is here, unless the other store was opened with
-        `compressors`. In all other cases, tiles are decoded and encoded again. The tile size stays the same.
+        without decoding; a new tensor in the other store is compressed as in this one, unless the other store was
+        opened with `compressors`. In all other cases, tiles are decoded and encoded again. The tile size stays the
+        same.
 
         Each tile is read back after it was written and compared byte by byte, so a copy that returns is correct. To
         continue an interrupted copy, call it again: only missing tiles are copied. Tiles that were already there are
@@ -368,14 +369,14 @@ class TileStore:
         >>> float(other.open("ones")[0:128].sum())
         128.0
         """
-        # Copies come from any store and go to any.
+        # The module of copies imports this one.
         from infinite_tensor.views.copying import copy_tensor  # noqa: PLC0415
 
         return copy_tensor(
             self, tensor_id, other_store, upstream=upstream, region=region, overwrite=overwrite, progress=progress
         )
 
-    # Of version 0.2.
+    # Deprecated names of version 0.2.
 
     def get_or_create(self, tensor_id: object, *args: Any, **options: Any) -> InfiniteTensor:
         """Deprecated: make an `InfiniteTensor` with ``tile_store=`` and ``tensor_id=``."""
@@ -413,7 +414,7 @@ class TileStore:
         members : mapping, optional
             Maps keys to tensors to use instead of reopening these members. They must be the same tensors.
         stores : sequence of TileStore, optional
-            Other stores to search for tensors of the group, which records no store but its own.
+            Other stores to search for tensors of the group. A group does not record in which other stores they are.
         device : torch.device or str
             As for `open`.
 
@@ -449,7 +450,7 @@ class TileStore:
 
         return html_of_store(self)
 
-    # Its life.
+    # Lifetime.
 
     @store_method
     def flush(self) -> None:

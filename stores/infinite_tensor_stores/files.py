@@ -26,7 +26,7 @@ from infinite_tensor.support.disks import give_name, remove
 from infinite_tensor.support.threads import on_threads
 
 LARGEST_DOCUMENT = 2**25
-"""The most bytes of a ``zarr.json``, of this library or of a group of others that contains a store."""
+"""The most bytes of a ``zarr.json``, whether of this library or of another program's group that contains a store."""
 
 HDF5_SUFFIXES = (".h5", ".hdf5", ".hdf")
 """The file name suffixes of HDF5 stores, in lower case."""
@@ -43,7 +43,7 @@ _DELETING = 4
 
 
 class Unreadable(bytes):
-    """Placeholder for an object that exists but is not read. It is empty, so code that does not check sees damage.
+    """Placeholder for an object that exists but is not read. Code that does not check finds it empty, hence damaged.
 
     Attributes
     ----------
@@ -66,19 +66,19 @@ class Unreadable(bytes):
 
 
 def bounded(data: bytes, most: int) -> bytes:
-    """`data`, or `Unreadable` if it has more than `most` bytes."""
+    """Return `data`, or `Unreadable` if it has more than `most` bytes."""
     return Unreadable.too_large(len(data), most) if len(data) > most else data
 
 
 def content(data: bytes) -> bytes:
-    """`data`, if it was read; otherwise a ValueError with the reason."""
+    """Return `data` if it was read. Else raise a ValueError with the reason."""
     if isinstance(data, Unreadable):
         raise ValueError(data.reason)  # noqa: TRY004  (not a type error of the caller)
     return data
 
 
 def parsed(document: bytes) -> dict[str, Any]:
-    """The JSON object in `document`; ValueError for anything else, however nested or encoded."""
+    """Return the JSON object in `document`. Raise ValueError for anything else, however nested or encoded."""
     try:
         found = json.loads(content(document))
     except RecursionError as error:
@@ -102,7 +102,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[tuple[int, os.stat_result]]
     try:
         descriptor = os.open(path, _FLAGS)
     except OSError as error:
-        # A path below a link to itself does not exist: that is no irregular file.
+        # A path below a link that leads to itself does not exist, so there is no irregular file.
         if error.errno not in _NOT_TO_BE_OPENED or not os.path.lexists(path):
             raise
         raise ValueError(_IRREGULAR) from error
@@ -118,7 +118,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[tuple[int, os.stat_result]]
 
 
 def read_opened(descriptor: int, found: os.stat_result, most: int) -> bytes:
-    """All bytes of a file that `opened` has opened; `Unreadable` if it has more than `most`, even if it grows."""
+    """Read a file that `opened` has opened. Return `Unreadable` if it has, or grows to, more than `most` bytes."""
     if found.st_size > most:
         return Unreadable.too_large(found.st_size, most)
     parts: list[bytes] = []
@@ -131,7 +131,7 @@ def read_opened(descriptor: int, found: os.stat_result, most: int) -> bytes:
 
 
 def read_file(path: str | os.PathLike[str], most: int) -> bytes | None:
-    """The content of a file, None if there is none; `Unreadable` if it is not regular or has more than `most` bytes."""
+    """Read a file. Return None if there is none, `Unreadable` if it is not regular or has more than `most` bytes."""
     try:
         with opened(path) as (descriptor, found):
             return read_opened(descriptor, found, most)
@@ -234,12 +234,12 @@ class FileStore(LocalStore):
         return (self.root / key).stat().st_size
 
     async def delete(self, key: str) -> None:
-        """Delete a file, a folder with its content, or only the link if it is one. Raises the errors of `own_path`."""
+        """Delete a file, a folder with its content, or a link without its target. Raises the errors of `own_path`."""
         self._check_writable()
         remove(own_path(self.root, key))
 
     async def delete_dir(self, prefix: str) -> None:
-        """Delete a folder like `delete`; a file is left."""
+        """Delete a folder like `delete`. A file is not deleted."""
         self._check_writable()
         path = own_path(self.root, prefix)
         if path.is_dir() and not path.is_symlink():
@@ -256,7 +256,7 @@ class FileStore(LocalStore):
 
 
 def _folders_of_chunks(array: Path) -> list[str]:
-    """The folders, without links, directly in the folder of chunks of an array; empty if it is no array."""
+    """The folders, but not links, directly in the folder of chunks of an array. Empty if there is no array."""
     chunks = array / "c"
     if chunks.is_symlink() or not chunks.is_dir():
         return []

@@ -24,21 +24,21 @@ T = TypeVar("T")
 
 
 class TensorHandle(ABC):
-    """One incarnation of a tensor in a storage. Its methods are those of `Backend`, without the id.
+    """One incarnation of a tensor in a storage. Its methods are those of `Backend`, without the argument `tensor_id`.
 
     Parameters
     ----------
     tensor_id : str
-        Its id.
+        The id of the tensor.
     layout : TileLayout
-        Its tiles.
+        The tiles of the tensor.
     owner : object
         The store; messages show its str.
 
     Attributes
     ----------
     released : bool
-        Whether the store no longer uses this object, as the tensor was cleared or registered again.
+        Whether the store no longer uses this object, because the tensor was cleared or registered again.
     """
 
     def __init__(self, tensor_id: str, layout: TileLayout, owner: object) -> None:
@@ -49,7 +49,7 @@ class TensorHandle(ABC):
 
     @abstractmethod
     def read_tiles(self, tiles: Sequence[Index]) -> list[torch.Tensor | None]:
-        """Read complete tiles; None for a tile that is not stored complete."""
+        """Read complete tiles. Return None for a tile that is not stored complete."""
 
     @abstractmethod
     def write_tiles(self, tiles: Mapping[Index, torch.Tensor]) -> None:
@@ -57,11 +57,11 @@ class TensorHandle(ABC):
 
     @abstractmethod
     def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
-        """Read what is stored of partial tiles; None if nothing is."""
+        """Read what is stored of partial tiles. Return None for a tile of which nothing is stored."""
 
     @abstractmethod
     def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
-        """Add to what is stored of each partial tile; None deletes it."""
+        """Add to each stored partial tile. None deletes the tile."""
 
     @abstractmethod
     def delete_tiles(self, tiles: Sequence[Index]) -> None:
@@ -73,7 +73,7 @@ class TensorHandle(ABC):
 
     @abstractmethod
     def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
-        """Whether each tile is complete."""
+        """For each tile, whether it is complete."""
 
     @abstractmethod
     def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
@@ -84,19 +84,19 @@ class TensorHandle(ABC):
         """Check everything stored, and yield what is damaged; `repair` deletes it as it is found."""
 
     def tile_from(self, tile: Index, block: np.ndarray[Any, Any] | Exception | None) -> torch.Tensor | None:
-        """The tile in a stored block; None, with a warning, if that is an exception because the tile is damaged."""
+        """Return the tile in a stored block. If the block is an exception, warn of a damaged tile and return None."""
         intact = self.intact(tile, block)
         return None if intact is None else from_stored(intact, self.layout.dtype)
 
     def intact(self, tile: Index, found: T | Exception | None) -> T | None:
-        """What was read of a tile; None, with a warning, if that is an exception because the tile is damaged."""
+        """Return what was read of a tile. If that is an exception, warn of a damaged tile and return None."""
         if isinstance(found, Exception):
             warn_of_damage(self.owner, f"tile {tile} of tensor {self.tensor_id!r} is damaged ({found})")
             return None
         return found
 
     def partial_from(self, place: str, parts: Sequence[bytes | Exception]) -> PartialTile | None:
-        """The merged log of a partial tile, without damaged parts, for which there is a warning."""
+        """Merge the log of a partial tile. Skip damaged parts, with a warning."""
         log = [ValueError(data.reason) if isinstance(data, Unreadable) else data for data in parts]
         return PartialTile.from_log(log, place, self.owner)
 
@@ -107,7 +107,7 @@ Handle = TypeVar("Handle", bound=TensorHandle)
 class HandleStore(PersistentTileStore, Generic[Handle]):
     """A store with a handle for each registered tensor. The users of the tensor keep the handle alive.
 
-    A tensor without a handle is not stored: it is registered with a read-only store, or has been cleared.
+    A tensor without a handle is not stored. Either it is registered with a read-only store, or it has been cleared.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -121,7 +121,7 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
 
     @abstractmethod
     def _handle_of(self, definition: Mapping[str, Any]) -> Handle:
-        """The handle for an intact definition; ValueError or OSError if something else is stored."""
+        """Return the handle for an intact definition. Raise ValueError or OSError if something else is stored."""
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> Handle:
         handle = self._handle_of(definition)
@@ -130,7 +130,7 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
         return handle
 
     def _bound(self) -> list[Handle]:
-        # `valuerefs` copies in one step, as other threads add and remove tensors.
+        # `valuerefs` copies in one step, which is safe while other threads add and remove tensors.
         return [handle for each in self._handles.valuerefs() if (handle := each()) is not None]
 
     def _bind_again(self, tensor_id: str, bound: object) -> None:
@@ -166,14 +166,14 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
             handle.released = True
 
     def _handle(self, tensor_id: str) -> Handle | None:
-        """The handle of a tensor, None if nothing is stored of it; StoreError if the store is closed."""
+        """Return a tensor's handle, or None if nothing of it is stored. Raise StoreError if the store is closed."""
         handle = self._handles.get(tensor_id)
         if handle is None:
             self._check_open()
         return handle
 
     def _writable_handle(self, tensor_id: str) -> Handle:
-        """The handle of a tensor; StoreError if the tensor has been cleared, or the store is closed."""
+        """Return the handle of a tensor. Raise StoreError if the tensor was cleared, or the store is closed."""
         handle = self._handle(tensor_id)
         if handle is None:
             raise cleared_elsewhere(self, tensor_id)

@@ -1,7 +1,7 @@
-"""Running coroutines on our own event loop, on which remote storages have their connections.
+"""Runs coroutines on our own event loop, on which remote storages have their connections.
 
-It works as long as the process does: also for threads that continue after the main thread has ended, and while the
-interpreter exits. zarr's event loop, and the default thread pool of an event loop, accept no more work then.
+The loop works until the process ends, even for threads that continue after the main thread has ended, and while the
+interpreter exits. By then, zarr's event loop and the default thread pool of an event loop accept no more work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def sync(call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of ``await call(*args, **kwargs)`` on the event loop.
+    """Return the result of ``await call(*args, **kwargs)`` on the event loop.
 
     After a Ctrl-C, the call is cancelled, and `sync` still waits until it has ended.
 
@@ -113,11 +113,11 @@ class _Own:
 
     def _renew_after_fork(self) -> None:
         self.loop: _Loop | None = None
-        # Reentrant, as a signal handler may interrupt its holder.
+        # Reentrant, because a signal handler may interrupt the thread that holds it.
         self._lock = threading.RLock()
 
     def running(self) -> _Loop:
-        """The loop, which is started the first time."""
+        """Return the loop. The first call starts it."""
         if self.loop is None:
             with self._lock:
                 if self.loop is None:
@@ -126,7 +126,7 @@ class _Own:
                         _thread.start_new_thread(loop.run_forever, ())
                     except RuntimeError as error:
                         raise RuntimeError(
-                            "no thread can be started, as the interpreter exits; open the store before that"
+                            "no thread can be started while the interpreter exits; open the store before that"
                         ) from error
                     self.loop = loop
         return self.loop

@@ -38,7 +38,7 @@ class LoginMask:
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         texts = {form for text in [*_in_url(url), *_in_options(options or {})] for form in _forms(text)}
-        # The longest first, as one may be part of another.
+        # The longest first, because one may be part of another.
         patterns = [_pattern(text) for text in sorted(filter(None, texts), key=len, reverse=True)]
         self._hidden = re.compile("|".join(patterns) or "(?!)")
 
@@ -47,7 +47,7 @@ class LoginMask:
         return self._hidden.sub(_HIDDEN, without_logins(text))
 
     def error(self, error: Exception) -> Exception:
-        """`error` itself, or a similar error without credentials if it or one of its causes would show any."""
+        """Return `error`. If it or one of its causes would show credentials, return a similar error without them."""
         if all(self.text(text) == text for text in _texts(error)):
             return error
         kinds = (kind for kind in type(error).__mro__ if kind.__module__ == "builtins" and issubclass(kind, OSError))
@@ -68,11 +68,11 @@ class MaskedFileSystem:
         """Close connections that are not shared; the next request opens new ones."""
 
     async def create(self, path: str, data: bytes) -> None:
-        """Write a file; FileExistsError if there is one."""
+        """Create a file. Raise FileExistsError if there is one."""
         await self._pipe_file(path, data, mode="create")
 
     async def hide(self, request: Awaitable[Any]) -> Any:
-        """The answer to a request. If it fails, neither the error nor its cause and context show credentials."""
+        """Return the answer to a request. If it fails, the error, its cause and its context show no credentials."""
         try:
             return await request
         except Exception as error:
@@ -96,13 +96,13 @@ class FilesInMemory(MaskedFileSystem):
     creates = True
 
     async def create(self, path: str, data: bytes) -> None:
-        """Write a file; FileExistsError if there is one."""
+        """Create a file. Raise FileExistsError if there is one."""
         # On the thread of the event loop, no other request can come between the two steps.
         self.files.sync_fs.pipe_file(path, data, mode="create")
 
 
 class Stored(NamedTuple):
-    """The size of an object in bytes, and when it was written, in seconds since 1970; None if unknown."""
+    """The size of an object in bytes, and the time of its last write in seconds since 1970, or None if unknown."""
 
     size: int
     changed: float | None = None
@@ -119,7 +119,7 @@ class RemoteStore(FsspecStore):
         return f"{type(self).__name__}({type(self.fs.files).__name__}, {self.fs.mask.text(self.path)!r})"
 
     async def read(self, key: str, most: int) -> bytes | None:
-        """Read an object, None if there is none; `Unreadable` if it is larger than `most` bytes."""
+        """Read an object. Return None if there is none, `Unreadable` if it is larger than `most` bytes."""
         found = await self.get(key, default_buffer_prototype())
         return None if found is None else bounded(found.to_bytes(), most)
 
@@ -150,7 +150,7 @@ class RemoteStore(FsspecStore):
             )
 
     async def list_objects(self, prefix: str) -> AsyncIterator[tuple[str, Stored]]:
-        """The keys that begin with `prefix`, a folder, each with the size and time in the listing."""
+        """The keys that begin with the folder `prefix`, each with the size and time in the listing."""
         found = await self.fs._find(f"{self.path}/{prefix}", detail=True)  # noqa: SLF001  (the name in fsspec)
         for path, entry in found.items():
             yield path.removeprefix(f"{self.path}/"), Stored(entry["size"], _changed(entry))

@@ -42,7 +42,7 @@ _CODES_THAT_PASS = {"ConditionalRequestConflict", "OperationAborted", "RequestTi
 _BROKEN = (*S3_RETRYABLE_ERRORS, boto.ConnectionError, boto.IncompleteReadError)
 
 _owners: dict[Any, int] = {}
-"""The process of each open client. This keeps clients alive, as one that is dropped warns that it is still open."""
+"""The process of each open client. This keeps clients alive: a client that is deleted while it is open warns."""
 
 
 class S3Store(RemoteStore):
@@ -52,7 +52,7 @@ class S3Store(RemoteStore):
     lists_in_pages = True
 
     async def read(self, key: str, most: int) -> bytes | None:
-        """Read an object, None if there is none; if it is larger than `most` bytes, return `Unreadable` instead."""
+        """Read an object. Return None if there is none, `Unreadable` if it is larger than `most` bytes."""
         with suppress(FileNotFoundError):
             data: bytes = (await self.fs.call("get_object", most, Key=self.fs.root + key))["Body"]
             return data
@@ -148,14 +148,14 @@ class S3Requests(MaskedFileSystem):
         pause, last_start = _FIRST_PAUSE, 0.0
         while True:
             try:
-                # Setting up the client takes time that does not count, as it does not depend on the storage.
+                # The time to set up the client does not count, because it does not depend on the storage.
                 self._adopt(await self.files.set_session())
                 last_start = last_start or time.monotonic() + self._timeout - self._patience
                 return await self._answer(operation, most, given)
             except Exception as error:
                 if not isinstance(self._explained(error), _MAY_PASS) or time.monotonic() + pause > last_start:
                     raise self._explained(error) from error
-                # Without the text of the error, which may contain a login.
+                # Do not log the text of the error, which may contain a login.
                 what = operation, given.get("Key", given["Bucket"]), type(error).__name__
                 LOG.debug("S3 did not carry out %s of %s (%s); the request is sent again", *what)
             await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311  (spreads load, hides nothing)
@@ -198,7 +198,7 @@ class S3Requests(MaskedFileSystem):
         return client
 
     def _explained(self, error: Exception) -> OSError:
-        """The builtin error for `error`; one of `_MAY_PASS` if a retry may succeed."""
+        """Return the builtin error for `error`. It is one of `_MAY_PASS` if a retry may succeed."""
         if isinstance(error, boto.ClientError):
             return self._answered(error)
         if isinstance(error, boto.NoCredentialsError):
@@ -215,7 +215,7 @@ class S3Requests(MaskedFileSystem):
         )
 
     def _answered(self, error: Any) -> OSError:
-        """The builtin error for an error that S3 has answered."""
+        """Return the builtin error for an error that S3 has sent as its answer."""
         code = error.response.get("Error", {}).get("Code")
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if status == 429 or status >= 500 or code in _CODES_THAT_PASS:
@@ -241,7 +241,7 @@ class _Upload(io.BytesIO):
 
 
 def _like(fs: S3FileSystem, timeout: float) -> S3FileSystem:
-    """A new file system that is not shared, with the options of `fs`, and time-outs if these have none."""
+    """A new file system that is not shared. It has the options of `fs`, and default time-outs if they have none."""
     config = {**dict.fromkeys(_LIMITS, timeout / 3), **_SETTINGS, **fs.config_kwargs}
     options = {**fs.storage_options, "config_kwargs": config, "skip_instance_cache": True}
     return type(fs)(*fs.storage_args, **options)

@@ -32,7 +32,7 @@ _MEMORY = "memory"
 
 
 def check_mode(mode: object, modes: Sequence[ModeT]) -> ModeT:
-    """The one of `modes` that equals `mode`."""
+    """Return `mode` if it is one of `modes`. Else raise ValidationError."""
     for each in modes:
         if each == mode:
             return each
@@ -49,9 +49,9 @@ def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, 
     owner : object
         The store; messages show its str.
     found : str or None
-        What is at the target, None for nothing.
+        What is at the target; None for nothing.
     is_store : bool
-        Whether that is a store.
+        Whether a store is at the target.
     place : str
         A place where a new store can be created, for messages.
     """
@@ -69,7 +69,7 @@ def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, 
 
 
 def check_format(version: object, owner: object, advice: str = "") -> None:
-    """Raise StoreError if the format version of a store is invalid (with `advice` in the message) or a later one."""
+    """Raise StoreError if the format version of a store is later than ours, or invalid, which `advice` is for."""
     number = as_index(version)
     if number is None or number < 1:
         raise StoreError(f"{owner} has format {version!r:.200}, which does not exist; it may be damaged. {advice}")
@@ -123,7 +123,7 @@ def text_of(target: str | os.PathLike[str]) -> str:
 
 
 def absolute(target: Any) -> Any:
-    """`target`, with a local path made absolute, so that it does not depend on the current folder."""
+    """Return `target`. A local path is made absolute, so that it does not depend on the current folder."""
     if type(target) is LocalStore:
         return LocalStore(target.root.expanduser().absolute(), read_only=target.read_only)
     if not isinstance(target, str | os.PathLike) or not is_local(text_of(target)):
@@ -138,7 +138,7 @@ def is_local(target: str) -> bool:
 
 
 def check_timeout(timeout: object) -> float:
-    """`timeout`, if it is a positive and finite number of seconds."""
+    """Return `timeout` if it is a positive and finite number of seconds. Else raise ValidationError."""
     number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if not number or not 0 < timeout < float("inf"):  # type: ignore[operator]
         raise ValidationError(f"timeout must be a number of seconds above 0, got {quoted(timeout)}")
@@ -146,7 +146,7 @@ def check_timeout(timeout: object) -> float:
 
 
 def check_concurrency(concurrency: object) -> int:
-    """`concurrency`, if it is an allowed number of requests under way at a time."""
+    """Return `concurrency` if so many requests may be under way at a time. Else raise ValidationError."""
     number = as_index(concurrency)
     if number is None or not 1 <= number <= MOST_CONCURRENT:
         raise ValidationError(f"concurrency must be an int from 1 to {MOST_CONCURRENT}, got {quoted(concurrency)}")
@@ -156,10 +156,10 @@ def check_concurrency(concurrency: object) -> int:
 def zarr_store(
     target: object, storage_options: dict[str, Any] | None, read_only: bool, timeout: float = DEFAULT_TIMEOUT
 ) -> Store:
-    """The zarr Store for a path, an fsspec URL or a Store.
+    """Return the zarr Store for a path, an fsspec URL or a Store.
 
-    Called with the same arguments in a forked or spawned process, it returns the same store there, with connections
-    and an event loop of that process.
+    A call with the same arguments in a forked or spawned process returns the same store, with connections and an event
+    loop of that process.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout:
 
 
 def _remote(store: FsspecStore, mask: LoginMask, timeout: float) -> Store:
-    """`store` with credentials hidden in reprs and errors; on S3, one that sends its requests directly."""
+    """Return `store` with credentials hidden in reprs and errors. On S3, return one that sends requests directly."""
     # Zarr removes the final slash of a path when it appends a key, but not when it lists, so remove it here.
     path = store.path.rstrip("/")
     if "s3" in store.fs.protocol:
@@ -246,10 +246,10 @@ def _remote(store: FsspecStore, mask: LoginMask, timeout: float) -> Store:
 
 
 def _of_our_own(fs: AsyncFileSystem) -> AsyncFileSystem:
-    """A file system like `fs`, but used by this library only, as connections belong to one event loop.
+    """Return a file system like `fs` that only this library uses, because connections belong to one event loop.
 
-    Equal file systems share one object, which stays until the process ends, as in fsspec: if its client were dropped
-    with a store, nothing would close it.
+    Equal file systems share one object. As in fsspec, it stays until the process ends: if its client were dropped with
+    a store, nothing would close the client.
     """
     if isinstance(fs, AsyncFileSystemWrapper):
         return AsyncFileSystemWrapper(fs.sync_fs, asynchronous=True)
@@ -265,5 +265,5 @@ _own: dict[tuple[str, int], AsyncFileSystem] = {}
 
 
 def shown(target: object) -> str:
-    """`target` for messages, without the credentials in a URL."""
+    """Return `target` for messages, without the credentials in a URL."""
     return without_logins(os.fspath(target) if isinstance(target, str | os.PathLike) else str(target))

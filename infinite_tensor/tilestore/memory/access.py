@@ -21,7 +21,7 @@ from infinite_tensor.tilestore.memory.windows import Held, KeptWindows, Row, fol
 from infinite_tensor.values.spec import TensorSpec
 
 _LOOKED_UP = 2**10
-"""The number of windows of a tile that are looked up at once. Usually all of a tile's windows are missing, or none."""
+"""The number of windows of a tile that are looked up at once. Usually all windows of a tile are missing, or none."""
 
 
 class MemoryAccess(Access):
@@ -69,7 +69,7 @@ class MemoryAccess(Access):
         return [tile for tile in tiles if self._take_whole(tile)]
 
     def _take_whole(self, tile: Index) -> bool:
-        """Keep the windows over a tile if all are in memory; whether they are."""
+        """Keep the windows over a tile if all of them are in memory; return whether they are."""
         box = self._spec.grid.box(self._layout.start(tile), self._layout.stop(tile))
         windows = itertools.product(*map(range, *box))
         taken: dict[Index, Row] = {}
@@ -132,11 +132,11 @@ class MemoryAccess(Access):
 
     @property
     def outdated(self) -> bool:
-        """Whether the store has replaced or removed its object for the tensor."""
+        """Whether the store has replaced or removed the spec that this read uses."""
         return not self._kept.is_current(self._spec)
 
     def detach(self) -> None:
-        """Continue with a copy of the object, which is not registered, so that nothing is stored."""
+        """Continue with a copy of the spec, which is not registered. So nothing is stored."""
         self._spec = replace(self._spec)
         self._held = Held(self._spec)
 
@@ -153,7 +153,7 @@ class MemoryAccess(Access):
         fold_rows(self._spec, rows, target, start)
 
     def _tile(self, index: Index) -> Blended | None:
-        """A tile from the store, or blended now: whole if possible, else cut to the bounds of this read's regions."""
+        """Return a tile from the store, or blend it now: the whole tile if possible, else the part this read needs."""
         start, stop = self._layout.start(index), self._layout.stop(index)
         pixels = self._kept.tile(self._spec, index)
         if pixels is not None:

@@ -49,7 +49,7 @@ class MemoryContents(Contents):
         self.lock = self.kept.lock
 
     def cut_through(self, error: BaseException) -> None:  # noqa: ARG002  (the store stays open)
-        """Drop all windows, as some may be inconsistent; the store stays open."""
+        """Drop all windows, because some may be inconsistent. The store stays open."""
         self.kept.restart()
 
     def _renew_after_fork(self) -> None:
@@ -98,7 +98,7 @@ class MemoryContents(Contents):
         return self.kept.layout(spec)
 
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
-        """Which windows are in memory, by tiles of blended pixels."""
+        """Which windows are in memory, listed by tile of blended pixels."""
         with self.lock:
             self.check_open()
             layout = self.kept.layout(spec)
@@ -106,7 +106,7 @@ class MemoryContents(Contents):
         return Inventory.of_windows(spec.grid, layout, windows, start, stop)
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
-        """Copy a region if all its windows are in memory and either need no blending or have been blended before."""
+        """Copy a region if it is in memory: as windows if these do not overlap, else as tiles of blended pixels."""
         kept = self.kept
         with self.lock:
             if self.closed or not kept.keeps(spec):
@@ -189,7 +189,7 @@ class MemoryContents(Contents):
             return TensorInfo(tensor_id, definition, len(sizes), 0, sum(sizes), "memory")
 
     def digest_of(self, tensor_id: str) -> str | None:
-        """The digest of a tensor's definition, None if there is no such tensor."""
+        """The digest of a tensor's definition, or None if there is no such tensor."""
         known = self.kept.specs.get(tensor_id)
         return None if known is None else known.definition.digest
 
@@ -231,13 +231,13 @@ class MemoryContents(Contents):
         return list(self._groups)
 
     def check_current(self, spec: TensorSpec) -> None:
-        """Raise StoreError if the store was closed, or the tensor cleared or invalidated, since `spec` was current."""
+        """Raise StoreError if the store is closed, or if the tensor was cleared or invalidated: `spec` is outdated."""
         self.check_open()
         if not self.kept.is_current(spec):
             raise changed_meanwhile(self, spec.tensor_id)
 
     def registered(self, spec: TensorSpec) -> TensorSpec:
-        """The registered object for a tensor; registers `spec` if the tensor is new."""
+        """Return the registered spec of a tensor. Register `spec` if the tensor is new."""
         known = self.kept.specs.setdefault(spec.tensor_id, spec)
         check_same(spec.tensor_id, known.definition, spec.definition, self)
         if known.device != spec.device:

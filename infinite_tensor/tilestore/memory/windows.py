@@ -1,6 +1,7 @@
-"""Windows of any number of tensors in memory, all or the last used ones, and tiles of pixels blended from them.
+"""Windows of any number of tensors in memory, and tiles of pixels blended from them.
 
-Windows that were computed together are adjacent in memory, and are processed row by row, not window by window.
+Without limits, all windows stay; with limits, the most recently used ones. Windows that were computed together are
+adjacent in memory, and are processed row by row, not window by window.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Row:
 def rows_in(
     box: tuple[Sequence[int], Sequence[int]], row_at: Callable[[Index], Row | None]
 ) -> list[tuple[Index, Array]] | None:
-    """The windows of a box in lexicographic order, as rows, each with its first index; None if a window is missing.
+    """Return the windows of a box as rows in lexicographic order, each with its first index, or None if one is missing.
 
     ``row_at(index)`` returns a row that contains the window, or None.
     """
@@ -122,15 +123,16 @@ def _rows_over(
 
 
 class Windows:
-    """Windows of any number of tensors. Beyond limits, if there are any, the least recently used windows are dropped.
+    """Windows of any number of tensors. If a limit is exceeded, the least recently used windows are dropped.
 
-    Without limits, windows that were computed together share a row. With limits, each is copied to a row of its own,
-    as a shared row would stay in memory as long as any of its windows. Not safe for threads: the owner holds a lock.
+    Without limits, windows that were computed together share a row. With limits, each window is copied to a row of its
+    own, because a shared row would stay in memory until all its windows are dropped. Not safe for threads: the owner
+    holds a lock.
 
     Parameters
     ----------
     max_bytes, max_items : int or None
-        Limits; None is no limit, except for those set by `lend`.
+        Limits; None is no limit. `lend` may set a lower limit.
     """
 
     def __init__(self, max_bytes: int | None, max_items: int | None) -> None:
@@ -200,11 +202,11 @@ class Windows:
         return {index: row for index in indices if (row := find(index)) is not None} if rows else {}
 
     def put(self, tensor_id: str, rows: Mapping[Index, Row]) -> None:
-        """Keep windows, each with a row that contains it. Windows that are already here are not replaced."""
+        """Keep windows. `rows` maps each to a row that contains it. Windows that are already here are not replaced."""
         self._keep_limits()
         kept = self._rows.setdefault(tensor_id, {})
         if self._in_order or not kept.keys().isdisjoint(rows):
-            # A read that finds a row takes the following windows in it as stored too, so rows must not overlap.
+            # A read that finds a row also uses the later windows in it, so rows must not overlap.
             rows = {index: _alone(row, index) for index, row in rows.items() if index not in kept}
         kept.update(rows)
         if self._in_order:
@@ -221,13 +223,13 @@ class Windows:
         broken = {id(rows.pop(index)) for index in indices}
         for index, row in rows.items():
             if id(row) in broken:
-                # A read that finds a row takes the following windows in it as stored too.
+                # A read that finds a row also uses the later windows in it, which may be dropped ones.
                 rows[index] = _alone(row, index)
         self._rows[tensor_id] = rows
         self._forget_use(tensor_id, indices)
 
     def _keep_limits(self) -> None:
-        """Begin to record the order of use if there are limits, including those set by `lend`, and stop if not."""
+        """Record the order of use if there are limits, including limits set by `lend`; else stop recording it."""
         if self.limited:
             self._begin_order()
             self._evict()
@@ -273,12 +275,12 @@ def blended_layout(spec: TensorSpec) -> TileLayout:
 
 
 class Held:
-    """The windows of one tensor that a read keeps, and those that it gets as soon as other reads have computed them.
+    """The windows of one tensor that a read keeps, and the windows that it awaits from other reads.
 
     Attributes
     ----------
     spec : TensorSpec
-        The registered object for the tensor; another object under the same id does not match.
+        The registered spec of the tensor. Another spec object under the same id does not match.
     rows : dict of tuple of int to Row
         The windows that the read keeps.
     awaited : set of tuple of int
@@ -292,16 +294,16 @@ class Held:
 
 
 class KeptWindows:
-    """Windows of any number of tensors and tiles blended from them, with limits, if there are any. Safe for threads.
+    """Windows of any number of tensors, and tiles blended from them, within optional limits. Safe for threads.
 
     Attributes
     ----------
     lock : threading.RLock
         Held while anything is looked up or changed.
     specs : dict of str to TensorSpec
-        The tensors. Reads keep the same object; if another object is here, windows have been dropped since.
+        The tensors. A read keeps the spec it finds here. If another object is here later, windows were dropped.
     windows : Windows
-        Their windows.
+        The windows of these tensors.
     blended : LRU
         Tiles of blended pixels, in the memory that windows leave free.
     """
@@ -340,14 +342,14 @@ class KeptWindows:
         return not self.windows.limited or self.windows.room >= nbytes
 
     def keeps(self, spec: TensorSpec) -> bool:
-        """Whether the windows in memory are those of this tensor, which may have been cleared or moved meanwhile."""
+        """Whether the windows in memory belong to this tensor, which may have been cleared or moved meanwhile."""
         known = self.specs.get(spec.tensor_id)
         return known is spec or (
             known is not None and known.device == spec.device and same(known.definition, spec.definition)
         )
 
     def is_current(self, spec: TensorSpec) -> bool:
-        """Whether `spec` is the registered object: the tensor was not cleared, moved or invalidated since."""
+        """Whether `spec` is still registered. If it is not, the tensor was cleared, moved or invalidated."""
         return self.specs.get(spec.tensor_id) is spec
 
     def layout(self, spec: TensorSpec) -> TileLayout:
@@ -379,7 +381,7 @@ class KeptWindows:
                     held.awaited -= rows.keys()
 
     def take_or_await(self, spec: TensorSpec, held: Held, indices: Sequence[Index]) -> None:
-        """Give a read those windows that are in memory now, and the others as soon as they are put here."""
+        """Pass to a read the given windows that are in memory now, and each other one as soon as it is put here."""
         with self.lock:
             found = self.take(spec, indices)
             held.rows.update(found)
@@ -397,7 +399,7 @@ class KeptWindows:
             return self.blended.get((spec.tensor_id, tile)) if self.is_current(spec) else None
 
     def tiles_in(self, tensor_id: str, box: tuple[Sequence[int], Sequence[int]]) -> dict[Index, Array] | None:
-        """The tiles of blended pixels in a box of indices; None if one is missing. The caller holds the lock."""
+        """The tiles of blended pixels in a box of indices, or None if one is missing. The caller holds the lock."""
         blocks = {}
         for tile in itertools.product(*map(range, *box)):
             block = self.blended.get((tensor_id, tile))
@@ -435,7 +437,7 @@ class KeptWindows:
             self._layouts.pop(tensor_id, None)
 
     def replace(self, spec: TensorSpec, rows: dict[Index, Row]) -> None:
-        """Replace everything under the id of a tensor by the tensor and its windows."""
+        """Replace everything that is kept under the id of a tensor by this tensor and these windows."""
         with self.lock:
             self.forget_windows(spec.tensor_id)
             self.specs[spec.tensor_id] = spec

@@ -25,7 +25,7 @@ from infinite_tensor.tilestore.persistent.storage import Entry
 
 
 class TileAccess(Access):
-    """Keeps references to complete tiles, and pins those in progress so that they stay in the cache.
+    """Keeps references to complete tiles, and pins tiles in progress so that they stay in the cache.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class TileAccess(Access):
         return isinstance(entry, TileInProgress) and window not in entry
 
     def _tiles_of(self, windows: IntArray) -> tuple[IntArray, IntArray]:
-        """For each window, per dimension, the first tile that it touches and the one after the last."""
+        """For each window, per dimension, the first tile that it touches, and the tile after the last one."""
         return self._record.layout.grid.boxes(*self._record.spec.grid.bounds(windows))
 
     def deposit(self, windows: IntArray, outputs: Array) -> None:
@@ -122,7 +122,7 @@ class TileAccess(Access):
         self._cache.make_room()
 
     def _rows_of(self, windows: IntArray) -> Iterable[tuple[int, int]]:
-        """The begin and end of each row; if windows do not follow each other along one dimension, of each window."""
+        """The begin and end of each row. If windows do not advance along a single dimension, each window is a row."""
         if self._record.spec.grid.row_dim is None:
             return itertools.pairwise(range(len(windows) + 1))
         return rows_of(windows)
@@ -163,7 +163,7 @@ class TileAccess(Access):
             out.copy_(block)
 
     def _blended_tile(self, tile: Index, entry: TileInProgress) -> Blended | None:
-        """The part of a tile in progress that this read needs, blended once if many regions read it; else None."""
+        """If many regions read a tile in progress, the part of it that this read needs, blended once; else None."""
         return self._blended.get(tile, partial(self._blend, tile, entry)) if self._blended.worthwhile else None
 
     def _blend(self, tile: Index, entry: TileInProgress) -> Blended | None:
@@ -198,7 +198,7 @@ class TileAccess(Access):
         return not self._record.current
 
     def detach(self) -> None:
-        """Continue with a copy of the record that is not current, so that nothing is stored."""
+        """Continue with a copy of the record that is marked as not current. So nothing is stored."""
         self._record = replace(self._record, current=False)
 
     def close(self) -> None:

@@ -40,18 +40,19 @@ _BY_DOCUMENTS = (
 class Backend(ABC):
     """Reads and writes bytes. `PersistentTileStore` decides what they mean, and when to read and write.
 
-    A backend must implement four methods for tiles (`_read_tiles`, `_write_tiles`, `_read_partials`,
-    `_write_partials`), and for definitions either `_read_definition`, `_write_definition` and `_delete_tensor`, or the
-    four methods for documents, with which it can store groups too. All other methods are optional. Methods are called
-    from several threads, but only one thread at a time writes tiles and partial tiles. If storage fails, they raise
-    OSError. The test suite in `infinite_tensor.testing` checks that a backend keeps this contract.
+    A backend must implement four methods for tiles: `_read_tiles`, `_write_tiles`, `_read_partials` and
+    `_write_partials`. For definitions, it must implement either `_read_definition`, `_write_definition` and
+    `_delete_tensor`, or the four methods for documents; with the latter it can store groups too. All other methods are
+    optional. Methods are called from several threads, but only one thread at a time writes tiles and partial tiles. A
+    method raises OSError if storage fails. The test suite in `infinite_tensor.testing` checks that a backend keeps this
+    contract.
     """
 
     @abstractmethod
     def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
-        """Read complete tiles, in the given order; None for a tile that is not stored complete.
+        """Read complete tiles, in the given order. Return None for a tile that is not stored complete.
 
-        A damaged tile is None too, with a `DamagedDataWarning`.
+        For a damaged tile, issue a `DamagedDataWarning` and return None.
         """
 
     @abstractmethod
@@ -60,20 +61,20 @@ class Backend(ABC):
 
     @abstractmethod
     def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[PartialTile | None]:
-        """Everything that was written of each partial tile, merged (`PartialTile.merged`); None if nothing was."""
+        """Read all that was written of each partial tile, merged by `PartialTile.merged`, or None if nothing was."""
 
     @abstractmethod
     def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
-        """Add to what is stored of each partial tile; None deletes it. Never loses data that other processes add."""
+        """Add to each stored partial tile; None deletes the tile. Must never lose data that other processes add."""
 
     # Documents: JSON objects, each the definition of a tensor (names begin with ``t-``) or of a group (``g-``).
 
     def _read_documents(self, names: Sequence[str]) -> list[Document]:  # noqa: ARG002
-        """Read documents by their names, in order; None where there is none, a ValueError for a damaged one."""
+        """Read documents by their names, in order. Return None for a missing one, a ValueError for a damaged one."""
         raise _lacking(self, *DOCUMENT_METHODS)
 
     def _create_document(self, name: str, document: dict[str, Any]) -> None:  # noqa: ARG002
-        """Create a document atomically. If another process has just created it, keep that one."""
+        """Create a document atomically. If another process has just created it, keep the existing one."""
         raise _lacking(self, *DOCUMENT_METHODS)
 
     def _delete_document(self, name: str) -> None:  # noqa: ARG002
@@ -89,7 +90,7 @@ class Backend(ABC):
         return name
 
     def _is_ours(self, name: str) -> bool:  # noqa: ARG002
-        """Whether something under the name of a document that cannot be read as one belongs to this library."""
+        """Whether something that is stored under the name of a document, but is unreadable, belongs to this library."""
         return True
 
     def _check_definition(self, definition: Mapping[str, Any]) -> None:  # noqa: B027  (most need nothing)
@@ -107,7 +108,7 @@ class Backend(ABC):
         return self._documents.read(tensor_id, TENSOR)
 
     def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
-        """Create a tensor. If another process has just created it, keep that definition."""
+        """Create a tensor. If another process has just created it, keep the existing definition."""
         # The incarnation distinguishes this tensor from earlier and later ones with the same id.
         self._documents.write(tensor_id, TENSOR, {**definition, "incarnation": secrets.token_hex(8)})
 
@@ -123,7 +124,7 @@ class Backend(ABC):
 
     @property
     def _is_near(self) -> bool:
-        """Whether reading a definition takes no network request, so that a warning may read all of them."""
+        """Whether reading a definition takes no network request. If so, all of them may be read for a warning."""
         return True
 
     # Groups: their definitions are separate from those of tensors, so a group and a tensor can have the same id.
@@ -133,7 +134,7 @@ class Backend(ABC):
         return self._documents.read(group_id, GROUP)
 
     def _write_group(self, group_id: str, definition: dict[str, Any]) -> None:
-        """Create a group. If another process has just created it, keep that definition."""
+        """Create a group. If another process has just created it, keep the existing definition."""
         self._documents.write(group_id, GROUP, definition)
 
     def _delete_group(self, group_id: str) -> None:
@@ -147,9 +148,9 @@ class Backend(ABC):
     # Copies. If two backends encode the tiles of a tensor in the same way, encoded tiles are copied between them.
 
     def _write_copy(self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Create a tensor as `_write_definition` does, encoded like the tensor of which it will be a copy, if possible.
+        """Create a tensor as `_write_definition` does. It will be a copy, and is encoded like the original if possible.
 
-        `original` is the stored definition of that tensor, from a backend that may be of another class.
+        `original` is the stored definition of the original, from a backend that may be of another class.
         """
         self._write_definition(tensor_id, definition)
 
@@ -161,11 +162,11 @@ class Backend(ABC):
         return None
 
     def _read_encoded(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bytes | None]:  # noqa: ARG002
-        """Read complete tiles without decoding; None for a missing tile, and, with a warning, for a damaged one."""
+        """Read complete tiles without decoding. Return None for a missing tile; for a damaged one, warn too."""
         raise _lacking(self, "_read_encoded")
 
     def _write_encoded(self, tensor_id: str, tiles: Mapping[Index, bytes]) -> None:  # noqa: ARG002
-        """Store complete tiles, each atomically, as encoded by a backend with an equal `_encoding`."""
+        """Store complete tiles that a backend with an equal `_encoding` has encoded, each atomically."""
         raise _lacking(self, "_write_encoded")
 
     # Optional methods.
@@ -181,15 +182,16 @@ class Backend(ABC):
     def _bind_again(self, tensor_id: str, bound: object) -> None:  # noqa: B027  (most need nothing)
         """Called with an object that `_bind_tensor` returned, if weak references to it may have been cleared too early.
 
-        When the garbage collector frees a store, it clears them before the store hands its pending tiles to the writer.
+        When the garbage collector frees a store, it clears weak references to objects of the store before the store
+        hands its pending tiles to the writer.
         """
 
     def _has_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bool]:
-        """Whether each tile is stored complete. Override this if the backend can tell without reading the tiles."""
+        """For each tile, whether it is stored complete. Override this if the backend can tell without reading tiles."""
         return [tile is not None for tile in self._read_tiles(tensor_id, tile_indices)]
 
     def _find_tiles(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        """The complete tiles of a box ``[low, high)``, and those of which parts are stored.
+        """The complete tiles of a box ``[low, high)``, and the tiles of which parts are stored.
 
         Override this if the backend can tell without reading all tiles.
         """
@@ -212,7 +214,7 @@ class Backend(ABC):
         raise _lacking(self, "_delete_tiles")
 
     def _generation(self, tensor_id: str) -> str | None:  # noqa: ARG002
-        """A text that changes with each `_delete_tiles` of a tensor, by any process; None if the backend keeps none."""
+        """A text that changes whenever any process calls `_delete_tiles`; None if the backend keeps no such text."""
         return None
 
     def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:  # noqa: ARG002
@@ -220,14 +222,14 @@ class Backend(ABC):
         raise _lacking(self, "_describe_tensor")
 
     def _stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:  # noqa: ARG002
-        """The number of complete tiles of a tensor, counted up to about `most` with one or two requests.
+        """Count the complete tiles of a tensor, up to about `most`, with one or two requests.
 
-        None if the backend cannot tell that quickly.
+        Return None if the backend cannot count that quickly.
         """
         return None
 
     def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:  # noqa: ARG002
-        """Check everything stored of a tensor and list what is damaged; `repair` deletes that, except a definition."""
+        """Check everything stored of a tensor and list damaged data; `repair` deletes it, but never a definition."""
         raise _lacking(self, "_verify_tensor")
 
     def _collect_garbage(self) -> Garbage:
@@ -237,8 +239,8 @@ class Backend(ABC):
     def _drop_partials(self, older_than: float) -> Garbage:  # noqa: ARG002
         """Delete the parts of each partial tile whose newest part is older than `older_than` seconds.
 
-        The last part of a tile is deleted first. ValidationError if `older_than` is not 0 and the storage records no
-        times.
+        The last part of a tile is deleted first. Raises ValidationError if `older_than` is not 0 and the storage
+        records no times.
         """
         raise _lacking(self, "_drop_partials")
 
@@ -270,7 +272,7 @@ class Documents:
         self._backend = backend
 
     def read(self, given: str, kind: str) -> dict[str, Any] | None:
-        """The definition with an id, None if there is none; StoreError if it is damaged, or not of this library."""
+        """Return the definition of an id, or None. Raise StoreError if it is damaged, or not of this library."""
         name = name_of(given, kind)
         try:
             return self.find(name)
@@ -279,7 +281,7 @@ class Documents:
             raise damaged(self._backend, given, self._backend._document_path(name), error) from error
 
     def find(self, name: str) -> dict[str, Any] | None:
-        """The definition under a name, None if there is none.
+        """Return the definition under a name, or None if there is none.
 
         Raises
         ------
@@ -295,14 +297,14 @@ class Documents:
             raise
 
     def write(self, given: str, kind: str, definition: Mapping[str, Any]) -> None:
-        """Create the definition of an id. If another process has just created it, keep that one."""
+        """Create the definition of an id. If another process has just created it, keep the existing one."""
         self._backend._create_document(name_of(given, kind), sealed(definition))
 
     def ids(self, kind: str, prefix: str = "") -> list[str]:
-        """The ids that begin with `prefix`, including those of damaged documents.
+        """List the ids that begin with `prefix`, including ids of damaged documents.
 
         An id is derived from the name of its document, or read from the document if the name was shortened. Documents
-        of other ids are not read. No document is checked, as that takes far longer.
+        of other ids are not read. No document is checked, because checks take far longer.
         """
         found: list[str] = []
         names = [name for name in self._backend._list_documents(kind) if may_begin(name, prefix)]
@@ -338,7 +340,7 @@ class Documents:
         """The definitions, by id, of all tensors that have args or are one of several outputs of the same ``f``."""
         names, found = self._backend._list_documents(TENSOR), {}
         for name, document in zip(names, self._backend._read_documents(names), strict=True):
-            # Skip them before the check, which takes far longer than the reading.
+            # Skip all other tensors before the check, which takes far longer than reading.
             if isinstance(document, dict) and document.get("args") == [] and "output" not in document:
                 continue
             try:
@@ -353,7 +355,7 @@ class Documents:
         return found
 
     def definition_in(self, name: str, document: Document) -> dict[str, Any] | None:
-        """The definition in a document, None if that is None; raises ValueError and StoreError like `find`."""
+        """Return the definition in a document, or None for None. Raises ValueError and StoreError like `find`."""
         if document is None:
             return None
         try:

@@ -45,8 +45,8 @@ class TileCache:
     flush_interval : float
         Seconds after which tiles in progress are stored; checked whenever they change.
     read_only : bool
-        Whether nothing is ever stored, so that evicted tiles are lost. In every store, tiles beyond the coordinate
-        limits are never stored.
+        Whether nothing is ever stored, so that evicted tiles are lost. Even if this is False, tiles beyond the
+        coordinate limits are never stored.
     """
 
     def __init__(
@@ -64,19 +64,20 @@ class TileCache:
     def renew(self) -> None:
         """In a forked child, keep only the complete tiles.
 
-        The parent stores what was waiting. Its tiles in progress may have been in the middle of a change.
+        The parent stores the tiles that were waiting. Tiles in progress are dropped, because the fork may have come in
+        the middle of a change.
         """
         self.lock = threading.RLock()
         self.entries.recount(keep=lambda entry: not isinstance(entry, TileInProgress))
         self._writer.renew()
         # The reads that have pinned a tile. Weak references, so that an interrupted read leaves no pins.
         self._pins: dict[Key, set[weakref.ref[object]]] = {}
-        # The tiles that threads are loading, each with a lock that is locked meanwhile.
+        # The tiles that threads are loading, each with a lock that stays locked until the tile is loaded.
         self._loading: dict[Key, threading.Lock] = {}
         self._dirty_since: float | None = None
 
     def complete(self, record: Record, box: tuple[Sequence[int], Sequence[int]]) -> dict[Index, torch.Tensor] | None:
-        """The tiles in a box, if all are complete and in memory and no write has failed unreported; else None."""
+        """The tiles in a box if all are complete and in memory, and every failed write was reported; else None."""
         tiles: dict[Index, torch.Tensor] = {}
         with self.lock:
             for tile in itertools.product(*map(range, *box)):
@@ -87,9 +88,9 @@ class TileCache:
         return None if self._writer.failed else tiles
 
     def complete_at_once(self, record: Record, tile: Index) -> torch.Tensor | None:
-        """Like `complete` for one tile, but without waiting: also None while another thread uses the cache.
+        """Like `complete` for one tile, but without waiting: also return None while another thread uses the cache.
 
-        Not for the main thread, where a Ctrl-C could come before the lock is released.
+        Do not call this on the main thread, where a Ctrl-C could come before the lock is released.
         """
         if not self.lock.acquire(blocking=False):
             return None
@@ -116,7 +117,7 @@ class TileCache:
             }
 
     def pending(self, record: Record) -> int:
-        """How many tiles of a tensor are only in memory, or have more windows there than in storage."""
+        """How many tiles of a tensor are only in memory, or have more windows in memory than in storage."""
         with self.lock:
             waiting = {tile for owner, tile in self._writer.jobs() if owner is record}
             begun = {
@@ -129,9 +130,9 @@ class TileCache:
     def fetch(
         self, record: Record, tiles: Iterable[Index], reader: weakref.ref[object], entries: dict[Index, Entry]
     ) -> None:
-        """Put tiles from memory or storage into `entries`; those in progress are pinned by `reader` until `unpin`.
+        """Put tiles from memory or storage into `entries`. Tiles in progress are pinned by `reader` until `unpin`.
 
-        If another thread is already loading a tile, wait for it, so that each tile is loaded once and in progress once.
+        If another thread is already loading a tile, wait for it. So no tile is loaded twice or in progress twice.
         """
         wanted = list(tiles)
         while wanted:
@@ -140,7 +141,7 @@ class TileCache:
     def _fetch_some(
         self, record: Record, wanted: Sequence[Index], reader: weakref.ref[object], entries: dict[Index, Entry]
     ) -> list[Index]:
-        """Put the tiles that no other thread is loading into `entries`; return the others, once they are loaded."""
+        """Put the tiles that no other thread is loading into `entries`. Wait for the others, and return them."""
         loading = threading.Lock()
         with loading:
             with self.lock:
@@ -176,7 +177,7 @@ class TileCache:
         reader: weakref.ref[object],
         entries: dict[Index, Entry],
     ) -> None:
-        """Put the tiles that are here into `entries`, and pin those in progress."""
+        """Put the tiles that are not None into `entries`, and pin tiles in progress."""
         for tile, entry in tiles.items():
             if isinstance(entry, TileInProgress):
                 self._pins.setdefault((record, tile), set()).add(reader)
@@ -197,7 +198,7 @@ class TileCache:
             self.entries.evict(self._release)
 
     def _lacks_all(self, key: Key) -> bool:
-        """Whether a tile that windows cover has none of them. It takes no bytes, so limits would never evict it."""
+        """Whether a tile lacks all windows that cover it. Such a tile has no bytes, so limits would never evict it."""
         entry = self.entries.get(key)
         return isinstance(entry, TileInProgress) and entry.empty and entry.total > 0
 
@@ -209,7 +210,7 @@ class TileCache:
         return False
 
     def changed(self, record: Record, tiles: Iterable[TileInProgress]) -> None:
-        """Called when windows were added to tiles: sends the complete ones to storage.
+        """Send complete tiles to storage. Called when windows were added to `tiles`.
 
         Does nothing if the tensor has been cleared since.
         """
@@ -228,7 +229,7 @@ class TileCache:
         Raises
         ------
         StoreError
-            If too much has failed to be stored, and fails again.
+            If too much could not be stored, and fails again.
         """
         if self._writer.stuck():
             self._writer.retry(self._write())
@@ -238,7 +239,7 @@ class TileCache:
         self._writer.throttle()
 
     def bind_again(self) -> None:
-        """Bind open tensors to the backend again, whose weak references the garbage collector may have cleared."""
+        """Bind open tensors to the backend again, because the garbage collector may have cleared its references."""
         with self.lock:
             records = {record for record, _ in (*self.entries, *self._writer.jobs()) if record.current}
         for record in records:
@@ -257,7 +258,7 @@ class TileCache:
         self._writer.retry(self._write())
         self.submit_partials()
         self._writer.drain()
-        # Ask for unstored jobs, as another thread may have received the error in the meantime.
+        # Look at the unstored jobs, because another thread may have received the error in the meantime.
         failure = self._writer.unstored()
         if failure is not None:
             self._writer.failure()
@@ -268,26 +269,26 @@ class TileCache:
         return self._writer.failure()
 
     def forget(self, record: Record) -> None:
-        """Drop all tiles of a tensor, stored or not, once a write that is under way has ended.
+        """Wait for a write that is under way, then drop all tiles of a tensor, stored or not.
 
-        The record is no longer current, so what a read in progress still deposits is not stored.
+        The record is no longer current, so windows that a read in progress still deposits are not stored.
         """
         self._writer.cancel(lambda key: key[0] is record)
         self._drop(lambda key, _entry: key[0] is record)
 
     def hand_over(self, old: Record, new: Record, but: BoxUnion) -> None:
-        """Move a tensor's stored tiles in memory from its old record to its new one, which is already current.
+        """Move a tensor's stored tiles in memory from its old record to its new record, which is already current.
 
-        Once a write that is under way has ended, nothing of the old record is written any more.
+        Waits for a write that is under way. After that, nothing of the old record is written.
 
         Parameters
         ----------
         old, new : Record
             The records.
         but : BoxUnion
-            The tiles that are dropped, and not moved.
+            The tiles that are dropped instead of moved.
         """
-        # Complete tiles that are still on their way will not reach storage, so they are not moved.
+        # Complete tiles that still wait to be stored will not reach storage, so they are not moved.
         unstored = {tile for record, tile in self._writer.jobs() if record is old}
         self._writer.cancel(lambda key: key[0] is old)
         with self.lock:
@@ -298,7 +299,7 @@ class TileCache:
                 self.entries.put((new, tile), entries[tile], entries[tile].nbytes)
 
     def drop_stored(self, tensor_id: str | None = None, *, in_progress: bool = False) -> None:
-        """Drop the tiles of one tensor, or of all, that can be read back; with `in_progress`, only those in progress.
+        """Drop tiles of one tensor, or of all, if they can be read back; with `in_progress`, only tiles in progress.
 
         Call it after a flush.
         """
@@ -311,9 +312,9 @@ class TileCache:
         )
 
     def drop_unheld(self) -> None:
-        """If there are many unused tensors, drop tiles of all but the last used few, if they can be read back.
+        """If there are many unused tensors, keep tiles of the last used few only. Drop the others that are stored.
 
-        A tile keeps the record of its tensor in memory, which may take far more than the tile.
+        A tile keeps the record of its tensor in memory, which may take far more memory than the tile.
         """
         if len(self._registry.records) <= self._many_tensors:
             return
@@ -333,7 +334,7 @@ class TileCache:
         self._many_tensors = 2 * max(_FEW_TENSORS, len(self._registry.records))
 
     def look_again(self, record: Record, tiles: Iterable[Index]) -> None:
-        """Drop the given tiles that are incomplete and can be read back: other processes may have added to them."""
+        """Drop incomplete tiles that can be read back, because other processes may have added windows to them."""
         with self.lock:
             for key in [(record, tile) for tile in tiles]:
                 entry = self.entries.get(key)

@@ -52,7 +52,7 @@ class PersistentContents(Contents):
     flush_interval : float
         Seconds after which windows of incomplete tiles are stored; checked whenever windows are added.
     read_only : bool
-        Read what is stored, and keep everything else that is computed in memory only.
+        If True, tiles that are stored are read, and everything that is computed stays in memory only.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class PersistentContents(Contents):
             return replace(spec, tile_size=self.registry.given_tile(spec))
 
     def access(self, spec: TensorSpec) -> Access:
-        """Begin a read of a tensor; raises the error of a background write that has failed since the last call."""
+        """Begin a read of a tensor. Raises the error of a background write that has failed since the last call."""
         self.raise_failure()
         with self.lock:
             return TileAccess(self.check_open, self.tiles, self.registry.record_of(spec))
@@ -149,7 +149,7 @@ class PersistentContents(Contents):
         with self.lock:
             record = self.registry.record_of(spec)
         low, high = record.layout.box(start, stop)
-        # Memory first: a tile that reaches storage after we looked there may have left memory by then.
+        # Look in memory first: a tile may leave memory for storage between the two looks, and would be missed.
         held = self.tiles.held(record, low, high)
         complete, partial = self.storage.find(spec.tensor_id, low, high)
         known: dict[Index, Known] = {}
@@ -178,7 +178,7 @@ class PersistentContents(Contents):
         return True
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
-        """Copy a region if all its tiles are complete and in memory, and no write has failed unreported."""
+        """Copy a region if all its tiles are complete and in memory, and every failed write was reported."""
         record = self._record_in_memory(spec)
         if record is None or out.device.type != "cpu":
             return False
@@ -211,7 +211,7 @@ class PersistentContents(Contents):
         return found if found is not None and tuple(found.shape) == tuple(map(operator.sub, stop, start)) else None
 
     def _record_in_memory(self, spec: TensorSpec) -> Record | None:
-        """The record of a tensor, without access to storage; None if there is none, or the store is closed."""
+        """The record of a tensor, without access to storage, or None if there is none or the store is closed."""
         record = self.registry.records.get(spec.tensor_id)
         if self.closed or record is None:
             return None
@@ -219,7 +219,7 @@ class PersistentContents(Contents):
         return record if alike else None
 
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
-        """Refuse a change of dtype, which is part of what is stored; a change of device needs nothing."""
+        """Refuse a change of dtype, which would change what is stored. Do nothing for a change of device."""
         if moved.dtype != spec.dtype:
             raise ValidationError(
                 f"{self} stores tensor {spec.tensor_id!r} as {spec.dtype}: it cannot become {moved.dtype}. "
@@ -234,12 +234,12 @@ class PersistentContents(Contents):
         self.tiles.drop_stored(tensor_id, in_progress=True)
 
     def specs_downstream(self) -> list[TensorSpec]:
-        """All stored tensors that have args or are outputs of a common ``f``, and all that are registered here."""
+        """All stored tensors that have args or are one of several outputs of an ``f``, and all registered tensors."""
         self.check_open()
         return self.registry.specs_downstream()
 
     def specs_at_hand(self) -> list[TensorSpec]:
-        """On local storage, all of `specs_downstream`; on remote storage, those that are registered here."""
+        """On local storage, all of `specs_downstream`; on remote storage, only tensors that are registered here."""
         if self.storage.backend._is_near:
             return self.specs_downstream()
         return [record.spec for record in self.registry.known()]
@@ -271,7 +271,7 @@ class PersistentContents(Contents):
         with self.storage.asked("drop", spec.tensor_id) as backend, self.storage.writing:
             complete, partial = backend._find_tiles(spec.tensor_id, *tiles.hull)
             found = tiles.held(list(complete | partial))
-            # If there are few tiles, delete all of them, which includes log parts behind a gap, which are not found.
+            # If there are few tiles, delete all of them: the backend does not find log parts behind a gap.
             few = tiles.most_points <= _TILES_AT_ONCE
             backend._delete_tiles(spec.tensor_id, list(tiles.points()) if few else found)
             backend._flush_backend()
@@ -291,7 +291,7 @@ class PersistentContents(Contents):
         return collected
 
     def generation(self, spec: TensorSpec) -> tuple[str, str] | None:
-        """The tensor's incarnation, and the mark of the last drop in it."""
+        """The tensor's incarnation, and a text that changes whenever tiles are dropped."""
         if self.closed:
             return None
         with self.storage.asked("read", spec.tensor_id) as backend:
@@ -325,7 +325,7 @@ class PersistentContents(Contents):
         return TensorInfo(tensor_id, definition, 0, 0, 0, "memory")
 
     def digest_of(self, tensor_id: str) -> str | None:
-        """The digest of a tensor's definition, None if it is unknown."""
+        """The digest of a tensor's definition, or None if it is unknown."""
         return self.registry.digest_of(tensor_id)
 
     def delete(self, tensor_id: str) -> None:
@@ -339,9 +339,9 @@ class PersistentContents(Contents):
                 backend._delete_tensor(tensor_id)
 
     def check_current(self, record: Record) -> None:
-        """Raise StoreError if the store was closed, or the tensor cleared or invalidated, since `record` was current.
+        """Raise StoreError if the store is closed, or if the tensor was cleared or invalidated: `record` is outdated.
 
-        If it does not raise, everything read before belongs to that tensor.
+        If this raises no error, everything that was read before belongs to the tensor.
         """
         self.check_open()
         if not record.current:
@@ -355,7 +355,7 @@ class PersistentContents(Contents):
             yield self.storage
 
     def check_there(self, record: Record) -> None:
-        """Do `check_current`, and raise StoreError if another process has cleared the tensor."""
+        """Call `check_current`, and also raise StoreError if another process has cleared the tensor."""
         self.check_current(record)
         # A backend raises the error even if it is asked for no tiles.
         self.storage.read_partials(record, [])
@@ -366,7 +366,7 @@ class PersistentContents(Contents):
         self.tiles.drop_stored(tensor_id)
 
     def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:
-        """Flush, then list what is damaged of everything stored of a tensor; `repair` deletes it."""
+        """Flush, then check everything stored of a tensor and list what is damaged; `repair` deletes the damage."""
         self.flush()
         with self.storage.asked("verify", tensor_id) as backend:
             found = backend._verify_tensor(tensor_id, repair=repair)

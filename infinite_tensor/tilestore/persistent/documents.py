@@ -1,4 +1,4 @@
-"""Documents, the stored definitions of tensors and groups: how they are named, and checks of their content.
+"""How documents, the stored definitions of tensors and groups, are named and checked.
 
 Documents are JSON objects that contain their own digest. Their names are safe: no id leads to a path outside a store.
 """
@@ -26,7 +26,7 @@ TENSOR = "t-"
 GROUP = "g-"
 """The prefix of the names of groups of tensors."""
 KINDS = {TENSOR: "tensor", GROUP: "group"}
-"""The kinds as words, for messages and for the keys of ids."""
+"""The word for each kind, in messages and in keys such as ``tensor_id``."""
 
 Document: TypeAlias = dict[str, Any] | ValueError | None
 """What is stored under a name: a JSON object, something that cannot be read as one (a ValueError), or nothing."""
@@ -38,8 +38,8 @@ def name_of(given: str, kind: str = TENSOR) -> str:
     """A file name for the id of a tensor or group. Distinct ids have distinct names, even if case is ignored.
 
     Of the id's UTF-8 bytes, lower-case letters, digits, dot, underscore and hyphen are kept; all others become
-    ``=XX``. A name that would be longer than 120 bytes is cut, and ends with ``==``, which no other name contains, and
-    a SHA-256.
+    ``=XX``. A name that would be longer than 120 bytes is cut, and ends with ``==`` and a SHA-256. No other name
+    contains ``==``.
     """
     name = kind + _escaped(given)
     if name.endswith("."):
@@ -51,7 +51,7 @@ def name_of(given: str, kind: str = TENSOR) -> str:
 
 
 def may_begin(name: str, prefix: str) -> bool:
-    """Whether `name` may be the name of an id that begins with `prefix`; certain unless the name was cut."""
+    """Whether `name` may belong to an id that begins with `prefix`. The answer is certain unless the name was cut."""
     cut = "==" in name
     wanted = f"{name[: len(TENSOR)]}{_escaped(prefix)}"
     return name.startswith(wanted[:_KEPT] if cut else wanted.removesuffix("."))
@@ -78,14 +78,15 @@ def id_of(name: str) -> str | None:
 
 
 def sealed(definition: Mapping[str, Any]) -> dict[str, Any]:
-    """`definition` with its digest, for `intact`."""
+    """Return `definition` with its digest, which `intact` checks."""
     return {**definition, "digest": _digest(definition)}
 
 
 def intact(found: object, name: str) -> dict[str, Any]:
-    """The definition as `sealed` returned it, given what is stored under its name, or the error of reading that.
+    """Return a stored definition if it is as `sealed` returned it.
 
-    Does not check that the fields make sense; `checked` does.
+    `found` is what is stored under `name`, or the ValueError that reading it raised. Does not check that the fields
+    make sense; `checked` does.
 
     Raises
     ------
@@ -118,7 +119,7 @@ _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
 
 def checked(found: object, name: str) -> dict[str, Any]:
-    """A definition that is `intact`, and valid for a tensor or group.
+    """Return a stored definition if it is `intact`, and valid for a tensor or group.
 
     Raises
     ------
@@ -149,7 +150,7 @@ _ENTRY_BYTES = 2**12
 
 
 def largest_part(tensor: Definition, layout: TileLayout) -> int:
-    """The most bytes that a part of the log of a tile can have."""
+    """The largest possible size, in bytes, of one part of the log of a tile."""
     if tensor.reduction is not None:
         layout = gathered_layout(reduction_from_json(tensor.reduction), layout)
     window, windows, piece = tensor.gathered.output_window, 1, layout.dtype.itemsize

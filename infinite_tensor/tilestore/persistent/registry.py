@@ -20,7 +20,7 @@ from infinite_tensor.values.spec import TensorSpec
 
 
 class Registry:
-    """Records of tensors by their ids. A tensor that has none is looked up in storage, or created there.
+    """Records of tensors by their ids. A tensor without a record is looked up in storage, or created there.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class Registry:
     records : WeakValueDictionary of str to Record
         The tensors that are in use, or of which tiles are in memory or on their way to storage.
     tile_sizes : dict of str to (int or tuple of int)
-        The tile sizes of tensors for which another one than the store's was given.
+        The tile sizes of tensors for which a tile size other than that of the store was given.
     """
 
     def __init__(self, storage: Storage, tile_size: int | Sequence[int] | None, *, read_only: bool) -> None:
@@ -47,12 +47,12 @@ class Registry:
         self.tile_sizes: dict[str, int | Sequence[int]] = {}
 
     def known(self) -> list[Record]:
-        """A list of the current records; other threads may add and remove some meanwhile."""
+        """A list of the current records. This is safe while other threads add and remove some."""
         # `valuerefs` copies in one step; iterating over the dictionary itself would not be safe.
         return [record for each in self.records.valuerefs() if (record := each()) is not None]
 
     def is_known(self, record: Record) -> bool:
-        """Whether this is still the tensor that is stored under its id; some of its tiles may have been dropped."""
+        """Whether this tensor is still the one stored under its id. Some of its tiles may have been dropped."""
         current = self.records.get(record.spec.tensor_id)
         return current is not None and current.layout is record.layout
 
@@ -64,9 +64,10 @@ class Registry:
         return record
 
     def record_of(self, spec: TensorSpec, original: Mapping[str, Any] | None = None) -> Record:
-        """The record of a tensor, which its spec keeps alive; ValidationError if its id is taken by another tensor.
+        """Return the record of a tensor, which its spec keeps alive.
 
-        If `original`, the stored definition of another tensor, is given, a new tensor is encoded like that one.
+        Raises ValidationError if another tensor has the same id. `original` may be the stored definition of another
+        tensor; a new tensor is then encoded like that tensor.
         """
         record = self.records.get(spec.tensor_id)
         if record is None:
@@ -82,14 +83,14 @@ class Registry:
         return record
 
     def given_tile(self, spec: TensorSpec) -> Index | None:
-        """The tile size that was given for a tensor; None if none was, so that a stored tensor keeps its own."""
+        """The tile size that was given for a tensor. None if none was given: a stored tensor keeps its tile size."""
         for given in (spec.tile_size, self.tile_sizes.get(spec.tensor_id), self.tile_size):
             if given is not None:
                 return tile_of(spec, given)
         return None
 
     def digest_of(self, tensor_id: str) -> str | None:
-        """The digest of a tensor's definition, None if it is unknown."""
+        """The digest of a tensor's definition, or None if it is unknown."""
         record = self.records.get(tensor_id)
         if record is not None:
             return record.spec.definition.digest
@@ -101,7 +102,7 @@ class Registry:
             return None
 
     def specs_downstream(self) -> list[TensorSpec]:
-        """All stored tensors that have args or are outputs of a common ``f``, and all that are registered here."""
+        """All stored tensors that have args or are one of several outputs of an ``f``, and all registered tensors."""
         stored = self._storage.definitions()
         found = {record.spec.tensor_id: record.spec for record in self.known()}
         for tensor_id in stored.keys() - found.keys():
@@ -161,7 +162,7 @@ def _new_definition(spec: TensorSpec, layout: TileLayout) -> dict[str, Any]:
 
 
 def _checked_tile(storage: Storage, spec: TensorSpec, given: Index | None, found: StoredTensor) -> Index:
-    """The tile size of a stored tensor; ValidationError if that or the definition differs from what is given."""
+    """Return the tile size of a stored tensor. Raise ValidationError if it or the definition is not as given."""
     if found.tile_size is None:
         raise StoreError(
             f"{storage}: the stored definition of tensor {spec.tensor_id!r} is invalid: its tile_size is missing. "

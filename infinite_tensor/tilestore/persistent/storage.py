@@ -1,4 +1,4 @@
-"""`Storage`: the backend as the other parts of its store call it, for definitions and tiles."""
+"""`Storage`, through which the other parts of a store call its backend, for definitions and tiles."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _ADVICE = {
 class Storage:
     """Calls a backend, and turns its exceptions into a StoreError that names the store, the tensor and the tile.
 
-    The backend is the store itself. Its parts must not keep it alive, so this is a weak reference; their users keep the
-    store alive, for example through a tensor.
+    The backend is the store itself. Parts of a store must not keep it alive, so this object refers to it weakly. Users
+    of the parts keep the store alive, for example through a tensor.
 
     Attributes
     ----------
@@ -60,11 +60,11 @@ class Storage:
 
     def _renew_after_fork(self) -> None:
         # Only one thread at a time may write tiles to a backend: the background writer, or a copy. A tensor is deleted
-        # under this lock too, so a thread that holds it and has seen the tensor knows that it writes into that tensor.
+        # under this lock too. So a thread that holds the lock and has seen the tensor knows that it writes into it.
         self.writing = threading.RLock()
 
     def attach(self, backend: Backend) -> None:
-        """Refer to this backend, again if the garbage collector may have cleared the weak reference."""
+        """Refer to this backend. Called again when the garbage collector may have cleared the weak reference."""
         self._backend = weakref.ref(backend)
 
     @property
@@ -82,9 +82,9 @@ class Storage:
     def asked(
         self, action: str, tensor_id: str | None = None, tiles: Sequence[Index] = (), *, group_id: str = ""
     ) -> Iterator[Backend]:
-        """A context for a call of the backend: its exceptions become a StoreError that says which call failed, on what.
+        """A context for a call of the backend. Its exceptions become a StoreError that says what failed, and on what.
 
-        A ValidationError is raised unchanged.
+        A StoreError or ValidationError is raised unchanged.
         """
         backend = self.backend
         try:
@@ -109,15 +109,15 @@ class Storage:
     # Definitions.
 
     def read_definition(self, tensor_id: str, action: str = "read") -> dict[str, Any] | None:
-        """The stored definition of a tensor, not checked; None if there is none."""
+        """Return the stored definition of a tensor without checking it, or None if there is none."""
         with self.asked(action, tensor_id) as backend:
             return backend._read_definition(tensor_id)
 
     def create(self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Store the definition of a new tensor, and return what is stored then.
+        """Store the definition of a new tensor. Return the definition that is stored afterwards.
 
-        If another process was faster, that is its definition. If `original`, the stored definition of another tensor,
-        is given, the new tensor is encoded like that one.
+        If another process was faster, the definition of that process is returned. `original` may be the stored
+        definition of another tensor; the new tensor is then encoded like that tensor.
         """
         with self.asked("register", tensor_id) as backend:
             if original is None:
@@ -155,7 +155,7 @@ class Storage:
         return found[:most], len(found[most:])
 
     def definitions(self) -> dict[str, dict[str, Any]]:
-        """The stored definitions, by id, of all tensors that read others, and possibly of more."""
+        """The stored definitions, by id, of all tensors that read others, and possibly of further tensors."""
         with self.asked("list") as backend:
             if self._keeps_documents:
                 return backend._documents.readers()
@@ -166,7 +166,7 @@ class Storage:
     # Tiles.
 
     def load(self, record: Record, tiles: Sequence[Index]) -> dict[Index, Entry]:
-        """Load tiles from storage; those that are not complete there become tiles in progress."""
+        """Load tiles from storage. Tiles that are not complete there become tiles in progress."""
         if not tiles:
             return {}
         # If most tiles were missing last time, look for partial ones first: chunks must be looked up after that anyway.
@@ -178,7 +178,7 @@ class Storage:
             shared = [tile for tile, entry in begun.items() if entry.total > 1]
             partials = self.read_partials(record, shared)
             # Another process completes a tile by writing its chunk and then deleting its log, perhaps while we read
-            # the log. So look for chunks again: only if a chunk is absent now was the log read whole.
+            # the log. So look for chunks again: only if the chunk is still absent was the whole log there to read.
             chunks |= self.read_tiles(record, shared if chunks else list(begun))
         record.is_sparse = 2 * sum(chunk is not None for chunk in chunks.values()) < len(chunks)
         return {
@@ -187,13 +187,13 @@ class Storage:
         }
 
     def known_partials(self, record: Record, tiles: Sequence[Index]) -> dict[Index, Known]:
-        """The windows that incomplete tiles contain in storage."""
+        """For each incomplete tile that is stored, the windows it contains in storage."""
         parts = self.read_partials(record, tiles)
         begun = [self._merged(record, TileInProgress(record, tile), part) for tile, part in parts.items()]
         return {entry.tile: entry.known() for entry in begun if not entry.empty}
 
     def _merged(self, record: Record, begun: TileInProgress, part: PartialTile | None) -> TileInProgress:
-        """Merge the stored part of a tile into it; if that is damaged, warn and leave the tile as it is."""
+        """Merge the stored part of a tile into the tile. If the part is damaged, warn and leave the tile as it is."""
         if part is not None:
             try:
                 begun.merge(part)
@@ -203,7 +203,7 @@ class Storage:
         return begun
 
     def read_tiles(self, record: Record, tiles: Sequence[Index]) -> dict[Index, torch.Tensor | None]:
-        """Read complete tiles; None for a tile that is missing, or has the wrong dtype or shape."""
+        """Read complete tiles. Return None for a tile that is missing, or has the wrong dtype or shape."""
         tensor_id, layout = record.spec.tensor_id, record.layout
         with self.asked("read", tensor_id, tiles) as backend:
             found = dict(zip(tiles, backend._read_tiles(tensor_id, tiles), strict=True))
@@ -216,7 +216,7 @@ class Storage:
         return found
 
     def read_partials(self, record: Record, tiles: Sequence[Index]) -> dict[Index, PartialTile | None]:
-        """Read what is stored of incomplete tiles; None for a tile of which nothing is stored."""
+        """Read what is stored of incomplete tiles. Return None for a tile of which nothing is stored."""
         tensor_id = record.spec.tensor_id
         with self.asked("read", tensor_id, tiles) as backend:
             found = dict(zip(tiles, backend._read_partials(tensor_id, tiles), strict=True))
@@ -230,7 +230,7 @@ class Storage:
         changes: Mapping[Index, PartialTile | None],
         action: str = "store",
     ) -> None:
-        """Store complete tiles, then the changes of incomplete ones; None deletes what is stored of a tile.
+        """Store complete tiles, then the changes of incomplete tiles. A change of None deletes a stored partial tile.
 
         `action` is the verb for messages.
         """
@@ -243,10 +243,11 @@ class Storage:
                 _log_write("partial", backend, tensor_id, changes)
 
     def store(self, _backend: Backend, lock: threading.RLock, jobs: dict[Key, TileInProgress]) -> Sequence[StoreError]:
-        """Store tiles of any tensors; one that fails does not stop the others. Runs on the writer's thread.
+        """Store tiles of any tensors, and return the errors. Runs on the writer's thread.
 
-        Removes from `jobs` the tiles that were stored or need not be stored any more. The lock is held while tiles in
-        progress are looked at, but not during I/O. A reference to this call with its backend keeps the store alive.
+        If a tensor fails, the others are still stored, unless the storage cannot be reached. Removes from `jobs` the
+        tiles that were stored or need not be stored any more. The lock is held while tiles in progress are looked at,
+        but not during I/O. `_backend` is an argument so that whoever keeps this call keeps the store alive.
         """
         by_record: dict[Record, dict[Index, TileInProgress]] = {}
         for (record, tile), job in jobs.items():
@@ -287,7 +288,7 @@ class Storage:
             return backend._encoding(tensor_id)
 
     def read_encoded(self, tensor_id: str, tiles: Sequence[Index]) -> dict[Index, bytes | None]:
-        """Read complete tiles without decoding them; None for one that is missing or damaged."""
+        """Read complete tiles without decoding them. Return None for a tile that is missing or damaged."""
         with self.asked("read", tensor_id, tiles) as backend:
             found = dict(zip(tiles, backend._read_encoded(tensor_id, tiles), strict=True))
             _log_read("encoded", backend, tensor_id, found)
@@ -300,7 +301,7 @@ class Storage:
             _log_write("encoded", backend, tensor_id, tiles)
 
     def find(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        """The complete tiles of a box ``[low, high)``, and those of which parts are stored."""
+        """The complete tiles of a box ``[low, high)``, and the tiles of which parts are stored."""
         with self.asked("list", tensor_id) as backend:
             return backend._find_tiles(tensor_id, low, high)
 
@@ -311,17 +312,17 @@ class Storage:
 
 
 def _log_read(kind: str, backend: Backend, tensor_id: str, found: Mapping[Index, object]) -> None:
-    """Log how many of the tiles that were asked for are stored, and have been read."""
+    """Log how many tiles were requested, and how many of them are stored and were read."""
     if LOG.isEnabledFor(logging.DEBUG) and found:
         there = sum(tile is not None for tile in found.values())
-        # The name of the store: a handler that keeps records must not keep the store alive.
+        # Pass the name of the store, not the store: a handler that keeps log records must not keep the store alive.
         LOG.debug("read tiles of tensor %r from %s: %d of %d %s", tensor_id, str(backend), there, len(found), kind)
 
 
 def _log_write(
     kind: str, backend: Backend, tensor_id: str, tiles: Mapping[Index, torch.Tensor | PartialTile | bytes | None]
 ) -> None:
-    """Log how many tiles were written, and their bytes, which are compressed only for encoded tiles."""
+    """Log how many tiles were written, and their bytes. Only for encoded tiles is this the compressed size."""
     if LOG.isEnabledFor(logging.DEBUG):
         sizes = [len(tile) if isinstance(tile, bytes) else tile.nbytes for tile in tiles.values() if tile is not None]
         if sizes:

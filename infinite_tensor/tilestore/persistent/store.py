@@ -51,9 +51,9 @@ class PersistentTileStore(TileStore, Backend):
     tile_size : int or tuple of int, optional
         Extent of a tile in pixels: one int for all unbounded dimensions, one int per unbounded dimension
         (in both cases a tile spans the finite ones), or one int per dimension. A tensor that is stored with another
-        tile size raises ValidationError. Default: a stored tensor keeps its tile size; a new one gets tiles of 1 to
-        4 MiB that contain all channels and about the same number of windows along each dimension, such as 512 x 512
-        of float32.
+        tile size raises ValidationError. By default, a stored tensor keeps its tile size. Tiles of a new tensor have 1
+        to 4 MiB, all channels, and about the same number of windows along each dimension, such as 512 x 512 pixels of
+        float32.
     cache_size_bytes : int, str or None
         Limit of the cache of tiles in memory, in bytes or as ``"400MB"``.
     cache_size_tiles : int or None
@@ -61,7 +61,7 @@ class PersistentTileStore(TileStore, Backend):
     flush_interval : float
         Seconds after which windows of incomplete tiles are stored; checked whenever windows are added.
     read_only : bool
-        Read what is stored, and keep everything else that is computed in memory only.
+        If True, tiles that are stored are read, and everything that is computed stays in memory only.
     workers : int
         The number of threads on which a read runs ``f``.
     """
@@ -107,7 +107,7 @@ class PersistentTileStore(TileStore, Backend):
         return self._contents.registry.tile_size
 
     def _check_open(self) -> None:
-        # A finalizer may use a store to which the garbage collector has already cleared the weak references.
+        # A finalizer may use a store after the garbage collector has cleared the weak references to it.
         self._contents.storage.attach(self)
         super()._check_open()
 
@@ -132,7 +132,7 @@ class PersistentTileStore(TileStore, Backend):
         contents = getattr(self, "_contents", None)
         if sys is None or sys.is_finalizing() or contents is None:
             return
-        # All of these refer to the store weakly, and the references may have been cleared.
+        # The parts that are used below refer to the store weakly, and their references may have been cleared.
         contents.storage.attach(self)
         if contents.closed or contents.read_only:
             return

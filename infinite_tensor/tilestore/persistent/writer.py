@@ -25,7 +25,7 @@ class Job(Protocol):
 K = TypeVar("K", bound=Hashable)
 J = TypeVar("J", bound=Job)
 Write: TypeAlias = Callable[[dict[K, J]], Sequence[StoreError]]
-"""Stores jobs, and returns the errors. If there are any, it removes the jobs that were stored from the dict."""
+"""Stores jobs, and returns the errors. If there are errors, it removes from the dict the jobs that were stored."""
 
 _BATCH_JOBS = 64
 _BATCH_BYTES = 16 * 2**20
@@ -35,19 +35,19 @@ _QUEUE_BYTES = 32 * 2**20
 class Writer(Generic[K, J]):
     """A queue of jobs, at most one per key, and the thread that writes them.
 
-    A later job for a key replaces one that has not begun. If a write fails, its jobs are kept: `pending` still finds
-    them, `failure` reports the error once, and `retry` queues them again. If the writer is dropped with such jobs, it
-    warns that they are lost.
+    A later job for a key replaces an earlier one that has not begun. If a write fails, its jobs are kept: `pending`
+    still finds them, `failure` reports the error once, and `retry` queues them again. If the writer is deleted with
+    such jobs, it warns that they are lost.
 
-    The function that writes is passed with each job. The thread refers to it, and so keeps its owner alive, until the
-    queue is empty; the writer itself does not.
+    The function that writes is passed with each job. The thread refers to the function until the queue is empty, and so
+    keeps the owner of the function alive. The writer itself does not refer to the function.
     """
 
     def __init__(self) -> None:
         self.renew()
 
     def renew(self) -> None:
-        """Start without jobs. In a forked child, the jobs are the parent's to store."""
+        """Start without jobs. Also called in a forked child, because the parent stores the jobs."""
         self._lock = threading.Lock()
         self._stored = threading.Condition(self._lock)
         self._queued: dict[K, J] = {}
@@ -85,13 +85,13 @@ class Writer(Generic[K, J]):
         return bool(self._untold)
 
     def failure(self) -> StoreError | None:
-        """The errors since the last call, as one, or None."""
+        """The errors since the last call, combined into one error, or None."""
         with self._lock:
             untold, self._untold = self._untold, []
         return combined(untold) if untold else None
 
     def unstored(self) -> StoreError | None:
-        """Why the jobs that are still kept could not be stored, reported before or not; None if there are none."""
+        """Why the failed jobs could not be stored, even if that was reported before; None if there are no such jobs."""
         with self._lock:
             return combined(self._reasons) if self._failed else None
 
@@ -103,12 +103,12 @@ class Writer(Generic[K, J]):
         self._start(write)
 
     def stuck(self) -> bool:
-        """Whether the failed jobs take as much memory as the whole queue may."""
+        """Whether the failed jobs take more memory than the whole queue may take."""
         with self._lock:
             return sum(job.nbytes for job in self._failed.values()) > _QUEUE_BYTES
 
     def throttle(self) -> None:
-        """Wait until the queued jobs take no more memory than the queue may."""
+        """Wait until the queued jobs take no more memory than the queue may take."""
         self._wait_for(lambda: sum(job.nbytes for job in self._queued.values()) <= _QUEUE_BYTES)
 
     def drain(self) -> None:
@@ -116,7 +116,7 @@ class Writer(Generic[K, J]):
         self._wait_for(lambda: not self._queued and not self._writing)
 
     def cancel(self, matches: Callable[[K], bool]) -> None:
-        """Remove the jobs whose keys match, once a write that is under way has ended."""
+        """Remove the jobs whose keys match. Wait until a write of such jobs that is under way has ended."""
         with self._lock:
             for key in filter(matches, list(self._queued)):
                 del self._queued[key]
@@ -142,7 +142,7 @@ class Writer(Generic[K, J]):
             )
 
     def _start(self, write: Write[K, J]) -> None:
-        """Start a thread that writes the queue, unless it is empty or a thread is at work."""
+        """Start a thread that writes the queue, unless the queue is empty or a thread is already at work."""
         with self._lock:
             if not self._queued or (self._working is not None and self._working.locked()):
                 return
@@ -164,7 +164,7 @@ class Writer(Generic[K, J]):
             self._end(failures, unstored)
 
     def _begin(self) -> bool:
-        """Take a batch of jobs from the queue; False if it is empty."""
+        """Take a batch of jobs from the queue. Return False if the queue is empty."""
         with self._lock:
             size = 0
             for key in list(self._queued)[:_BATCH_JOBS]:
@@ -183,7 +183,7 @@ class Writer(Generic[K, J]):
             if failures:
                 self._failed |= {key: job for key, job in unstored.items() if key not in self._queued}
             if any(isinstance(failure.__cause__, TimeoutError | ConnectionError) for failure in failures):
-                # The storage cannot be reached: waiting for the others to fail too would only take time.
+                # The storage cannot be reached: waiting for the other jobs to fail too would only take time.
                 self._failed |= self._queued
                 self._queued = {}
             self._writing = {}

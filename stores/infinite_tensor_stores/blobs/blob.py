@@ -46,8 +46,8 @@ class TensorBlob(Dataset[torch.Tensor]):
     for `torch.utils.data.DataLoader`. Reads return copies. Threads can share a blob, and then share its cursor.
 
     Rows are stored when their block is full, and by `flush` and `close`; stored rows survive a kill of the process.
-    One process can write at a time, any number can read. A reader learns the length when it opens the blob, and again
-    when it is asked for later rows or for a `refresh`.
+    One process can write at a time, any number can read. A reader looks up the length when it opens the blob, and again
+    when later rows are requested or `refresh` is called.
 
     A forked child and a pickled copy can only read, even if the blob was opened for writing.
     """
@@ -86,11 +86,11 @@ class TensorBlob(Dataset[torch.Tensor]):
             ``a+`` reads too; ``w`` creates a blob and replaces an existing one, and ``w+`` reads too. Only ``w`` and
             ``w+`` create.
         dtype : torch.dtype or str, optional
-            Element type of a new blob. Default when a blob is replaced: its previous dtype. In other modes the stored
-            dtype must match; given together with `shape`, it lets ``r+`` and ``a`` recover the rows of a blob whose
-            ``zarr.json`` is empty.
+            Element type of a new blob. If an existing blob is replaced, the default is its dtype. In other modes, this
+            must match the stored dtype. Together with `shape`, it lets ``r+`` and ``a`` recover the rows of a blob
+            whose ``zarr.json`` is empty.
         shape : int or sequence of int, optional
-            Shape of one row, used as `dtype` is; ``()`` if rows are numbers.
+            Shape of one row, by the same rules as `dtype`; ``()`` if rows are numbers.
         block_size : int, optional
             Number of rows in a block of a new blob. Default: about 4 MiB of rows, at most 8192.
         max_cached_blocks : int, optional
@@ -161,7 +161,7 @@ class TensorBlob(Dataset[torch.Tensor]):
 
     @property
     def filename(self) -> str:
-        """The absolute path of its folder on a local disk; elsewhere its URL, without credentials."""
+        """The absolute path of the blob's folder on a local disk; elsewhere the blob's URL, without credentials."""
         return self._rows.location.filename
 
     @property
@@ -256,7 +256,8 @@ class TensorBlob(Dataset[torch.Tensor]):
         Parameters
         ----------
         size : int, optional
-            The number of rows to read; at the end there may be fewer. By default, or if negative: all remaining rows.
+            The number of rows to read; at the end of the blob there may be fewer. By default, or if this is negative,
+            all remaining rows are read.
 
         Returns
         -------
@@ -344,14 +345,15 @@ class TensorBlob(Dataset[torch.Tensor]):
         return list(self[indices].unbind(0)) if len(indices) else []
 
     def _length_for(self, least: int) -> int:
-        """The length, after a `refresh` if it is known to be less than `least`."""
+        """Return the length. If the length that is known is less than `least`, call `refresh` first."""
         return self._rows.refresh() if least > self._rows.length else self._rows.length
 
     def as_tensor(self, rows: int | None = None) -> InfiniteTensor:
         """Return the first rows as an `InfiniteTensor` of shape ``(rows, *shape)``, which reads the blob's blocks.
 
         The tensor is identified by this creation of the blob, the number of rows, and how often rows were overwritten
-        or truncated. If that happens later, a read of the tensor raises StoreError. Rows may still be appended.
+        or truncated. If rows are overwritten or truncated later, reads of the tensor raise StoreError. Rows may still
+        be appended.
 
         Parameters
         ----------
@@ -416,8 +418,8 @@ class TensorBlob(Dataset[torch.Tensor]):
         ValidationError
             (a ValueError) If the shape does not end with that of a row, or if elements are masked.
         StoreError
-            If the mode does not allow writing, or full blocks cannot be stored; the length of the blob and the cursor
-            are then as before.
+            If the mode does not allow writing, or full blocks cannot be stored. The length of the blob and the cursor
+            then stay as they were.
         """
         self._check_writable("written to")
         # A fast path for many single rows.
@@ -468,7 +470,8 @@ class TensorBlob(Dataset[torch.Tensor]):
         index
             As for reading.
         values : torch.Tensor, numpy.ndarray or number
-            A number, or a tensor or array of the blob's dtype: one row for all, or as many rows as `index` selects.
+            A number, or a tensor or array of the blob's dtype with one row for all rows, or one row for each row that
+            `index` selects.
         """
         self._check_writable("overwritten")
         if self._mode[0] == "a" or self._mode == "w":
@@ -515,7 +518,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         with store_call(self._rows):
             self._rows.flush()
 
-    # Its life.
+    # Lifetime.
 
     def close(self) -> None:
         """Flush, and let others write. Closing twice is not an error. If flushing fails, the blob stays open."""
@@ -573,7 +576,7 @@ class _Snapshot(RegionWriter):
         return _snapshot, (self._rows.location, self._rows.most_blocks, self._version, self._count)
 
     def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
-        """One block."""
+        """Return one block."""
         header = self._rows.header
         block = torch.zeros((header.block_size, *header.shape), dtype=header.dtype, device="cpu")
         start = ctx[0] * header.block_size
@@ -628,7 +631,7 @@ def _reopened(kind: type[TensorBlob], location: Location, most_blocks: int, posi
 
 
 def _whole(name: str, value: object) -> int:
-    """`value`, if it is an int; TypeError otherwise."""
+    """Return `value` if it is an int. Else raise TypeError."""
     number = as_index(value)
     if number is None:
         raise TypeError(f"{name} must be an int, got {value!r}")

@@ -42,7 +42,7 @@ class Blocks(ABC):
     """The number of blocks to request at a time."""
 
     needs_loop: bool
-    """Whether storing blocks needs the event loop, for which a finalizer must not wait."""
+    """Whether storing blocks needs the event loop. A finalizer must not wait for the event loop."""
 
     def __init__(self, location: Location, header: Header) -> None:
         self._location = location
@@ -55,20 +55,20 @@ class Blocks(ABC):
         Raises
         ------
         DamagedBlockError
-            If one is damaged or missing.
+            If a block is damaged or missing.
         """
 
     @abstractmethod
     def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
-        """Write blocks, whether or not they exist: up to block_size rows of each, filled up with zeros."""
+        """Write blocks, new or existing. Each has up to block_size rows, and is filled up with zeros."""
 
     def delete(self, first: int, count: int) -> None:
         """Delete blocks."""
-        # Backwards: if this is interrupted, the remaining blocks have no gap, so that `delete_from` finds them.
+        # Delete backwards: if this is interrupted, the remaining blocks have no gap, and `delete_from` finds them.
         self._location.delete([self._header.key(number) for number in reversed(range(first, first + count))])
 
     def delete_from(self, number: int) -> None:
-        """Delete the block `number` and all later ones, up to the first that is missing."""
+        """Delete the block `number` and all blocks after it. Stop at the first block that is missing."""
         while self._location.exist([self._header.key(number)]) == [True]:
             self.delete(number, 1)
             number += 1
@@ -123,7 +123,8 @@ class MappedBlocks(Blocks):
 def _check(number: int, descriptor: int, size: int) -> None:
     """Raise DamagedBlockError if a file does not end with the checksum of the bytes before it.
 
-    The bytes are read, not mapped: on a tmpfs, a mapped hole takes memory, and kills the process if there is none.
+    The bytes are read, not mapped: on a tmpfs, a mapped hole takes memory, and the process is killed if no memory is
+    left.
     """
     checksum = 0
     while size and (piece := os.read(descriptor, min(size, _PIECE))):
@@ -134,7 +135,7 @@ def _check(number: int, descriptor: int, size: int) -> None:
 
 
 def _mapped(path: Path, size: int) -> torch.Tensor:
-    """The bytes of a file, mapped by torch, which keeps no file descriptor open, unlike Python's own mmap."""
+    """Map the bytes of a file with torch. Unlike Python's own mmap, torch keeps no file descriptor open."""
     try:
         # A private map: torch needs it to be writable, but writes would not change the file.
         return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8, device="cpu")

@@ -75,7 +75,7 @@ class Header:
         Number of rows.
     edits : int
         Incremented when committed rows are about to change, and again when they have changed, so it is odd in between.
-        If two headers of one incarnation have the same even number, the rows that both contain are equal.
+        If two headers of one incarnation have the same even number of edits, the rows that both contain are equal.
     attributes : mapping
         Attributes that users have added to the array.
     """
@@ -92,12 +92,12 @@ class Header:
     @classmethod
     @explained()
     def from_bytes(cls, document: bytes) -> Header:
-        """The header that `to_bytes` wrote; StoreError if `document` cannot be its result."""
+        """Read a header that `to_bytes` wrote. Raise StoreError if `to_bytes` cannot have written `document`."""
         if is_empty(document):
             raise EmptyDocumentError(
-                "its zarr.json is empty, as a power failure may leave it. Mode 'a' or 'r+', with dtype and shape as "
-                "they were (and block_size and compressors if they were given), recovers the rows; mode 'w' and "
-                "unlink delete them"
+                "its zarr.json is empty, perhaps after a power failure. To recover the rows, open it with mode 'a' or "
+                "'r+', and with dtype and shape as they were (and block_size and compressors if they were given); "
+                "mode 'w' and unlink delete them"
             )
         found = parsed(document)
         attributes = dict(found.get("attributes") or {})
@@ -164,7 +164,7 @@ class Header:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a stored block is its bytes in memory followed by a checksum."""
+        """Whether a stored block consists of its bytes in memory, followed by a checksum."""
         return [codec["name"] for codec in self.codecs] == ["bytes", "crc32c"] and sys.byteorder == "little"
 
     def key(self, number: int) -> str:

@@ -1,4 +1,4 @@
-"""Indices of rows as users write them, rows as users give them for writing, and the blocks that contain them."""
+"""Converts indices of rows, and rows to write, from the forms that users may give. Finds the blocks of rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BlockPart: TypeAlias = tuple[int, slice | RowNumbers, slice | RowNumbers]
 
 
 def parts_of(rows: range | RowNumbers, block_size: int) -> Iterator[BlockPart]:
-    """For each block with some of `rows`: its number, their positions in `rows`, and their positions in the block.
+    """For each block that has some of `rows`: its number, and the positions of these rows in `rows` and in the block.
 
     A range must have step 1.
     """
@@ -43,10 +43,10 @@ def parts_of(rows: range | RowNumbers, block_size: int) -> Iterator[BlockPart]:
 
 
 def indexable(tensor: torch.Tensor, rows: range | RowNumbers) -> Any:
-    """A view of a contiguous tensor that is fastest to index with the parts of `rows`: a tensor or an array.
+    """Return the view of a contiguous tensor, a tensor or an array, that is fastest to index with the parts of `rows`.
 
-    torch copies slices on several threads, but numpy is faster with arrays of row numbers. On assignment with equal
-    numbers, the last row stays.
+    torch copies slices on several threads, but numpy is faster with arrays of row numbers. If a number occurs twice in
+    an assignment, its last row stays.
     """
     if isinstance(rows, range):
         return tensor
@@ -70,9 +70,10 @@ def as_rows(given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Ten
     Raises
     ------
     TypeError
-        If it has another dtype, or another type.
+        If `given` has another dtype, or is neither a tensor nor an array.
     ValidationError
-        If its shape does not end with that of a row, it is not a dense tensor with values, or elements are masked.
+        If its shape does not end with the shape of a row, if it is not a dense tensor with values, or if elements are
+        masked.
     """
     if isinstance(given, np.ndarray):
         check_unmasked(given, "rows have")
@@ -91,7 +92,7 @@ def as_rows(given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Ten
 
 
 def spread(values: Any, count: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """`values` as `count` rows: a number, one row for all, or as many rows; raises the errors of `as_rows`."""
+    """Return `count` rows. `values` is a number, one row for all, or `count` rows. Raises the errors of `as_rows`."""
     if isinstance(values, bool | int | float | complex):
         return torch.full((count, *shape), cast("float", values), dtype=dtype, device="cpu")
     rows = as_rows(values, dtype, shape)

@@ -19,7 +19,7 @@ from infinite_tensor_stores.zarr.layout import DOCUMENT
 from infinite_tensor_stores.zarr.objects import Objects
 
 _CAN_REPLACE_OPEN_FILES = os.name != "nt"
-"""Windows refuses to replace an open file, and does not reuse the number of a file."""
+"""False on Windows, which refuses to replace an open file, and does not reuse the number of a file."""
 
 _PARTIAL = "writer.partial"
 """The name of a file until it is written whole and renamed. There is one writer, so one name is enough."""
@@ -29,13 +29,13 @@ Right: TypeAlias = FileLock | Lease
 
 
 class Document:
-    """A ``zarr.json`` as it was read. On remote storage it counts as current, since a check would take a request."""
+    """A ``zarr.json`` as it was read. On remote storage it always counts as current: a check would take a request."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
 
     def is_current(self) -> bool:
-        """Whether it has not been replaced."""
+        """Whether the stored document has not been replaced."""
         return True
 
 
@@ -98,7 +98,7 @@ class Location(Objects):
 
     @contextmanager
     def reporting(self, what: str) -> Iterator[None]:
-        """A context that turns exceptions of the storage into a StoreError which names the blob and `what` failed."""
+        """A context that turns exceptions of the storage into a StoreError. Its message has the blob and `what`."""
         try:
             yield
         except (RegionError, ValidationError, MemoryError):
@@ -112,12 +112,12 @@ class Location(Objects):
 
     @explained()
     def document(self) -> Document | None:
-        """The ``zarr.json``, None if there is none; StoreError if it is too large or not a regular file."""
+        """Read the ``zarr.json``, or return None. Raise StoreError if it is too large or not a regular file."""
         (found,) = self.get([DOCUMENT])
         return None if found is None else Document(content(found))
 
     def header(self) -> tuple[Header, Document]:
-        """The last commit; BlobNotFoundError if there is no blob, StoreError if it cannot be read."""
+        """Read the last commit. Raise BlobNotFoundError if there is no blob, StoreError if it cannot be read."""
         document = self.document()
         if document is None:
             raise BlobNotFoundError(f"{self!r}: there is no blob; mode 'w' creates one")
@@ -145,17 +145,17 @@ class Location(Objects):
         """Delete the lock file and the file of an unfinished write, which exist on a local disk only."""
 
     def vanish(self) -> None:
-        """Delete the empty place itself. A prefix needs nothing, as it is gone with its objects."""
+        """Delete the empty place itself. Does nothing for a prefix, which disappears with its objects."""
 
     def claim(self) -> Right:
-        """Get the right to write; StoreError if another writer has it. On a local disk, this creates the folder."""
+        """Get the right to write. Raise StoreError if another writer has it. On a local disk, create the folder."""
         return Lease(self)
 
 
 class Folder(Location):
     """A folder on a local disk, by its absolute path.
 
-    The calling thread reads and writes its files, so that nothing continues in the background after an interrupt.
+    The calling thread itself reads and writes files, so that nothing continues in the background after an interrupt.
     """
 
     is_local = True
@@ -186,7 +186,7 @@ class Folder(Location):
         self.replace(DOCUMENT, [header.to_bytes()], sync=True)
 
     def replace(self, key: str, parts: Sequence[Any], size: int = 0, *, sync: bool = False) -> None:
-        """Replace the file `key` by one made of `parts`. If `size` is more than these, the last part ends there."""
+        """Replace the file `key` by one made of `parts`. If `size` is given, leave a hole so that they end there."""
         partial = self.path / _PARTIAL
         descriptor = _created(partial)
         try:
@@ -217,7 +217,7 @@ class Folder(Location):
                 folder.rmdir()
 
     def claim(self) -> Right:
-        """A lock on a file if the file system supports locks, else a lease."""
+        """Get a lock on a file if the file system supports locks, else a lease."""
         if self.store.read_only:
             raise StoreError("the zarr Store that was given is read-only")
         try:
@@ -237,7 +237,7 @@ def location_of(target: Any, storage_options: dict[str, Any] | None, timeout: fl
 
 
 def _created(path: Path) -> int:
-    """A descriptor of a new file. A file left by a killed writer, or a link, which could lead elsewhere, is deleted."""
+    """Create a file, and return its descriptor. Delete a file that a killed writer left, or a link to another place."""
     while True:
         try:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

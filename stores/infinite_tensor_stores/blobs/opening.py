@@ -1,4 +1,4 @@
-"""Opening, creating and deleting blobs, and closing blobs that were dropped: behind `TensorBlob.open` and `unlink`."""
+"""What `TensorBlob.open` and `unlink` do: open, create and delete blobs. Also closes blobs that were dropped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _closing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class Wanted:
-    """The properties that a user gives when opening a blob, with the arguments of `TensorBlob.open`."""
+    """The properties that a user gives to `TensorBlob.open`, as arguments of the same names."""
 
     def __init__(self, dtype: Any = None, shape: Any = None, block_size: Any = None, compressors: Any = "auto") -> None:
         if dtype is not None and not isinstance(dtype, torch.dtype | str):
@@ -47,9 +47,9 @@ class Wanted:
         self.compressors = compressors
 
     def header(self, old: Header | None, *, is_local: bool) -> Header:
-        """The header of a new, empty blob, which takes defaults from `old`, the blob that it replaces, if any.
+        """Return the header of a new, empty blob. Defaults come from `old`, the blob that it replaces, if any.
 
-        ValidationError for blocks of 2 GiB or more, and for compressors that are not allowed.
+        Raises ValidationError for blocks of 2 GiB or more, and for compressors that are not allowed.
         """
         dtype = self.dtype or (old.dtype if old else None)
         shape = self.shape if self.shape is not None else (old.shape if old else None)
@@ -84,7 +84,7 @@ def _row_shape(shape: object) -> tuple[int, ...]:
 
 
 def positive(name: str, value: object) -> int | None:
-    """`value`, if it is a positive int or None; ValidationError otherwise."""
+    """Return `value` if it is a positive int or None. Else raise ValidationError."""
     number = as_index(value)
     if value is not None and (number is None or number < 1):
         raise ValidationError(f"{name} must be a positive int or None, got {value!r}")
@@ -95,7 +95,7 @@ _ANY = Wanted()
 
 
 def opened(location: Location, most_blocks: int | None, wanted: Wanted = _ANY) -> Rows:
-    """The rows of an existing blob, for reading."""
+    """Open the rows of an existing blob for reading."""
     wait_for_dropped()
     with location.reporting("cannot be opened"):
         header, document = location.header()
@@ -104,7 +104,7 @@ def opened(location: Location, most_blocks: int | None, wanted: Wanted = _ANY) -
 
 
 def opened_for_writing(location: Location, most_blocks: int | None, wanted: Wanted) -> Rows:
-    """The rows of an existing blob, for reading and writing."""
+    """Open the rows of an existing blob for reading and writing."""
     wait_for_dropped()
     with location.reporting("cannot be opened"):
         # Check before claiming, so that nothing is claimed if there is no such blob.
@@ -114,7 +114,7 @@ def opened_for_writing(location: Location, most_blocks: int | None, wanted: Want
             if wanted.dtype is None or wanted.shape is None:
                 raise
         with _claimed(location) as right:
-            # Another writer may have changed it in between.
+            # Another writer may have changed the header in between.
             try:
                 header, _ = location.header()
             except EmptyDocumentError:
@@ -123,7 +123,7 @@ def opened_for_writing(location: Location, most_blocks: int | None, wanted: Want
 
 
 def _found_again(location: Location, wanted: Wanted) -> Header:
-    """Recover the header of a blob whose ``zarr.json`` is empty from its blocks.
+    """Recover the header of a blob from its blocks, if its ``zarr.json`` is empty.
 
     A block is filled with zeros after the last row, so rows of zeros at the very end cannot be recovered.
 
@@ -149,9 +149,10 @@ def _found_again(location: Location, wanted: Wanted) -> Header:
             )
     location.commit(header)
     warnings.warn(
-        f"{location!r}: its {DOCUMENT} was empty; {header.rows} rows were found in its blocks, of dtype={header.dtype} "
-        f"and shape={header.shape}, {header.block_size} in a block, without rows of zeros at the end, and perhaps with "
-        f"rows that had been truncated. If that is wrong, empty {DOCUMENT} again and open it with the right arguments",
+        f"{location!r}: its {DOCUMENT} was empty; {header.rows} rows were found in its blocks, of "
+        f"dtype={header.dtype} and shape={header.shape}, {header.block_size} in a block. Rows of zeros at the end are "
+        f"lost, and rows that had been truncated may be back. If the number of rows, dtype or shape is wrong, empty "
+        f"{DOCUMENT} again and open it with the right arguments",
         DamagedDataWarning,
         stacklevel=4,
     )
@@ -159,13 +160,13 @@ def _found_again(location: Location, wanted: Wanted) -> Header:
 
 
 def _rows_in(block: torch.Tensor) -> int:
-    """The number of rows up to the last one that is not all zeros."""
+    """The number of rows up to and including the last one that is not all zeros."""
     written = to_stored(block).reshape(-1).view(np.uint8).reshape(len(block), -1).any(axis=1)
     return int(np.flatnonzero(written).max(initial=-1)) + 1
 
 
 def created(location: Location, most_blocks: int | None, wanted: Wanted) -> Rows:
-    """The rows of a new blob, for writing; it replaces an existing one."""
+    """Create a blob, which replaces an existing one, and open its rows for writing."""
     wait_for_dropped()
     with location.reporting("cannot be created"):
         document = _document(location, "is there already; choose an empty place")
@@ -194,13 +195,13 @@ def delete(location: Location) -> None:
             location.delete_lock()
         finally:
             right.release()
-            # The place is empty only now, as a lease is an object there too.
+            # The place is empty only now, because a lease is an object there too.
             location.vanish()
             location.disconnect()
 
 
 def _document(location: Location, what: str) -> Document | None:
-    """The document of a blob, perhaps damaged, None if there is none; StoreError if something else is there."""
+    """Return the document of a blob, perhaps damaged, or None. Raise StoreError if something else is there."""
     document = location.document()
     nothing = document is None or is_empty(document.content)
     if nothing and (stranger := location.stranger()) is not None:

@@ -40,7 +40,7 @@ class Rows:
     document : Document, optional
         For a reader, the document from which the header was read.
     right : FileLock or Lease, optional
-        The right to write, which is released when this is closed.
+        The right to write, which is released when this object is closed.
 
     Attributes
     ----------
@@ -57,14 +57,14 @@ class Rows:
     lock : RLock
         Held during every operation of several steps.
     extending : RLock
-        Held while rows are added piece by piece; taken before `lock`.
+        Held while rows are added piece by piece; acquired before `lock`.
 
     Notes
     -----
     A signal handler may raise an exception between any two lines, so the rows must be correct after each line. They
-    are, because only rows before `length` count: new rows are put into buffers, or into files after the last row, and
-    then `length` is changed, together with `cursor`, in one line during which Python handles no signals. After the
-    last row, buffers and files may contain anything.
+    are, because only rows before `length` count. New rows are first put into buffers, or into files after the last
+    row. Then one line, during which Python handles no signals, changes both `length` and `cursor`. After the last row,
+    buffers and files may contain anything.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Rows:
         self._unsaved: set[int] = set()
         # Whether blocks have been loaded since the document was last checked.
         self._unconfirmed = False
-        # Whether the storage may differ from `header`, or is about to: the last attempt to change it has failed.
+        # Whether the storage may differ from `header`: a change of the storage is under way, or has failed.
         self._in_doubt = False
         renew_in_children(self)
         if right is not None:
@@ -110,7 +110,7 @@ class Rows:
 
     def check_apart(self) -> None:
         """Raise StoreError if a signal handler has interrupted another call on this thread."""
-        # Ask the lock itself: no flag of our own would be right after every interrupt. RLock has no public method.
+        # Ask the lock itself: no flag of our own would be right after every interrupt. RLock only has a private method.
         if self.lock._is_owned() or self.extending._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
             raise StoreError(
                 f"{self.location!r} cannot be used here: this thread is in the middle of another call, which a signal "
@@ -126,7 +126,7 @@ class Rows:
     # Reading.
 
     def row(self, number: int) -> torch.Tensor:
-        """A copy of one row. Makes few calls, since many users read row by row."""
+        """A copy of one row. Makes few calls, because many users read row by row."""
         with self.lock:
             self._look_again()
             self._check_there(number)
@@ -170,13 +170,13 @@ class Rows:
             return self.length
 
     def confirm(self) -> None:
-        """Ensure that `header` was the last commit when the kept blocks were loaded; raises the errors of `refresh`."""
+        """Ensure that `header` was the last commit when blocks were loaded. Raises the errors of `refresh`."""
         with self.lock:
             if self._unconfirmed:
                 self._follow()
 
     def _look_again(self) -> None:
-        """For a reader on a local disk, `_follow` if the writer has committed."""
+        """For a reader on a local disk, call `_follow` if the writer has committed."""
         if not self.writes and (self._document is None or not self._document.is_current()):
             self._follow()
 
@@ -187,7 +187,7 @@ class Rows:
         """
         with self.location.reporting("cannot be read"):
             header, document = self._committed()
-        # In a forked child, buffered rows may follow, which were not stored yet at the fork.
+        # In a forked child, there may be further rows in buffers, which were not stored yet at the fork.
         if (header.edits, header.rows) != (self.header.edits, self.header.rows):
             if header.edits != self.header.edits or self._buffers:
                 self._drop(self._loaded)
@@ -196,7 +196,7 @@ class Rows:
             self._buffers.clear()
             self._unsaved.clear()
         self.header = header
-        # Set this last: if interrupted before, the next read starts again.
+        # Set these last: if an interrupt comes before this line, the next read starts again.
         self._document, self._unconfirmed = document, False
 
     def _committed(self) -> tuple[Header, Document]:
@@ -244,7 +244,7 @@ class Rows:
         )
 
     def _check_there(self, number: int, cause: Exception | None = None) -> None:
-        """Raise RegionError if the blob has been truncated before a row that is being read."""
+        """Raise RegionError if a row that is being read no longer exists, because the blob has been truncated."""
         if number >= self.length:
             raise RegionError(
                 f"{self.location!r} has been truncated to {self.length} rows since it was opened"
@@ -258,7 +258,7 @@ class Rows:
     # Writing.
 
     def append(self, row: object) -> bool:
-        """Append one row to the buffer of the last block. If that is not enough, do nothing and return False.
+        """Append one row to the buffer of the last block. If more than that is needed, do nothing and return False.
 
         This is the fast path for writing row by row. The caller holds the lock.
         """
@@ -281,7 +281,7 @@ class Rows:
         Raises
         ------
         StoreError
-            If blocks that must be stored now cannot be. The length is unchanged, but rows may have been overwritten.
+            If blocks cannot be stored. The length is unchanged, but rows may have been overwritten.
         """
         with self._changing("cannot be written"):
             stop = start + len(rows)
@@ -291,7 +291,7 @@ class Rows:
                 self._commit_full()
 
     def overwrite(self, numbers: range | RowNumbers, rows: torch.Tensor) -> None:
-        """Overwrite rows with any numbers; if a number occurs twice, the last row stays."""
+        """Overwrite the rows with these numbers. If a number occurs twice, its last row stays."""
         with self._changing("cannot be written"):
             self._take(numbers, rows.contiguous())
 
@@ -299,7 +299,7 @@ class Rows:
         """Delete the rows from `length` on, which is at most the number of rows. The caller holds the lock."""
         blocks, kept = -(-self.length // self._size), -(-length // self._size)
         with self._changing("cannot be truncated"):
-            # Until the commit below is done, more rows are committed than there are.
+            # Until the commit below is done, more rows are committed than exist.
             self._in_doubt = length < self.header.rows
             self.cursor, self.length = min(self.cursor, length), length
             if self._in_doubt:
@@ -394,7 +394,7 @@ class Rows:
             self._commit(rows, self.header.edits)
 
     def _buffer(self, number: int, stop: int) -> torch.Tensor:
-        """The buffer of a block, while rows up to `stop` are being written."""
+        """The buffer of a block. Rows before `stop` are being written."""
         buffer = self._buffers.get(number)
         if buffer is None:
             # Later writes may come from outside the caller's inference mode, so create it outside too.
@@ -426,7 +426,7 @@ class Rows:
             self._in_doubt = True
             self._blocks.save({number: blocks[number] for number in wave})
             self._in_doubt = False
-            # Drop them again, as a signal handler may have loaded them meanwhile.
+            # Drop them again, because a signal handler may have loaded them meanwhile.
             self._drop(wave)
             self._unsaved.difference_update(wave)
 
@@ -445,7 +445,7 @@ class Rows:
         self._in_doubt = False
 
     def _settle(self) -> None:
-        """After a failed attempt, find out what is committed."""
+        """After a failed change, find out what is committed."""
         if not self._in_doubt:
             return
         self.header, _ = self._committed()

@@ -58,7 +58,7 @@ class FileLock:
     Parameters
     ----------
     folder : Path
-        The folder in which the file is created, and stays. The folder is created if necessary.
+        The folder in which the file is created. The file stays there. The folder is created if necessary.
 
     Raises
     ------
@@ -90,8 +90,8 @@ class FileLock:
         self._file.close()
 
     def _is_ours(self, path: Path) -> bool:
-        """Lock the file; False if it was deleted meanwhile."""
-        # The holder is written into the file, so links are not followed, which could lead to another file.
+        """Lock the file. Return False if it was deleted meanwhile."""
+        # The name of the holder is written into the file, so do not follow a link, which could lead to another file.
         self._file = OpenFile(descriptor := os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666))
         is_ours = False
         try:
@@ -168,7 +168,7 @@ class Lease:
             raise StoreError(f"{self._lost}; what was not flushed is not stored. Open it again to continue")
 
     def release(self) -> None:
-        """Let others write. If that fails, the lease stays, renewed only by `check`; try again."""
+        """Let others write. If that fails, call this again: the lease stays, but only `check` renews it."""
         if self._renewing.locked():
             self._renewing.release()
         with self._lock:
@@ -188,14 +188,14 @@ class Lease:
             if self._lost is not None:
                 return
             if self._objects.get([self._key]) == [None]:
-                self._lost = "its lease was deleted, since this process has not renewed it in time"
+                self._lost = "its lease was deleted, because this process had not renewed it in time"
                 return
             begun = self._put()
             holder = None if self._certain() else self._other()
             if holder is None:
                 self._renewed = begun
                 return
-            self._lost = f"{holder} has taken over writing, since this process has not renewed its lease in time"
+            self._lost = f"{holder} has taken over writing, because this process had not renewed its lease in time"
             self._objects.delete([self._key])
 
     def _certain(self) -> bool:
@@ -210,7 +210,7 @@ class Lease:
         return begun
 
     def _other(self, *, clean: bool = False) -> str | None:
-        """The holder of another lease that has not expired, or None; then `clean` deletes all other leases."""
+        """The holder of another lease that has not expired, or None. If None, `clean` deletes all other leases."""
         keys = [key for page in self._objects.pages(FOLDER) for key in page if key != self._key]
         for key, document in zip(keys, self._objects.get(keys), strict=True):
             holder, renewed = _read(document)

@@ -47,7 +47,7 @@ _MARGIN = 2**20
 
 
 def reserve(h5: Any, nbytes: int) -> None:
-    """Allocate disk space for `nbytes` more of data in an open file; OSError if the disk is full."""
+    """Allocate disk space for `nbytes` more of data in an open file. Raise OSError if the disk is full."""
     descriptor, end = h5.id.get_vfd_handle(), h5.id.get_filesize()
     if os.fstat(descriptor).st_size < end + nbytes + _MARGIN:
         allocate(descriptor, end, nbytes + _MARGIN)
@@ -65,7 +65,10 @@ def check_room(folder: Path) -> None:
 
 
 class SharedFile:
-    """An open HDF5 file, shared by all its stores in this process: if open twice, they would overwrite each other."""
+    """An open HDF5 file, shared by all its stores in this process.
+
+    If each store opened the file for itself, they would overwrite each other's data.
+    """
 
     def __init__(self, h5: Any, writable: bool) -> None:
         self.h5 = h5
@@ -85,7 +88,7 @@ class SharedFile:
 
     @property
     def vanished(self) -> bool:
-        """Whether the file has been deleted or replaced, so that what is written to it now is lost."""
+        """Whether the file has been deleted or replaced. Whatever is written to it now is lost then."""
         own = os.fstat(self.h5.id.get_vfd_handle())
         if own.st_nlink:
             return False
@@ -97,7 +100,7 @@ class SharedFile:
 
     @contextmanager
     def opened(self, owner: object) -> Iterator[Any]:
-        """A context with the open file that holds its lock; StoreError if it is closed."""
+        """A context that gives the open file, and holds its lock. Raises StoreError if the file is closed."""
         with self.lock:
             if not self.h5:
                 raise StoreError(f"{owner} is closed; open it again with `with store:`")
@@ -111,7 +114,7 @@ class SharedFile:
             )
 
     def group(self, name: str, definition: Mapping[str, Any]) -> TileSlots:
-        """The slots of the tensor in group `name`; OSError if the group no longer has this `definition`."""
+        """Return the slots of the tensor in group `name`. Raise OSError if the group no longer has `definition`."""
         with self.lock:
             known = self.groups.get(name)
             if known is None or known.incarnation != definition["incarnation"]:
@@ -122,19 +125,22 @@ class SharedFile:
             return known
 
     def remember(self, name: str, slots: TileSlots) -> None:
-        """Share these slots with all who open the tensor in group `name`. Takes no lock, as the collector calls it."""
+        """Share these slots with all who open the tensor in group `name`.
+
+        Takes no lock, because the garbage collector calls this.
+        """
         if not slots.gone:
             self.groups.setdefault(name, slots)
 
     def finish(self, slots: TileSlots, tile: Index) -> None:
-        """Delete the log of a tile: at the next flush if the tile is complete, even if the tensor is unused then."""
+        """Delete the log of a tile. If the tile is complete, do so at the next flush, even if the tensor is unused."""
         if slots.has([tile])[0]:
             self.finished.add(slots)
         else:
             slots.log.delete([tile])
 
     def delete(self, name: str) -> None:
-        """Delete a tensor. The definition is deleted first: if interrupted, what remains is garbage."""
+        """Delete a tensor. The definition is deleted first: after an interrupt, what remains is garbage."""
         with self.lock:
             group = tensor_at(self.h5, name)
             if group is None:
@@ -175,7 +181,7 @@ class SharedFile:
             return collected
 
     def _slots(self, name: str) -> TileSlots | None:
-        """The slots of a tensor; None if its definition is damaged, which `verify` reports and gc leaves alone."""
+        """The slots of a tensor, or None if its definition is damaged: `verify` reports that, gc leaves it alone."""
         try:
             definition = checked(document_in(self.h5[name][DEFINITION]), name)
         except (KeyError, ValueError, StoreError):
@@ -271,7 +277,7 @@ def open_file(path: Path, mode: str, owner: object) -> SharedFile:
     Raises
     ------
     StoreError
-        If the mode does not fit what is there, or that cannot be read.
+        If the mode does not fit what is at the path, or if that cannot be read.
     """
     with _opening(path, owner):
         found = None if not path.exists() else "an empty file" if _is_blank(path) else "a file"
@@ -312,7 +318,7 @@ def leave_file(file: SharedFile, owner: object) -> None:
 
 @contextmanager
 def _opening(path: Path, owner: object) -> Iterator[None]:
-    """A context that locks opening in this process, and raises errors that name the store."""
+    """A context in which no other thread of this process opens a file. Its errors name the store."""
     try:
         with _opening_lock:
             yield
@@ -337,7 +343,7 @@ def _is_other_file(path: Path) -> bool:
 
 
 def _shared(path: Path, mode: str, owner: object) -> SharedFile | None:
-    """The file if another store of this process has it open, else None; StoreError if the modes do not fit."""
+    """Return the file if another store of this process has it open, else None. Raise StoreError if modes do not fit."""
     shared = _known.get(_identity(path.stat())) if path.exists() else None
     if shared is None or not shared.h5:
         return None
@@ -349,7 +355,7 @@ def _shared(path: Path, mode: str, owner: object) -> SharedFile | None:
 
 
 def _look(path: Path, owner: object, mode: str) -> bool:
-    """Whether a file is a store; StoreError if it is not, and cannot become one. Does not change the file."""
+    """Return whether a file is a store. Raise StoreError if it cannot even become one. Does not change the file."""
     if not path.is_file():
         # Opening a pipe would wait for a writer.
         raise StoreError(f"{owner}: there is something that is not a regular file; choose another path")
@@ -384,15 +390,15 @@ def _check_free(h5: Any, owner: object) -> None:
 
 
 def _is_blank(path: Path) -> bool:
-    """Whether there is no file, or an empty one, as tempfile creates it, so that nothing can be lost."""
+    """Whether nothing can be lost: there is no file, or only an empty one, such as `tempfile` creates."""
     return not path.exists() or (path.is_file() and not path.stat().st_size)
 
 
 def _create(path: Path, *, exclusive: bool) -> None:
     """Create an empty store with a single write, so that a kill leaves either a complete store or an empty file.
 
-    HDF5 itself would leave a file that cannot be opened, and its mode ``w`` empties a file that another process has
-    open.
+    If HDF5 itself created the file, a kill could leave one that cannot be opened. Its mode ``w`` even empties a file
+    that another process has open.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     check_room(path.parent)
@@ -430,5 +436,5 @@ def _mark(h5: Any) -> None:
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
-    """The identity of a file, whatever its path."""
+    """The identity of a file, which does not depend on its path."""
     return status.st_dev, status.st_ino

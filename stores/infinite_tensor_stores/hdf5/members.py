@@ -1,4 +1,4 @@
-"""Telling what in an HDF5 file belongs to this library from what belongs to other programs, which is never changed.
+"""Finds what belongs to this library in an HDF5 file. What belongs to other programs is never changed.
 
 Other programs may keep settings in the attributes of the file, and their own arrays next to ours. This library owns
 
@@ -38,7 +38,7 @@ _OLD_FOLDER = "tensors"
 
 
 def import_h5py() -> Any:
-    """Import h5py, when a store is created; the ImportError says how to install it."""
+    """Import h5py, which is needed only for HDF5 stores. The ImportError says how to install it."""
     try:
         return import_module("h5py")
     except ImportError as error:
@@ -46,7 +46,7 @@ def import_h5py() -> Any:
 
 
 def file_in_memory() -> Any:
-    """A new HDF5 file in memory. It has a random name, as HDF5 refuses two open files with the same name."""
+    """A new HDF5 file in memory. It has a random name, because HDF5 refuses to open two of the same name."""
     return import_h5py().File(secrets.token_hex(8), "w", driver="core", backing_store=False)
 
 
@@ -64,21 +64,21 @@ def opened(path: Path, mode: str) -> Any:
 
 
 def group_at(h5: Any, name: str) -> Any | None:
-    """The HDF5 group with a name; None if there is nothing, a dataset, or a link to another place."""
+    """Return the HDF5 group with a name, or None if there is nothing, a dataset, or a link to another place."""
     h5py = import_h5py()
     found = h5[name] if isinstance(h5.get(name, getlink=True), h5py.HardLink) else None
     return found if isinstance(found, h5py.Group) else None
 
 
 def check_own(group: Any, names: Sequence[str]) -> None:
-    """Raise ValueError if a member of a group is missing, or is a link, whose target may belong to others."""
+    """Raise ValueError if a member of a group is missing or is a link. The target of a link may belong to others."""
     for name in names:
         if not isinstance(group.get(name, getlink=True), import_h5py().HardLink):
             raise ValueError(f"{group.name}/{name} is missing, or a link to another place")  # noqa: TRY004  (not a type error)
 
 
 def tensor_at(h5: Any, name: str) -> Any | None:
-    """The HDF5 group with a name if it is that of a tensor, with or without a definition; None for anything else."""
+    """Return the HDF5 group with a name if it is a tensor's group, with or without a definition, else None."""
     group = group_at(h5, name)
     if group is None:
         return None
@@ -87,12 +87,12 @@ def tensor_at(h5: Any, name: str) -> Any | None:
 
 
 def names_in(group: Any) -> list[str]:
-    """The names of the members of a group, except those that are not UTF-8 (h5py returns bytes), as ours always are."""
+    """The names of the members of a group. Skips names that are not UTF-8 (bytes in h5py), which cannot be ours."""
     return [name for name in group if isinstance(name, str)]
 
 
 def tensors_in(h5: Any) -> list[str]:
-    """The names of all groups of tensors' data, with or without a definition."""
+    """The names of the HDF5 groups of all tensors, with or without a definition."""
     return [name for name in names_in(h5) if name.startswith(TENSOR) and tensor_at(h5, name) is not None]
 
 
@@ -127,7 +127,7 @@ def is_defined(h5: Any, name: str) -> bool:
 
 
 def read_document(h5: Any, name: str) -> dict[str, Any] | ValueError | None:
-    """The document of a tensor or a group, None if there is none; returns a ValueError if it is damaged."""
+    """Return the document of a tensor or a group, None if there is none, or a ValueError if it is damaged."""
     try:
         if name.startswith(GROUP):
             found = document_at(h5, name)
@@ -139,7 +139,7 @@ def read_document(h5: Any, name: str) -> dict[str, Any] | ValueError | None:
 
 
 def document_at(h5: Any, name: str) -> Any | None:
-    """The dataset of a group of tensors; None if there is nothing, or something else."""
+    """Return the dataset of a group of tensors, or None if there is nothing or something else."""
     h5py, folder = import_h5py(), group_at(h5, FOLDER)
     hard = folder is not None and isinstance(folder.get(name, getlink=True), h5py.HardLink)
     found = folder[name] if folder is not None and hard else None
@@ -162,7 +162,7 @@ def delete_group(h5: Any, name: str) -> None:
 
 
 def names_taken(h5: Any) -> list[str]:
-    """The members of a file that is not a store yet which would be taken for ours, or would be in our way."""
+    """In a file that is not a store yet, the members that would be mistaken for ours, or would be in our way."""
     found = [f"/{name}" for name in names_in(h5) if name.startswith(TENSOR)]
     folder = group_at(h5, FOLDER)
     if folder is None:
@@ -171,7 +171,7 @@ def names_taken(h5: Any) -> list[str]:
 
 
 def is_of_version_0(h5: Any) -> bool:
-    """Whether a version 0.x has written a file, with a group "tensors" that is empty or contains its tensors."""
+    """Whether a version 0.x has written a file: it then has a group "tensors", which is empty or contains tensors."""
     h5py, folder = import_h5py(), group_at(h5, _OLD_FOLDER)
     if folder is None:
         return False
@@ -192,7 +192,7 @@ def is_incarnation(group: Any, incarnation: str) -> bool:
 
 
 def put_document(group: Any, name: str, document: str) -> None:
-    """Create a dataset with a document. It gets its name only when it is complete, so an interrupt leaves no part."""
+    """Create a dataset with a document. It gets its name when it is complete, so an interrupt never leaves a part."""
     group[name] = group.create_dataset(None, data=np.bytes_(document))
 
 
@@ -210,7 +210,7 @@ def check_chunks(dataset: Any, most: int) -> None:
 
 
 def check_size(dataset: Any, most: int) -> None:
-    """Raise ValueError if a dataset claims more than `most` bytes, even if fewer are stored; then `check_chunks`."""
+    """Raise ValueError if a dataset claims more than `most` bytes, even if fewer are stored. Also `check_chunks`."""
     _check_bytes(dataset.name, dataset.nbytes, most)
     check_chunks(dataset, most)
 
@@ -221,7 +221,7 @@ def _check_bytes(what: str, size: int, most: int) -> None:
 
 
 def document_in(dataset: Any) -> dict[str, Any]:
-    """The JSON object in a dataset; ValueError if it is damaged."""
+    """Return the JSON object in a dataset. Raise ValueError if it is damaged."""
     try:
         check_size(dataset, LARGEST_DOCUMENT)
         document = bytes(dataset[()])

@@ -96,13 +96,13 @@ class TileIndex:
 
 
 def _keys(tiles: IntArray) -> npt.NDArray[Any]:
-    """One bytes value per row, with the same order as the rows, exact for every int64."""
+    """Return one bytes value per row. The values sort in the same order as the rows, for every int64."""
     raw = np.ascontiguousarray(tiles).view(np.uint64) ^ np.uint64(1 << 63)
     return raw.astype(">u8").view(f"S{8 * tiles.shape[1]}").reshape(-1)
 
 
 def _tiles(keys: npt.NDArray[Any]) -> IntArray:
-    """The rows from which `_keys` made these."""
+    """Return the rows from which `_keys` made `keys`."""
     raw = np.frombuffer(keys.tobytes(), dtype=">u8").astype(np.uint64) ^ np.uint64(1 << 63)
     return raw.view(np.int64).reshape(len(keys), keys.dtype.itemsize // 8)
 
@@ -152,7 +152,7 @@ class PartLog:
         return list(self._ends)
 
     def read(self, tile: Index) -> list[bytes | Exception]:
-        """The stored parts of a partial tile; a damaged one is an exception."""
+        """The stored parts of a partial tile. A damaged part is an exception."""
         return list(map(self._part_in, self._names(tile)))
 
     def append(self, tile: Index, part: bytes) -> None:
@@ -312,7 +312,7 @@ class TileSlots:
     # Partial tiles. The log of a complete tile is garbage, and is not read.
 
     def read_logs(self, tiles: Sequence[Index]) -> list[list[bytes | Exception]]:
-        """The stored log parts of each tile; a damaged one is an exception. A complete tile has none."""
+        """The stored log parts of each tile. A damaged part is an exception. A complete tile has no parts."""
         return [[] if done else self.log.read(tile) for tile, done in zip(tiles, self.has(tiles), strict=True)]
 
     def partial_tiles(self) -> list[Index]:
@@ -321,7 +321,7 @@ class TileSlots:
         return [tile for tile, done in zip(logged, self.has(logged), strict=True) if not done]
 
     def prune(self) -> tuple[int, int]:
-        """Delete the logs of complete tiles, and return what `PartLog.delete` does. Call it only after a flush.
+        """Delete the logs of complete tiles, and return what `PartLog.delete` returns. Call this only after a flush.
 
         HDF5 reuses the space of a log at once, so a kill before the flush could destroy both log and complete tile.
         """
@@ -331,7 +331,7 @@ class TileSlots:
     # Complete tiles.
 
     def read(self, tiles: Sequence[Index]) -> list[Block | Exception | None]:
-        """Read the block of each tile; None for a missing tile, an exception for a damaged one."""
+        """Read the block of each tile. Return None for a missing tile, and an exception for a damaged one."""
         if self._data is None:
             return [None] * len(tiles)
         slots = self._index.find(tiles)
@@ -352,9 +352,9 @@ class TileSlots:
         except Exception as error:  # noqa: BLE001  (h5py raises any exception on a damaged file)
             if length == 1:
                 return [error]
-            # One of several is damaged: read them one by one.
+            # One of several blocks is damaged: read them one by one.
             return [self._read_run(slot, 1)[0] for slot in range(first, first + length)]
-        # Copies, so that a tile in memory does not keep its neighbours there.
+        # Copy the blocks, so that a tile in memory does not keep its neighbours in memory.
         return [block.copy() for block in blocks] if length > 1 else [blocks[0]]
 
     def write(self, tiles: Mapping[Index, Block]) -> None:
@@ -380,7 +380,7 @@ class TileSlots:
         # First the pixels, then the rows of the index that refer to them.
         for first, run in runs:
             self._data[first : first + len(run)] = np.stack([blocks[number] for number in run.tolist()])
-        # Update memory before the rows are written: if that fails, the next attempt frees the rows that were written.
+        # Update memory before writing the rows: if writing fails, the next attempt frees the rows that were written.
         self._checksums[slots] = checksums
         self._index.put(indices, slots.tolist())
         for first, run in runs:
@@ -446,17 +446,17 @@ class TileSlots:
         return found
 
     def _checked(self, tile: Index, block: Block | Exception, checksum: int) -> Block | Exception:
-        """The block if it has this checksum, else an exception."""
+        """Return the block if it has this checksum, else an exception."""
         if isinstance(block, Exception) or checksum == self._checksum(tile, block):
             return block
         return ValueError("its checksum does not match")
 
     def _drop(self, slots: list[int]) -> None:
-        """Free slots, whichever tiles are in them according to the index in the file and the one in memory."""
+        """Free slots. Remove their tiles from the index in the file and from the index in memory, which may differ."""
         self._free(np.array(slots, dtype=np.int64), self._index.tiles_in(slots))
 
     def has(self, tiles: Sequence[Index]) -> list[bool]:
-        """Whether each tile is complete."""
+        """For each tile, whether it is complete."""
         found: list[bool] = (self._index.find(tiles) >= 0).tolist()
         return found
 
@@ -480,7 +480,7 @@ def _place_of(name: str, incarnation: str) -> str:
 
 
 def _uncached(group: Any, name: str) -> Any:
-    """Open a dataset without HDF5's own cache of chunks, as the store has a cache of tiles."""
+    """Open a dataset without HDF5's own cache of chunks, because the store has a cache of tiles."""
     h5py = import_h5py()
     access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
     access.set_chunk_cache(1, 0, 1.0)
@@ -488,6 +488,6 @@ def _uncached(group: Any, name: str) -> Any:
 
 
 def _runs(slots: IntArray) -> Iterator[slice]:
-    """The slices of ascending slots that are next to each other."""
+    """Split ascending slots into runs of consecutive slots, given as slices."""
     ends = [*(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), len(slots)]
     return (slice(a, b) for a, b in zip([0, *ends], ends, strict=False) if a < b)

@@ -69,7 +69,7 @@ class HDF5Tensor(TensorHandle):
         self._flush_interval = flush_interval
 
     def read_tiles(self, tiles: Sequence[Index]) -> list[torch.Tensor | None]:
-        """The complete tiles."""
+        """Read complete tiles."""
         found: list[torch.Tensor | None] = []
         for batch in self._batches(tiles):
             with self._file.opened(self.owner):
@@ -85,7 +85,7 @@ class HDF5Tensor(TensorHandle):
         self._file.flush(older_than=self._flush_interval)
 
     def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
-        """The merged logs of partial tiles; None for a tile without one."""
+        """Read the merged logs of partial tiles. Return None for a tile without a log."""
         with self._file.opened(self.owner):
             self._check_there()
             parts = self.slots.read_logs(tiles)
@@ -112,17 +112,17 @@ class HDF5Tensor(TensorHandle):
             self.slots.delete(tiles)
 
     def generation(self) -> str:
-        """The mark that the last `delete_tiles` left in the file."""
+        """The text that the last `delete_tiles` left in the file."""
         with self._file.opened(self.owner):
             return self.slots.drops
 
     def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
-        """Whether each tile has a slot."""
+        """For each tile, whether it has a slot."""
         with self._file.opened(self.owner):
             return self.slots.has(tiles)
 
     def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        """The tiles of a box that have a slot, and those that have a log."""
+        """The tiles of a box that have a slot, and the tiles of the box that have a log."""
         with self._file.opened(self.owner):
             return self.slots.find(low, high)
 
@@ -147,9 +147,9 @@ class HDF5Tensor(TensorHandle):
 
     @contextmanager
     def _changing(self, nbytes: int | None = None) -> Iterator[None]:
-        """Hold the lock of the file, after checking that the tensor is still there and `nbytes` more can be stored.
+        """A context that holds the lock of the file. The tensor must still be there, and `nbytes` more must fit.
 
-        With None, the room is not checked, so that deleting works on a full disk.
+        If `nbytes` is None, the room is not checked, so that deleting works on a full disk.
         """
         self._file.check_process(self.owner)
         with self._file.opened(self.owner) as h5:
@@ -159,9 +159,9 @@ class HDF5Tensor(TensorHandle):
             yield
 
     def _check_there(self) -> None:
-        """StoreError if another store has cleared the tensor, or the file has vanished. The file's lock is held."""
+        """Raise StoreError if another store has cleared the tensor, or the file has vanished. Needs the file's lock."""
         if self.released:
-            # The caller has cleared or closed it.
+            # This store itself has cleared the tensor, or was closed.
             return
         if self._file.vanished:
             replaced = Path(self._file.h5.filename).exists()
@@ -175,10 +175,10 @@ class HDF5Tensor(TensorHandle):
 class HDF5TileStore(HandleStore[HDF5Tensor]):
     """Keeps tensors in one HDF5 file.
 
-    Only one process can open the file at a time, as HDF5 locks it. Within a process, stores of the same file share it;
-    it is closed with the last of them. After `flush` or `close` the data is safe in the file. Later data may be lost if
-    the process is killed, and a kill in the middle of a write can damage the whole file, which cannot happen with
-    `ZarrTileStore`. A process that was forked while a store was open can read from it but not write.
+    Only one process can open the file at a time, because HDF5 locks it. Within a process, stores of the same file share
+    it, and the last store that is closed closes the file. After `flush` or `close` the data is safe in the file. Later
+    data may be lost if the process is killed. A kill in the middle of a write can damage the whole file; this cannot
+    happen with `ZarrTileStore`. A process that was forked while a store was open can read from it but not write.
 
     Parameters
     ----------
@@ -195,8 +195,8 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     compression_opts : object
         The options of `compression`, as in h5py.
     tile_size : int or tuple of int, optional
-        Extent of a tile, which is a chunk; see `PersistentTileStore`. Default: a stored tensor keeps its tile size; a
-        new one gets tiles of 1 to 4 MiB in the shape of its windows, such as 512 x 512 of float32.
+        Extent of a tile, which is a chunk; see `PersistentTileStore`. By default, a stored tensor keeps its tile size.
+        A new tensor gets tiles of 1 to 4 MiB in the shape of its windows, such as 512 x 512 of float32.
     cache_size_bytes : int, str or None
         Limit of the cache of tiles in memory, in bytes or as ``"400MB"``.
     cache_size_tiles : int or None
@@ -315,7 +315,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
             leave_file(self._file, self)
             self._file = None
 
-    # Documents: that of a tensor is a dataset in its HDF5 group; that of a TensorGroup is one in a common HDF5 group.
+    # Documents are datasets: one in the HDF5 group of each tensor, and one for each TensorGroup in a common HDF5 group.
 
     def _read_documents(self, names: Sequence[str]) -> list[dict[str, Any] | ValueError | None]:
         file = self._file_there()

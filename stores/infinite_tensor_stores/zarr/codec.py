@@ -1,8 +1,8 @@
 """Encoding and decoding the chunks of a Zarr array, many at a time, with a checksum that detects damage.
 
-The codecs `bytes`, `zstd`, `blosc` and `crc32c` are applied here by numcodecs and google-crc32c, with the same bytes as
-a result as in zarr. Zarr's own pipelines run each codec of each chunk as a task of an event loop, and differ between
-its versions.
+Here, numcodecs and google-crc32c apply the codecs `bytes`, `zstd`, `blosc` and `crc32c`. The resulting bytes are the
+same as zarr's. Zarr's own pipelines run each codec of each chunk as a task of an event loop, and differ between its
+versions.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ChunkCodec:
     Raises
     ------
     ValueError
-        If its codecs are not ``bytes``, any number of ``zstd`` and ``blosc``, ``crc32c``.
+        If its codecs are not ``bytes``, then any number of ``zstd`` and ``blosc``, then ``crc32c``.
 
     Attributes
     ----------
@@ -83,11 +83,11 @@ class ChunkCodec:
         return on_threads(self._encoded, blocks, self.threads(len(blocks)))
 
     def decode(self, stored: Sequence[bytes]) -> list[npt.NDArray[Any] | Exception]:
-        """Decode stored chunks; a damaged one becomes an exception."""
+        """Decode stored chunks. A damaged chunk becomes an exception."""
         return on_threads(self.decoded, stored, self.threads(len(stored)))
 
     def intact(self, stored: Sequence[bytes]) -> list[bytes | Exception]:
-        """Check stored chunks by their checksums; a damaged one becomes an exception."""
+        """Check stored chunks by their checksums. A damaged chunk becomes an exception."""
         return on_threads(_checked, stored, threads_for(sum(map(len, stored))))
 
     def threads(self, chunks: int) -> int:
@@ -161,7 +161,7 @@ def _compressor(codec: Mapping[str, Any]) -> Any:
 
 
 def _size_in(compressor: Any, data: Bytes) -> int | None:
-    """The decompressed size according to `data`, None if it does not say; ValueError if `data` is truncated."""
+    """Return the decompressed size that `data` states, or None. Raise ValueError if `data` is truncated."""
     header = bytes(data[:_LONGEST_HEADER])
     if isinstance(compressor, Zstd):
         return content_size(header)
@@ -172,7 +172,7 @@ def _size_in(compressor: Any, data: Bytes) -> int | None:
 
 
 def content_size(frame: bytes) -> int | None:
-    """The decompressed size according to a Zstandard frame (RFC 8878), None if it does not say or is no frame."""
+    """Return the decompressed size that a Zstandard frame (RFC 8878) states. None if it states none or is no frame."""
     if len(frame) < 6 or frame[:4] != _ZSTD_MAGIC:
         return None
     descriptor = frame[4]
@@ -229,7 +229,7 @@ def _documents_of(dtype: str, compressors: list[Any]) -> Sequence[Any]:
 
 
 def normal_form(document: Mapping[str, Any]) -> dict[str, Any]:
-    """An array's ``zarr.json`` in a normal form, as the specification allows several forms with the same meaning.
+    """Return an array's ``zarr.json`` in a normal form: the specification allows several with the same meaning.
 
     The specification: https://zarr-specs.readthedocs.io/en/latest/v3/core/. Raises ValueError if `document` is invalid.
     """
@@ -253,7 +253,7 @@ def _checked(data: bytes) -> bytes | Exception:
 
 
 def _unsealed(data: bytes) -> npt.NDArray[np.uint8]:
-    """The data before the checksum; ValueError if the checksum does not match."""
+    """Return the data before the checksum. Raise ValueError if the checksum does not match."""
     compressed = np.frombuffer(content(data), np.uint8)[:-_CRC_LENGTH]
     if google_crc32c.value(compressed) != int.from_bytes(data[-_CRC_LENGTH:], "little"):
         raise ValueError("its checksum does not match its content")

@@ -39,7 +39,7 @@ class Place:
     Attributes
     ----------
     name : str
-        The tensor's group.
+        The name of the tensor's group.
     definition : mapping
         The stored definition of the tensor.
     layout : TileLayout
@@ -47,7 +47,7 @@ class Place:
     origin : tuple of int
         Index of pixel 0 in the array, in pixels per dimension.
     largest_part : int
-        The most bytes of a part of a log: those of the tile, and of a piece of each window that covers it.
+        The most bytes of a part of a log, which may contain the tile and a piece of each window that covers it.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Place:
         return f"{self.array}/c/{'/'.join(map(str, chunk))}"
 
     def log(self, tile: Index) -> str:
-        """Prefix of the log of a partial tile; its parts also contain this as the name of the tile."""
+        """Prefix of the log of a partial tile. The parts of the log also contain this as the name of the tile."""
         return f"{self.logs}/0.{'.'.join(map(str, tile))}"
 
     def tile_of_chunk(self, key: str) -> Index | None:
@@ -122,7 +122,7 @@ def part_of(log: str, number: int = 0) -> str:
 
 
 def origin_of(shape: Sequence[int | None], tile: Sequence[int]) -> Index:
-    """The array index of pixel 0: in the middle of an unbounded dimension, on a tile's border."""
+    """The array index of pixel 0. Along an unbounded dimension, it is in the middle, at the border of a tile."""
     return tuple(
         [
             0 if extent is not None else -(-COORDINATE_LIMIT // size) * size
@@ -134,7 +134,7 @@ def origin_of(shape: Sequence[int | None], tile: Sequence[int]) -> Index:
 def tensor_document(definition: Mapping[str, Any]) -> bytes:
     """The ``zarr.json`` of a tensor's group: the definition, and metadata for other programs.
 
-    That metadata follows from the definition, and this library never reads it.
+    The metadata for other programs follows from the definition, and this library never reads it.
     """
     ome = ome_of(definition, folder_of_tiles(definition))
     return group_document(definition, None if ome is None else {OME: ome})
@@ -206,7 +206,7 @@ def group_document(attributes: Mapping[str, Any], others: Mapping[str, Any] | No
 
 
 def attributes_in(document: bytes, node: str = "group") -> dict[str, Any] | None:
-    """The attributes of this library in a ``zarr.json``, None if it has none; ValueError if it is damaged."""
+    """Return the attributes of this library in a ``zarr.json``, or None. Raise ValueError if it is damaged."""
     found = parsed(document)
     attributes = found.get("attributes", {})
     if found.get("zarr_format") != 3 or found.get("node_type") != node or not isinstance(attributes, dict):
@@ -238,7 +238,7 @@ def marked(document: bytes, mark: Mapping[str, Any]) -> bytes:
 
 
 def array_in(document: bytes) -> str | None:
-    """For messages: which array a ``zarr.json`` describes, and what to do then; None if it is not that of an array."""
+    """Say, for messages, which array a ``zarr.json`` describes, and what to do. Return None if it is of no array."""
     found = _readable(document)
     if found.get("node_type") != "array":
         return None

@@ -31,10 +31,10 @@ P = ParamSpec("P")
 PROTOTYPE = default_buffer_prototype()
 
 DEFAULT_CONCURRENCY = 32
-"""The default number of requests of one call at a time."""
+"""By default, how many requests of one call are in progress at a time."""
 
 _FEWEST_FAILURES = 8
-"""After this many failures in a row, and at least as many as there are concurrent requests, all others would fail."""
+"""After this many failures in a row, or one per concurrent request if that is more, all other requests would fail."""
 _RETRIES = 2
 
 _PAGE = 1000
@@ -46,7 +46,8 @@ class Objects:
     Parameters
     ----------
     open_store : callable
-        ``open_store()`` returns the Store; called again in a forked child, since connections do not survive a fork.
+        ``open_store()`` returns the Store. It is called again in a forked child, because connections do not survive a
+        fork.
     concurrency : int
         The number of requests of one call that are in progress at a time.
     """
@@ -72,7 +73,7 @@ class Objects:
 
     @property
     def is_of_others(self) -> bool:
-        """Whether the Store is of an unknown class, of which only zarr's interface is used."""
+        """Whether the Store is of an unknown class. Then only zarr's interface of it is used."""
         return not isinstance(self.store, LocalStore | MemoryStore | RemoteStore)
 
     def forget(self) -> None:
@@ -90,7 +91,7 @@ class Objects:
         return type(self.store) is FileStore
 
     def run(self, call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
-        """The result of ``await call(*args, **kwargs)``, which may only await methods of these objects."""
+        """Return the result of ``await call(*args, **kwargs)``. `call` may only await methods of these objects."""
         return _at_once(call, *args, **kwargs) if self._waits_for_nothing else sync(call, *args, **kwargs)
 
     # Many at once.
@@ -102,14 +103,15 @@ class Objects:
         return concurrently(call, arguments, self.concurrency)
 
     def get(self, keys: Iterable[str], most: int = LARGEST_DOCUMENT) -> list[bytes | None]:
-        """Read the objects under `keys`; None for those that do not exist.
+        """Read the objects under `keys`. Return None for an object that does not exist.
 
-        `Unreadable` is returned for an object of more than `most` bytes, or, on a local disk, that is no regular file.
+        Return `Unreadable` for an object of more than `most` bytes, and, on a local disk, for one that is no regular
+        file.
         """
         return self.each(lambda key: self.get_one(key, most), keys)
 
     def get_decoded(self, keys: Sequence[str], codec: ChunkCodec) -> list[npt.NDArray[Any] | Exception | None]:
-        """Read and decode the chunks under `keys`; None for a missing chunk, an exception for a damaged one."""
+        """Read and decode the chunks under `keys`. Return None for a missing chunk, an exception for a damaged one."""
         store = self.store
         if isinstance(store, FileStore) and self._waits_for_nothing:
 
@@ -142,7 +144,7 @@ class Objects:
         self.put(dict(zip(blocks, codec.encode(list(blocks.values())), strict=True)))
 
     def exist(self, keys: Iterable[str]) -> list[bool]:
-        """Whether there is an object under each key."""
+        """For each key, whether there is an object."""
         return self.each(self.store.exists, keys)
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -162,7 +164,7 @@ class Objects:
         return self.each(size, keys)
 
     def freed(self, keys: Iterable[str]) -> list[str]:
-        """Delete empty folders at the keys of objects, and return the keys that can be written then.
+        """Delete empty folders at the keys of objects, and return the keys that can then be written.
 
         Keys behind a link out of the store are left out, with a warning.
         """
@@ -184,7 +186,7 @@ class Objects:
         return None if found is None else bounded(found.to_bytes(), most)
 
     async def create(self, key: str, data: bytes) -> bool:
-        """Write an object unless it exists, and return whether it is ours. Atomic if the storage supports that."""
+        """Write an object unless it exists. Return whether this call wrote it. Atomic if the storage supports that."""
         store, buffer = self.store, PROTOTYPE.buffer.from_bytes(data)
         if not isinstance(store, RemoteStore):
             await self._insist(lambda: store.set_if_not_exists(key, buffer), FileNotFoundError)
@@ -197,7 +199,7 @@ class Objects:
         return found == data
 
     async def delete_folder(self, prefix: str) -> None:
-        """Delete everything below `prefix`. If it is empty, or another process adds something, that is not an error."""
+        """Delete everything below `prefix`. It is no error if nothing is there, or another process adds something."""
         store = self.store
         try:
             await self._insist(lambda: store.delete_dir(prefix), OSError)
@@ -229,7 +231,7 @@ class Objects:
         return self.run(self.names_in, prefix)
 
     async def names_in(self, prefix: str) -> list[str]:
-        """`children`, for `each` and `run`."""
+        """Like `children`, but a coroutine, for `each` and `run`."""
         return [name.rstrip("/") async for name in self.store.list_dir(prefix)]
 
     def pages(self, prefix: str, length: int = _PAGE) -> Iterator[list[str]]:
@@ -241,7 +243,7 @@ class Objects:
         yield from _paged(keys, length)
 
     def places(self, prefix: str, length: int) -> Iterator[list[str]]:
-        """`pages`, then the keys of empty folders and of links to folders."""
+        """Yield the same as `pages`, then the keys of empty folders and of links to folders."""
         yield from self.pages(prefix, length)
         if self.root is not None:
             yield from _paged(_empty_folders(self.root, prefix), length)
@@ -292,7 +294,7 @@ def concurrently(
 
 
 def _at_once(call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
-    """The result of ``await call(*args, **kwargs)``, which must never suspend."""
+    """Return the result of ``await call(*args, **kwargs)``. `call` must never suspend."""
     try:
         call(*args, **kwargs).send(None)
     except StopIteration as end:
@@ -350,7 +352,7 @@ def _one_by_one(call: Callable[[T], R], arguments: Sequence[T], threads: int = 1
 
 
 async def _together(call: Callable[[T], Awaitable[R]], arguments: Sequence[T], concurrency: int) -> list[R]:
-    """`concurrently`, on the event loop."""
+    """The part of `concurrently` that runs on the event loop."""
     failures = _Failures(max(concurrency, _FEWEST_FAILURES))
     results: dict[int, R] = {}
     waiting = iter(enumerate(arguments))
@@ -377,7 +379,7 @@ async def _together(call: Callable[[T], Awaitable[R]], arguments: Sequence[T], c
             for _ in range(min(concurrency, len(arguments))):
                 workers.create_task(work())
     except* _OutOfOrderError:
-        # It has stopped the other workers too.
+        # This error has stopped the other workers too.
         pass
     failures.tell()
     return [results[number] for number in range(len(arguments))]
@@ -403,7 +405,7 @@ def _is_free(root: Path, key: str) -> bool:
 
 
 def _changed(path: Path) -> float:
-    """When a file was written; now, if it was deleted meanwhile."""
+    """The time when a file was written, or the current time if it was deleted meanwhile."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -417,7 +419,7 @@ def _paged(keys: Iterator[str], length: int) -> Iterator[list[str]]:
 
 def _walked(root: Path, prefix: str) -> Iterator[str]:
     # Unlike zarr's own listing, os.walk does not fail if another process deletes a folder meanwhile.
-    # Uses strings, as Path takes several times as long as listing the folder.
+    # Uses strings, because Path takes several times as long as listing the folder.
     start = len(os.path.join(root, ""))  # noqa: PTH118
     for folder, _, names in os.walk(os.path.join(root, prefix)):  # noqa: PTH118
         within = folder[start:].replace(os.sep, "/")

@@ -1,4 +1,4 @@
-"""The root of a Zarr store: opening and creating it, telling our folders from those of others, and deleting garbage.
+"""The root of a Zarr store: opening it, creating it, telling our folders from other folders, and deleting garbage.
 
 A folder belongs to this library if its name is ``t-...`` or ``g-...`` and it contains nothing but ``zarr.json``,
 ``tiles-<incarnation>`` and ``partial-<incarnation>``. All other folders are left alone. Files that killed writers and
@@ -61,12 +61,12 @@ _LOG = "partial/0/0"
 
 @dataclass(frozen=True)
 class _Folder:
-    """A folder at the root with a name as those of this library.
+    """A folder at the root whose name is like the names that this library uses.
 
     Attributes
     ----------
     name : str
-        Its name.
+        The name of the folder.
     inside : list of str
         The names of the objects and folders directly in it.
     stranger : str or None
@@ -97,7 +97,7 @@ class Root:
         self._owner = owner
 
     def open(self, mode: str) -> None:
-        """Open the root of a store in a mode, or create it there.
+        """Open the root of a store in a mode, or create a new store there.
 
         Parameters
         ----------
@@ -107,7 +107,7 @@ class Root:
         Raises
         ------
         StoreError
-            If the mode does not fit what is there, or that cannot be read.
+            If the mode does not fit what is there, or if what is there cannot be read.
         """
         try:
             if self._objects.is_of_others:
@@ -159,7 +159,7 @@ class Root:
         )
 
     def _open_of_others(self, mode: str) -> None:
-        """Open a Store of an unknown class; StoreError if it is to be written to, but lacks what that needs."""
+        """Open a Store of an unknown class. Raise StoreError if the mode writes but the Store lacks what that needs."""
         # Zarr does this with a Store that it is given, unless it has been opened.
         sync(StorePath.open, self._objects.store, "")
         if mode == "r":
@@ -204,7 +204,7 @@ class Root:
             raise StoreError(f"{self._owner} cannot be opened: its folder cannot be written to; mode 'r' reads it")
 
     def _mark_in(self, document: bytes) -> dict[str, Any] | None:
-        """The mark of this library in the document of a root; None if that is a Zarr group of another program."""
+        """Return the mark of this library in the document of a root, or None if the root is another program's group."""
         array = array_in(document)
         if array is not None:
             raise StoreError(f"{self._owner}: there is {array}")
@@ -233,7 +233,7 @@ class Root:
         return ours
 
     def _strangers(self) -> list[str]:
-        """Up to a few keys at the root that do not belong to this library."""
+        """Keys at the root that do not belong to this library, but not more than a few."""
 
         async def find() -> list[str]:
             strangers: list[str] = []
@@ -253,9 +253,9 @@ class Root:
         return {folder.name: folder.inside for folder in folders if folder.stranger is None}
 
     def is_of_others(self, name: str) -> bool:
-        """Whether another program has written what is at the place of the definition of a tensor or group."""
+        """Whether another program has written what is stored in place of the definition of a tensor or group."""
         (document,) = self._objects.get([f"{name}/{DOCUMENT}"])
-        # `_look` comes last, as it costs more.
+        # `_look` comes last, because it costs more.
         return (
             document is not None
             and is_zarr_of_others(document)
@@ -264,7 +264,7 @@ class Root:
 
     def check_free(self, name: str, what: str) -> None:
         """Raise StoreError if something of others is at the place for `what`, a tensor or a group."""
-        # Not on remote storage, where a listing would be an additional request; there, mode 'w' reports it later.
+        # On remote storage, a listing would be an additional request. There, nothing is checked; mode 'w' reports it.
         stranger = None if self._objects.root is None else self._objects.run(self._look, name).stranger
         if stranger is not None:
             raise in_the_way(self._owner, stranger, what)
@@ -290,7 +290,7 @@ class Root:
             self._objects.each(self._delete, [name for name in ours if name.startswith(kind)])
 
     async def _delete(self, name: str) -> None:
-        """Delete what belongs to this library in a folder, and the folder if it is empty then."""
+        """Delete what belongs to this library in a folder. If the folder is then empty, delete it too."""
         if await self._objects.delete_link(name):
             return
         # The definition is deleted first: if this process is killed, what remains is garbage that gc can delete.
@@ -324,7 +324,7 @@ class Root:
         return _Folder(name, inside, strangers[0] if strangers else None, marked)
 
     async def _names(self, prefix: str) -> list[str]:
-        """The names directly in a folder, without those that are ignored."""
+        """The names directly in a folder, without names that are ignored."""
         found = dict.fromkeys(await self._objects.names_in(prefix))
         return [name for name in found if not _LEFT_BEHIND.fullmatch(name)]
 
@@ -366,8 +366,8 @@ class Sweep:
     root : Root
         The root of the store.
     definition_of : callable
-        ``definition_of(name)`` reads the definition of a tensor; None if there is none, ValueError or StoreError
-        if it cannot be read.
+        ``definition_of(name)`` returns the definition of a tensor, or None if there is none. It raises ValueError or
+        StoreError if the definition cannot be read.
 
     Attributes
     ----------
@@ -418,14 +418,14 @@ class Sweep:
         return replace(self._collected, partial_tiles=len(self.logs), partial_bytes=self._collected.bytes)
 
     def _delete_logs(self, name: str, chosen: Callable[[Place, Mapping[Index, Log]], list[Index]]) -> None:
-        """Delete the logs of a tensor that ``chosen(place, logs)`` returns; none if its definition is damaged."""
+        """Delete the logs of a tensor that ``chosen(place, logs)`` returns. If its definition is damaged, keep all."""
         place = self._place(name)
         if place is None:
             return
         logs = logs_in(self._objects, place)
 
         async def drop(tile: Index) -> None:
-            # The last part first: a kill in between leaves a log without gaps.
+            # Delete the last part first: a kill in between leaves a log without gaps.
             for number in sorted(logs[tile], reverse=True):
                 await self._objects.store.delete(part_of(place.log(tile), number))
             if self._objects.root is not None:
@@ -466,7 +466,7 @@ class Sweep:
                 continue
             pages = self._objects.stored_pages(prefix)
             found = [Garbage(len(page), sum(stored.size for stored in page.values())) for page in pages]
-            # Check again, as counting may have taken long.
+            # Check again, because counting may have taken long.
             if not self._in_use(name, incarnation):
                 self._objects.run(self._objects.delete_folder, prefix)
                 self._collected = sum(found, self._collected)

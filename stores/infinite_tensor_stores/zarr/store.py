@@ -58,12 +58,12 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         A path, any fsspec URL (``s3://``, ``gs://``, ``memory://``, ...), or a zarr Store. A relative path is made
         absolute when the store is opened; a later change of the current folder has no effect on it.
     mode : str
-        ``a`` opens or creates, ``r+`` opens, ``r`` opens and never writes, ``w`` deletes what is there and
+        ``a`` opens or creates, ``r+`` opens, ``r`` opens and never writes, ``w`` deletes an existing store and
         creates, ``w-`` creates and fails if anything is there. On a local disk, no mode creates a store inside another
-        store; for a URL this is not checked, as it would cost requests.
+        store. For a URL this is not checked, because it would cost requests.
     tile_size : int or tuple of int, optional
-        Extent of a tile, which is a chunk; see `PersistentTileStore`. Default: a stored tensor keeps its tile size; a
-        new one gets tiles of 1 to 4 MiB in the shape of its windows, such as 512 x 512 of float32.
+        Extent of a tile, which is a chunk; see `PersistentTileStore`. By default, a stored tensor keeps its tile size.
+        A new tensor gets tiles of 1 to 4 MiB in the shape of its windows, such as 512 x 512 of float32.
     storage_options : dict, optional
         Passed to fsspec. Kept in memory only, never shown.
     timeout : float
@@ -73,8 +73,8 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         The number of requests that one read or write has under way at a time, from 1 to 256.
     compressors : zarr codec, sequence of them, "auto" or None
         How new tensors are compressed: one or several Zstandard or Blosc codecs; None does not compress. A CRC-32C
-        checksum is always added. Tensors with other codecs are not opened, since decoding damaged data with them could
-        take any amount of memory.
+        checksum is always added. Tensors with other codecs are not opened, because decoding damaged data with them
+        could take any amount of memory.
     cache_size_bytes : int, str or None
         Limit of the cache of tiles in memory, in bytes or as ``"400MB"``.
     cache_size_tiles : int or None
@@ -196,7 +196,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
                 self._objects.run(self._objects.delete_folder, place.array)
 
     def _delete_document(self, name: str) -> None:
-        # Otherwise another process that clears the same tensor could delete the one that is created next.
+        # Without this lock, another process that clears the same tensor could delete one that is created afterwards.
         with self._objects.alone_in(name):
             incarnations = self._undefined(name)
         for incarnation in incarnations - {None}:
@@ -212,7 +212,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         try:
             incarnations = {(self._documents.definition_in(name, _definition_in(document)) or {}).get("incarnation")}
         except (ValueError, StoreError):
-            # Damaged, of a later version, or from another program.
+            # The document is damaged, of a later version, or from another program.
             self._documents.check_ours(name)
             incarnations = {incarnation_of(folder) for folder in self._objects.children(name)}
         if self._objects.run(self._objects.delete_link, name):
@@ -259,7 +259,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> ZarrTensor:
         handle = super()._bind_tensor(tensor_id, definition)
-        # Only for the first binding: at a later one, others may have written to the tensor.
+        # Do this only at the first binding: before a later one, others may have written to the tensor.
         if definition["incarnation"] == self._created:
             handle.writers.found()
         self._created = None
@@ -315,7 +315,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
 
 def _definition_in(document: bytes | None) -> dict[str, Any] | ValueError | None:
-    """The definition in the ``zarr.json`` of a group; None without one, ValueError if it cannot be read."""
+    """Return the definition in a group's ``zarr.json``, None for no document, a ValueError if it cannot be read."""
     if document is None:
         return None
     try:

@@ -1,7 +1,7 @@
 """One tensor in a zarr Store, to which other processes may be writing too.
 
-A complete tile is a chunk. A partial tile is a log: a folder of parts that are numbered from 0 and never changed. The
-only writer of a tensor need not look for tiles that it has never written.
+A complete tile is a chunk. A partial tile is a log: a folder of parts that are numbered from 0 and never changed. If a
+tensor has a single writer, this writer need not look for tiles that it has never written.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Writers:
         self._written, self._announced = TileSet(), True
 
     def doubt(self, tiles: Iterable[Index]) -> list[str]:
-        """The keys to read before a call of `candidates` for some tiles: that of the announcement, or none."""
+        """The keys to read before `candidates` is called for some tiles: the key of the announcement, or no key."""
         written = self._written
         return [] if written is None or all(map(written.__contains__, tiles)) else [self._mark]
 
@@ -106,12 +106,12 @@ class Writers:
             written.update(tiles)
 
     def leave(self) -> None:
-        """Be one of several writers from now on: called in a forked child, next to which its parent may write."""
+        """Be one of several writers from now on. Called in a forked child, because its parent may write too."""
         self._written, self._announced = None, False
 
 
 class Logs:
-    """Reads, extends and deletes logs without listing them: it remembers the lengths of logs it has seen.
+    """Reads, extends and deletes logs. Remembers the lengths of logs it has seen, so it need not list their parts.
 
     A log is identified by its prefix in the store.
     """
@@ -121,7 +121,7 @@ class Logs:
         self._lengths: dict[str, int] = {}
 
     def read(self, first: Mapping[str, bytes | None], most: int) -> dict[str, list[bytes]]:
-        """All parts, of at most `most` bytes, of logs whose first parts are given, up to the first missing part."""
+        """Read logs, given their first parts. A part has at most `most` bytes. Stop before the first missing part."""
         logs: dict[str, list[bytes]] = {log: [] for log in first}
         grown = {log: part for log, part in first.items() if part is not None}
         while grown:
@@ -162,7 +162,7 @@ class Logs:
             self._lengths.pop(log, None)
 
     async def _delete(self, log: str) -> None:
-        # The last part first: a kill in between leaves a log without gaps.
+        # Delete the last part first: a kill in between leaves a log without gaps.
         for number in reversed(range(self._lengths.get(log, 0))):
             await self._objects.store.delete(part_of(log, number))
         if self._objects.root is not None:
@@ -192,7 +192,7 @@ class ZarrTensor(TensorHandle):
         self._objects = objects
 
     def read_tiles(self, tiles: Sequence[Index]) -> list[torch.Tensor | None]:
-        """Read complete tiles, with one request for each of which something may be stored."""
+        """Read complete tiles, with one request for each tile of which something may be stored."""
         candidates = self._candidates(tiles)
         found = self._objects.get_decoded(list(map(self.place.chunk, candidates)), self.codec)
         blocks = dict(zip(candidates, found, strict=True))
@@ -200,7 +200,7 @@ class ZarrTensor(TensorHandle):
 
     @property
     def encoding(self) -> object:
-        """A description of how chunks are encoded. Two tensors with equal ones can exchange encoded chunks."""
+        """A description of how chunks are encoded. Tensors with equal descriptions can exchange encoded chunks."""
         definition = self.place.definition
         return "zarr", self.layout.dtype, self.layout.tile_shape, json.dumps(definition["codecs"], sort_keys=True)
 
@@ -226,7 +226,7 @@ class ZarrTensor(TensorHandle):
         self._objects.put_encoded(blocks, self.codec)
 
     def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
-        """The merged logs of partial tiles; None for a tile without one."""
+        """Read the merged logs of partial tiles. Return None for a tile without a log."""
         place, doubt = self.place, self.writers.doubt(tiles)
         # If no announcement needs to be read, read the first parts together with the definition.
         keys = doubt or [part_of(place.log(tile)) for tile in tiles]
@@ -262,13 +262,13 @@ class ZarrTensor(TensorHandle):
         return (found or b"").decode(errors="replace")
 
     def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
-        """Whether each tile has a chunk."""
+        """For each tile, whether it has a chunk."""
         candidates = self._candidates(tiles)
         there = dict(zip(candidates, self._objects.exist(map(self.place.chunk, candidates)), strict=True))
         return [there.get(tile, False) for tile in tiles]
 
     def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        """The tiles of a box that have a chunk, and those that have a log."""
+        """The tiles of a box that have a chunk, and the tiles of the box that have a log."""
         place = self.place
         if math.prod(b - a for a, b in zip(low, high, strict=True)) <= _FEW_TILES:
             tiles = list(itertools.product(*map(range, low, high)))
@@ -294,7 +294,7 @@ class ZarrTensor(TensorHandle):
     def _check_place(self, document: bytes | None) -> None:
         """Raise StoreError if `document`, read from the place of the definition, shows that the tensor is gone."""
         if self.released:
-            # The caller has cleared or closed it.
+            # This store itself has cleared the tensor, or was closed.
             return
         if document is None:
             raise cleared_elsewhere(self.owner, self.tensor_id)
@@ -306,8 +306,8 @@ class ZarrTensor(TensorHandle):
         if found is not None and found.get("incarnation") != self.place.definition["incarnation"]:
             raise remade_elsewhere(self.owner, self.tensor_id)
 
-    # Damage. Tiles and logs are read and decoded in pages. Only two things grow with the amount of stored data: the
-    # numbers of log parts, and, through fsspec, the names in a folder.
+    # Damage. Tiles and logs are read and decoded in pages. Only two things in memory grow with the amount of stored
+    # data: the numbers of log parts, and, with fsspec, the names in a folder.
 
     def damages(self, *, repair: bool) -> Iterator[Damage]:
         """Check the array, complete and partial tiles, and yield what is damaged; `repair` repairs it at once."""
@@ -370,7 +370,7 @@ class ZarrTensor(TensorHandle):
             self._mend(mended)
 
     def _gaps(self, numbers: dict[Index, set[int]], *, repair: bool) -> Iterator[Damage]:
-        """Yield missing log parts, after which later parts are not read."""
+        """Yield missing log parts. Parts after a missing one are not read."""
         missing = {tile: sorted(set(range(max(found))) - found) for tile, found in numbers.items()}
         gaps = [tile for tile, absent in missing.items() if absent]
         # Skip complete tiles: a process may be deleting the log, and nobody needs it.
@@ -387,5 +387,5 @@ class ZarrTensor(TensorHandle):
         self._objects.put({key: objects[key] for key in self._objects.freed(objects)})
 
     def _nothing(self, tile: Index) -> bytes:
-        """An empty part to replace a damaged one, as a log is read only up to the first missing part."""
+        """An empty part to replace a damaged one. If the part were missing, later parts would not be read."""
         return PartialTile().to_bytes(self.place.log(tile))

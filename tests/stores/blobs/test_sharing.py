@@ -295,7 +295,7 @@ def test_a_writer_whose_lease_somebody_has_taken_stores_nothing_more() -> None:
     stopped = writer._rows._right
     assert isinstance(stopped, Lease)
     stopped._renewed = time.monotonic() - SECONDS
-    with pytest.raises(StoreError, match="lease was deleted, since this process has not renewed it in time"):
+    with pytest.raises(StoreError, match="lease was deleted, because this process had not renewed it in time"):
         writer.write(rows)
     assert len(TensorBlob.open(url)) == 4
     stopped._lost = None
@@ -382,7 +382,7 @@ def test_of_a_writer_that_stalls_while_it_renews_its_lease_and_its_successor_one
             stalled._renew()
     else:
         stalled._renew()
-    with pytest.raises(StoreError, match="has taken over writing, since this process has not renewed its lease"):
+    with pytest.raises(StoreError, match="has taken over writing, because this process had not renewed its lease"):
         stalled.check()
     (successor,) = successors
     successor.check()
