@@ -1,1 +1,1 @@
-"""Reads: plan over the whole chain of tensors, compute sources first, assemble the result."""
+"""Reads: plan the whole chain of tensors, compute windows of the sources first, and assemble the result."""

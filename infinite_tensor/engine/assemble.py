@@ -31,9 +31,9 @@ T = TypeVar("T")
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 _BLOCK_BYTES = 16 * 2**20
-"""Larger reads are split into blocks of this size, so that upstream windows are released early."""
+"""The size of the blocks into which larger reads are split, so that upstream windows are released early."""
 _MOST_WAITING = 1024
-"""The most regions of a stream that wait for a full batch."""
+"""The greatest number of regions of a stream that may wait for a full batch."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class _Part:
 
     @cached_property
     def nbytes(self) -> int:
-        """About how many bytes of memory it takes to read all of it at once."""
+        """The approximate number of bytes of memory that it takes to read all blocks at once."""
         size = self.blocks.pixels * self.node.spec.dtype.itemsize
         if True not in self.blocks.far:
             return size
@@ -69,13 +69,13 @@ class _Part:
         return self.blocks.bounds()
 
     def weights(self) -> FloatArray:
-        """About how many bytes of memory it takes to read each of its blocks."""
+        """Return, for each block, the approximate number of bytes of memory that it takes to read it."""
         starts, stops = self.bounds
         pixels: FloatArray = np.prod(stops - starts, axis=1, dtype=np.float64)
         return pixels * (self.nbytes / float(pixels.sum()))
 
     def cut(self, most: int) -> _Part:
-        """The same part in blocks of at most `most` bytes, if possible."""
+        """Return the same part, cut into blocks of at most `most` bytes if possible."""
         return replace(self, blocks=self.blocks.cut(max(1, most // self.node.spec.dtype.itemsize)))
 
 
@@ -87,9 +87,9 @@ def _largest_unit(node: Node) -> int:
 def read_together(
     requests: Sequence[tuple[Node, Sequence[Selection]]], workers: int | None = None
 ) -> list[list[torch.Tensor]]:
-    """Read selections of several tensors with one plan; return the selected pixels per request.
+    """Read selections of several tensors with one plan, and return the selected pixels of each request.
 
-    A window that several selections need is computed once, whatever the caches of the stores keep.
+    A window that several selections need is computed only once, even if the caches of the stores drop it.
     """
     if torch.is_inference_mode_enabled():
         # Tensors created in inference mode could not be used outside of it.
@@ -111,11 +111,11 @@ def read_together(
 _Selected: TypeAlias = list[tuple[Selection, torch.Tensor]]
 """Selections of one tensor, each with the result tensor for its wanted pixels."""
 _Request: TypeAlias = tuple[Node, TensorSpec, _Selected]
-"""The selections of a tensor to read, and its spec when the results were allocated."""
+"""A tensor, its spec at the time when the results were allocated, and its selections that must be read."""
 
 
 def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[list[_Selected], list[_Request]]:
-    """Allocate the results, and fill in what stores have in memory. Also returns the selections still to be read."""
+    """Allocate the results, and fill in what stores have in memory. Return them, and requests for all the rest."""
     read: list[_Selected] = []
     absent: list[_Request] = []
     for node, wanted in requests:
@@ -133,7 +133,7 @@ def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[li
 def _filled(
     node: Node, selection: Selection, out: torch.Tensor, read: Callable[[Index, torch.Tensor], T]
 ) -> Iterable[T]:
-    """Read the blocks of a selection by ``read(start, out)``, lazily, and yield what each of these calls returns."""
+    """Read the blocks of a selection lazily, by calls of ``read(start, out)``. Yield the result of each call."""
     if not selection.is_thinned:
         return [read(selection.start, out)]
     blocks = Blocks.of(selection, node.spec.grid.window).cut(_BLOCK_BYTES // node.spec.dtype.itemsize)
@@ -141,7 +141,7 @@ def _filled(
 
 
 def _written(request: _Request, workers: int | None) -> bool:
-    """If ``f`` can write regions directly, let it write those of the request. Returns whether it has."""
+    """Let ``f`` write the regions of a request directly, if it can. Return whether it did."""
     node, _, parts = request
     writer, contents = node.computation.writer, node.contents
     if writer is None or contents.outlives_process or (workers or node.computation.workers) > 1:
@@ -153,7 +153,7 @@ def _written(request: _Request, workers: int | None) -> bool:
 
 
 def _compute(requests: Sequence[_Request], workers: int | None) -> bool:
-    """Read what is not in memory. Returns False if a tensor was moved meanwhile, so that all must be read again."""
+    """Read what is not in memory. Return False if everything must be read again, because a tensor was moved."""
     nodes = resolved([node for node, _, _ in requests])
     with Views(CLAIMS.reader(workers)) as views:
         for node, (given, spec, _) in zip(nodes, requests, strict=True):
@@ -176,7 +176,7 @@ def _compute(requests: Sequence[_Request], workers: int | None) -> bool:
 
 
 def _read_at_once(parts: Sequence[_Part], views: Views) -> None:
-    """Read everything in one step. Nothing is released on the way, so the order does not matter."""
+    """Read everything in one step. The order does not matter, because nothing is released before the end."""
     regions: dict[Node, list[Regions]] = {}
     for part in parts:
         regions.setdefault(part.node, []).append(part.bounds)
@@ -193,7 +193,7 @@ def _joined(bounds: Sequence[Regions]) -> Regions:
 
 
 def _read_in_steps(requests: Sequence[Sequence[_Part]], views: Views) -> None:
-    """Read large selections in blocks, at the same pace for all tensors, so that what they share is released early."""
+    """Read large selections in blocks, all tensors at the same pace, so that windows they share are released early."""
     sizes = [sum([part.nbytes for part in own]) for own in requests]
     parts: list[_Part] = []
     begins: list[FloatArray] = []
@@ -236,7 +236,7 @@ def _steps(weights: Sequence[float]) -> list[range]:
 
 @torch.inference_mode(mode=False)
 def stream(node: Node, selections: Iterable[Selection], workers: int | None = None) -> Iterator[list[torch.Tensor]]:
-    """Read selections in order and in full batches; after each batch, yield the results that are ready."""
+    """Read selections in order, and compute windows in full batches. After each batch, yield what is ready."""
     streamed = _Stream(node, workers)
     try:
         for selection in selections:
@@ -249,7 +249,7 @@ def stream(node: Node, selections: Iterable[Selection], workers: int | None = No
 
 
 class _Stream:
-    """Selections that are read one after the other. The stores are in use only during a call of a method."""
+    """Reads selections one after the other. The stores are in use only while one of the methods runs."""
 
     def __init__(self, node: Node, workers: int | None) -> None:
         self._node = node
@@ -267,7 +267,7 @@ class _Stream:
             self._loop.add([Blocks.of(selection, self._node.spec.grid.window).bounds()])
             self._waiting.append(selection)
             self._waiting_bytes += self._bytes_of(selection)
-            # A window that waits for a full batch must not hold up many stored regions behind it.
+            # One window that waits for a full batch must not delay many later regions that are already stored.
             crowded = len(self._waiting) >= _MOST_WAITING or self._waiting_bytes >= _BLOCK_BYTES
             return self._computed(self._loop, to_the_end=crowded)
 
@@ -278,12 +278,12 @@ class _Stream:
 
     def close(self) -> None:
         """Release the stores and the memory that the stream uses."""
-        # A dropped stream may be closed by the garbage collector at any moment; then its memory is freed with it.
+        # The garbage collector may close an abandoned stream at any moment. Its memory is then freed with it.
         with contextlib.suppress(StoreError), store_call(self._node.contents):
             self._views.close()
 
     def _computed(self, loop: Loop, *, to_the_end: bool) -> list[torch.Tensor]:
-        """Compute full batches, or all; read the selections that are ready, and release what only they needed."""
+        """Compute full batches, or everything. Read the selections that are ready, and release their pixels."""
         try:
             ready = loop.compute(to_the_end=to_the_end)
         finally:

@@ -1,4 +1,4 @@
-"""Calls ``f``: reads the regions of its args, checks what it returns, and hands that to the stores."""
+"""Calls ``f``: reads the regions of its args, checks the returned windows, and hands them to the stores."""
 
 from __future__ import annotations
 
@@ -53,15 +53,16 @@ class Calls:
         self._keys = [check.key for check in self._checks if check.key is not None]
 
     def run(self, positions: Sequence[int], put: Callable[..., None]) -> None:
-        """Call ``f`` once, and ``put(position, *windows)`` for each window, with one checked result per tensor.
+        """Call ``f`` once for the windows at these positions, and check its results.
 
-        `put` must copy the windows at once, because ``f`` may reuse its buffer.
+        Then call ``put(position, *windows)`` for each position, with one window per tensor. `put` must copy the windows
+        at once, because ``f`` may reuse its buffer.
 
         Raises
         ------
         ValidationError, ShapeMismatchError, DtypeMismatchError, DeviceMismatchError
-            If ``f`` does not return what was declared. An error of ``f`` itself is passed on. Both get a
-            note with the tensor and the windows that were being computed.
+            If ``f`` does not return what was declared. Errors that ``f`` raises are passed on. A note on every error
+            names the tensor and the windows that were being computed.
         """
         others: Sequence[Array] = ()
         try:
@@ -90,12 +91,12 @@ class Calls:
             put(position, window, *others)
 
     def _checked(self, output: object) -> list[Array]:
-        """What `f` returned for one window, for each tensor."""
+        """Check what `f` returned for one window. Return the window of each tensor."""
         entries = _entries(output, self._keys)
         return [check.array_of(entry) for check, entry in zip(self._checks, entries, strict=True)]
 
     def _checked_batch(self, positions: Sequence[int]) -> list[Sequence[Array]]:
-        """What `f` returned for several windows, for each window and tensor."""
+        """Check what `f` returned for several windows. Return, for each window, one array per tensor."""
         columns = zip(*map(self._regions, positions), strict=True) if self._sources else ()
         regions = [list(column) for column in columns]
         with self._running_f:
@@ -115,7 +116,7 @@ class Calls:
 
 
 class _Check:
-    """Checks that what ``f`` returned for a tensor is what was declared, and turns it into an array."""
+    """Checks the results of ``f`` for one tensor against its declaration, and turns them into arrays."""
 
     def __init__(self, spec: TensorSpec) -> None:
         self._spec = spec
@@ -124,19 +125,19 @@ class _Check:
         self._named = "" if self.key is None else f" for {show(self.key)}"
 
     def array_of(self, output: object) -> Array:
-        """Check one window, and return a view of it."""
+        """Check one window, and return it as an array that shares its memory."""
         if self._dtype is not None and type(output) is torch.Tensor:
             try:
                 array = output.numpy()
             except (RuntimeError, TypeError):
-                # For example, it requires a gradient, or is on another device.
+                # For example, because it requires a gradient or is on another device.
                 return self._slow(output)
             if array.dtype == self._dtype and array.shape == self._size:
                 return array
         return self._slow(output)
 
     def arrays_of(self, returned: object, count: int) -> Sequence[Array]:
-        """Check what `f` returned for `count` windows, a list or one stacked tensor, and return a view per window."""
+        """Check a list or a stacked tensor that `f` returned for `count` windows. Return one array per window."""
         if self._dtype is not None and type(returned) is torch.Tensor and returned.shape == (count, *self._size):
             with contextlib.suppress(RuntimeError, TypeError):
                 stacked = returned.numpy()
@@ -200,7 +201,7 @@ class _Check:
 
 
 def _entries(output: object, keys: Sequence[Key]) -> list[Any]:
-    """The values of a dictionary under these keys; it must have no others."""
+    """Return the values of a dictionary for these keys. Raise if a key is missing, or if there are other keys."""
     listed = ", ".join(map(show, keys))
     if not isinstance(output, Mapping):
         raise ValidationError(f"f must return a dict with the keys {listed}, got {type(output).__name__}")
@@ -229,7 +230,7 @@ def _as_list(returned: object, count: int) -> Sequence[object]:
 
 
 def _source_of(f: Callable[..., Any]) -> str:
-    """The name of the user's function and the place of its definition, for messages."""
+    """Return the name of the user's function and where it is defined, for messages."""
     f = innermost(f)
     kind, code = type(f), getattr(f, "__code__", None)
     if code is not None:
@@ -258,7 +259,7 @@ def _padded(upstream: Input, access: Access, start: Sequence[int]) -> torch.Tens
     spec, reads, size = upstream.node.spec, upstream.reads, upstream.window.size
     parts = [reads.parts(d, first) for d, first in enumerate(start)]
     if not all(parts):
-        # Along some dimension, all of the region is constant padding.
+        # In some dimension, the region contains nothing but constant padding.
         return as_tensor(_with_constants(upstream, as_array(_new(size, upstream)), start))
     inside = as_array(_new([sum(b - a for a, b in part) for part in parts], upstream))
     for box in itertools.product(*map(_placed, parts)):
@@ -277,13 +278,13 @@ def _new(size: Sequence[int], upstream: Input) -> torch.Tensor:
 
 
 def _placed(parts: Sequence[tuple[int, int]]) -> list[tuple[int, slice]]:
-    """For each interval, where it begins and its place in the result, one after the other."""
+    """Place intervals one after the other in the result. Return the start and the place of each."""
     ends = list(itertools.accumulate(b - a for a, b in parts))
     return [(a, slice(end - (b - a), end)) for (a, b), end in zip(parts, ends, strict=True)]
 
 
 def _taken(block: Array, d: int, index: IntArray) -> Array:
-    """The entries of a block at `index` along dimension `d`; a copy unless these are all entries in order."""
+    """Return the entries of a block at `index` along dimension `d`. Copies, unless these are all entries in order."""
     if len(index) == block.shape[d] and bool((index == np.arange(len(index))).all()):
         return block
     if isinstance(block, np.ndarray):
@@ -292,7 +293,7 @@ def _taken(block: Array, d: int, index: IntArray) -> Array:
 
 
 def _with_constants(upstream: Input, region: Array, start: Sequence[int]) -> Array:
-    """Fill in the constants beyond the ends of dimensions; where two meet, the value of the last dimension wins."""
+    """Fill in the constants beyond the ends of dimensions. Where two constants meet, the later dimension's wins."""
     assert upstream.padding is not None
     for d, (extent, mode) in upstream.reads.padded.items():
         if mode == "constant":
@@ -303,11 +304,13 @@ def _with_constants(upstream: Input, region: Array, start: Sequence[int]) -> Arr
 
 
 class Deposits:
-    """Collects the windows that a thread computes, so that stores get many at a time, but without a long delay.
+    """Collects the windows that a thread computes, and sends many at a time to the stores, without a long delay.
 
-    The windows of a tensor lie side by side in blocks, so that stores can process neighbours at once. A thread that
-    waits for some of them may have them sent, because this thread may be in an ``f`` that waits for that thread. An
-    error of such a `send` is raised later in this thread.
+    The windows of a tensor lie side by side in blocks, so that stores can process neighbouring windows together.
+
+    Another thread that waits for some of the windows may call `send`. Otherwise both threads could wait for each
+    other, if this thread is in an ``f`` that waits for the other thread. An error of such a `send` is raised later, in
+    this thread.
     """
 
     def __init__(self, work: Work) -> None:
@@ -330,7 +333,7 @@ class Deposits:
         self._error: Exception | None = None
 
     def put(self, position: int, window: Array, *others: Array) -> None:
-        """Copy the windows at this position, one per tensor."""
+        """Copy the computed windows at this position: one window per tensor."""
         if self._straight:
             with changing():
                 self._deposit([position], [each[None] for each in (window, *others)])
@@ -347,7 +350,7 @@ class Deposits:
             for block, other in zip(self._others, others, strict=True):
                 block[end] = other
         self._positions.append(position)
-        # From now on, other threads may send it.
+        # From now on, other threads may send this window.
         self._end = end + 1
 
     def _allocate(self) -> None:
@@ -360,7 +363,7 @@ class Deposits:
         self._positions = []
 
     def tend(self) -> None:
-        """Store what was collected if the last time was a while ago, or if a store was asked to flush."""
+        """Store what was collected, if this was last done a while ago or if a store was asked to flush."""
         if time.monotonic() - self._sent > _LATEST_SECONDS:
             self.send()
         if Contents.flush_requests != self._flush_requests:
@@ -399,7 +402,7 @@ class Deposits:
                 if notice is not None:
                     notice(result.node, count)
         finally:
-            # Stored or not, this thread no longer computes them.
+            # Even if storing them failed, this thread no longer computes them.
             CLAIMS.end(self._worker, positions)
 
     def _log(self, positions: Sequence[int]) -> None:

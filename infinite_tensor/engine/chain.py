@@ -29,7 +29,7 @@ from infinite_tensor.values.spec import TensorSpec
 
 @dataclass(eq=False)
 class TensorInStore:
-    """A tensor in a store. ``spec`` changes when the tensor is moved; everything else stays.
+    """A tensor in a store. Only ``spec`` ever changes, when the tensor is moved to another dtype or device.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class TensorInStore:
         self.hashed: int = hash((id(self.store), self.spec.tensor_id))
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are the same stored tensor, so that a tensor that is built twice is computed once."""
+        """Whether both are the same stored tensor. So a tensor that was built twice is computed only once."""
         return self is other or (
             isinstance(other, TensorInStore)
             and self.store is other.store
@@ -64,13 +64,13 @@ class TensorInStore:
         return self.hashed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields without the hash, which is only valid in this process."""
+        """Pickle the fields, but not the hash, because that is only valid in this process."""
         return type(self), (self.spec, self.store, self.named)
 
 
 @dataclass(eq=False)
 class Computation:
-    """One ``f`` and what it computes: one tensor, or several tensors of which each call returns a window.
+    """One ``f`` and the tensors that it computes. Each call of ``f`` returns windows of all of them.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class Computation:
     inputs : tuple of Input
         The upstream tensors, each with the window through which it is read.
     coordinates : int
-        The length of the window index that `f` gets. It is the beginning of each tensor's index; the rest is 0.
+        The length of the window index that `f` gets. A tensor of more dimensions appends zeros to this index.
     depth : int
         The length of the longest chain upstream; 0 if it reads no other tensor.
     computable : bool
@@ -93,7 +93,7 @@ class Computation:
     copied : bool
         Whether pixels are only copied from memory, so that no window is ever computed.
     function, code
-        The user's function that `f` finally calls, and the code that it had when the tensor was built.
+        The user's function that `f` finally calls, and the code of that function when the tensor was built.
     """
 
     tensors: tuple[TensorInStore, ...]
@@ -123,7 +123,7 @@ class Computation:
     def registered(
         cls, tensors: Sequence[TensorInStore], f: Callable[..., Any] | None, batching: Batching, args: Iterable[Node]
     ) -> Computation:
-        """Register tensors with their stores, and return their computation. `args` may be empty if `f` is None."""
+        """Register tensors with their stores, and return their computation. If `f` is None, `args` may be empty."""
         nodes = [*args]
         for tensor in tensors:
             stored = tensor.contents.outlives_process
@@ -141,14 +141,14 @@ class Computation:
         return cls(tuple(tensors), f, batching, inputs, coordinates)
 
     def warn_of_other_code(self) -> None:
-        """Issue one FunctionChangedWarning if the function got other code, for example by a reload of its module."""
+        """Issue one FunctionChangedWarning if the function's code has changed, for example after a module reload."""
         if self.code is not None and self.function.__code__ is not self.code:
             self.code = self.function.__code__
             warn_of_other_code(self.tensors[0].spec)
 
     @property
     def nodes(self) -> list[Node]:
-        """The tensors, as nodes."""
+        """One node for each of the tensors."""
         return [Node(self, tensor) for tensor in self.tensors]
 
     @property
@@ -160,16 +160,16 @@ class Computation:
 
     @property
     def workers(self) -> int:
-        """The number of threads that run `f`, unless a read sets another."""
+        """The number of threads that run `f`, unless a read sets another number."""
         return self.tensors[0].contents.workers
 
     def own(self, windows: IntArray) -> IntArray:
-        """Convert window indices of one of the tensors, (N, ndim), to those that `f` gets, (N, coordinates)."""
+        """Convert window indices of one tensor, (N, ndim), to the window indices that `f` gets, (N, coordinates)."""
         return windows[:, : self.coordinates]
 
 
 def _with_meaning(spec: TensorSpec, f: Callable[..., Any] | None, args: Sequence[Node]) -> TensorSpec:
-    """The same spec, with the meaning of its pixels that follows from its source or its args."""
+    """Return the same spec, with the meaning of the pixels that the tensor inherits from its source or its args."""
     definition = spec.definition
     if definition.meaning is not None:
         return spec
@@ -186,7 +186,7 @@ def _with_meaning(spec: TensorSpec, f: Callable[..., Any] | None, args: Sequence
 
 
 def _writer_of(f: Callable[..., Any] | None, spec: TensorSpec) -> RegionWriter | None:
-    """`f`, if it can write regions of its tensor directly, so that each pixel belongs to exactly one window."""
+    """Return `f` if it can write regions directly. That requires that each pixel belongs to exactly one window."""
     if not isinstance(f, RegionWriter):
         return None
     definition, size = spec.definition, spec.grid.window.size
@@ -225,7 +225,7 @@ class Node:
         return self.tensor.spec
 
     def indices(self, windows: IntArray) -> IntArray:
-        """Convert window indices that ``f`` gets, (N, coordinates), to those of this tensor, (N, ndim)."""
+        """Convert window indices that ``f`` gets, (N, coordinates), to window indices of this tensor, (N, ndim)."""
         more = self.spec.grid.ndim - windows.shape[1]
         return np.pad(windows, ((0, 0), (0, more))) if more else windows
 
@@ -238,13 +238,13 @@ class Node:
 
 
 class NodeHolder(Protocol):
-    """An `InfiniteTensor`, of which the engine uses only the node."""
+    """An `InfiniteTensor`. The engine uses nothing of it but the node."""
 
     _node: Node
 
 
 def node_of(tensor: NodeHolder) -> Node:
-    """The node of an `InfiniteTensor`, which has no public name."""
+    """Return the node of an `InfiniteTensor`. The attribute is private."""
     return tensor._node  # noqa: SLF001  (the only place that reads it)
 
 
@@ -252,7 +252,7 @@ _alive: weakref.WeakValueDictionary[int, Computation] = weakref.WeakValueDiction
 
 
 def nodes_alive() -> list[Node]:
-    """All tensors of this process that are not garbage-collected."""
+    """Return the nodes of all tensors of this process that are not garbage-collected."""
     alive = (reference() for reference in _alive.valuerefs())
     return [node for computation in alive if computation is not None for node in computation.nodes]
 
@@ -266,9 +266,9 @@ class Input:
     node : Node
         The tensor.
     window : TensorWindow
-        The window through which it is read, in coordinates of the consumer's ctx.
+        The window through which it is read. The window index is the ctx of the computation that reads it.
     padding : tuple of Padding or None
-        The padding beyond its ends, per dimension.
+        The padding beyond the ends of each dimension.
     """
 
     node: Node
@@ -277,14 +277,14 @@ class Input:
 
     @cached_property
     def reads(self) -> ArgReads:
-        """Computes which pixels are read."""
+        """The object that computes which pixels are read."""
         return ArgReads(self.window, self.node.spec.shape, modes_of(self.padding))
 
 
 def resolved(nodes: Sequence[Node]) -> list[Node]:
-    """Replace equal tensors in the chains of `nodes` by one node each: the first that has an ``f``.
+    """Return the same nodes, with chains in which one node stands for all equal tensors: the first with an ``f``.
 
-    A tensor may occur twice, once opened without ``f`` and once built with it.
+    The same tensor may occur twice in a chain: once opened without ``f``, and once built with it.
     """
     if not [node for node in nodes if not node.computation.computable]:
         return list(nodes)
@@ -298,7 +298,7 @@ def resolved(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _first_with_f(nodes: Iterable[Node]) -> dict[Node, Node]:
-    """For each tensor in the chains, the first equal one that has an ``f``, or the first if none has."""
+    """Map each tensor in the chains to the first equal tensor that has an ``f``, or to the first of all."""
     chosen: dict[Node, Node] = {}
     seen: set[int] = set()
     stack = [*nodes][::-1]
@@ -315,19 +315,22 @@ def _first_with_f(nodes: Iterable[Node]) -> dict[Node, Node]:
 
 
 def consumers_first(roots: Iterable[Node]) -> dict[Computation, list[Node]]:
-    """The computations of `roots` and everything upstream, each before those that it reads.
+    """Return the computations of `roots` and everything upstream, each before the computations that it reads.
 
-    Each comes with the tensors that it computes in this chain. If several computations have the same tensor, only one
-    of them computes it, if possible one that has an ``f``. Not recursive, because chains may be long.
+    Each is mapped to the tensors that it computes in this chain. If several computations have the same tensor, only one
+    of them computes it: one that has an ``f``, if there is one.
     """
     return dict(reversed(_upstream_first(resolved([*roots]), {}).items()))
 
 
 def _upstream_first(roots: Iterable[Node], chosen: Mapping[Node, Node]) -> dict[Computation, list[Node]]:
-    """`consumers_first` in the reverse order. A tensor in `chosen` is replaced by its entry there."""
+    """Like `consumers_first`, in reverse order. `chosen` maps tensors to the nodes that replace them.
+
+    Not recursive, because chains may be long.
+    """
     finished: dict[Computation, list[Node]] = {}
     entered: set[Node] = set()
-    # The tensors of each computation that is entered but not finished, with its inputs that are not entered yet.
+    # For each computation that is entered but not finished: its tensors, and its inputs that are not entered yet.
     stack: list[tuple[list[Node], Iterator[Node]]] = [([], iter(roots))]
     while stack:
         nodes, rest = stack[-1]
@@ -350,13 +353,13 @@ def _upstream_first(roots: Iterable[Node], chosen: Mapping[Node, Node]) -> dict[
 
 
 def chain_of(roots: Iterable[Node]) -> list[Node]:
-    """All tensors that a read of `roots` may compute, each after those that it reads."""
+    """Return all tensors that a read of `roots` may compute, each after the tensors that it reads."""
     return [node for nodes in reversed(consumers_first(roots).values()) for node in nodes]
 
 
 @contextmanager
 def keeping_little(root: Node, room: int) -> Iterator[None]:
-    """A context in which each store that a read of `root` uses caches at most `room` bytes more than now."""
+    """In this context, let the cache of each store that a read of `root` uses grow by at most `room` bytes."""
     lent = threading.Lock()
     with lent:
         for contents in {node.contents for node in chain_of([root])}:

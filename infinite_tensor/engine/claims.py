@@ -1,15 +1,16 @@
 """Single flight: if several reads of this process need a window, one computes it and the others wait.
 
-A window is claimed when the call of ``f`` that computes it begins, and no earlier. So reads of the same region share
-its windows call by call. A read proceeds by depth, from tensors that read no other to the one that is read. At
-each depth it first computes the windows that no other read is computing, without those that others have stored
-meanwhile. Then it waits for the windows that others are computing, and computes those that they left because an ``f``
-raised.
+A read claims a window only when the call of ``f`` that computes it begins. So reads of the same region share its
+windows call by call. A read proceeds by depth: it begins with tensors that read no other tensor, and ends with the
+tensor that the user reads. At each depth, it first computes the windows that no other read has stored or is computing.
+Then it waits for the windows that other reads are computing. If an ``f`` raises there, it computes their remaining
+windows itself.
 
-So a thread waits only while another one computes, unless an ``f`` reads a tensor itself. Such a nested read waits
-too, except for a thread that waits, directly or through others, for the read that it is part of. The windows which that
-thread has begun it computes again itself, by calls for one window each. So an ``f`` may read other windows of its
-own call. But a window that is computed by a call of its own, and is read by that call, needs itself, which is an error.
+So a thread waits only while another thread computes, unless an ``f`` reads a tensor itself. Such a nested read waits
+too. But it must not wait for a thread that itself waits, directly or through others, for the read around the nested
+one. Instead, it computes the windows which that thread has begun once more, with one call for each window. So an ``f``
+may read other windows of its own call. But if a call that computes only one window reads this window, the window
+needs itself, which is an error.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import show_interrupt
 
 _SOON_SECONDS = 0.05
-"""After so many seconds without a change, a waiting thread makes others store what they have computed."""
+"""After this many seconds without a change, a waiting thread makes other threads store what they have computed."""
 
 
 class Work:
-    """The windows of one computation that a read needs. Use it only while holding the lock of `Claims`.
+    """The windows of one computation that one read needs. Use it only while you hold the lock of `Claims`.
 
     Attributes
     ----------
     workload : Workload
         The windows, from the plan of the read.
     indices : list of tuple of int
-        Their indices, as ``f`` gets them.
+        The window indices that ``f`` gets.
     reader : Reader
         The read.
     running : threading.Lock
-        Locked while the read runs. If it is not, the read has ended in some way, and its claims are void.
+        Locked while the read runs. If it is unlocked, the read has ended in some way, and its claims are void.
     peers : list of Work
-        The works of all reads on this computation, including this one.
+        The works of all reads that need windows of this computation, including this work.
     is_shared : bool
         Whether other reads may have begun or stored some of the windows.
     workers : list of Worker
         The threads that compute the windows.
     left : list of int
-        Positions of the windows to compute; those that were already taken up come first.
+        Positions of the windows to compute. The positions that `next` has already returned come first.
     met : list of int
         Positions of the windows that other reads were computing when this read came to them.
     """
@@ -67,24 +68,24 @@ class Work:
         self.take(list(range(len(self.indices))))
 
     def take(self, positions: list[int], *, singly: bool = False) -> None:
-        """Set the windows to compute; if `singly`, each by a separate call, even if another read computes it."""
+        """Set the windows to compute. With `singly`, each gets a call of its own, even if another read computes it."""
         self.left, self._had, self._singly = positions, 0, singly
         self._largest = 1 if singly else self.workload.computation.batching.largest
 
     @property
     def calls(self) -> int:
-        """The number of calls that are left if no other read computes any of these windows."""
+        """The number of calls that remain, if no other read computes any of the windows."""
         count = len(self.left) - self._had
         return count if self._singly else self.workload.computation.batching.calls(count)
 
     def next(self) -> list[int]:
-        """The positions for the next call, of windows that are neither stored nor being computed; empty at the end."""
+        """Return positions for the next call: windows neither stored nor being computed. Empty if none are left."""
         while count := len(self.left) - self._had:
             size = self._largest if count >= self._largest else self.workload.computation.batching.first(count)
             turn = slice(self._had, self._had + size)
             positions = self.left[turn]
             if self.is_shared:
-                # From now on, the read keeps in memory what others store of these.
+                # From now on, the read keeps these windows in memory if other reads store them.
                 absent = self.workload.absent(positions)
                 held = [] if self._singly else [each for each in positions if self.holder(each)]
                 self.met += held
@@ -97,13 +98,13 @@ class Work:
         return []
 
     def holder(self, position: int) -> Worker | None:
-        """The worker that computes a window, or None."""
+        """Return the worker that is computing a window, or None."""
         index = self.indices[position]
         at_it = [peer for peer in self.peers if peer.running.locked()]
         return next((worker for peer in at_it for worker in peer.workers if index in worker.begun), None)
 
     def holders(self) -> dict[int, Worker]:
-        """The workers that still compute the windows in `met`."""
+        """Map the positions in `met` that are still being computed to the workers that compute them."""
         return {position: holder for position in self.met if (holder := self.holder(position)) is not None}
 
 
@@ -119,7 +120,7 @@ class Worker:
     current : list of int
         Positions of the windows of its current call of ``f``.
     begun : dict of tuple of int to None
-        The windows that it has begun and not stored yet.
+        The windows that it has begun to compute and has not stored yet.
     """
 
     def __init__(self, work: Work, send: Callable[[], None]) -> None:
@@ -131,7 +132,7 @@ class Worker:
         self.token = _calling.set((*_calling.get(), weakref.ref(self)))
 
     def send(self) -> None:
-        """Store what the worker has computed. May be called on any thread."""
+        """Store what the worker has computed. Any thread may call this."""
         if (send := self._send()) is not None:
             send()
 
@@ -156,23 +157,23 @@ def _callers() -> list[Worker]:
 
 
 def is_nested() -> bool:
-    """Whether an ``f`` makes this call, as far as this can be recognized."""
+    """Whether this code is called by an ``f``. A call on a thread that an ``f`` started is not recognized."""
     return bool(_callers())
 
 
 _Wait: TypeAlias = tuple[frozenset[int], Work]
-"""A waiting thread together with those whose ``f`` it serves, and the work whose windows they wait for."""
+"""The waiting thread and the threads of the workers whose ``f`` it is in, and the work whose windows they wait for."""
 
 
 class Claims:
-    """Which thread of this process computes which windows."""
+    """Records which thread of this process computes which windows."""
 
     def __init__(self) -> None:
         self._renew_after_fork()
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
-        # In a forked child, the only read is the one that forked, if any.
+        # In a forked child, no other read runs: at most the one during which the process was forked.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._works: dict[Computation, list[Work]] = {}
@@ -184,16 +185,16 @@ class Claims:
         return Reader(self._deposits, workers, notice)
 
     def join(self, plan: Sequence[Workload], reader: Reader, running: threading.Lock) -> list[tuple[int, list[Work]]]:
-        """Register the works of a read, until it calls `leave`. Returns them for each depth of its plan."""
+        """Register the works of a read, until it calls `leave`. Return its works for each depth, sorted by depth."""
         for caller in _callers():
             if caller.thread == threading.get_ident():
-                # The f that this thread runs may read what the thread has computed before.
+                # The f that runs on this thread may read windows that the thread has computed but not stored yet.
                 caller.send()
         stages: dict[int, list[Work]] = {}
         with self._lock:
             works = [Work(workload, reader, running) for workload in plan]
             if self._deposits - reader.own_deposits != reader.deposits_before:
-                # Another read may have stored what the plan found missing.
+                # Other reads may have stored windows that were missing when this read was planned.
                 for work in works:
                     work.take(work.workload.absent(work.left))
             for work in works:
@@ -205,7 +206,7 @@ class Claims:
         return sorted(stages.items())
 
     def leave(self, works: Sequence[Work]) -> None:
-        """Unregister works of a read, if they still are registered."""
+        """Unregister the works of a read, if they are still registered."""
         with self._lock:
             for work in works:
                 if work in work.peers:
@@ -222,23 +223,23 @@ class Claims:
             self._changed.notify_all()
 
     def start(self, work: Work, send: Callable[[], None]) -> Worker:
-        """Make this thread, and all that it does in this context, a worker of a work, until `stop`."""
+        """Make this thread a worker of a work until `stop`. Reads that begin in this context count as nested."""
         worker = Worker(work, send)
         with self._lock:
             work.workers.append(worker)
         return worker
 
     def stop(self, worker: Worker) -> None:
-        """Remove a worker. The windows that it has begun and not stored, because ``f`` raised, become free."""
+        """Remove a worker. If ``f`` raised, other reads may now compute the windows that it has not stored."""
         _calling.reset(worker.token)
         with self._lock:
             worker.work.workers.remove(worker)
             self._tell()
 
     def begin(self, worker: Worker) -> list[int]:
-        """Positions of the windows that a thread computes by its next call of ``f``; empty at the end.
+        """Return the positions of the windows for a thread's next call of ``f``; empty if none are left.
 
-        Between calls, an interrupt may end the read at any line of this.
+        An interrupt may end the read at any line of this function.
         """
         with self._lock:
             worker.current = positions = worker.work.next()
@@ -247,7 +248,7 @@ class Claims:
             return positions
 
     def end(self, worker: Worker, positions: Sequence[int]) -> None:
-        """Record that windows which a thread had begun are stored."""
+        """Record that the windows at these positions, which the thread had begun, are stored."""
         with self._lock:
             worker.work.reader.own_deposits += 1
             self._deposits += 1
@@ -256,17 +257,17 @@ class Claims:
             self._tell()
 
     def _tell(self) -> None:
-        # In most cases, no thread waits.
+        # Usually no thread waits, and then there is nothing to do.
         if self._waits:
             self._changed.notify_all()
 
     def take_up(self, work: Work) -> bool:
-        """Wait for windows that other reads were computing. Returns whether this read must compute some of them now.
+        """Wait for windows that other reads were computing. Return whether this read must compute some of them now.
 
         Raises
         ------
         ValidationError
-            If the calling ``f`` is computing one of them, so that the window would need itself.
+            If one of these windows would need itself, because the ``f`` that makes this read is computing it.
         """
         callers = _callers()
         here = frozenset([threading.get_ident(), *(caller.thread for caller in callers)])
@@ -286,13 +287,14 @@ class Claims:
                 is_told = not held or self._wait(here, work)
             show_interrupt()
             if not is_told:
-                # A thread that has computed one of them may be in an `f` that waits for this thread unnoticed.
+                # One of these threads may have computed such a window already, and may now be in an `f` that waits for
+                # this thread in a way that `_waits_for` does not see.
                 for holder in set(held.values()):
                     holder.send()
         return False
 
     def _wait(self, here: frozenset[int], work: Work) -> bool:
-        """Wait for a change; returns False if there is none for a while."""
+        """Wait for a change for a while. Return False if there was none."""
         thread = threading.get_ident()
         self._waits[thread] = here, work
         try:
@@ -306,21 +308,21 @@ class Claims:
         unseen = {thread}
         while unseen and unseen.isdisjoint(others):
             seen |= unseen
-            # The current holders: a waiting thread may not have noticed a change yet.
+            # Ask for the current holders, because a waiting thread may not have noticed a change yet.
             found = [work.holders() for waiting, work in self._waits.values() if not waiting.isdisjoint(unseen)]
             unseen = {holder.thread for holders in found for holder in holders.values()} - seen
         return bool(unseen)
 
 
 def _check_needs(work: Work, positions: Sequence[int], callers: Sequence[Worker]) -> None:
-    """Raise ValidationError if one of the calling ``f`` is itself computing one of the windows that are needed."""
+    """Raise ValidationError if an ``f`` that makes this read is computing one of the windows that are needed."""
     computation = work.workload.computation
     for position in positions:
         index = work.indices[position]
         if any(caller.computes_only(computation, index) for caller in callers):
             raise ValidationError(
-                f"window {index} of {computation.names} would need itself: it is read by the f that is "
-                "computing it, or by one that this f waits for; change f to read only windows that do not need it"
+                f"window {index} of tensor {computation.names} would need itself: it is read by the f that is "
+                "computing it, or by another f that this f waits for; change f to read only windows that do not need it"
             )
 
 

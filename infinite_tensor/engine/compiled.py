@@ -1,6 +1,6 @@
-"""Reads in code that torch compiles or exports: a custom operator of which the compiler knows only the shapes.
+"""Reads in code that torch compiles or exports. They are one custom operator, which the compiler does not look into.
 
-The rest of a read uses threads and storage, which torch cannot trace.
+The compiler knows only the shapes of its results, because torch cannot trace threads and storage.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NODES: weakref.WeakValueDictionary[str, Node] = weakref.WeakValueDictionary()
 
 
 def token_of(node: Node) -> str:
-    """A key by which compiled code finds a tensor in this process; a new one for each call."""
+    """Return a key by which compiled code finds a tensor in this process. Each call returns a new key."""
     token = secrets.token_hex(8)
     _NODES[token] = node
     return token
@@ -39,13 +39,13 @@ def read_together(
 
 
 def _box(selection: Selection) -> list[int]:
-    """A selection as a list of numbers, four per dimension."""
+    """Return a selection as a list of numbers, four per dimension."""
     squeezed = [int(d in selection.squeezed) for d in range(len(selection.start))]
     return [*selection.start, *selection.stop, *selection.steps, *squeezed]
 
 
 def _requests(tokens: str, boxes: Sequence[int]) -> list[tuple[Node, list[Selection]]]:
-    """The tensors, each with its selections."""
+    """Return each tensor with its selections."""
     nodes = [_node_of(token) for token in tokens.split(" ")]
     count = len(boxes) // sum(4 * len(node.spec.shape) for node in nodes)
     numbers = iter([int(number) for number in boxes])
@@ -68,7 +68,7 @@ def _node_of(token: str) -> Node:
 
 
 def _unread(selection: Selection, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """An empty tensor of the shape of the read."""
+    """Return an uninitialized tensor of the shape that the read returns."""
     pixels = selection.pick(torch.empty(selection.size, dtype=dtype, device="meta"))
     return torch.empty(pixels.shape, dtype=dtype, device=device)
 

@@ -1,4 +1,4 @@
-"""Which part of each tensor of a chain is still needed while regions are read one after the other."""
+"""Computes which part of each tensor in a chain later regions still need, while regions are read in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from infinite_tensor.geometry.window import starts_of
 _Boxes: TypeAlias = tuple[IntArray, IntArray]
 
 _NOWHERE = 2**62
-"""The start of a region in which a tensor has no part; its end is the negative."""
+"""The start of the bounds that stand for no region. Their end is the negative of it."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,16 @@ class NumberedRegions:
 
     @classmethod
     def alone(cls, starts: IntArray, stops: IntArray) -> Self:
-        """Regions of a read that has no other tensors."""
+        """Number the regions of a read of only one tensor."""
         return cls(np.arange(len(starts)), starts, stops)
 
     def before(self, number: int) -> Self:
-        """The regions with lower numbers."""
+        """Return the regions with numbers lower than `number`."""
         count = int(np.searchsorted(self.numbers, number))
         return type(self)(self.numbers[:count], self.starts[:count], self.stops[:count])
 
     def between(self, first: int, last: int) -> tuple[IntArray, IntArray]:
-        """Bounds of the regions with numbers from `first` up to but not including `last`."""
+        """Return the bounds of the regions with numbers from `first` to `last - 1`."""
         if len(self.numbers) and first <= self.numbers[0] and self.numbers[-1] < last:
             return self.starts, self.stops
         part = slice(*np.searchsorted(self.numbers, [first, last]).tolist())
@@ -56,9 +56,9 @@ class NumberedRegions:
 
 
 class Lifetimes:
-    """Computes which part of each tensor no later region needs.
+    """Computes which part of each tensor no later region needs, so that it can be released.
 
-    It assumes that windows which an earlier region needed are already computed.
+    It assumes that all windows which earlier regions needed are already computed.
 
     Parameters
     ----------
@@ -84,11 +84,11 @@ class Lifetimes:
             read = [node for node in nodes if node in self._reach]
             numbers, low, high, whole = self._windows(computation, read)
             for node in computation.nodes:
-                # A tensor that nothing reads is only stored, and released.
+                # Windows of a tensor that nothing reads are stored and released.
                 if node not in self._reach:
                     own = ArgReads(node.spec.grid.window, node.spec.shape, None)
                     self._reads(node, own, numbers, low, high, computation.depth)
-            # If the boxes are hulls, not all of their windows are computed.
+            # If the boxes contain windows that are not needed, not all of their windows are computed.
             if whole:
                 new, low = _new(low, high)
                 numbers, low, high = numbers[new], low[new], high[new]
@@ -101,9 +101,10 @@ class Lifetimes:
         self._until = {node: np.maximum.accumulate(last, axis=0) for node, (_, last) in self._reach.items()}
 
     def _windows(self, computation: Computation, nodes: Sequence[Node]) -> tuple[IntArray, IntArray, IntArray, bool]:
-        """The box of windows that each region needs of a computation, with the numbers of the regions that need any.
+        """Return the box of windows of a computation that each region needs.
 
-        Also returns whether all windows of the boxes are needed.
+        Returns the numbers of the regions that need any, the two corners of their boxes, and whether all windows in the
+        boxes are needed.
         """
         boxes = []
         for node in nodes:
@@ -118,9 +119,9 @@ class Lifetimes:
         return numbers, low[numbers], high[numbers], whole
 
     def _reads(self, node: Node, reads: ArgReads, numbers: IntArray, low: IntArray, high: IntArray, depth: int) -> bool:
-        """Record that boxes of windows read a tensor, or are windows of it, at this depth of the chain.
+        """Record which pixels of a tensor boxes of windows read, at this depth of the chain.
 
-        Returns whether they read all pixels of the hull of what they read.
+        Returns whether each box reads all pixels between its first and its last one.
         """
         begin = starts_of(reads.window, low)
         end = starts_of(reads.window, np.maximum(high - 1, low)) + np.array(reads.window.size)
@@ -136,23 +137,23 @@ class Lifetimes:
         return all_of_it
 
     def _spread(self, numbers: IntArray, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
-        """Bounds for each number of the common order, `_NOWHERE` for the numbers without a region."""
+        """Return bounds for every number of the common order: `_NOWHERE` for numbers without a region."""
         first = np.full((self._count, starts.shape[1]), _NOWHERE, dtype=np.int64)
         last = -first
         first[numbers], last[numbers] = starts, stops
         return first, last
 
     def held_bytes(self, nodes: Iterable[Node]) -> int:
-        """About the most bytes of these tensors that are in memory at once."""
+        """Estimate the greatest number of bytes of these tensors that are in memory at the same time."""
         held = [node for node in nodes if not node.computation.copied]
         return int(sum(self._most_pixels(node) * node.spec.gathered_bytes for node in held))
 
     def read_at(self, node: Node) -> int:
-        """The greatest depth at which a tensor reads this one; `last_depth` for the tensors that the user reads."""
+        """Return the greatest depth of a tensor that reads this one; `last_depth` for tensors that the user reads."""
         return self._read_at[node]
 
     def before(self, node: Node, number: int) -> Sequence[int] | None:
-        """The pixel before which region `number` and later ones read nothing, in every dimension; None at the end."""
+        """Return the first pixel, in every dimension, that region `number` or a later region may read; None if none."""
         firsts = self._before[node]
         if number >= len(firsts) or firsts[number, 0] == _NOWHERE:
             return None
@@ -160,7 +161,7 @@ class Lifetimes:
         return first
 
     def _most_pixels(self, node: Node) -> int:
-        """About the most pixels of a tensor that are in memory at once."""
+        """Estimate the greatest number of pixels of a tensor that are in memory at the same time."""
         spec = node.spec
         held = (self._before[node][:, 0] < _NOWHERE) & (self._until[node][:, 0] > -_NOWHERE)
         reached = self._until[node][held] - self._before[node][held] + np.array(spec.grid.window.size, dtype=np.int64)
@@ -169,16 +170,16 @@ class Lifetimes:
 
 
 def _is_one(hull: _Boxes, box: _Boxes, other: _Boxes) -> bool:
-    """Whether each hull of two boxes equals one of them, so that it contains nothing in addition."""
+    """Whether the hull of each pair of boxes equals one of the two, and so contains no points outside of them."""
     each = [((hull[0] == given[0]) & (hull[1] == given[1])).all(axis=1) for given in (box, other)]
     return bool((each[0] | each[1]).all())
 
 
 def _new(low: IntArray, high: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
-    """Which of consecutive boxes contain points that no earlier box contains, and the corner at which these begin.
+    """Find the boxes that contain points outside of all earlier boxes. Return which do, and where these points begin.
 
-    The earlier boxes are summed up in one box, which grows along one dimension at a time. If a box does not extend that
-    box, all of it counts as new.
+    One known box stands for the earlier boxes. A box that continues it along one dimension is added to it. A box that
+    reaches beyond it in any other way counts as new as a whole, and becomes the known box.
     """
     new, corners, nothing = np.ones(len(low), dtype=bool), low.copy(), [0] * low.shape[1]
     known = nothing, [*nothing]

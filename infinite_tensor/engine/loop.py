@@ -1,7 +1,7 @@
 """The common loop of reads, streams and fills. It computes the missing windows of regions in batches, sources first.
 
-Each step adds regions. Their missing windows are computed as far as they fill batches, the rest with a later step. A
-step may be read as soon as all of its windows are computed.
+Each step adds regions. Those of their missing windows that fill batches are computed at once, the others with a later
+step. A step may be read as soon as all of its windows are computed.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ class Loop:
     views : Views
         The read.
     release : callable, optional
-        ``release(depth)`` is called when all windows of tensors at that depth of the chain are computed.
+        ``release(depth)`` is called once all windows of the tensors at this depth of the chain are computed.
 
     Attributes
     ----------
     read : int
-        The number of steps that may be read. While windows are computed, it already includes the steps that need them.
+        The number of steps that may be read. It already counts the steps whose last windows are being computed.
     """
 
     def __init__(self, nodes: Iterable[Node], views: Views, release: Callable[[int], None] | None = None) -> None:
         self._views = views
         self._release = release
         self._queues = [_Queue(node, views) for node in nodes]
-        # For each step that may not be read yet: per tensor, how many windows must be computed in total before it may.
+        # For each step that may not be read yet, and each tensor: how many windows must be computed before, in total.
         self._unread: deque[list[int]] = deque()
         self.read = 0
 
     def add(self, regions: Sequence[Regions]) -> None:
-        """Add a step: regions of each tensor, maybe none."""
+        """Add a step: for each tensor, its regions, which may be none."""
         self._unread.append([queue.add(*each) for queue, each in zip(self._queues, regions, strict=True)])
 
     def compute(self, *, to_the_end: bool) -> range:
-        """Compute full batches, or all missing windows. Returns the steps that may now be read."""
+        """Compute full batches or, if `to_the_end`, all missing windows. Return the steps that may now be read."""
         taken = [queue.take(all_of_them=to_the_end) for queue in self._queues]
         before = self.read
         while self._unread and all(map(operator.le, self._unread[0], [computed for _, computed in taken])):
@@ -87,7 +87,7 @@ class _Queue:
         self._added = 0
 
     def add(self, starts: IntArray, stops: IntArray) -> int:
-        """Add regions. Returns how many windows must be computed in total before they may be read."""
+        """Add regions. Return how many windows must be computed in total before these regions may be read."""
         waiting = len(self._windows)
         if waiting:
             # Some may be computed by now, because another tensor of the same read needed them too.
@@ -102,7 +102,7 @@ class _Queue:
         return self._added
 
     def take(self, *, all_of_them: bool) -> tuple[IntArray, int]:
-        """The windows to compute next, in full batches, and how many are computed in total after these."""
+        """Take the windows to compute next. Return them, and how many are computed in total after these."""
         windows, count = self._windows, len(self._windows)
         count = count if all_of_them else self.node.computation.batching.full(count)
         self._windows, self._numbers = windows[count:], self._numbers[count:]
@@ -114,7 +114,7 @@ def run_steps(
 ) -> None:
     """Compute the missing windows of regions, and call ``ready(number)`` for each region that is complete.
 
-    Of upstream tensors, only what later steps need is kept in memory.
+    Pixels of upstream tensors are kept in memory only as long as later steps need them.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def run_steps(
     lifetimes = Lifetimes(regions) if len(steps) > 1 else None
 
     def release(depth: int) -> None:
-        """After all windows at a depth of the chain are computed, release what only they have read."""
+        """Release what only windows up to this depth of the chain read, now that they are computed."""
         if lifetimes is not None:
             unread = steps[loop.read].start if loop.read < len(steps) else steps[-1].stop
             for node, access in views.items():
@@ -146,10 +146,10 @@ def run_steps(
 
 
 def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], None] | None = None) -> None:
-    """Compute windows that `views` reported missing, with all missing windows that they need, sources first.
+    """Compute windows that `views` reported missing. Before them, compute the missing windows that they need.
 
-    If another read is already computing some of them, wait for these. ``f`` runs under `torch.no_grad`.
-    ``after(depth)`` is called when all windows of tensors at that depth of the chain are computed.
+    Windows that another read is already computing are waited for. ``f`` runs under `torch.no_grad`.
+    ``after(depth)`` is called once all windows of the tensors at this depth of the chain are computed.
     """
     if torch.is_inference_mode_enabled():
         # Tensors created in inference mode could not be blended into later.
@@ -185,10 +185,10 @@ def _carry_out(work: Work) -> None:
 
 
 def _work(work: Work, may_continue: Callable[[], bool] | None = None) -> None:
-    """Compute windows until none is left. Several threads may do so for the same work."""
-    # Without args, nothing that other threads see changes between calls, until the collected windows are stored.
+    """Compute windows until none is left. Several threads may do this for the same work."""
+    # Without args, the calls change nothing that other threads see, until the collected windows are stored.
     between_calls = nullcontext() if work.workload.computation.inputs else at_rest()
-    # A nested read is part of a call of f, and such a call is always finished.
+    # A nested read is part of a call of f, and a call of f is always finished.
     may_end = not is_nested()
     deposits = Deposits(work)
     with deposits as worker, between_calls:
@@ -203,8 +203,8 @@ def _work(work: Work, may_continue: Callable[[], bool] | None = None) -> None:
 def _on_threads(count: int, work: Callable[[Callable[[], bool]], None]) -> None:
     """Run ``work(may_continue)`` on `count` threads at once.
 
-    Raises the first error of any thread, or a Ctrl-C. From then on ``may_continue()`` is false, so that the other
-    threads end soon; this function waits for them.
+    Raises the first error of any thread, or KeyboardInterrupt. After either, ``may_continue()`` returns False, the
+    other threads end soon, and this function waits for them.
     """
     errors: list[BaseException] = []
     stores = entered()

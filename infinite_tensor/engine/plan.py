@@ -1,4 +1,4 @@
-"""The plan of a read: which windows it must compute over the whole chain of tensors, each once."""
+"""The plan of a read: which windows of all tensors in the chain it must compute, each once."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from infinite_tensor.values.checks import outside_arg
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _REACH = 2 * COORDINATE_LIMIT
-"""Halos may reach this far, beyond the last pixel that can be read; pixels there are computed but not stored."""
+"""How far halos may reach beyond the last pixel that can be read. Pixels there are computed but not stored."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """The N windows that a workload computes of one tensor.
+    """The N windows of one tensor that a workload computes.
 
     Attributes
     ----------
@@ -41,7 +41,8 @@ class Result:
     exists : bool array of shape (N,) or None
         Which of the windows exist in this tensor; None if all do.
     missing : bool array of shape (N,)
-        Which of the windows are needed and not stored. The others are computed only because another output needs them.
+        Which of the windows are needed and not stored. The other windows are computed only because another output of
+        the same ``f`` needs them.
     """
 
     node: Node
@@ -51,18 +52,18 @@ class Result:
     missing: Mask
 
     def absent(self, which: list[int]) -> Mask:
-        """Which of these windows are needed and still not stored."""
+        """Return, for each of these windows, whether it is needed and still not stored."""
         absent = self.missing[which]
         if absent.any():
             absent[absent] = self.access.absent(self.windows[which][absent])
         return absent
 
     def deposit(self, positions: Sequence[int], outputs: Array) -> int:
-        """Store the windows at these positions that exist in the tensor. Returns their number."""
+        """Store those windows at these positions that exist in the tensor. Return how many these are."""
         windows = self.windows[positions]
         if self.exists is not None:
             kept = self.exists[positions]
-            # Without a copy if all are kept, so that a store can process neighbours at once.
+            # Do not copy if all are kept, so that a store can process neighbouring windows together.
             windows, outputs = windows[kept], outputs if kept.all() else outputs[kept]
         if len(windows):
             self.access.deposit(windows, outputs)
@@ -78,11 +79,11 @@ class Workload:
     computation : Computation
         The computation.
     windows : int64 array of shape (N, coordinates)
-        The window indices that ``f`` gets, in the order in which they run.
+        The window indices that ``f`` gets, in the order in which they are computed.
     results : tuple of Result
         The result for each tensor that the computation computes.
     sources : tuple of (Access, int64 array of shape (N, ndim of the arg))
-        For each arg, the access through which it is read, and the first pixel of each window's region.
+        For each arg: the access through which it is read, and the first pixel of the region that each window reads.
     """
 
     computation: Computation
@@ -91,7 +92,7 @@ class Workload:
     sources: tuple[tuple[Access, IntArray], ...]
 
     def absent(self, positions: list[int]) -> list[int]:
-        """The windows that are needed and still not stored. The read keeps the others in memory from now on."""
+        """Return which positions are needed and still not stored. The read keeps the others in memory from now on."""
         if not positions:
             return []
         absent = reduce(np.logical_or, [result.absent(positions) for result in self.results])
@@ -99,7 +100,7 @@ class Workload:
 
 
 def regions_of(consumers: Sequence[Workload], node: Node) -> tuple[IntArray, IntArray] | None:
-    """The starts and stops of the regions that `consumers` read of a tensor, or None."""
+    """Return the starts and stops of the regions of a tensor that `consumers` read; None if they read nothing of it."""
     starts, stops = [], []
     for workload in consumers:
         for upstream, (_, begin) in zip(workload.computation.inputs, workload.sources, strict=True):
@@ -111,9 +112,9 @@ def regions_of(consumers: Sequence[Workload], node: Node) -> tuple[IntArray, Int
 
 
 def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
-    """Plan a read: everything that must run to compute the `wanted` windows, which `views` reported missing.
+    """Plan a read: return all workloads that must run to compute the `wanted` windows, which `views` reported missing.
 
-    Each workload comes before those that it reads from.
+    Each workload comes before the workloads that it reads from.
 
     Raises
     ------
@@ -140,7 +141,7 @@ def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
 
 
 def _missing(node: Node, wanted: Mapping[Node, IntArray], workloads: Sequence[Workload], views: Views) -> IntArray:
-    """The missing windows of a tensor: first those in `wanted`, then those that `workloads` read."""
+    """Return the missing windows of a tensor: first the windows in `wanted`, then those that `workloads` read."""
     asked = wanted.get(node)
     if asked is None:
         asked = np.empty((0, node.spec.grid.ndim), dtype=np.int64)
@@ -155,7 +156,7 @@ def _result(node: Node, windows: IntArray, missing: IntArray | None, views: View
 
 
 def _among(windows: IntArray, some: IntArray | None) -> Mask:
-    """Which of `windows` are in `some`."""
+    """Return, for each of `windows`, whether it is in `some`."""
     among = np.zeros(len(windows), dtype=bool)
     if some is not None and len(some) == len(windows):
         among.fill(True)
@@ -168,7 +169,7 @@ def _among(windows: IntArray, some: IntArray | None) -> Mask:
 def _check_computable(node: Node, missing: Mapping[Node, IntArray]) -> None:
     if node.computation.f is None:
         raise _unavailable(node, missing[node])
-    # Persistent windows were computed from the args in the definition, not from what the args were moved to since.
+    # Persistent windows were computed from the args as the definition has them, before they were moved.
     for at, (upstream, arg) in enumerate(zip(node.computation.inputs, node.spec.definition.args, strict=True)):
         if node.contents.outlives_process and upstream.node.spec.definition.digest != arg.digest:
             raise ValidationError(
@@ -179,7 +180,7 @@ def _check_computable(node: Node, missing: Mapping[Node, IntArray]) -> None:
 
 
 def arg_starts(computation: Computation, at: int, upstream: Input, windows: IntArray) -> IntArray:
-    """The first pixel that each window reads of an arg. There must be at least one window.
+    """Return the first pixel of an arg that each window reads. There must be at least one window.
 
     Raises
     ------
@@ -195,7 +196,7 @@ def arg_starts(computation: Computation, at: int, upstream: Input, windows: IntA
 def reach_error(
     computation: Computation, at: int, upstream: Input, first: Sequence[int], last: Sequence[int]
 ) -> RegionError | None:
-    """The error for windows that reach beyond a finite dimension of an arg that is not padded; None if none does.
+    """Return the error for windows that reach beyond a finite dimension of an arg without padding; None if none do.
 
     `first` and `last` are the smallest and largest coordinates of the windows.
     """

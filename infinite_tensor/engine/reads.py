@@ -1,7 +1,7 @@
-"""A read and its accesses to tensors, and dropping windows while reads are in progress.
+"""A read and its accesses to tensors, and how windows are dropped while reads are in progress.
 
-A read notices if windows were dropped since it began. It still uses what it computes from their pixels, but no longer
-stores it.
+A read notices if windows were dropped since it began. It still returns what it computes from the dropped pixels, but
+no longer stores it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Reader:
     deposits_before : int
         The number of deposits in this process before the read began.
     workers : int or None
-        The number of threads that run ``f``; None leaves this to each tensor's store.
+        The number of threads that run ``f``; None for the number that each tensor's store sets.
     notice : callable or None
         ``notice(node, count)`` is called after windows are computed and stored, in the thread that computed them.
     own_deposits : int
@@ -50,7 +50,7 @@ class Dropping:
     Attributes
     ----------
     count : int
-        How often dropping has begun.
+        How often windows were dropped, counted from the beginning of each drop.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Dropping:
         self._lock = threading.RLock()
 
     def carry_out(self, stores: Sequence[Contents], drop: Callable[[], T]) -> T:
-        """Call ``drop()``, which drops windows of these stores, in one thread at a time, while no read begins there."""
+        """Call ``drop()``, which drops windows of these stores. No read of them and no other drop begins meanwhile."""
         with store_call(*stores), self._lock:
             return self._paused(stores, drop)
 
@@ -86,7 +86,7 @@ class Views:
     reader : Reader
         The read.
     taken : mapping of Node to Tiles
-        For some tensors, the only tiles in which windows are stored; for all others, every tile.
+        For some tensors, the only tiles in which windows are stored. Other tensors are stored in all tiles.
     """
 
     def __init__(self, reader: Reader, taken: Mapping[Node, Tiles] | None = None) -> None:
@@ -97,11 +97,11 @@ class Views:
         self._drops = DROPPING.count
 
     def of(self, node: Node) -> Access:
-        """The access to `node`, opened at the first call."""
+        """Return the access to `node`. The first call for a node opens it."""
         access = self._of.get(node)
         if access is None:
             enter(node.contents)
-            # Under the lock, because a tensor may be moved to another dtype or device at any moment.
+            # Hold the lock, because a tensor may be moved to another dtype or device at any moment.
             with node.contents.lock:
                 spec = node.spec
                 access = node.contents.access(spec)
@@ -123,7 +123,7 @@ class Views:
         return any(node.tensor.spec is not spec for node, spec, _ in self._opened)
 
     def items(self) -> list[tuple[Node, Access]]:
-        """The tensors accessed so far."""
+        """Return the tensors accessed so far, with their accesses."""
         return list(self._of.items())
 
     def __enter__(self) -> Self:
@@ -133,7 +133,7 @@ class Views:
         self.close()
 
     def close(self, first: int = 0) -> None:
-        """Close the accesses, the last one first, except the `first` ones, with which the read continues."""
+        """Close the accesses, the latest one first. Keep the `first` oldest ones open, for the rest of the read."""
         self._of = {node: access for node, _, access in self._opened[:first]}
         self._drops = DROPPING.count
         while len(self._opened) > first:

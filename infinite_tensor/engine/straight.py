@@ -1,4 +1,4 @@
-"""The access to a tensor whose pixels are already in memory, so that a read need not keep any."""
+"""The access to a tensor whose pixels are already in memory. A read keeps no second copy of them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from infinite_tensor.tilestore.contents import Access
 
 
 class StraightAccess(Access):
-    """An access that copies pixels directly to the result, so that no window is ever missing.
+    """An access that copies pixels directly to the result. No window is ever missing.
 
     Parameters
     ----------
     writer : RegionWriter
         Copies the pixels.
     stored : Access
-        The access to the tensor's store, which tells whether windows were dropped.
+        The access to the tensor's store. It knows whether windows were dropped.
     """
 
     def __init__(self, writer: RegionWriter, stored: Access) -> None:
@@ -31,15 +31,15 @@ class StraightAccess(Access):
         self._stored = stored
 
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:  # noqa: ARG002
-        """No window is missing."""
+        """Return no windows, because none is ever missing."""
         return np.empty((0, starts.shape[1]), dtype=np.int64)
 
     def whole(self, tiles: Sequence[Index]) -> list[Index]:
-        """All tiles can be read."""
+        """Return all of the tiles, because every tile can be read."""
         return list(tiles)
 
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
-        """No window is absent."""
+        """Return False for each window, because none is ever absent."""
         return np.zeros(len(windows), dtype=bool)
 
     def deposit(self, windows: IntArray, outputs: Array) -> None:  # noqa: ARG002
@@ -56,7 +56,7 @@ class StraightAccess(Access):
 
     @property
     def outdated(self) -> bool:
-        """Whether windows were dropped since the access was opened, so that results must no longer be stored."""
+        """Whether windows were dropped since the access was opened. If so, results must no longer be stored."""
         return self._stored.outdated
 
     def detach(self) -> None:
