@@ -1,8 +1,8 @@
 """Fills a region on a Dask cluster.
 
-Tensors are filled one after the other, each after those that it reads, and each in shards. A shard stores only its own
-tiles, so two neighbouring shards both compute the windows across their border. A shard that is lost with its worker
-runs again, and computes what was not stored yet.
+Tensors are filled one after the other, each after the tensors that it reads. Each is cut into shards. A shard stores
+only its own tiles, so two neighbouring shards both compute the windows across their border. If a shard is lost with its
+worker, it runs again, and computes what was not stored yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 _SHARDS_PER_THREAD = 4
-"""More than one, because shards take different times, and workers may join later."""
+"""The number of shards per thread. More than one, because shards take different times, and workers may join later."""
 
 
 def fill_on_cluster(
@@ -36,7 +36,7 @@ def fill_on_cluster(
     """Fill as `infinite_tensor.filling.fill.fill` does, on the workers of `client`."""
     _check_shared(job)
     chain = chain_of(map(node_of, tensors))
-    # The workers will change the tiles, so what this process knows of them will be out of date.
+    # The workers will change the tiles, so what this process remembers about them will be out of date.
     _forget(chain)
     needs, _ = demands(job.targets, named=not all(target.is_whole for target in job.targets))
     count = _SHARDS_PER_THREAD * max(1, sum(client.nthreads().values()))
@@ -96,7 +96,7 @@ def _is_filled(demand: Demand) -> bool:
 
 
 def _reports(job: Job, chain: Sequence[Node], done: Sequence[Done]) -> list[TensorReport]:
-    """The report of each tensor."""
+    """Return the report of each tensor."""
     written: dict[str, list[Done]] = {}
     for each in done:
         written.setdefault(each.process, []).append(each)
@@ -134,7 +134,7 @@ def _check_shared(job: Job) -> None:
 
 
 def _forget(chain: Sequence[Node]) -> None:
-    """Look up tiles again, because other processes store some."""
+    """Forget which tiles are stored, because other processes store tiles too."""
     for node in chain:
         node.contents.refresh(node.spec.tensor_id)
 
@@ -190,5 +190,5 @@ def _written(chain: Sequence[Node]) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=4)
 def _chain(payload: bytes) -> list[Node]:
-    """The unpickled chain. The shards of a process share it, so that each store is opened once."""
+    """Unpickle the chain. All shards of a process share it, so that each store is opened once."""
     return chain_of(map(node_of, pickle.loads(payload)))  # noqa: S301  (the client's)

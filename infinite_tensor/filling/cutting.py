@@ -1,12 +1,13 @@
 """Cuts a large region into shards, one per process, and each shard into bands and steps.
 
-A process fills a region band by band, along its longest dimension, and each band step by step. Within a band, the
-windows of upstream tensors that later steps need stay in memory, whatever the caches keep; between bands they do not.
-So bands are as wide as memory allows. Regions of several tensors that share an upstream tensor are filled side by side,
-band by band.
+A process fills a region band by band, along its longest dimension, and each band step by step. Within a band, windows
+of upstream tensors stay in memory as long as later steps need them, even if the caches are too small for them. At the
+end of a band they are dropped. So bands are as wide as memory allows. Regions of several tensors that share an upstream
+tensor are filled side by side, band by band.
 
 The processes do not communicate. A box of tiles is cut in two, and each part again, until there is a shard for every
-process. This works for any number of processes, also a prime, for which a grid of shards could only be a row of slabs.
+process. This works for any number of processes. If the number is a prime, a grid of shards would be a row of thin
+slabs; these cuts avoid that.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from infinite_tensor.tilestore.layout import TileLayout
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 _STEP_BYTES = 2**23
-"""About this much of the tensor is computed in one step."""
+"""About how many bytes of a tensor one step computes."""
 _ENOUGH_STEPS = 64
 """The memory of a band is estimated from this many steps."""
 
@@ -67,7 +68,7 @@ class Bands:
         return self.steps // len(self._bounds(self.along))
 
     def __iter__(self) -> Iterator[NumberedRegions]:
-        """The bands in lexicographic order, each as the regions of its steps."""
+        """Yield the bands in lexicographic order. Each is given by the regions of its steps."""
         steps = np.array(self._bounds(self.along), dtype=np.int64)
         whole = list(zip(self.target.start, self.target.stop, strict=True))
         bounds = [self._bounds(d) if d != self.along else [whole[d]] for d in range(len(whole))]
@@ -79,7 +80,7 @@ class Bands:
             yield NumberedRegions.alone(starts, stops)
 
     def _bounds(self, d: int) -> list[tuple[int, int]]:
-        """The steps along dimension `d`, as bounds in pixels."""
+        """Return the bounds of the steps along dimension `d`, in pixels."""
         cuts = range(self.origin[d] + self.extents[d], self.target.stop[d], self.extents[d])
         return list(itertools.pairwise([self.target.start[d], *cuts, self.target.stop[d]]))
 
@@ -88,7 +89,7 @@ def cut_into_bands(target: Target, most_bytes: int, least_bands: int = 1, unit: 
     """Cut a region at the borders of tiles into at least `least_bands` bands.
 
     If possible, the `held_bytes` of a band are at most `most_bytes`. With a `unit`, the region is cut at multiples of
-    it, counted from its first pixel.
+    the unit, counted from the first pixel of the region.
     """
     root = target.node
     tile = root.contents.layout(root.spec).tile_shape if unit is None else unit
@@ -113,7 +114,7 @@ def cut_into_bands(target: Target, most_bytes: int, least_bands: int = 1, unit: 
 def side_by_side(cuts: Mapping[Node, Bands]) -> Iterator[dict[Node, NumberedRegions]]:
     """Yield the first bands of all regions, then the second bands, and so on. All regions have equally many bands.
 
-    Steps are numbered by how far along the band they end, so that a step comes after the steps that it reads.
+    Steps are numbered by how far along the band they end. So each step comes after the steps that it reads.
     """
     for bands in zip(*cuts.values(), strict=True):
         ends = [_how_far(band, each.along) for band, each in zip(bands, cuts.values(), strict=True)]
@@ -127,14 +128,14 @@ def side_by_side(cuts: Mapping[Node, Bands]) -> Iterator[dict[Node, NumberedRegi
 
 
 def _how_far(band: NumberedRegions, along: int) -> FloatArray:
-    """Where each step ends: 0 is where the band begins, 1 where it ends."""
+    """Return where each step ends, as a fraction of the band: 0 is the band's beginning, 1 its end."""
     first, last = band.starts[0, along], band.stops[-1, along]
     how_far: FloatArray = (band.stops[:, along] - first) / (last - first)
     return how_far
 
 
 def held_bytes(cuts: Mapping[Node, Bands]) -> int:
-    """The most bytes that a read keeps in memory for bands side by side, if it keeps only what later steps need."""
+    """Return the most bytes that filling bands side by side keeps in memory: only what later steps need."""
     bands = next(side_by_side(cuts))
     lifetimes = Lifetimes({node: band.before(_ENOUGH_STEPS * len(cuts)) for node, band in bands.items()})
     return lifetimes.held_bytes({node for each in cuts.values() for node in each.target.chain})
@@ -143,7 +144,7 @@ def held_bytes(cuts: Mapping[Node, Bands]) -> int:
 def shard_of(
     layout: TileLayout, start: Sequence[int], stop: Sequence[int], rank: int, count: int
 ) -> tuple[Index, Index]:
-    """One of `count` parts of the pixels ``[start, stop)``, cut between tiles; empty if there are too few tiles."""
+    """Cut the pixels ``[start, stop)`` between tiles into `count` parts, and return part `rank`. It may be empty."""
     low, high = shard_of_tiles(*layout.box(start, stop), rank, count)
     size = layout.tile_shape
     first, last = (
@@ -154,14 +155,17 @@ def shard_of(
 
 
 def shard_of_tiles(low: Sequence[int], high: Sequence[int], rank: int, count: int) -> tuple[list[int], list[int]]:
-    """One of `count` boxes that the tiles ``[low, high)`` are cut into: about equally large, and as cubic as possible.
+    """Cut the tiles ``[low, high)`` into `count` boxes, and return one of them.
+
+    The boxes are about equally large, and as cubic as possible.
 
     Parameters
     ----------
     low, high : sequence of int
         Bounds of the box, in tiles.
     rank, count : int
-        The number of the shard, and the number of shards. If there are fewer tiles than shards, the last are empty.
+        The number of the shard, and the number of shards. If there are fewer tiles than shards, the last shards are
+        empty.
 
     Returns
     -------
@@ -186,10 +190,10 @@ def shard_of_tiles(low: Sequence[int], high: Sequence[int], rank: int, count: in
 
 
 def _halved(extents: Sequence[int], d: int, count: int) -> tuple[int, int, int, int, int]:
-    """The best cut along dimension `d`, as a tuple of which the smallest is best.
+    """Return the best cut along dimension `d`, as a tuple. Of the tuples for several dimensions, the smallest is best.
 
-    Its entries are the most tiles of a shard, the negative extent, `d`, the place of the cut, and the number of shards
-    before it.
+    The entries are: the number of tiles in the largest shard, the negative extent, `d`, the place of the cut, and the
+    number of shards before the cut.
     """
     across = math.prod(extents) // extents[d]
     at = min(max(1, _rounded(extents[d] * (count // 2), count)), extents[d] - 1)

@@ -45,11 +45,11 @@ from infinite_tensor.tilestore.store import TileStore, contents_of
 
 _DEFAULT_HELD = 2**29
 _CACHE_BYTES = 2**26
-"""The most that a store without a limit may cache."""
+"""The most bytes that a store without a limit of its own may cache."""
 _CACHE_SHARE = 8
 """A store may cache `max_memory` divided by this."""
 _OVERHEAD = 2**26
-"""Memory for tiles that wait to be written, and for results that no store has received yet."""
+"""The memory for tiles that wait to be written, and for results that no store has received yet."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class Job:
     Attributes
     ----------
     targets : tuple of Target
-        The regions, which begin and end at borders of tiles. A tensor comes after those that it reads.
+        The regions, which begin and end at borders of tiles. Each tensor comes after the tensors that it reads.
     passes : tuple of mapping of Node to Bands
-        The regions in passes, which are filled one after the other. The regions of one pass are filled side by side.
+        The passes, which run one after the other. Each fills its regions side by side.
     peak_memory : int
         The most memory that the fill is expected to use, in bytes.
     max_memory : int or None
@@ -75,7 +75,7 @@ class Job:
 
     @property
     def chain(self) -> list[Node]:
-        """The filled tensors and all upstream tensors, each after those that it reads."""
+        """The filled tensors and all upstream tensors, each after the tensors that it reads."""
         return chain_of([target.node for target in self.targets])
 
     @property
@@ -97,7 +97,7 @@ class Job:
         return _stores_of(self.chain)
 
     def plan(self, shards: int | None = None) -> FillPlan:
-        """The cost of what is not stored yet, if every persistent tensor is filled in `shards` separate shards."""
+        """Return the cost of what is not stored yet, if persistent tensors are filled in `shards` separate shards."""
         needs, exact = demands(self.targets)
         if shards is not None:
             needs = [in_shares(demand, shards) for demand in needs]
@@ -122,7 +122,7 @@ def prepare(
     *,
     in_blocks: bool = True,
 ) -> Job:
-    """Prepare to fill regions of tensors, or a shard of them; with `levels`, tensors and levels block by block.
+    """Prepare to fill regions of tensors, or a shard of these. With `levels`, fill tensors and levels block by block.
 
     Raises
     ------
@@ -147,9 +147,9 @@ def prepare(
 
 
 def job_for(targets: Sequence[Target], max_memory: int | None) -> Job:
-    """The job that fills regions of tensors, each after those that it reads.
+    """Return the job that fills regions of tensors, each after the tensors that it reads.
 
-    Raises MemoryTooSmallError if the fill does not fit into `max_memory`.
+    Raises MemoryTooSmallError if the fill needs more than `max_memory`.
     """
     return _job(targets, _families(targets), max_memory)
 
@@ -175,7 +175,7 @@ def _families(targets: Sequence[Target]) -> list[list[Target]]:
 
 
 def _passes_of(parts: Sequence[Sequence[Target]], max_memory: int | None) -> list[tuple[dict[Node, Bands], int]]:
-    """The passes of all parts, one after the other. If several need too much memory, reports the largest."""
+    """Return the passes of all parts, in order. If several need too much memory, raise the error of the largest."""
     found, refused = [], []
     for targets in parts:
         try:
@@ -188,7 +188,7 @@ def _passes_of(parts: Sequence[Sequence[Target]], max_memory: int | None) -> lis
 
 
 def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dict[Node, Bands], int]]:
-    """The passes, each with the memory that it needs. Regions are filled side by side if memory allows it."""
+    """Return the passes, each with the memory that it needs. Regions share a pass if memory allows it."""
     nodes = [target.node for target in targets]
     caches, held = _kept(targets, max_memory), _held(targets, max_memory)
     if len(set(nodes)) == len(nodes):
@@ -210,17 +210,17 @@ def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dic
 
 
 def _kept(targets: Sequence[Target], max_memory: int | None) -> int:
-    """The bytes that the stores may cache during the fill."""
+    """Return how many bytes the stores may cache during the fill."""
     return sum(_kept_by(store, max_memory) for store in _stores_of(chain_of([target.node for target in targets])))
 
 
 def _held(targets: Sequence[Target], max_memory: int | None) -> int:
-    """The bytes that are left for a fill after the caches of the stores and the tiles that wait to be written."""
+    """Return how many bytes the caches of the stores and the tiles that wait to be written leave for the fill."""
     return _DEFAULT_HELD if max_memory is None else max_memory - _kept(targets, max_memory) - _OVERHEAD
 
 
 def _least(nodes: Sequence[Node], beside_caches: int) -> int:
-    """The smallest `max_memory`, in whole MiB, that leaves `beside_caches` bytes for everything but the caches.
+    """Return the smallest `max_memory`, in whole MiB, that leaves `beside_caches` bytes beside the caches.
 
     The caches grow with `max_memory`, up to a limit.
     """
@@ -240,7 +240,7 @@ def _cut(targets: Sequence[Target], most_bytes: int) -> dict[Node, Bands]:
 
 
 def _kept_by(store: TileStore, max_memory: int | None) -> int:
-    """The bytes that a store may cache during a fill."""
+    """Return how many bytes a store may cache during a fill."""
     limit = contents_of(store).cache_limit
     if max_memory is None:
         return _CACHE_BYTES if limit is None else limit
@@ -249,7 +249,7 @@ def _kept_by(store: TileStore, max_memory: int | None) -> int:
 
 
 def _stores_of(nodes: Sequence[Node]) -> list[TileStore]:
-    """The stores of tensors, each once."""
+    """Return the stores of tensors, each once."""
     return list({id(node.store): node.store for node in nodes}.values())
 
 
@@ -267,7 +267,7 @@ def is_filled(request: Request) -> bool:
 
 
 def coverage(request: Request, state: object) -> torch.Tensor:
-    """Whether each tile that a region touches is in the given state; see `InfiniteTensor.coverage`."""
+    """Return, for each tile that a region touches, whether it is in the given state; see `InfiniteTensor.coverage`."""
     node, start = node_of(request.tensor), request.selection.start
     states = TILE_STATES if request.where is None else (*TILE_STATES, SKIPPED)
     named = word(state)
@@ -282,7 +282,7 @@ def coverage(request: Request, state: object) -> torch.Tensor:
 
 
 def _to_fill(node: Node, request: Request, shard: tuple[int, int] | None = None) -> Target | None:
-    """The pixels to fill: all tiles that a region touches; for a store in memory, which keeps windows, the region."""
+    """Return the pixels to fill: all tiles that a region touches, or only the region if the store is in memory."""
     start, stop = request.selection.start, request.selection.stop
     if is_empty(start, stop):
         return None
@@ -295,9 +295,9 @@ def _to_fill(node: Node, request: Request, shard: tuple[int, int] | None = None)
 
 
 def _masked(node: Node, request: Request, start: Index, stop: Index, *, confined: bool = False) -> Target | None:
-    """The target for pixels ``[start, stop)``, with the tiles that the mask of the request selects; None if empty.
+    """Return the target for those tiles over ``[start, stop)`` that the request's mask selects; None if there are none.
 
-    With a mask, or if `confined` like a shard, nothing is stored outside these tiles.
+    With a mask, or if `confined` as for a shard, nothing is stored outside these tiles.
     """
     if is_empty(start, stop):
         return None
@@ -317,7 +317,7 @@ def fill(job: Job, workers: int | None, progress: Reporting) -> FillReport:
     A Ctrl-C or an error of ``f`` ends the fill after finished windows are stored.
     """
     before = {node: node.contents.written(node.spec.tensor_id) for node in job.chain}
-    # The fill finds what is stored as it proceeds. Looking it up beforehand would need a listing.
+    # The fill looks up what is stored as it proceeds. Looking it up in advance would need a listing of the storage.
     targets = job.targets
     estimate = estimated(targets)
     if estimate.outside is not None and all(target.is_whole for target in targets):
@@ -357,7 +357,7 @@ def carry_out(job: Job, workers: int | None, tally: Tally) -> None:
 def _reports(job: Job, before: Mapping[Node, tuple[int, int]], tally: Tally) -> Iterator[TensorReport]:
     skipped = job.skipped
     for node, earlier in before.items():
-        # If the tensor was cleared meanwhile, its counts started from 0 again.
+        # If the tensor was cleared during the fill, its counts started from 0 again.
         written = zip(node.contents.written(node.spec.tensor_id), earlier, strict=True)
         tiles, nbytes = (max(0, now - then) for now, then in written)
         yield TensorReport(node.spec.tensor_id, tally.windows[node], tiles, nbytes, skipped[node])
@@ -375,7 +375,7 @@ def _fill(
 
 
 def _wanted(target: Target, band: NumberedRegions) -> NumberedRegions:
-    """The wanted regions of the steps of a band. A step may have several regions, all with its number."""
+    """Return the wanted regions of a band's steps. All regions of a step have the number of the step."""
     if target.wanted is None:
         return band
     regions = itertools.starmap(target.regions, zip(band.starts.tolist(), band.stops.tolist(), strict=True))
@@ -384,8 +384,8 @@ def _wanted(target: Target, band: NumberedRegions) -> NumberedRegions:
 
 
 def _unfinished(node: Node, band: NumberedRegions) -> NumberedRegions:
-    """The regions of a band that are not complete. If the first is not, all of them are returned."""
-    # If nothing is stored, checking each tile would only cost time.
+    """Return the incomplete regions of a band, or all regions if the first one is incomplete."""
+    # If the first is incomplete, probably nothing is stored, and checking each tile would only cost time.
     regions = zip(band.starts.tolist(), band.stops.tolist(), strict=True)
     if not any(node.contents.is_complete(node.spec, *first) for first in itertools.islice(regions, 1)):
         return band
@@ -414,7 +414,7 @@ def _renumbered(bands: Mapping[Node, NumberedRegions]) -> tuple[dict[Node, Numbe
 
 
 def _sizes(bands: Mapping[Node, NumberedRegions]) -> list[int]:
-    """The number of pixels of each region, in the order of their numbers."""
+    """Return the number of pixels of each region, in the order of the regions' numbers."""
     numbers = np.concatenate([band.numbers for band in bands.values()])
     sizes = np.concatenate([(band.stops - band.starts).prod(axis=1) for band in bands.values()])
     found: list[int] = sizes[np.argsort(numbers, kind="stable")].tolist()
@@ -422,7 +422,7 @@ def _sizes(bands: Mapping[Node, NumberedRegions]) -> list[int]:
 
 
 def writable(job: Job) -> Job:
-    """The job without tensors in read-only stores; raises ValidationError if one of these is not complete."""
+    """Return the job without tensors in read-only stores. Raise ValidationError if one of these is not complete."""
     for target in job.targets:
         node, regions = target.node, zip(*target.all_regions, strict=True)
         if node.contents.read_only and not all(node.contents.is_complete(node.spec, *each) for each in regions):
@@ -436,7 +436,7 @@ def writable(job: Job) -> Job:
 
 
 def _lend(job: Job, lent: threading.Lock) -> None:
-    """Limit the caches of the stores for the time of a fill, except stores in memory that are filled themselves."""
+    """Limit the caches of the stores during a fill, except those of memory stores that are filled themselves."""
     filled = {id(target.node.store) for target in job.targets}
     for store in job.stores:
         if id(store) not in filled or contents_of(store).outlives_process:

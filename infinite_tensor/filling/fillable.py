@@ -28,13 +28,13 @@ _INTERRUPTED = (
 class Fillable(ABC):
     """Plan, fill, check and invalidate regions.
 
-    A region is given as in the brackets of a read; a slice with a step counts as the whole box that it spans. For a
-    group, it is in pixels of the group, and includes all pixels of every tensor that lie over it.
+    Give a region as in the brackets of a read. A slice with a step counts as the whole box that it spans. The region of
+    a group is in pixels of the group, and includes all pixels of every tensor that lie over it.
     """
 
     @abstractmethod
     def _requests(self, region: object, where: object = None) -> Sequence[Request]:
-        """Return the region of each tensor, with the mask; RegionError if the region is not valid."""
+        """Return the region of each tensor, with the mask. Raise RegionError if the region is not valid."""
 
     @abstractmethod
     def _tensors(self) -> Sequence[NodeHolder]:
@@ -43,7 +43,7 @@ class Fillable(ABC):
     def plan(
         self, region: object, *, max_memory: int | str | None = None, where: object = None, shards: int | None = None
     ) -> FillPlan:
-        """Return what `fill` would cost, without computing anything except a mask that is an `InfiniteTensor`.
+        """Return what `fill` would cost. Computes nothing, unless `where` is an `InfiniteTensor`.
 
         If nothing is stored yet, this is only arithmetic, however large the region is.
 
@@ -54,14 +54,14 @@ class Fillable(ABC):
         max_memory, where : optional
             As for `fill`.
         shards : int, optional
-            Count windows as for a fill with a `client` and this number of shards; a client uses four per thread of its
-            workers. Windows across the border of two shards of a tensor count for both. Windows of upstream tensors in
-            memory, which each shard computes for itself, count once.
+            Count windows as if a fill with a `client` used this number of shards. A client uses four shards for each
+            thread of its workers. Windows across the border of two shards of a tensor count for both. Windows of
+            upstream tensors in memory count once, although each shard computes them for itself.
 
         Returns
         -------
         FillPlan
-            Counts per tensor of the chain, in which a tensor upstream of several counts once; it prints as a table.
+            Counts for each tensor of the chain; it prints as a table. A tensor that several others read counts once.
 
         Raises
         ------
@@ -77,8 +77,8 @@ class Fillable(ABC):
     def fill(self, region: object, **options: Unpack[FillOptions]) -> FillReport:
         """Compute and store every tile that a region touches, or only the tiles that a mask selects.
 
-        A fill works in steps and keeps the upstream windows that the next steps need, so that little is computed
-        twice, whatever the stores cache. Tensors of a group with a common tensor upstream are filled side by side if
+        A fill works in steps and keeps the upstream windows that the next steps need. So little is computed twice, even
+        if the stores cache little. Tensors of a group that read a common upstream tensor are filled side by side if
         memory allows it, otherwise one after the other. Ctrl-C ends a fill after its finished results are stored;
         another fill resumes from there.
 
@@ -86,8 +86,35 @@ class Fillable(ABC):
         ----------
         region
             As for a read.
-        **options
-            See `FillOptions`: threads, a limit on memory, a cluster, the progress bar, a shard, a mask, and overviews.
+        workers : int, optional
+            The number of threads that compute windows. With more than one, several threads call ``f`` at the same time.
+            Default: the `workers` of each tensor's store.
+        max_memory : int or str, optional
+            The most memory to use, in bytes or as ``"400MB"``. It includes the caches of the stores, but not what ``f``
+            itself takes. Default: 512 MiB in addition to the caches.
+        client : distributed.Client, optional
+            A Dask cluster that does the work. Stored tensors are filled one after the other, each in four shards for
+            each thread of the current workers; `max_memory` then applies to each shard. Every tensor with a
+            `tensor_id` must be in a Zarr store at a path or URL that all workers can reach.
+        progress : bool, "always" or callable
+            True shows a bar on a terminal or in a notebook. Elsewhere, and inside a live display of rich, it writes a
+            line to standard error each minute, which says how much is left. "always" shows the bar everywhere. At the
+            end, the bar shows how many tiles were stored, and how many a mask left out. A callable is called with a
+            `Progress`, at most about ten times a second; the last `Progress` has the report.
+        shard : tuple of int, optional
+            ``(rank, world_size)``: fill only shard `rank` of the `world_size` shards of the region, and store nothing
+            outside of it. Other processes fill the other shards. Windows across the border of two shards are computed
+            for both.
+        where : Mask, array, tensor, InfiniteTensor or callable, optional
+            The wanted pixels. Anything but a `Mask` means ``Mask(where)``: its pixels are the pixels of the tensor or
+            the group, beginning at 0. A tile that contains a wanted pixel of the region is computed whole. Other tiles
+            are skipped: nothing is stored of them, not even that they were skipped. A later read, or a fill without a
+            mask, computes them, and repeats the windows on the border. Upstream tensors are computed where the wanted
+            tiles need them.
+        pyramid : bool or str
+            Whether to also fill the levels of `InfiniteTensor.pyramid` over the same region. A window of a level is
+            computed if all its pixels lie over filled pixels. An unbounded tensor gets as many levels as the region
+            needs. A str is the method; True uses the default method of `InfiniteTensor.pyramid`.
 
         Returns
         -------
@@ -156,29 +183,30 @@ class Fillable(ABC):
     def invalidate(self, region: object = None, dependants: bool = True) -> Invalidation:
         """Drop stored windows that are wrong, for example because data that ``f`` reads from elsewhere has changed.
 
-        All windows that touch the region are dropped, and so are the windows of every tensor downstream that were
-        computed from them. They are computed again when they are next needed.
+        All windows that touch the region are dropped, and so are all windows of downstream tensors that were computed
+        from them. They are computed again when they are next needed.
 
-        A memory store drops single windows. A persistent store keeps blended pixels, so it drops every tile that such a
-        window touches as a whole: the other windows over the tile are not wrong, but are computed again for it.
+        A memory store drops single windows. A persistent store keeps blended pixels, so it drops every tile that a
+        wrong window touches. The other windows over such a tile are not wrong, but are computed again as well.
 
-        Downstream tensors are those alive in this process that are computed from these, in any store; and those in
-        the stores of all these tensors whose stored definition names one of them as an arg, by its `tensor_id`. A
-        dependency through a tensor that has no id, or is in another store, is found only while that tensor is alive.
+        Downstream tensors are found in two ways. Tensors that are alive in this process are found in any store. Tensors
+        that are only stored are found if they are in the store of one of these tensors, and their stored definition
+        names one of these tensors as an arg, by its `tensor_id`. If a tensor depends on the wrong windows through a
+        tensor that has no id, or that is in another store, it is found only while the tensor between them is alive.
+
         Reads in progress in this process may still return old pixels, but store none. Other processes, and other store
         objects on the same path, keep what they have in memory, and may store what they compute from it: close them
         first.
 
-        Downstream tensors are dropped first. If the call ends early, because the process is killed or the storage
-        fails, the rest is unchanged, and nothing remains that was computed from dropped windows; a second call drops
-        the rest.
+        Downstream tensors are dropped first. So if the call ends early, because the process is killed or the storage
+        fails, nothing remains that was computed from dropped windows. Call it again to drop the rest.
 
         Parameters
         ----------
         region : optional
             As for a read. Default: everything.
         dependants : bool
-            Whether to also drop what was computed from the windows. Otherwise tensors downstream are not touched.
+            Whether to also drop what was computed from the windows. If False, downstream tensors are not touched.
 
         Returns
         -------
@@ -190,8 +218,8 @@ class Fillable(ABC):
         RegionError
             (an IndexError) If `region` is not a valid region of the tensor or the group.
         ValidationError
-            If the store of a tensor, or of a tensor downstream, is read-only. Nothing is dropped then; leave a tensor
-            of a group out with `TensorGroup.exclude`.
+            If the store of a tensor, or of a downstream tensor, is read-only. Then nothing is dropped. Use
+            `TensorGroup.exclude` to leave a tensor of a group out.
         StoreError
             If a store is closed, or something could not be stored or deleted; call it again.
         """

@@ -44,7 +44,7 @@ class TensorInvalidation:
     tiles : int
         The number of stored tiles dropped, both complete and partial; 0 in memory.
     start, stop : tuple of (int or None)
-        The box around all wrong pixels, whether or not anything was stored there; None where it has no end.
+        The box around all wrong pixels, including pixels that were not stored; None where the box has no end.
     """
 
     tensor_id: str
@@ -67,7 +67,7 @@ class Invalidation(Tabular):
     Attributes
     ----------
     tensors : tuple of TensorInvalidation
-        The tensor and the tensors computed from it, each after those that it reads.
+        The tensor and the tensors computed from it, each after the tensors that it reads.
     """
 
     tensors: tuple[TensorInvalidation, ...]
@@ -108,17 +108,17 @@ _Wrong: TypeAlias = list[tuple[_Tensor, BoxUnion]]
 
 
 Requests: TypeAlias = "Sequence[tuple[Node, Selection | None]]"
-"""Tensors, each with its wrong region; None for all of it."""
+"""Tensors, each with its wrong region; None if the whole tensor is wrong."""
 
 
 def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
-    """Drop the windows of tensors that touch the selections, and everything that was computed from them.
+    """Drop the windows of tensors that touch the selections, and everything that was computed from these windows.
 
-    Dependants are dropped first. So if this ends early, nothing that is left depends on pixels that were dropped, and a
-    second call does the rest.
+    Dependants are dropped first. So if this ends early, nothing that is left was computed from dropped pixels, and a
+    second call drops the rest.
     """
     if any(node.contents.closed for node in nodes_alive()):
-        # A tensor that only awaits garbage collection must not require its store to be open.
+        # Collect garbage first: the store of a tensor that nobody uses any more need not be open.
         gc.collect()
     stores = {id(node.contents): node.contents for node, _ in requests}
     while True:
@@ -131,7 +131,7 @@ def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
 def _drop_in(
     stores: Mapping[int, Contents], requests: Requests, *, dependants: bool
 ) -> Invalidation | dict[int, Contents]:
-    """Drop wrong windows if `stores` includes all stores concerned; otherwise return all of these.
+    """Drop wrong windows if `stores` includes the stores of all tensors affected; otherwise return these stores.
 
     Meanwhile no read begins in `stores`, so nothing new can depend on what will be dropped.
     """
@@ -161,7 +161,7 @@ def _told(tensor: _Tensor, windows: BoxUnion, dropped: Dropped) -> TensorInvalid
 
 
 def _wrong_windows(requests: Requests, *, dependants: bool) -> _Wrong:
-    """The wrong windows of the tensors and their dependants, each tensor after those that it reads."""
+    """Return the wrong windows of the tensors and their dependants, each tensor after the tensors that it reads."""
     family = _Family()
     wrong: dict[_Key, BoxUnion] = {}
     for node, selection in requests:
@@ -196,7 +196,7 @@ _Key: TypeAlias = tuple[int, str, str]
 
 
 class _Family:
-    """Which tensor reads which, among all tensors alive in this process and those in the same stores."""
+    """Knows which tensors read which. Covers all tensors alive in this process, and all tensors in their stores."""
 
     def __init__(self) -> None:
         self.tensors: dict[_Key, _Tensor] = {}
@@ -215,7 +215,7 @@ class _Family:
         return key
 
     def beside(self, key: _Key) -> list[_Key]:
-        """The other outputs of the ``f`` of a tensor."""
+        """Return the other tensors that the ``f`` of a tensor computes."""
         self._search(self.tensors[key].store)
         spec = self.tensors[key].spec
         return [
@@ -225,7 +225,7 @@ class _Family:
         ]
 
     def readers(self, key: _Key) -> list[tuple[_Key, ArgReads]]:
-        """The tensors that read a tensor, each with its `ArgReads`."""
+        """Return the tensors that read a tensor, each with its `ArgReads`."""
         self._search(self.tensors[key].store)
         shape = self.tensors[key].spec.shape
         return [(reader, ArgReads(window, shape, modes_of(padding))) for reader, window, padding in self._readers[key]]

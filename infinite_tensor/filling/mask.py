@@ -28,35 +28,35 @@ Boxes: TypeAlias = tuple[IntArray, IntArray]
 """Bounds of regions of a tensor in pixels: two arrays of shape (N, ndim)."""
 
 _PIECE = 2**22
-"""The most pixels of a mask that are read at once, unless a single tile has more."""
+"""The greatest number of pixels of a mask that are read at once, unless a single tile has more."""
 _ROUND = 2**16
-"""A float that equals the nearest fraction with at most this denominator is read as that fraction."""
+"""The largest denominator of a fraction that a float can mean: the float 1/3 is taken to be exactly a third."""
 
 
 class Mask:
     """The pixels to fill, for the argument ``where`` of `fill`. A mask has its own scale and origin.
 
     A fill with a mask computes whole stored tiles, so no value depends on the mask. It computes a tile if a non-zero
-    pixel of the mask lies over that part of the tile that is in the filled region.
+    pixel of the mask lies over the part of the tile that is in the filled region.
 
     Parameters
     ----------
     values : torch.Tensor, numpy array, InfiniteTensor or callable
-        The mask; non-zero pixels are wanted. Any object with a `shape` that can be sliced works, also a zarr array or a
-        memmap; only the parts that lie over the region are read, piece by piece. An `InfiniteTensor` computes them,
-        also for a plan. A callable ``values(pixels) -> bool`` is called once per tile: `pixels` is a tuple of slices,
-        one per dimension of the mask and in pixels of the mask. It returns whether any of these pixels is wanted, or an
-        array with one entry per pixel.
+        The mask; non-zero pixels are wanted. Any object works that has a `shape` and can be sliced, such as a zarr
+        array or a memmap. Only the parts that lie over the region are read, piece by piece. An `InfiniteTensor`
+        computes these parts, even for a plan. A callable ``values(pixels) -> bool`` is called once per tile: `pixels`
+        is a tuple of slices in pixels of the mask, one per dimension of the mask. It returns whether any of these
+        pixels is wanted, or an array with one entry per pixel.
     scale : int, float, Fraction, or tuple of these
-        The number of tensor pixels along one pixel of the mask, for all dimensions or one per dimension: 32 for a mask
-        drawn on an image that is 32 times smaller.
+        The size of one pixel of the mask, in pixels of the tensor: one number for all dimensions, or one for each. For
+        example, 32 for a mask drawn on an image that is 32 times smaller.
     origin : int, float, Fraction, or tuple of these
         The tensor pixel at which the first pixel of the mask begins.
     dims : tuple of (int or str), optional
-        The dimensions of the tensor or group that the dimensions of the mask correspond to, by number or name. Along
-        all others the mask is constant: ``Mask(lambda pixels: True, dims=())`` selects all of a region. Default: the
-        last dimensions; for a callable, all. A dimension of a group can be named if all its tensors that name it use
-        the same name.
+        For each dimension of the mask, the number or name of the dimension of the tensor or group that it corresponds
+        to. Along all other dimensions the mask is constant: ``Mask(lambda pixels: True, dims=())`` selects all of a
+        region. Default: the last dimensions; for a callable, all. To name a dimension of a group, all its tensors that
+        name this dimension must use the same name.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def placed(where: object, names: Sequence[str], region: Selection) -> PlacedMask
     Raises
     ------
     ValidationError
-        If it is no mask, its dimensions do not fit, or it does not cover the region.
+        If `where` is not a mask, if its dimensions do not fit, or if it does not cover the region.
     """
     if where is None:
         return None
@@ -149,11 +149,11 @@ class PlacedMask:
     dims : tuple of int
         For each dimension of the mask, the corresponding dimension of the tensor.
     scale, origin : tuple of Fraction
-        Per dimension of the mask: the number of tensor pixels along one pixel of the mask, and the tensor pixel at
+        For each dimension of the mask: the size of one of its pixels in pixels of the tensor, and the tensor pixel at
         which the mask begins.
     over : tuple of (int, int)
-        The pixels ``[first, last)`` of the mask that lie over the filled region. Coarse pixels of a tensor of a group
-        may reach past these.
+        The pixels ``[first, last)`` of the mask that lie over the filled region. If a tensor of a group has coarse
+        pixels, they may reach past these pixels.
     """
 
     values: Any
@@ -163,7 +163,7 @@ class PlacedMask:
     over: _Ranges
 
     def on_member(self, dims: Sequence[int], scale: Sequence[Fraction]) -> PlacedMask:
-        """The mask of a group, placed on one of its tensors, where the group's dimension `d` is ``dims[d]``."""
+        """Place the mask of a group on one of its tensors, whose dimension ``dims[d]`` is the group's dimension `d`."""
         factors = [scale[d] for d in self.dims]
         return PlacedMask(
             self.values,
@@ -174,7 +174,7 @@ class PlacedMask:
         )
 
     def tiles(self, layout: TileLayout, start: Index, stop: Index) -> WantedTiles:
-        """Which of the tiles over the pixels ``[start, stop)`` are wanted. There must be at least one pixel."""
+        """Return which of the tiles over the pixels ``[start, stop)`` are wanted. There must be at least one pixel."""
         low, high = layout.box(start, stop)
         ranges = []
         for axis, d in enumerate(self.dims):
@@ -190,9 +190,10 @@ class PlacedMask:
         return WantedTiles(layout, tuple(low), np.broadcast_to(wanted, counts))
 
     def pixels(self, pixels: Sequence[range]) -> BoolArray:
-        """Which of these pixels, at least one per dimension, are wanted; to be broadcast over the other dimensions.
+        """Return which pixels are wanted, as an array that broadcasts over the dimensions that the mask lacks.
 
-        A callable is called once for all pixels; if it returns a bool, it applies to all of them.
+        `pixels` has at least one pixel per dimension. A mask that is a callable is called once for all of them. If it
+        returns a bool, this applies to all of them.
         """
         along = [
             [_over(i, i + 1, scale, origin) for i in pixels[d]]
@@ -214,7 +215,7 @@ class PlacedMask:
 
 @dataclass(frozen=True)
 class WantedTiles:
-    """Which tiles of a box are wanted.
+    """A box of tiles, of which some are wanted.
 
     Attributes
     ----------
@@ -232,7 +233,7 @@ class WantedTiles:
 
     @classmethod
     def all_of(cls, layout: TileLayout, start: Index, stop: Index) -> WantedTiles:
-        """All tiles over the pixels ``[start, stop)``."""
+        """Return all tiles over the pixels ``[start, stop)``, as wanted tiles."""
         low, high = layout.box(start, stop)
         return cls(layout, tuple(low), np.broadcast_to(np.True_, [b - a for a, b in zip(low, high, strict=True)]))
 
@@ -248,13 +249,13 @@ class WantedTiles:
         return int(np.count_nonzero(self.wanted))
 
     def within(self, start: Sequence[int], stop: Sequence[int]) -> WantedTiles:
-        """The wanted tiles among those that contain the pixels ``[start, stop)`` of the box."""
+        """Return the part of the box that contains the pixels ``[start, stop)``, with its wanted tiles."""
         low, high = self.layout.box(start, stop)
         inside = tuple(slice(a - first, b - first) for a, b, first in zip(low, high, self.low, strict=True))
         return WantedTiles(self.layout, tuple(low), self.wanted[inside])
 
     def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
-        """The part of the pixels ``[start, stop)`` that lies in wanted tiles, as bounds of regions.
+        """Return the bounds of regions: the part of the pixels ``[start, stop)`` that lies in wanted tiles.
 
         No two regions share a tile. If all tiles are wanted, there is one region.
         """
@@ -291,16 +292,16 @@ class WantedPixels:
         return len(self._tiles)
 
     def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
-        """The parts of the regions that lie in the pixels ``[start, stop)``."""
+        """Return the parts of the regions that lie in the pixels ``[start, stop)``."""
         return clipped(self._regions, start, stop)
 
 
 Wanted: TypeAlias = WantedTiles | WantedPixels
-"""Which pixels of a tensor to fill, and in which tiles their windows are stored."""
+"""The pixels of a tensor to fill, and the tiles in which their windows are stored."""
 
 
 def clipped(regions: Boxes, start: Sequence[int], stop: Sequence[int]) -> Boxes:
-    """The parts of regions that lie in the pixels ``[start, stop)``."""
+    """Return the parts of regions that lie in the pixels ``[start, stop)``."""
     starts, stops = np.maximum(regions[0], start), np.minimum(regions[1], stop)
     kept = (starts < stops).all(axis=1)
     return starts[kept], stops[kept]
@@ -317,9 +318,10 @@ class Target:
     start, stop : tuple of int
         The first pixel, and the one after the last, per dimension.
     wanted : Wanted or None
-        Which of these pixels to fill. None fills all of them, and also stores what their windows add to other tiles.
+        Which of these pixels to fill. None fills all of them, and also stores the parts of their windows that lie in
+        other tiles.
     is_level : bool
-        Whether everything that its windows read is filled before it or together with it.
+        Whether the tensor is a level of a pyramid, so that all that its windows read is filled before or with it.
     """
 
     node: Node
@@ -330,20 +332,20 @@ class Target:
 
     @property
     def chain(self) -> list[Node]:
-        """The tensors whose windows may be computed or read, each after those that it reads."""
+        """The tensors whose windows may be computed or read, each after the tensors that it reads."""
         if self.is_level:
             return [*(upstream.node for upstream in self.node.computation.inputs), self.node]
         return chain_of([self.node])
 
     def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
-        """The wanted part of the pixels ``[start, stop)``, as bounds of regions that do not cut through tiles."""
+        """Return the bounds of regions that make up the wanted part of ``[start, stop)``. They do not cut tiles."""
         if self.wanted is None:
             return np.array([start], dtype=np.int64), np.array([stop], dtype=np.int64)
         return self.wanted.regions(start, stop)
 
     @property
     def all_regions(self) -> Boxes:
-        """All wanted pixels, as bounds of regions."""
+        """Return the bounds of regions that make up all wanted pixels."""
         return self.regions(self.start, self.stop)
 
     @property
@@ -358,14 +360,14 @@ class Target:
 
     @property
     def box_count(self) -> int:
-        """The number of tiles, wanted or not."""
+        """The number of all tiles, including those that are not wanted."""
         low, high = self.node.contents.layout(self.node.spec).box(self.start, self.stop)
         return math.prod(b - a for a, b in zip(low, high, strict=True))
 
 
 @dataclass(frozen=True)
 class TakenTiles:
-    """The only tiles of one tensor in which windows are stored; what they add to other tiles is discarded."""
+    """The only tiles of a tensor in which windows are stored. Parts of windows in other tiles are discarded."""
 
     parts: tuple[Wanted, ...]
 
@@ -374,11 +376,11 @@ class TakenTiles:
 
 
 def taken_tiles(filled: Sequence[Target], targets: Sequence[Target]) -> dict[Node, TakenTiles]:
-    """For each tensor that is filled with a mask or a shard, the tiles that are stored.
+    """Return, for each tensor that is filled with a mask or as a shard, the tiles that are stored.
 
-    A tensor that is filled without either is left out. So is a tensor that other tensors read, because they may need
-    the tiles that its mask excludes. Levels do not need these, but a window of a level may read what a later pass
-    fills, so the tiles of all passes count.
+    Other tensors are left out. So is a tensor that other tensors read, because they may need the tiles that its mask
+    excludes. Levels do not need these tiles. But a window of a level may read what a later pass fills, so the tiles of
+    all passes count.
 
     Parameters
     ----------
@@ -401,14 +403,14 @@ _Ranges: TypeAlias = Sequence[tuple[int, int]]
 
 
 def _over(start: int, stop: int, scale: Fraction, origin: Fraction) -> tuple[int, int]:
-    """The pixels ``[first, last)`` of a mask of this scale and origin that lie over the pixels ``[start, stop)``."""
+    """Return the pixels ``[first, last)`` of a mask, given its scale and origin, that lie over ``[start, stop)``."""
     # (start - p / q) / (n / m), in integers for speed: masks call this for each pixel.
     (n, m), (p, q) = scale.as_integer_ratio(), origin.as_integer_ratio()
     return (start * q - p) * m // (q * n), -((p - stop * q) * m // (q * n))
 
 
 def _any_in_slices(values: Any, ranges: Sequence[_Ranges]) -> BoolArray:
-    """For each box in the product of the ranges, whether it contains a wanted pixel of the mask."""
+    """Return, for each box in the product of the ranges, whether it contains a wanted pixel of the mask."""
     longest = max(
         (d for d, of_d in enumerate(ranges) if len(of_d) > 1),
         key=lambda d: ranges[d][-1][1] - ranges[d][0][0],
@@ -432,7 +434,7 @@ def _any_in_slices(values: Any, ranges: Sequence[_Ranges]) -> BoolArray:
 
 
 def _any_by_call(values: Callable[..., Any], ranges: Sequence[_Ranges]) -> BoolArray:
-    """`_any_in_slices` for a mask that is a callable."""
+    """Like `_any_in_slices`, for a mask that is a callable."""
     asked = (tuple(itertools.starmap(slice, pixels)) for pixels in itertools.product(*ranges))
     answers = [bool(_truth(values(pixels)).any()) for pixels in asked]
     return np.array(answers, dtype=bool).reshape([len(of_d) for of_d in ranges])
@@ -444,7 +446,7 @@ def _is_sliced(values: Any) -> bool:
 
 
 def _fractions(name: str, given: object) -> Fraction | tuple[Fraction, ...]:
-    """One number for all dimensions, or one for each."""
+    """Return the user's numbers as fractions: one for all dimensions, or one for each."""
     entries = members(given)
     if entries is None:
         return _fraction(name, given, given)
@@ -468,7 +470,7 @@ def _fraction(name: str, given: object, entry: object) -> Fraction:
 
 
 def _truth(values: Any) -> BoolArray:
-    """Which of some values are not 0."""
+    """Return which of the values are not 0."""
     if isinstance(values, torch.Tensor):
         _check_dense(values)
         return (values != 0).numpy(force=True)

@@ -1,4 +1,4 @@
-"""Which parts of the levels of a tensor a fill computes, and in which order."""
+"""Decides which parts of the levels of a tensor a fill computes, and in which order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from infinite_tensor.values.coarse import Coarsening, scales
 
 
 def with_levels(base: Target, levels: Sequence[Node]) -> list[Target]:
-    """The targets for a tensor and its levels, each of which is computed from the one before."""
+    """Return the targets for a tensor and its levels. Each level is computed from the one before it."""
     targets = [base]
     for level in levels:
         found = _above(targets[-1], level)
@@ -30,14 +30,14 @@ def with_levels(base: Target, levels: Sequence[Node]) -> list[Target]:
 
 
 def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Target]]:
-    """Yield the parts of a tensor and its levels that are filled together, coarser pixels soon after finer ones.
+    """Yield the parts of a tensor and its levels that are filled together, so that levels follow their tensor soon.
 
     Parameters
     ----------
     targets : sequence of Target
         The target of the tensor, then those of its levels.
     most_bytes : int
-        The most bytes of the tensor in one part, if possible.
+        The most bytes of the tensor that one part contains, if possible.
     """
     base = targets[0]
     # How many pixels of the tensor one pixel of each level covers (sizes), and one tile or window of it (blocks).
@@ -74,7 +74,7 @@ def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Ta
 
 
 def _part(target: Target, bounds: Sequence[Sequence[int]]) -> Target | None:
-    """The part of a target between these bounds, rounded up to tiles."""
+    """Return the part of a target within these bounds, rounded up to whole tiles."""
     edges = [
         [
             min(max(-(-n // tile) * tile, a), b)
@@ -100,7 +100,7 @@ def _coarsening(level: Node) -> Coarsening:
 
 
 def _above(below: Target, level: Node) -> Target | None:
-    """The tiles of a level whose windows read only filled pixels of the tensor or level below."""
+    """Return the tiles of a level whose windows read only filled pixels of the tensor or level below it."""
     coarser, finer, factors = level.contents.layout(level.spec), _layout(below), _coarsening(level).factor
     ends = below.node.spec.shape
     start = tuple([-(-a // k) for a, k in zip(below.start, factors, strict=True)])

@@ -1,4 +1,4 @@
-"""`FillPlan`: the cost of a fill. Counts the windows of each tensor that it needs, and those that are not stored."""
+"""`FillPlan`: the cost of a fill. Counts the windows of each tensor that are needed, and that are not stored yet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SKIPPED = "skipped"
 """The state of a tile that a mask excludes and that is not stored."""
 
 _MOST_NAMED = 2**21
-"""If a tensor needs more windows than this, they are only counted, as if none of them were stored."""
+"""Up to this many windows of a tensor are looked up in its store. More windows all count as not stored."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Demand:
     node : Node
         The tensor.
     pixels : list of Intervals, or of bounds of regions
-        The pixels that are read: intervals, or bounds of regions if windows were counted one by one.
+        The pixels that are read: as intervals, or as bounds of regions if windows were counted one by one.
     needed : int
         The number of windows that are needed.
     missing : int
         The number of these windows that must be computed.
     runs : int
-        The number of windows that ``f`` runs for. If one ``f`` computes several tensors, only the first counts them.
+        The number of windows that ``f`` computes. If one ``f`` computes several tensors, only the first counts them.
     tiles : int
         The number of tiles over these pixels in which windows will be stored.
     inventory : Inventory or None
@@ -71,7 +71,7 @@ class Estimate:
     Attributes
     ----------
     demands : list of Demand
-        Per tensor, consumers first.
+        The demand for each tensor. Each comes before the tensors that it reads.
     exact : bool
         Whether the numbers are exact; otherwise they are bounds.
     outside : RegionError or None
@@ -84,12 +84,12 @@ class Estimate:
 
     @property
     def windows(self) -> int:
-        """Windows to compute, of all tensors."""
+        """The number of windows to compute, of all tensors."""
         return sum(demand.missing for demand in self.demands)
 
 
 def estimated(targets: Sequence[Target]) -> Estimate:
-    """Estimate what filling the targets takes, by arithmetic alone and without regard to masks."""
+    """Estimate what filling the targets takes, by arithmetic alone. Masks are ignored."""
     pixels: dict[Node, list[Intervals]] = {}
     for target in targets:
         pixels.setdefault(target.node, []).append(Intervals.of_box(target.start, target.stop))
@@ -140,7 +140,7 @@ def _add(
     tiles: int,
     inventory: Inventory | None = None,
 ) -> None:
-    """Append the demand for `node`. If its pixels are only copied from memory, no window counts as computed."""
+    """Append the demand for `node`. If its pixels are only copied from memory, no windows count as computed."""
     if node.computation.copied:
         made = runs = tiles = 0
     if found and found[-1].node.computation == node.computation:
@@ -149,7 +149,7 @@ def _add(
 
 
 def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
-    """The number of tiles over these pixels that no window covers; a lower bound if windows move along a diagonal."""
+    """Return how many tiles over these pixels no window covers. Where windows move diagonally, it is a lower bound."""
     tile_grid, grid = node.contents.layout(node.spec).grid, node.spec.grid
     tiles, covered = WindowSet(), WindowSet()
     for part in pixels:
@@ -161,9 +161,10 @@ def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
 
 
 def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Demand], bool]:
-    """What filling the targets takes in addition to what is stored, consumers first; and whether this is exact.
+    """Return what filling the targets takes, apart from what is stored, and whether these demands are exact.
 
-    An inexact result ignores masks and stored windows. With `named`, the result is always exact.
+    Each demand comes before those of the tensors that it reads. If the demands are not exact, they ignore masks and
+    stored windows. With `named`, they are always exact.
 
     Raises
     ------
@@ -186,7 +187,7 @@ def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Dem
 
 
 def share_of(targets: Sequence[Target]) -> Fraction:
-    """The fraction of the targets' tiles that is wanted."""
+    """Return the fraction of the targets' tiles that is wanted."""
     return Fraction(sum(target.tile_count for target in targets), sum(target.box_count for target in targets) or 1)
 
 
@@ -199,7 +200,7 @@ def _hull(pixels: Pixels) -> tuple[list[int], list[int]]:
 
 
 def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> list[Demand]:
-    """The demands, counted window by window, which is exact whatever is stored."""
+    """Return the demands, counted window by window. So they are exact whatever is stored."""
     pixels: dict[Node, list[Boxes]] = {}
     for target in targets:
         pixels.setdefault(target.node, []).append(target.all_regions)
@@ -234,7 +235,7 @@ def _add_named(
         made = made[grid.exist(made)]
         needed = made if pixels is None else unique_points(np.concatenate([grid.points(*_joined(pixels)), made]))
     else:
-        # The only output of an f is in the plan only because it is read.
+        # If f has only one output, that is in the plan only if something reads it.
         assert pixels is not None
         needed = grid.points(*_joined(pixels))
     pixels = pixels or [grid.bounds(made)]
@@ -251,12 +252,12 @@ def _joined(regions: Sequence[Boxes]) -> Boxes:
 
 
 class Share(NamedTuple):
-    """One shard of what a fill needs of a tensor.
+    """What one shard of a fill needs of a tensor.
 
     Attributes
     ----------
     starts, stops : int64 array of shape (N, ndim)
-        The regions to fill. No tile is in two shares.
+        The regions to fill. No tile belongs to two shares.
     missing : int
         The number of windows over these regions that must be computed.
     """
@@ -267,7 +268,7 @@ class Share(NamedTuple):
 
 
 def shares_of(demand: Demand, count: int) -> Iterator[Share]:
-    """Cut what is needed of a tensor into at most `count` shards. Windows across a border count in each of them."""
+    """Cut what is needed of a tensor into at most `count` shards. Windows across a border count for each shard."""
     layout, grid = demand.node.contents.layout(demand.node.spec), demand.node.spec.grid
     box = layout.box(*_hull(demand.pixels))
     for rank in range(min(count, math.prod(map(operator.sub, *reversed(box))))):
@@ -286,7 +287,7 @@ def shares_of(demand: Demand, count: int) -> Iterator[Share]:
 
 
 def in_shares(demand: Demand, count: int) -> Demand:
-    """What a fill needs of a stored tensor if its shards are filled separately."""
+    """Return what a fill needs of a stored tensor if its shards are filled separately."""
     if not demand.node.contents.outlives_process:
         return demand
     missing = sum(share.missing for share in shares_of(demand, count))
@@ -307,10 +308,10 @@ class TensorPlan:
     stored : int
         The number of these windows that are already stored.
     calls : int
-        The least number of calls of ``f`` for the other windows; there may be more, because batches may be smaller if
-        a region takes several steps. If ``f`` has several outputs, only the first counts them.
+        The least number of calls of ``f`` for the other windows. There may be more, because batches may be smaller if
+        a region takes several steps. If ``f`` has several outputs, only the first one counts the calls.
     tiles : int
-        The number of tiles over the needed pixels that are not complete yet and that windows cover.
+        The number of tiles over the needed pixels that windows cover and that are not complete yet.
     bytes_written : int
         The uncompressed size of these tiles in bytes; 0 for a tensor in memory.
     """
@@ -337,7 +338,7 @@ class FilledRegion:
     tensor_id : str
         The id of the tensor.
     start, stop : tuple of int
-        The first pixel, and the one after the last, per dimension.
+        The first pixel, and the pixel after the last one, in each dimension.
     """
 
     tensor_id: str
@@ -357,15 +358,15 @@ class FillPlan(Tabular):
     regions : tuple of FilledRegion
         The region of each filled tensor that would be stored; empty if there is nothing to fill.
     tensors : tuple of TensorPlan
-        The filled tensors and all upstream tensors, each once and after those that it reads.
+        The filled tensors and all upstream tensors, each once, and after the tensors that it reads.
     peak_memory : int
         The most memory in bytes that the fill is expected to use, without the memory of ``f`` itself.
     exact : bool
         Whether the counts are exact. Otherwise there are too many windows to check each of them, and the counts are
         upper bounds.
     bands : int
-        The number of bands that the regions are cut into. Bands are filled one after the other; with less memory there
-        are more of them.
+        The number of bands that the regions are cut into. Bands are filled one after the other. With less memory, there
+        are more bands.
     """
 
     regions: tuple[FilledRegion, ...]
@@ -408,7 +409,7 @@ class FillPlan(Tabular):
 
 
 def tensor_plan(demand: Demand) -> TensorPlan:
-    """The part of a `FillPlan` for one tensor."""
+    """Return the part of a `FillPlan` for one tensor."""
     node, missing = demand.node, demand.missing
     tile_bytes = node.contents.layout(node.spec).tile_bytes if node.contents.outlives_process else 0
     calls = node.computation.batching.calls(demand.runs)
@@ -417,7 +418,7 @@ def tensor_plan(demand: Demand) -> TensorPlan:
 
 
 def tile_states(target: Target) -> StateArray:
-    """The state of each tile of a region: one of `TILE_STATES`, or "skipped"."""
+    """Return the state of each tile of a region: one of `TILE_STATES`, or "skipped"."""
     node, start, stop = target.node, target.start, target.stop
     inventory = node.contents.inventory(node.spec, start, stop)
     states = inventory.states(node.spec.grid, *inventory.layout.box(start, stop))

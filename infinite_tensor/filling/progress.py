@@ -28,12 +28,13 @@ class Progress:
     done : int
         The number of windows computed so far, of all tensors. For an export or a copy, the number of finished tiles.
     total : int
-        The expected number of windows to compute in all; it decreases as the fill finds windows that are already
-        stored. For an export or a copy, the number of tiles; a copy counts the tensors that it has looked at so far.
+        The number of windows that are expected to be computed in all. It decreases as the fill finds windows that are
+        already stored. For an export or a copy, the number of tiles; a copy counts the tiles of the tensors that it has
+        looked at so far.
     seconds : float
         Seconds since the start.
     report : FillReport, CopyReport or None
-        The report, in the last call at the end of a fill or copy that was not interrupted; otherwise None.
+        The report, if this is the last `Progress` of a fill or copy that was not interrupted; otherwise None.
     """
 
     done: int
@@ -54,12 +55,11 @@ class Tally(AbstractContextManager["Tally"]):
     total : int
         The number of windows to compute if nothing is stored yet.
     progress : bool, "always" or callable
-        True shows a bar on a terminal or in a notebook, and otherwise, or inside a live display of rich, writes a line
-        to standard error each minute;
-        "always" always shows a bar; False shows nothing. A callable is called with a `Progress`, by one thread at a
-        time, at most about ten times a second, and at the end.
+        True shows a bar on a terminal or in a notebook. Elsewhere, and inside a live display of rich, it writes a line
+        to standard error each minute. "always" always shows a bar; False shows nothing. A callable is called with a
+        `Progress`, by one thread at a time, at most about ten times a second, and at the end.
     parts : int
-        The number of parts of the work, which take about the same number of windows each.
+        The number of parts of the work. Each part takes about the same number of windows.
     unit : str
         The name of what is counted.
     """
@@ -103,7 +103,7 @@ class Tally(AbstractContextManager["Tally"]):
                 self._tell()
 
     def pass_parts(self, count: int) -> None:
-        """Mark `count` parts as done. Their windows that were not computed were stored, and are no longer expected."""
+        """Mark `count` parts as done. Their windows that were already stored are no longer expected."""
         with self._lock:
             self._left -= count
             self._set_total(self.windows.total() + self._most * self._left // self._parts)
@@ -139,7 +139,7 @@ LINE_SECONDS = 60.0
 
 
 def _line_in(unit: str) -> Callable[[Any], object]:
-    """A function that writes a line of progress to standard error, for a log."""
+    """Return a function that writes a line of progress to standard error, for a log."""
 
     def write(progress: Any) -> None:
         done, total = progress.done, progress.total
@@ -167,7 +167,7 @@ def is_watched() -> bool:
 
 
 def _bar_class() -> Any:
-    """The bar of tqdm for this place: a widget in a notebook that has ipywidgets, otherwise text."""
+    """Return the class of tqdm's bar: a widget in a notebook that has ipywidgets, otherwise text."""
     # tqdm takes as long to import as all other modules together.
     from tqdm import TqdmWarning  # noqa: PLC0415
 
@@ -256,6 +256,6 @@ class FillReport(Tabular):
 
 
 def _tiles_of(report: FillReport) -> str:
-    """The number of tiles stored and skipped, for the end of a progress bar."""
+    """Say how many tiles were stored and skipped, for the end of a progress bar."""
     skipped = f", {count_of(report.skipped)} skipped by the mask" if report.skipped else ""
     return f"{count_of(report.tiles)} tiles stored{skipped}"

@@ -1,4 +1,4 @@
-"""`StoredOnly`: a view of the stored part of a tensor that never computes."""
+"""`StoredOnly`: a view of a tensor that shows what is stored and never computes."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 _AT_ONCE_BYTES = 2**24
 """About how many bytes of tiles are looked up at once."""
 _AT_ONCE = 2**12
-"""The most tiles that are looked up at once."""
+"""The greatest number of tiles that are looked up at once."""
 
 
 class StoredOnly:
     """A view of a tensor that reads what is stored and never computes.
 
     The view decides tile by tile. If `InfiniteTensor.coverage` reports that a tile needs no computation, its pixels are
-    the same as in a read of the tensor; otherwise all its pixels are `fill_value`, even if some of its windows are
-    stored. The view also shows what the tensor, in this or another process, computes later.
+    the same as in a read of the tensor. Otherwise all its pixels are `fill_value`, even if some of its windows are
+    stored. What is stored later, by this or another process, appears in the view too.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class StoredOnly:
 
     @property
     def shape(self) -> Shape:
-        """Shape of the tensor, None for an unbounded dimension."""
+        """The shape of the tensor; None for an unbounded dimension."""
         return self._node.spec.shape
 
     @property
@@ -91,7 +91,7 @@ class StoredOnly:
     def __getitem__(self, indices: object) -> Any: ...
 
     def __getitem__(self, indices: object) -> Any:
-        """Read the stored pixels of a region, or of each of a list of regions.
+        """Read the stored pixels of a region, or of each region in a list.
 
         Parameters
         ----------
@@ -122,18 +122,18 @@ class StoredOnly:
         return xarray_of(self, region, coords, lazy=lazy)
 
     def to_dask(self, region: object = None, chunks: Any = "tiles") -> dask.array.Array:
-        """Like `InfiniteTensor.to_dask`, with stored pixels only. Each array has a new name, because these change."""
+        """Like `InfiniteTensor.to_dask`, with stored pixels only. They may change, so each array has a new name."""
         # Imported here because views import tensors.
         from infinite_tensor.views.arrays import dask_of  # noqa: PLC0415
 
         return dask_of(self, region, chunks)
 
     def export(self, region: object, target: str | os.PathLike[str], **options: Any) -> None:
-        """Like `InfiniteTensor.export`, with the same options, but with stored pixels only, and with `nodata`."""
+        """Like `InfiniteTensor.export`, with the same options, but with stored pixels only. Also writes `nodata`."""
         self.tensor.export(region, target, compute=False, fill_value=self.nodata, **options)
 
     def show(self, region: object = None, **options: Any) -> Axes:
-        """Like `InfiniteTensor.show`, with the same options, but with stored pixels only; the rest is left blank."""
+        """Like `InfiniteTensor.show`, with the same options, but with stored pixels only. The rest stays blank."""
         return self.tensor.show(region, compute=False, **options)
 
     def __repr__(self) -> str:
@@ -149,8 +149,8 @@ def stored_pixels(
 ) -> torch.Tensor:
     """Read the stored pixels of a region, with `fill_value` where a tile is missing.
 
-    With `missing`, a bool tensor of the size of the selection, partial tiles are read too. It is set to True for the
-    pixels whose windows are missing.
+    `missing` is a bool tensor of the size of the selection. If it is given, partial tiles are read too, and pixels
+    whose windows are missing are set to True in it.
     """
     contents = node.contents
     in_part: Container[Index] = ()
@@ -177,7 +177,7 @@ def stored_pixels(
 
 @torch.inference_mode(mode=False)
 def whole_pixels(node: Node, selections: Sequence[Selection]) -> list[torch.Tensor | None]:
-    """The pixels of regions, each inside one tile; None for a region whose tile is not stored whole."""
+    """Return the pixels of regions that each lie inside one tile; None for a region whose tile is not complete."""
     contents = node.contents
     with store_call(contents, CLAIMS):
         contents.flush_if_requested()
@@ -202,9 +202,9 @@ def _copy(
     missing: torch.Tensor | None,
     in_part: Container[Index],
 ) -> None:
-    """Copy the stored pixels of a selection to `out`, and set `missing` to True for the others.
+    """Copy the stored pixels of a selection to `out`, and set `missing` to True for its other pixels.
 
-    Without `missing`, only whole tiles are read; with it, stored windows of partial tiles as well.
+    Without `missing`, only complete tiles are read. With it, the stored windows of partial tiles are read as well.
     """
     layout = node.contents.layout(node.spec)
     if missing is not None:
@@ -229,7 +229,7 @@ def _copy(
 
 
 def _lacking(grid: WindowGrid, access: Access, block: Block) -> torch.Tensor:
-    """Which pixels of a block are covered by windows that are not stored."""
+    """Return which pixels of a block are covered by windows that are not stored."""
     starts = np.array([block.start], dtype=np.int64)
     lows, highs = grid.bounds(access.add(starts, starts + block.shape))
     lacks = torch.zeros(block.shape, dtype=torch.bool)
