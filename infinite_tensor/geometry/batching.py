@@ -47,11 +47,11 @@ class Batching:
         return self.sizes[-1]
 
     def full(self, count: int) -> int:
-        """How many of `count` windows can go into calls of the largest size."""
+        """Return how many of `count` windows can go into calls of the largest size."""
         return count - count % self.largest
 
     def calls(self, count: int) -> int:
-        """The number of calls that `count` windows need."""
+        """Return the number of calls that `count` windows need."""
         calls = 0
         for size in reversed(self.sizes):
             often, count = divmod(count, size)
@@ -59,5 +59,5 @@ class Batching:
         return calls + (count > 0)
 
     def first(self, count: int) -> int:
-        """How many of `count` windows the next call takes: as many as possible."""
+        """Return how many of `count` windows the next call takes: as many as possible."""
         return next((size for size in reversed(self.sizes) if size <= count), count)

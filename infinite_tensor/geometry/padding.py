@@ -1,8 +1,8 @@
 """What a window reads of an arg: which of its pixels, and which padding beyond the ends of its finite dimensions.
 
-A padding maps each pixel outside to a pixel inside, with the names of `numpy.pad`. In a dimension of n pixels, pixel p
-is mapped to the nearest pixel by "edge", and to ``p mod n`` by "wrap". "symmetric" mirrors at the outer borders of the
-first and the last pixel, "reflect" at their centres. "constant" gives a value instead of a pixel.
+A padding maps each pixel outside to a pixel inside. The modes have the names of `numpy.pad`. In a dimension of n
+pixels, "edge" maps pixel p to the nearest pixel, and "wrap" maps it to ``p mod n``. "symmetric" mirrors at the outer
+borders of the first and the last pixel, "reflect" at their centres. "constant" gives a value instead of a pixel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from infinite_tensor.geometry.window_sets import FARTHEST, BoxUnion, IndexProduc
 PADDINGS = ("error", "constant", "edge", "reflect", "symmetric", "wrap")
 
 _MOST_IMAGES = 16
-"""If a pixel has more images than this along one dimension, it is assumed to be read everywhere along it."""
+"""If padding repeats a pixel more often than this along a dimension, all places along it count as reading it."""
 
 
 class ArgReads:
@@ -27,7 +27,7 @@ class ArgReads:
     Parameters
     ----------
     window : TensorWindow
-        The arg window, in coordinates of the consumer's ctx.
+        The arg window. Its window index is the ctx of the consumer.
     shape : tuple of (int or None)
         The shape of the arg.
     paddings : sequence of str or None
@@ -49,9 +49,9 @@ class ArgReads:
         self._size = np.array(window.size, dtype=np.int64)
 
     def regions(self, starts: IntArray) -> tuple[IntArray, IntArray]:
-        """The pixels read by windows that begin at `starts`: (N, ndim) in, starts and stops of boxes out.
+        """Return the starts and stops of the boxes that windows read which begin at `starts`, (N, ndim).
 
-        A window reads one box; more if it wraps around an end, none if all of it is constant padding.
+        A window reads one box, more if it wraps around an end, and none if it contains only constant padding.
         """
         stops = starts + self._size
         for d, (extent, mode) in self.padded.items():
@@ -71,9 +71,9 @@ class ArgReads:
         return any(start[d] < 0 or start[d] + self.window.size[d] > extent for d, (extent, _) in self.padded.items())
 
     def parts(self, d: int, start: int) -> list[tuple[int, int]]:
-        """The intervals of dimension `d` that a window reads which begins at `start`, in the order of the window.
+        """Return the intervals of dimension `d` that the window beginning at `start` reads, in the window's order.
 
-        Empty if all of it is constant padding. An interval that is read mirrored is still given in ascending order.
+        Empty if the window contains only constant padding. Intervals ascend, even if they are read mirrored.
         """
         stop = start + self.window.size[d]
         if d not in self.padded:
@@ -83,7 +83,7 @@ class ArgReads:
         return [(int(low[0]), int(high[0])) for low, high in images if low[0] < high[0]]
 
     def intervals(self, windows: IndexProduct) -> Intervals | None:
-        """The pixels that these windows read; None if they read none."""
+        """Return the pixels that these windows read; None if they read none."""
         reached = Intervals.of_windows(self.window, windows)
         starts, stops = list(reached.starts), list(reached.stops)
         for d, (extent, mode) in self.padded.items():
@@ -95,9 +95,9 @@ class ArgReads:
         return Intervals(tuple(starts), tuple(stops))
 
     def hulls(self, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray, bool]:
-        """For each box of pixels that windows reach, the smallest box around the pixels that they read; maybe empty.
+        """Return, for each box that windows reach, the smallest box around the pixels that they read inside the arg.
 
-        Also returns whether the windows read all pixels of these boxes.
+        These boxes may be empty. Also returns whether the windows read all pixels of these boxes.
         """
         low, high, whole = starts.copy(), stops.copy(), True
         for d, (extent, mode) in self.padded.items():
@@ -110,7 +110,7 @@ class ArgReads:
         return low, high, whole
 
     def readers(self, pixels: BoxUnion, grid: WindowGrid) -> BoxUnion:
-        """The windows of the consumer's `grid` that read any of the pixels; possibly more windows, if very many do."""
+        """Return the windows of the consumer's `grid` that read any of the pixels. If very many do, it may add others."""
         low, high = pixels.low, pixels.high
         for d, (extent, mode) in self.padded.items():
             reach = _reach(grid, self.window, d)
@@ -124,7 +124,7 @@ class ArgReads:
 
 
 def positions(mode: str, extent: int, start: int, size: int) -> IntArray:
-    """The pixel inside for each of `size` pixels from `start`; -1 for those that are constant padding."""
+    """Return the pixel inside to which each of `size` pixels from `start` is mapped; -1 for constant padding."""
     pixels = np.arange(start, start + size, dtype=np.int64)
     if mode == "constant":
         return np.where((pixels >= 0) & (pixels < extent), pixels, -1)
@@ -132,7 +132,7 @@ def positions(mode: str, extent: int, start: int, size: int) -> IntArray:
 
 
 def _mapped(mode: str, extent: int, pixels: IntArray) -> IntArray:
-    """The pixels inside that `pixels` are mapped to by a mode other than "constant"."""
+    """Return the pixels inside to which a mode other than "constant" maps `pixels`."""
     if mode == "edge":
         inside = np.clip(pixels, 0, extent - 1)
     elif mode == "wrap":
@@ -147,7 +147,7 @@ def _mapped(mode: str, extent: int, pixels: IntArray) -> IntArray:
 
 
 def _images(mode: str, extent: int, starts: IntArray, stops: IntArray) -> list[tuple[IntArray, IntArray]]:
-    """Map each non-empty interval ``[start, stop)`` to the pixels inside: one interval, two for "wrap"; maybe empty."""
+    """Map each non-empty interval to the pixels inside: one interval, or two for "wrap". These may be empty."""
     if mode == "constant":
         return [(np.clip(starts, 0, extent), np.clip(stops, 0, extent))]
     if mode == "wrap":
@@ -175,7 +175,7 @@ def _united(starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _reach(grid: WindowGrid, window: TensorWindow, d: int) -> tuple[int, int]:
-    """The pixels ``[low, high)`` that windows of a grid reach along a dimension of an arg."""
+    """Return the pixels ``[low, high)`` that windows of a grid reach along a dimension of an arg."""
     k = followed(window)[d]
     first, last = (0, 0) if k is None else (grid.first[k], grid.last[k])
     low, high = (i * window.stride[d] + window.offset[d] for i in (first, last))
@@ -183,7 +183,7 @@ def _reach(grid: WindowGrid, window: TensorWindow, d: int) -> tuple[int, int]:
 
 
 def _outside(mode: str, extent: int, low: int, high: int, reach: tuple[int, int]) -> Sequence[tuple[int, int]]:
-    """The intervals within `reach` that the padding maps to pixels ``[low, high)``, including these themselves."""
+    """Return the intervals within `reach` that the padding maps to ``[low, high)``, and ``[low, high)`` itself."""
     if mode == "constant":
         return [(low, high)]
     if mode == "edge":

@@ -17,25 +17,25 @@ Index: TypeAlias = tuple[int, ...]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 UNBOUNDED = 2**62
-"""Stands for infinity in interval arithmetic; leaves room for sums within int64."""
+"""Stands for infinity in interval arithmetic. Sums with it still fit into int64."""
 
 COORDINATE_LIMIT = 2**51
-"""Pixels of an unbounded dimension lie in [-2**51, 2**51): exact in every store's metadata."""
+"""Pixels of an unbounded dimension lie in [-2**51, 2**51), which the metadata of every store represent exactly."""
 
 MOST_AT_ONCE = 2**23
-"""The most windows or tiles that are processed at once; the indices of more would not fit into memory."""
+"""The greatest number of windows or tiles that are processed at once. The indices of more would not fit into memory."""
 
 _FEW = 16
-"""With fewer points, Python is faster than numpy."""
+"""Below this number of points, Python is faster than numpy."""
 
 MOST_PAIRS = 2**25
-"""The most windows, counted once per region that needs them. They are rows of arrays, which take less memory."""
+"""Like `MOST_AT_ONCE`, if windows count once for each region that needs them. In arrays, they take less memory."""
 
 
 def points_of_boxes(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
-    """All integer points of N half-open boxes: the points (P, ndim) and the box (P,) each belongs to.
+    """Return all integer points of N half-open boxes, (P, ndim), and the box to which each of them belongs, (P,).
 
-    Points come box by box, in lexicographic order within each.
+    Points come box by box. Within a box, they are in lexicographic order.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def points_of_boxes(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def points_of_box(low: Sequence[int], high: Sequence[int]) -> IntArray:
-    """All integer points of one half-open box, (P, ndim), in lexicographic order.
+    """Return all integer points of one half-open box, (P, ndim), in lexicographic order.
 
     Raises
     ------
@@ -77,9 +77,9 @@ def points_of_box(low: Sequence[int], high: Sequence[int]) -> IntArray:
 
 
 def unique_rows(rows: IntArray) -> IntArray:
-    """The distinct rows of an array, in lexicographic order.
+    """Return the distinct rows of an array, in lexicographic order.
 
-    Faster than `numpy.unique` with an axis, which compares structured values.
+    Faster than `numpy.unique` with an axis, because that compares structured values.
     """
     rows = rows[np.lexsort(rows.T[::-1])]
     distinct = np.ones(len(rows), dtype=bool)
@@ -88,7 +88,7 @@ def unique_rows(rows: IntArray) -> IntArray:
 
 
 def unique_points(points: IntArray) -> IntArray:
-    """The distinct rows of `points`, in lexicographic order; raises ValidationError if there are too many."""
+    """Return the distinct rows of `points`, in lexicographic order. Raise ValidationError if there are too many."""
     if len(points) < 2:
         return points
     low = points.min(axis=0)
@@ -112,7 +112,7 @@ def unique_points(points: IntArray) -> IntArray:
 
 
 def with_entry(point: Sequence[int], d: int, value: int) -> Index:
-    """`point` with another entry in dimension `d`."""
+    """Return `point` with `value` as its entry in dimension `d`."""
     return (*point[:d], value, *point[d + 1 :])
 
 
@@ -122,7 +122,7 @@ def is_empty(low: Sequence[int], high: Sequence[int]) -> bool:
 
 
 def joined(points: IntArray, more: IntArray) -> IntArray:
-    """`points`, followed by those of `more` that are not in `points`."""
+    """Return `points`, followed by the rows of `more` that are not in `points`."""
     if not len(points) or not len(more):
         return points if len(points) else more
     known = set(as_tuples(points))
@@ -136,13 +136,13 @@ def inside(point: Index, low: Sequence[int], high: Sequence[int]) -> bool:
 
 
 def as_tuples(points: IntArray) -> list[Index]:
-    """The rows of `points`, which has at least one column, as tuples of ints."""
+    """Return the rows of `points` as tuples of ints. There must be at least one column."""
     # Column by column: a list for each row would keep the garbage collector busy.
     return list(zip(*points.T.tolist(), strict=True))
 
 
 def rows_of(points: IntArray) -> list[tuple[int, int]]:
-    """Where rows begin and end in `points`. In a row, only the last coordinate increases, by one at a time."""
+    """Return where rows begin and end in `points`. Within a row, only the last coordinate changes, by one at a time."""
     if len(points) < _FEW:
         tuples = points.tolist()
         breaks = [i for i in range(1, len(tuples)) if tuples[i] != [*tuples[i - 1][:-1], tuples[i - 1][-1] + 1]]

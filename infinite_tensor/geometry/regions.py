@@ -45,7 +45,7 @@ class Selection(NamedTuple):
     start, stop : tuple of int
         The box in pixels, one entry per dimension.
     steps : tuple of int
-        Per dimension, the step from one wanted pixel to the next; a negative one also reverses them.
+        Per dimension, the step from one wanted pixel to the next. A negative step also reverses the result.
     squeezed : tuple of int
         Dimensions that were indexed with an int and are dropped from the result.
     """
@@ -57,17 +57,17 @@ class Selection(NamedTuple):
 
     @property
     def shape(self) -> Index:
-        """Shape of the box in pixels."""
+        """The shape of the box in pixels."""
         return tuple([b - a for a, b in zip(self.start, self.stop, strict=True)])
 
     @property
     def pixels(self) -> tuple[range, ...]:
-        """Per dimension, the wanted pixels in ascending order."""
+        """For each dimension, the wanted pixels in ascending order."""
         return tuple([range(a, b, abs(step)) for a, b, step in zip(self.start, self.stop, self.steps, strict=True)])
 
     @property
     def size(self) -> Index:
-        """Shape of the wanted pixels."""
+        """The number of wanted pixels in each dimension."""
         return tuple(map(len, self.pixels)) if self.is_thinned else self.shape
 
     @property
@@ -108,7 +108,7 @@ def _flip(pixels: torch.Tensor, dims: list[int]) -> torch.Tensor:
 def parse(indices: object, shape: Shape, labels: Sequence[object] | None = None) -> Selection:
     """Parse the index of ``tensor[indices]`` for a tensor of `shape`. A `Selection` is returned as it is.
 
-    Error messages call the dimensions by `labels`. Default: their numbers.
+    Error messages name the dimensions by `labels`. Default: their numbers.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def parse(indices: object, shape: Shape, labels: Sequence[object] | None = None)
 
 
 def _expand(indices: Sequence[object], shape: Shape) -> list[object]:
-    """One entry per dimension: Ellipsis and missing trailing entries become full slices."""
+    """Return one entry per dimension. Ellipsis and missing entries at the end become full slices."""
     ellipses = [i for i, entry in enumerate(indices) if entry is Ellipsis]
     if len(ellipses) > 1:
         raise RegionError(f"an index can have one Ellipsis only, got {_show(indices)}")
@@ -149,7 +149,7 @@ def _expand(indices: Sequence[object], shape: Shape) -> list[object]:
 
 
 def _box_of_slice(entry: slice, label: object, extent: int | None) -> tuple[int, int, int]:
-    """The smallest interval that contains the slice's pixels, and the step."""
+    """Return the bounds of the smallest interval that contains the slice's pixels, and the step."""
     if extent is None and entry.step is None and type(entry.start) is type(entry.stop) is int:
         # A fast path, because most reads are of this kind.
         return (entry.start, entry.stop, 1) if entry.start < entry.stop else (0, 0, 1)
@@ -227,7 +227,7 @@ class Block(NamedTuple):
     start, shape : tuple of int
         The box of pixels of the block.
     place : tuple of slice
-        The place of its wanted pixels in the result.
+        The place of the block's wanted pixels in the result.
     """
 
     start: Index
@@ -239,8 +239,8 @@ class Block(NamedTuple):
 class Blocks:
     """All blocks of a selection, in lexicographic order.
 
-    If a step is larger than the windows of a tensor, each wanted pixel along that dimension is a separate block. So
-    every window that intersects a block contains a wanted pixel.
+    Along a dimension with a step larger than the windows of the tensor, each wanted pixel is a separate block. So every
+    window that intersects a block contains a wanted pixel.
 
     Attributes
     ----------
@@ -249,9 +249,9 @@ class Blocks:
     window : TensorWindow
         The windows of the tensor.
     far : tuple of bool
-        Per dimension, whether a window fits between two wanted pixels.
+        For each dimension, whether the step is larger than the windows.
     lows, highs : tuple of sequence of int
-        Per dimension, where blocks begin and end.
+        For each dimension, where blocks begin and end.
     """
 
     selection: Selection
@@ -262,7 +262,7 @@ class Blocks:
 
     @classmethod
     def of(cls, selection: Selection, window: TensorWindow) -> Self:
-        """The smallest possible number of blocks."""
+        """Return the blocks of a selection, as few as possible."""
         pixels = selection.pixels
         far = tuple([along.step > size for along, size in zip(pixels, window.size, strict=True)])
         lows = [along if is_far else [along.start] for along, is_far in zip(pixels, far, strict=True)]
@@ -273,7 +273,7 @@ class Blocks:
         return cls(selection, window, far, tuple(lows), tuple(highs))
 
     def cut(self, most: int) -> Self:
-        """Cut the blocks at borders of windows, so that each has at most `most` pixels where possible."""
+        """Return the blocks, cut at borders of windows. If possible, each has at most `most` pixels."""
         lows, highs = list(self.lows), list(self.highs)
         left = math.prod([b[0] - a[0] for is_far, a, b in zip(self.far, lows, highs, strict=True) if not is_far])
         for d, (k, wanted) in enumerate(zip(followed(self.window), self.selection.pixels, strict=True)):
@@ -288,12 +288,12 @@ class Blocks:
 
     @property
     def pixels(self) -> int:
-        """The number of pixels of all boxes; blocks of a single pixel count with the size of a window."""
+        """The number of pixels of all blocks. A block of a single pixel counts as a whole window."""
         along = zip(self.far, self.lows, self.highs, self.window.size, strict=True)
         return math.prod([len(low) * size if is_far else high[-1] - low[0] for is_far, low, high, size in along])
 
     def bounds(self) -> tuple[IntArray, IntArray]:
-        """Where blocks start and stop, two arrays of shape (N, ndim)."""
+        """Return where blocks start and where they stop: two arrays of shape (N, ndim)."""
         return _product(self.lows), _product(self.highs)
 
     def __len__(self) -> int:
@@ -311,7 +311,7 @@ class Blocks:
             yield Block(*zip(*parts, strict=True))
 
     def fill(self, block: Block, out: torch.Tensor, read: Callable[[Index, torch.Tensor], T]) -> T:
-        """Read a block by ``read(start, box)`` and copy its wanted pixels to `out`; return what `read` returned."""
+        """Read a block by ``read(start, box)``, copy its wanted pixels to `out`, and return what `read` returned."""
         target = out[block.place]
         if target.shape == block.shape:
             return read(block.start, target)
@@ -322,7 +322,7 @@ class Blocks:
 
 
 def _cut(wanted: range, rows: int, offset: int) -> list[int]:
-    """The first wanted pixel of each cell of `rows` pixels; the cells are aligned to `offset`."""
+    """Cut a dimension into cells of `rows` pixels, aligned to `offset`. Return the first wanted pixel of each cell."""
     first, last = ((pixel - offset) // rows for pixel in (wanted[0], wanted[-1]))
     borders = [cell * rows + offset for cell in range(first + 1, last + 1)]
     return [wanted[0], *[wanted[-((wanted[0] - border) // wanted.step)] for border in borders]]

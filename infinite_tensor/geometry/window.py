@@ -38,27 +38,27 @@ Shape: TypeAlias = tuple[int | None, ...]
 
 EdgeName: TypeAlias = Literal["drop", "clip", "all"]
 Edge: TypeAlias = tuple[str, ...]
-"""What happens, per dimension, to windows that reach past a finite one: one of `EDGES`."""
+"""For each dimension, one of `EDGES`: what happens to windows that reach past its end if it is finite."""
 
 EDGES = get_args(EdgeName)
 """What happens to windows that reach past a finite dimension.
 
-"drop": they do not exist. "clip": just enough of them exist to cover the dimension. "all": all of them exist that
-touch the tensor. What reaches past the end is discarded.
+"drop": they do not exist. "clip": just enough of them exist to cover the dimension. "all": all of them that touch the
+tensor exist. The parts of windows that reach past the end are discarded.
 """
 
 LARGEST = 2**53
-"""Limit of sizes, strides and offsets: exact in every store's metadata, with room for products within int64."""
+"""The limit of sizes, strides and offsets. All metadata represent them exactly, and products of them fit into int64."""
 
 MOST_DIMENSIONS = 32
-"""The most dimensions of a window. HDF5 has the same limit, numpy allows 64."""
+"""The greatest number of dimensions of a window. HDF5 has the same limit; numpy allows 64."""
 
 MOST_OVERLAP = 2**17
-"""The most windows over one pixel. All of them must be computed before the pixel is complete."""
+"""The greatest number of windows over one pixel. All of them must be computed before the pixel is complete."""
 
 
 def _integers(name: str, value: object, dims: int | None, minimum: int | None) -> Index:
-    """`value` as a tuple of ints, broadcast from one int where `dims` is known."""
+    """Return `value` as a tuple of ints. If `dims` is known, one int is repeated for every dimension."""
     single = as_index(value)
     if single is not None and dims is not None:
         value = (single,) * dims
@@ -133,11 +133,11 @@ class TensorWindow:
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions of the tensor that the window slides over."""
+        """The number of dimensions of the tensor that the window slides over."""
         return len(self.size)
 
     def get_bounds(self, window_index: Sequence[int]) -> tuple[slice, ...]:
-        """The pixels that the window at `window_index` covers, one slice per dimension.
+        """Return the pixels that the window at `window_index` covers, as one slice per dimension.
 
         Raises
         ------
@@ -154,7 +154,7 @@ class TensorWindow:
         )
 
     def start(self, window_index: Sequence[int]) -> Index:
-        """The first pixel of the window at `window_index`."""
+        """Return the first pixel of the window at `window_index`."""
         # `followed` would be too slow: each window of a read calls this several times.
         follows = self.dimension_map or range(len(self.size))
         return tuple(
@@ -210,23 +210,24 @@ class TensorWindow:
         return itertools.product(*map(range, low, high))
 
     def padded(self, margin: int | Sequence[int]) -> TensorWindow:
-        """The same window with `margin` more pixels on each side, for an arg that ``f`` reads with a halo.
+        """Return the same window with `margin` more pixels on each side, for an arg that ``f`` reads with a halo.
 
-        Window ``i`` covers its pixels and the margin around them; stride and `dimension_map` are unchanged.
+        Window ``i`` of the result covers the pixels of window ``i`` and the margin around them. Stride and
+        `dimension_map` are unchanged.
 
         Parameters
         ----------
         margin : int or tuple of int
-            Pixels, 0 or more. A tuple has one entry per dimension. An int applies to all dimensions that follow a
-            window coordinate, not to those that `dimension_map` keeps in place. Give 0 for a finite dimension that
-            follows a coordinate but has only one window: ``TensorWindow((3, 64, 64)).padded((0, 2, 2))`` for an arg of
-            shape ``(3, None, None)``.
+            The number of pixels, 0 or more. A tuple has one entry per dimension. An int applies to all dimensions that
+            follow a window coordinate, but not to dimensions that `dimension_map` keeps in place. Give 0 for a finite
+            dimension that follows a coordinate but has only one window. For example,
+            ``TensorWindow((3, 64, 64)).padded((0, 2, 2))`` is for an arg of shape ``(3, None, None)``.
 
         Raises
         ------
         ValidationError
-            If an entry is not an int or is negative, the length differs, or a dimension that stays in place is given a
-            margin.
+            If an entry is not an int or is negative, if the number of entries is wrong, or if a dimension that stays in
+            place gets a margin.
 
         Examples
         --------
@@ -251,7 +252,7 @@ class TensorWindow:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The window as JSON-safe lists; `from_dict` reads it back."""
+        """Return the window as a dict that JSON can represent. `from_dict` reads it back."""
         return {
             "size": list(self.size),
             "stride": list(self.stride),
@@ -261,7 +262,7 @@ class TensorWindow:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TensorWindow:
-        """The window that `to_dict` described. Raises ValidationError if `data` does not describe a window."""
+        """Return the window that `to_dict` described. Raise ValidationError if `data` does not describe a window."""
         if not isinstance(data, Mapping) or "size" not in data:
             raise ValidationError(f"a window must be a dict with a size, got {quoted(data)}")
         return cls(data["size"], data.get("stride"), data.get("offset"), data.get("dimension_map"))
@@ -295,12 +296,12 @@ def _checked_map(dimension_map: Sequence[int | None], dims: int) -> tuple[int | 
 
 
 def checked_edge(edge: object, shape: Shape) -> Edge | None:
-    """The user's `edge` as a tuple with one entry per dimension; None if all entries are "drop".
+    """Return the user's `edge` as a tuple with one entry per dimension; None if all entries are "drop".
 
     Raises
     ------
     ValidationError
-        If it is neither one of `EDGES`, nor a sequence with one of them or None per dimension.
+        If `edge` is neither one of `EDGES`, nor a sequence that has one of them, or None, per dimension.
     """
     given = (edge,) * len(shape) if isinstance(edge, str) else members(edge)
     entries = [None if entry is None else word(entry) or "" for entry in given or ()]
@@ -313,15 +314,16 @@ def checked_edge(edge: object, shape: Shape) -> Edge | None:
 
 
 def followed(window: TensorWindow) -> tuple[int | None, ...]:
-    """The window coordinate that each dimension follows, None for a dimension that stays in place."""
+    """Return the window coordinate that each dimension follows; None for a dimension that stays in place."""
     mapped = window.dimension_map
     return tuple(range(len(window.size))) if mapped is None else mapped
 
 
 def whole_strides(grid: WindowGrid, tile: Sequence[int], pixels: float, most: float) -> list[int]:
-    """The extents of a box of about `pixels` pixels: multiples of `tile` where windows move, as square as possible.
+    """Return the extents of a box of about `pixels` pixels that is as square as possible.
 
-    If `tile` itself has more than `most` pixels, it is halved.
+    In dimensions along which windows move, extents are multiples of `tile`. If `tile` itself has more than `most`
+    pixels, it is halved.
     """
     sizes, room = list(tile), pixels / math.prod(tile)
     for number, d in enumerate(sorted(grid.moving, key=lambda d: -sizes[d])):
@@ -332,7 +334,7 @@ def whole_strides(grid: WindowGrid, tile: Sequence[int], pixels: float, most: fl
 
 
 def halved(extents: Sequence[int], most: float) -> list[int]:
-    """Halve the longest of the extents until they have at most `most` pixels."""
+    """Halve the longest extent again and again, until the box has at most `most` pixels."""
     parts = list(extents)
     while math.prod(parts) > most:
         longest = parts.index(max(parts))
@@ -341,7 +343,7 @@ def halved(extents: Sequence[int], most: float) -> list[int]:
 
 
 def starts_of(window: TensorWindow, indices: IntArray) -> IntArray:
-    """The first pixel of each of many windows: (N, coordinates) in, (N, ndim) out."""
+    """Return the first pixels, (N, ndim), of windows given by their indices, (N, coordinates)."""
     columns = [
         np.full(len(indices), offset, dtype=np.int64) if k is None else indices[:, k] * stride + offset
         for k, stride, offset in zip(followed(window), window.stride, window.offset, strict=True)
@@ -350,14 +352,15 @@ def starts_of(window: TensorWindow, indices: IntArray) -> IntArray:
 
 
 def coordinates_of(window: TensorWindow) -> int:
-    """The number of window coordinates, up to the last one that a dimension follows."""
+    """Return the number of window coordinates. The last coordinate is the last one that a dimension follows."""
     return max((k + 1 for k in followed(window) if k is not None), default=0)
 
 
 def narrow(window: TensorWindow, starts: IntArray, stops: IntArray, low: IntArray, high: IntArray) -> None:
-    """Narrow N boxes of windows ``[low, high)``, in place, to the windows that intersect N regions ``[starts, stops)``.
+    """Narrow N boxes of windows to those that intersect N regions. Changes the bounds of the boxes in place.
 
-    Afterwards ``high`` may be below ``low``.
+    Box n is ``[low[n], high[n])``; it is compared with region ``[starts[n], stops[n])``. Afterwards ``high`` may be
+    below ``low``.
     """
     for d, (k, size, stride, offset) in enumerate(
         zip(followed(window), window.size, window.stride, window.offset, strict=True)
@@ -373,20 +376,23 @@ def narrow(window: TensorWindow, starts: IntArray, stops: IntArray, low: IntArra
 
 
 _MOST_ALONG_DIAGONAL = 2**18
-"""If more windows than this lie along a diagonal, the pixels that they cover are not counted."""
+"""If more windows than this lie along a diagonal, the pixels that they cover are not counted: all pixels count."""
 
 
 def _just_enough(size: int, stride: int, offset: int, extent: int) -> tuple[int, int]:
-    """The first and the last window that are needed to cover ``[0, extent)``.
+    """Return the first and the last of the windows that are needed to cover ``[0, extent)``.
 
-    If windows leave gaps, either of them may lie outside.
+    If windows leave gaps, either of these two windows may lie outside.
     """
     first = -offset // stride
     return first, max(first, -((size + offset - extent) // stride))
 
 
 def _covered(dims: Sequence[tuple[int, int, int, int]], first: int, last: int) -> int:
-    """The number of pixels that windows cover in dimensions that move together, each (size, stride, offset, extent)."""
+    """Return how many pixels windows cover in dimensions that move together.
+
+    Each dimension is given as (size, stride, offset, extent).
+    """
     if len(dims) == 1:
         ((size, stride, offset, extent),) = dims
         begin, end = first * stride + offset, last * stride + offset + size
@@ -398,7 +404,7 @@ def _covered(dims: Sequence[tuple[int, int, int, int]], first: int, last: int) -
     windows = np.arange(first, last + 1)[:, None]
     size, stride, offset, extent = np.array(dims, dtype=np.int64).T
     low, high = np.maximum(windows * stride + offset, 0), np.minimum(windows * stride + offset + size, extent)
-    # The windows that cover a pixel are consecutive. Subtracting what each shares with the next counts it once.
+    # The windows that cover a pixel are consecutive. Subtract what each shares with the next, so that it counts once.
     shared = np.maximum(high[:-1] - low[1:], 0)
     return int((high - low).prod(axis=1).sum() - shared.prod(axis=1).sum())
 
@@ -406,7 +412,7 @@ def _covered(dims: Sequence[tuple[int, int, int, int]], first: int, last: int) -
 class WindowGrid:
     """The windows that exist on a tensor of a given shape.
 
-    Boxes are half-open: ``low <= index < high`` per window coordinate. A coordinate that no dimension
+    Boxes are half-open: ``low <= index < high`` for each window coordinate. A coordinate that no dimension
     follows is always 0.
 
     Parameters
@@ -416,7 +422,7 @@ class WindowGrid:
     shape : tuple of (int or None)
         Shape of the tensor.
     edge : tuple of str, optional
-        Per dimension, one of `EDGES`. Default: windows that reach past a finite dimension are dropped.
+        For each dimension, one of `EDGES`. Default: windows that reach past a finite dimension are dropped.
 
     Attributes
     ----------
@@ -438,7 +444,7 @@ class WindowGrid:
         self._stop = [last + 1 for last in self.last]
 
     def _extent(self) -> tuple[list[int], list[int]]:
-        """The smallest and largest index per coordinate; no window exists if last < first."""
+        """Return the smallest and the largest index of each coordinate. If last < first, no window exists."""
         moving = {k for k, *_ in self.dimensions}
         first = [-UNBOUNDED if k in moving else 0 for k in range(self.ndim)]
         last = [UNBOUNDED if k in moving else 0 for k in range(self.ndim)]
@@ -446,7 +452,7 @@ class WindowGrid:
         for d, (k, size, stride, offset, extent) in enumerate(self.dimensions):
             if extent is None:
                 continue
-            # A window must lie in the dimension with all of its pixels, or with at least one.
+            # Either all pixels of a window must lie in the dimension, or at least one.
             least = size if d not in self._clipped else 1
             if k is None:
                 exists &= least - size <= offset <= extent - least
@@ -466,7 +472,7 @@ class WindowGrid:
         return first, last
 
     def bounds(self, indices: IntArray) -> tuple[IntArray, IntArray]:
-        """The pixels of the tensor that windows cover: (N, coordinates) in, (N, ndim) starts and stops out."""
+        """Return the starts and stops, (N, ndim), of the tensor's pixels that windows, (N, coordinates), cover."""
         starts = starts_of(self.window, indices)
         stops = starts + np.array(self.window.size, dtype=np.int64)
         for d, extent in self._clipped.items():
@@ -475,7 +481,7 @@ class WindowGrid:
         return starts, stops
 
     def inside(self, start: Sequence[int], stop: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        """The pixels ``[start, stop)``, cut off at the ends of the dimensions that windows may reach past."""
+        """Return the part of ``[start, stop)`` inside the tensor. Only cuts dimensions whose ends windows may pass."""
         if not self._clipped:
             return start, stop
         low, high = list(start), list(stop)
@@ -484,7 +490,7 @@ class WindowGrid:
         return low, high
 
     def box(self, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The box of windows that intersect the region ``[start, stop)``."""
+        """Return the bounds of the box of windows that intersect the region ``[start, stop)``."""
         low, high = list(self.first), list(self._stop)
         for (k, size, stride, offset, _), a, b in zip(self.dimensions, start, stop, strict=True):
             if b <= a or (k is None and not (a < offset + size and offset < b)):
@@ -495,14 +501,14 @@ class WindowGrid:
         return low, list(map(max, low, high))
 
     def boxes(self, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
-        """`box` for many regions at once: arrays of shape (N, ndim) in, (N, ndim) low and high out."""
+        """Like `box`, for N regions at once: takes and returns bounds of shape (N, ndim)."""
         low = np.array([self.first], dtype=np.int64).repeat(len(starts), axis=0)
         high = np.array([self._stop], dtype=np.int64).repeat(len(starts), axis=0)
         narrow(self.window, starts, stops, low, high)
         return low, np.maximum(low, high)
 
     def indices(self, starts: IntArray, stops: IntArray) -> list[Index]:
-        """The windows that intersect any of N regions, each once, in lexicographic order."""
+        """Return the windows that intersect any of N regions, each once, in lexicographic order."""
         if len(starts) == 1:
             low, high = self.box(starts[0].tolist(), stops[0].tolist())
             check_count(math.prod(map(operator.sub, high, low)), MOST_AT_ONCE)
@@ -510,14 +516,14 @@ class WindowGrid:
         return as_tuples(self.points(starts, stops))
 
     def points(self, starts: IntArray, stops: IntArray) -> IntArray:
-        """`indices` as an array of shape (M, ndim)."""
+        """Like `indices`, but returns an array of shape (M, ndim)."""
         if len(starts) == 1:
             return points_of_box(*self.box(starts[0].tolist(), stops[0].tolist()))
         points, _ = points_of_boxes(*self.boxes(starts, stops))
         return unique_points(points)
 
     def covers(self, start: Sequence[int], stop: Sequence[int]) -> bool:
-        """Whether windows cover every pixel of the region. If dimensions share a coordinate, False is not certain."""
+        """Whether windows cover every pixel of a region. May be False by mistake if dimensions share a coordinate."""
         if self._everywhere:
             return True
         low, high = self.box(start, stop)
@@ -534,13 +540,13 @@ class WindowGrid:
 
     @cached_property
     def _everywhere(self) -> bool:
-        """Whether all dimensions are unbounded and windows leave no gaps, so that every pixel is covered."""
+        """Whether every pixel is covered, because all dimensions are unbounded and windows leave no gaps."""
         return self._followed == tuple(range(self.ndim)) and all(
             extent is None and stride <= size for _, size, stride, _, extent in self.dimensions
         )
 
     def exist(self, indices: IntArray) -> npt.NDArray[np.bool_]:
-        """Whether each of many windows exists and can be reached by a read: (N, coordinates) in, (N,) out."""
+        """Return, for each of N windows, (N, coordinates), whether it exists and a read can reach it."""
         exist = np.asarray(((indices >= self.first) & (indices <= self.last)).all(axis=1))
         for k, size, stride, offset, _ in self.dimensions:
             if k is not None:
@@ -551,7 +557,7 @@ class WindowGrid:
         return exist
 
     def alone(self, d: int) -> WindowGrid:
-        """The grid of dimension `d`, as if it were the only one."""
+        """Return the grid that dimension `d` would have if it were the only dimension."""
         k, size, stride, offset, extent = self.dimensions[d]
         window = TensorWindow((size,), stride, offset, (None if k is None else 0,))
         return WindowGrid(window, (extent,), self._edge[d : d + 1])
@@ -568,7 +574,7 @@ class WindowGrid:
 
     @property
     def uncovered(self) -> int:
-        """The number of pixels of the finite dimensions that no window covers, at any place of the unbounded ones.
+        """The number of pixels that no window covers, counting only the finite dimensions.
 
         0 if more windows lie along a diagonal than can be counted.
         """
@@ -585,7 +591,7 @@ class WindowGrid:
 
     @cached_property
     def row_dim(self) -> int | None:
-        """The dimension along which windows of a row are arranged: the only one that follows the last coordinate."""
+        """The dimension along which rows of windows lie: the only one that follows the last coordinate, or None."""
         followers = [d for d, k in enumerate(self._followed) if k == self.ndim - 1]
         return followers[0] if len(followers) == 1 else None
 

@@ -1,8 +1,8 @@
 """Compact sets of windows, pixels and tiles: what a chain needs, and what depends on changed windows.
 
-The windows that a box of pixels needs are all combinations of one set of indices per window coordinate. So 10**12
-windows are counted with two arrays of 10**6 (`WindowSet`). What depends on changed windows is a union of boxes, which
-may be slightly too large if there are very many boxes (`BoxUnion`).
+The windows that a box of pixels needs combine one set of indices for each window coordinate in all ways. So two arrays
+of 10**6 indices stand for 10**12 windows (`WindowSet`). What depends on changed windows is a union of boxes. It may be
+slightly too large if there are very many boxes (`BoxUnion`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from infinite_tensor.geometry.points import Index, IntArray, as_tuples, points_o
 from infinite_tensor.geometry.window import TensorWindow, WindowGrid, followed, narrow
 
 _MOST_PARTS = 10
-"""The windows in more overlapping sets than this are not counted exactly."""
+"""If more sets than this overlap, their windows are not counted exactly."""
 
 
 Indices: TypeAlias = "range | IntArray"
 """A set of window indices along one coordinate, in ascending order."""
 
 MOST_BOXES = 2**12
-"""A union of more boxes is replaced by the smallest box around them."""
+"""A union of more boxes than this is replaced by the smallest box around them."""
 FARTHEST = 2**53
 """No read reaches farther than this in an unbounded dimension."""
 _FEW_POINTS = 2**20
@@ -36,12 +36,12 @@ _FEW_POINTS = 2**20
 
 @dataclass(frozen=True)
 class Intervals:
-    """Pixels of a tensor: all combinations of intervals ``[start, stop)`` of each dimension.
+    """Pixels of a tensor: all combinations of the intervals ``[start, stop)`` of each dimension.
 
     Attributes
     ----------
     starts, stops : tuple of int64 array
-        Per dimension, the bounds of its intervals in pixels, both ascending.
+        For each dimension, the bounds of its intervals in pixels, in ascending order.
     """
 
     starts: tuple[IntArray, ...]
@@ -49,12 +49,12 @@ class Intervals:
 
     @classmethod
     def of_box(cls, start: Sequence[int], stop: Sequence[int]) -> Intervals:
-        """The pixels of a box."""
+        """Return the pixels of a box."""
         return cls(*(tuple(np.array([bound], dtype=np.int64) for bound in bounds) for bounds in (start, stop)))
 
     @classmethod
     def of_windows(cls, window: TensorWindow, product: IndexProduct) -> Intervals:
-        """The pixels of an arg that these windows reach, including those beyond its ends."""
+        """Return the pixels of an arg that these windows reach, including pixels beyond its ends."""
         starts, stops = [], []
         for d, k in enumerate(followed(window)):
             size, stride, offset = window.size[d], window.stride[d], window.offset[d]
@@ -70,7 +70,7 @@ class Intervals:
 
     @classmethod
     def covered(cls, grid: WindowGrid, product: IndexProduct) -> Intervals:
-        """The pixels of a tensor that these windows cover."""
+        """Return the pixels of a tensor that these windows cover."""
         reached = cls.of_windows(grid.window, product)
         ends = [(FARTHEST, -FARTHEST) if extent is None else (extent, 0) for extent in grid.shape]
         starts = [np.maximum(a, low) for a, (_, low) in zip(reached.starts, ends, strict=True)]
@@ -78,7 +78,7 @@ class Intervals:
         return cls(tuple(starts), tuple(stops))
 
     def within(self, start: Sequence[int], stop: Sequence[int]) -> Intervals:
-        """The part of the pixels that lies in the box ``[start, stop)``."""
+        """Return the part of the pixels that lies in the box ``[start, stop)``."""
         kept = [
             (low < last) & (high > first)
             for low, high, first, last in zip(self.starts, self.stops, start, stop, strict=True)
@@ -98,13 +98,13 @@ class Intervals:
 
     @property
     def hull(self) -> tuple[list[int], list[int]]:
-        """The smallest box around the pixels. There must be at least one."""
+        """Return the smallest box around the pixels. There must be at least one."""
         return [int(start[0]) for start in self.starts], [int(stop[-1]) for stop in self.stops]
 
 
 @dataclass(frozen=True)
 class IndexProduct:
-    """All windows whose index combines one set of integers per coordinate.
+    """All windows whose index takes each coordinate from a set of integers, in all combinations.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class IndexProduct:
 
     @classmethod
     def touching(cls, grid: WindowGrid, intervals: Intervals) -> IndexProduct:
-        """The windows of a grid that cover at least one of the pixels."""
+        """Return the windows of a grid that cover at least one of the pixels."""
         sets: list[list[Indices]] = [[] for _ in range(grid.ndim)]
         window = grid.window
         apart = False
@@ -142,7 +142,7 @@ class IndexProduct:
         return math.prod(len(indices) for indices in self.coordinates)
 
     def holds(self, windows: IntArray) -> npt.NDArray[np.bool_]:
-        """Whether each of these windows, (N, coordinates) in, is in the product."""
+        """Return, for each of these windows, (N, coordinates), whether it is in the product."""
         held = np.ones(len(windows), dtype=bool)
         for column, indices in zip(windows.T, self.coordinates, strict=True):
             if isinstance(indices, range):
@@ -152,11 +152,11 @@ class IndexProduct:
         return held
 
     def lies_in(self, other: IndexProduct) -> bool:
-        """Whether another product contains all of these windows."""
+        """Whether another product contains all windows of this one."""
         return self.meet(other).count == self.count
 
     def within(self, grid: WindowGrid) -> IndexProduct:
-        """The windows that exist on a grid. If the grid has more coordinates, these are 0."""
+        """Return those windows that exist on a grid. If the grid has more coordinates, the additional ones are 0."""
         clipped: list[Indices] = []
         more = (range(1),) * (grid.ndim - len(self.coordinates))
         for indices, first, last in zip((*self.coordinates, *more), grid.first, grid.last, strict=True):
@@ -167,7 +167,7 @@ class IndexProduct:
         return IndexProduct(tuple(clipped))
 
     def meet(self, other: IndexProduct) -> IndexProduct:
-        """The windows that are in both products."""
+        """Return the windows that are in both products."""
         return IndexProduct(tuple(map(_common, self.coordinates, other.coordinates)))
 
 
@@ -180,12 +180,12 @@ class WindowSet:
 
     @classmethod
     def touching(cls, grid: WindowGrid, intervals: Iterable[Intervals]) -> WindowSet:
-        """The windows of a grid that cover a pixel of any of the intervals."""
+        """Return the windows of a grid that cover a pixel of any of the intervals."""
         return cls.all_of(IndexProduct.touching(grid, span) for span in intervals)
 
     @classmethod
     def all_of(cls, parts: Iterable[IndexProduct]) -> WindowSet:
-        """The union of products. If it cannot be counted, the result is a larger set that is not `exact`."""
+        """Return the union of products. If it cannot be counted, return a larger set that is not `exact`."""
         needs = cls()
         for part in parts:
             needs.add(part)
@@ -202,7 +202,7 @@ class WindowSet:
         return len(self.parts) <= _MOST_PARTS
 
     def _hull(self) -> WindowSet:
-        """One product that contains all of the windows, and maybe more."""
+        """Return one product that contains all of the windows, and maybe more."""
         columns = zip(*(part.coordinates for part in self.parts), strict=True)
         bounds = [(min(int(of[0]) for of in column), max(int(of[-1]) for of in column)) for column in columns]
         hull = WindowSet()
@@ -220,7 +220,7 @@ class WindowSet:
 
 
 def separable(window: TensorWindow) -> bool:
-    """Whether no coordinate moves two dimensions, so that the dimensions of what windows read are independent."""
+    """Whether no coordinate moves two dimensions. Then windows read each dimension independently of the others."""
     moving = [k for k in followed(window) if k is not None]
     return len(moving) == len(set(moving))
 
@@ -237,7 +237,7 @@ def _common(a: Indices, b: Indices) -> Indices:
 
 
 def _merged(low: IntArray, high: IntArray) -> Indices:
-    """All integers, each once, of the intervals ``[low, high]``, whose bounds ascend."""
+    """Return all integers of the intervals ``[low, high]``, each once. The bounds must be in ascending order."""
     kept = low <= high
     low, high = low[kept], high[kept]
     if not len(low):
@@ -266,7 +266,7 @@ class BoxUnion:
 
     @classmethod
     def of(cls, low: npt.ArrayLike, high: npt.ArrayLike) -> BoxUnion:
-        """The union of boxes ``[low, high)``, which may be empty; slightly larger if there are very many boxes."""
+        """Return the union of boxes ``[low, high)``, which may be empty. If there are very many, it may be larger."""
         bounds = np.stack([np.asarray(low, dtype=np.int64), np.asarray(high, dtype=np.int64)], axis=1)
         bounds = bounds[(bounds[:, 0] < bounds[:, 1]).all(axis=1)]
         bounds = unique_rows(bounds.reshape(len(bounds), 2 * bounds.shape[2])).reshape(-1, *bounds.shape[1:])
@@ -278,12 +278,12 @@ class BoxUnion:
         return bool(len(self.low))
 
     def joined(self, other: BoxUnion) -> BoxUnion:
-        """The points of both unions."""
+        """Return the union of both."""
         return BoxUnion.of(np.concatenate([self.low, other.low]), np.concatenate([self.high, other.high]))
 
     @property
     def hull(self) -> tuple[Index, Index]:
-        """The smallest box around all points. There must be at least one."""
+        """Return the smallest box around all points. There must be at least one."""
         return tuple(self.low.min(axis=0).tolist()), tuple(self.high.max(axis=0).tolist())
 
     @property
@@ -292,11 +292,11 @@ class BoxUnion:
         return float((self.high - self.low).prod(axis=1, dtype=np.float64).sum())
 
     def points(self) -> set[Index]:
-        """All points. Check `most_points` first: there may be too many to list."""
+        """Return all points. Check `most_points` first, because there may be too many to list."""
         return set(as_tuples(points_of_boxes(self.low, self.high)[0]))
 
     def held(self, points: Sequence[Index]) -> list[Index]:
-        """The given points that lie in the union."""
+        """Return those of the given points that lie in the union."""
         if not points or not self:
             return []
         if self.most_points <= _FEW_POINTS:
@@ -310,7 +310,7 @@ class BoxUnion:
 
 
 def same_windows(windows: BoxUnion, coordinates: int, grid: WindowGrid) -> BoxUnion:
-    """The windows on another grid that share their first coordinates with `windows`; other coordinates are 0."""
+    """Return the windows on another grid that have the same first coordinates as `windows`, and then zeros."""
     low, high = _every_window(grid, len(windows.low))
     low[:, :coordinates] = np.maximum(low[:, :coordinates], windows.low[:, :coordinates])
     high[:, :coordinates] = np.minimum(high[:, :coordinates], windows.high[:, :coordinates])
@@ -318,12 +318,12 @@ def same_windows(windows: BoxUnion, coordinates: int, grid: WindowGrid) -> BoxUn
 
 
 def all_windows(grid: WindowGrid) -> BoxUnion:
-    """All windows that a read may need."""
+    """Return all windows that a read may need."""
     return BoxUnion.of(*_every_window(grid, 1))
 
 
 def _every_window(grid: WindowGrid, times: int) -> tuple[IntArray, IntArray]:
-    """The bounds of the box of all windows that a read may need, repeated `times` times."""
+    """Return the bounds of the box of all windows that a read may need, repeated `times` times."""
     start = [-FARTHEST if extent is None else 0 for extent in grid.shape]
     stop = [FARTHEST if extent is None else extent for extent in grid.shape]
     low, high = (np.array([bounds], dtype=np.int64) for bounds in grid.box(start, stop))
@@ -331,15 +331,15 @@ def _every_window(grid: WindowGrid, times: int) -> tuple[IntArray, IntArray]:
 
 
 def windows_over(grid: WindowGrid, start: Sequence[int], stop: Sequence[int]) -> BoxUnion:
-    """The windows that intersect the pixels ``[start, stop)``."""
+    """Return the windows that intersect the pixels ``[start, stop)``."""
     low, high = grid.box(start, stop)
     return BoxUnion.of([low], [high])
 
 
 def pixels_of(grid: WindowGrid, windows: BoxUnion) -> BoxUnion:
-    """The pixels of a tensor that these windows cover.
+    """Return the pixels of a tensor that these windows cover.
 
-    If windows leave gaps or lie along a diagonal, there may be too many boxes; then the result is larger than exact.
+    If windows leave gaps or lie along a diagonal, there may be too many boxes. Then the result contains more pixels.
     """
     windows = _split(grid.window, windows)
     return BoxUnion(grid.bounds(windows.low)[0], grid.bounds(windows.high - 1)[1])
@@ -361,12 +361,12 @@ def _split(window: TensorWindow, windows: BoxUnion) -> BoxUnion:
 
 
 def readers_of(pixels: BoxUnion, grid: WindowGrid, window: TensorWindow) -> BoxUnion:
-    """The windows of the consumer's `grid` that read any of the pixels of an arg through the arg window."""
+    """Return the windows of the consumer's `grid` that read any of the pixels of an arg through the arg window."""
     low, high = _every_window(grid, len(pixels.low))
     narrow(window, pixels.low, pixels.high, low, high)
     return BoxUnion.of(low, high)
 
 
 def tiles_of(grid: WindowGrid, pixels: BoxUnion) -> BoxUnion:
-    """The tiles that contain any of the pixels; `grid` has the tiles as windows without gaps."""
+    """Return the tiles that contain any of the pixels. The windows of `grid` are the tiles; they leave no gaps."""
     return BoxUnion.of(*grid.boxes(pixels.low, pixels.high))
