@@ -1,6 +1,6 @@
-"""Helpers that are not about tensors; this module makes packages import their public names on first use.
+"""Helpers that are not about tensors. This module makes packages import their public names on first use.
 
-Torch takes longer to import than all the rest.
+So code that needs no torch does not wait for it: torch takes longer to import than all other modules together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def offered_by(
     package : dict
         The ``globals()`` of the package. Imported names are cached in it.
     modules : mapping
-        From modules to the names that the package offers from each.
+        Maps modules to the names that the package offers from each.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Blocks of pixels: where their memory comes from, and views of them that are fast to slice.
 
-Large blocks are mapped to huge pages of the operating system. The first write to these takes a third of the time, and
-all of them are returned at once, whereas an allocator keeps memory that lies between smaller blocks.
+Large blocks are mapped to huge pages of the operating system. The first write to huge pages takes a third of the time.
+They are returned to the system as soon as they are freed, whereas an allocator keeps memory between smaller blocks.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from infinite_tensor.errors import OutOfMemoryError
 IN_PARTS = "read it in parts with iter_regions, or store it with fill, which takes little memory"
 """The advice for a region that does not fit in memory."""
 _AT_HAND_BYTES = 2**25
-"""When freed, smaller blocks are kept by glibc for reuse; larger ones are returned to the system at once."""
+"""Glibc keeps smaller freed blocks for reuse, and returns larger ones to the system at once."""
 _LARGE_BYTES = 2**20
 """Blocks of at least this size use huge pages."""
 _BLOCK_BYTES = 2**16
-"""Smaller blocks are left to the allocator."""
+"""Blocks smaller than this are left to the allocator."""
 _KEPT_BYTES = 2**25
 """The most bytes of freed blocks that are kept for reuse."""
 _KEPT_SIZES = 16
-"""The most sizes of freed blocks that are kept: all of them are visited whenever a block is freed."""
+"""The most sizes of freed blocks that are kept. Each time a block is freed, all sizes are visited."""
 
 
 def new_result(shape: Sequence[int], dtype: torch.dtype, device: torch.device, advice: str = "") -> torch.Tensor:
-    """Return a new uninitialized tensor, to be given to the user.
+    """Return a new uninitialized tensor for a result that the user gets.
 
     Raises
     ------
     OutOfMemoryError
-        If there is not enough memory; `advice` ends the message, and says what to do.
+        If there is not enough memory. The message ends with `advice`, which says what to do.
     """
     if math.prod(shape) * dtype.itemsize < _AT_HAND_BYTES:
         return new_tensor(shape, dtype, device, advice)
@@ -65,7 +65,7 @@ def new_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device, a
 
 
 def is_lack_of_memory(error: RuntimeError, device: torch.device) -> bool:
-    """Whether torch could not allocate a tensor. On the CPU it raises a plain RuntimeError then."""
+    """Whether an error says that torch could not allocate a tensor. On the CPU it is a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError) or device.type == "cpu"
 
 
@@ -81,27 +81,27 @@ def out_of_memory(shape: Sequence[int], dtype: torch.dtype, advice: str) -> OutO
 def keep_at_hand() -> None:
     """Make glibc keep the memory that a call of ``f`` frees, so that the next call reuses it.
 
-    glibc maps blocks that are larger than the largest one freed so far, and keeps at most twice as much free memory.
-    If a network needs more in total, some of its blocks are new pages in each call, depending on the memory between
-    them, and a cheap network takes up to twice the time. So this frees one block of the largest size that glibc takes
-    into account, without writing to it. A threshold that the user has set remains.
+    glibc maps each block that is larger than the largest block freed so far, and keeps at most twice this size of free
+    memory. If a network needs more in total, some of its blocks are new pages in each call, and a cheap network takes
+    up to twice the time. So this function frees one block of the largest size that glibc takes into account, without
+    writing to it. If the user has set a threshold, it stays.
     """
     new_tensor((_AT_HAND_BYTES - 2 * mmap.PAGESIZE,), torch.uint8, torch.device("cpu"))
 
 
 class _FreedBlocks:
-    """Freed pages, kept for reuse: clearing new pages takes longer than filling them.
+    """Keeps freed pages for reuse, because the system clears new pages, which takes longer than filling them.
 
-    If another thread or the garbage collector interferes, some pages are not reused; none are ever used twice at once.
+    If another thread or the garbage collector interferes, some pages may not be reused, but none get two users.
     """
 
     def __init__(self) -> None:
-        # By size; the size freed last is at the end.
+        # The freed pages of each size. The size that was freed last is at the end.
         self._pages: dict[int, deque[mmap.mmap]] = {}
         self._users: dict[int, weakref.ref[memoryview]] = {}
 
     def take(self, nbytes: int) -> memoryview:
-        """Return pages, which come back here when the view is dropped."""
+        """Return pages. They come back here when the returned view is dropped."""
         try:
             pages = self._pages[nbytes].pop()
         except (KeyError, IndexError):
@@ -120,7 +120,7 @@ class _FreedBlocks:
         return view
 
     def _make_room(self) -> None:
-        """Drop the pages that were freed first while there are too many sizes or bytes."""
+        """Drop pages, those freed first before the others, until there are few enough sizes and bytes."""
         while (kept := self._pages.copy()) and (
             len(kept) >= _KEPT_SIZES or sum(size * len(held) for size, held in kept.items()) >= _KEPT_BYTES
         ):
@@ -160,7 +160,7 @@ def _mapped(nbytes: int) -> mmap.mmap:
 
 
 Array: TypeAlias = Any
-"""A torch tensor or a numpy view of one: both take the slicing and arithmetic used here."""
+"""A torch tensor, or a numpy view of one. Both support the slicing and arithmetic used here."""
 
 
 def as_tensor(array: Array) -> torch.Tensor:
@@ -179,7 +179,7 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def copied(array: Array) -> Array:
-    """Return a contiguous copy, in memory of `new_block`."""
+    """Return a contiguous copy, in memory that `new_block` returned."""
     if array.nbytes < _BLOCK_BYTES:
         return array.copy() if isinstance(array, np.ndarray) else array.clone(memory_format=torch.contiguous_format)
     tensor = as_tensor(array)

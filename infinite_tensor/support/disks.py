@@ -3,9 +3,9 @@
 SMB shares, exFAT, FUSE and others have no hard links, some mounts of NFS and Lustre have no locks, and CIFS cannot sync
 folders.
 
-Files and folders are written next to their target, and renamed when they are complete. Until then they are called
-``.<name>.partial``, where the next attempt finds them. One process at a time writes there, or deletes what an attempt
-of another kind has left: a folder in place of a file.
+Files and folders are written next to their target, and renamed when they are complete. Until then their name is
+``.<name>.partial``, under which the next attempt finds them. Only one process at a time writes there. If an earlier
+attempt has left a folder and a file is needed, or vice versa, this process deletes it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _NO_SUCH_CALL = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 _NO_LINKS = (*_NO_SUCH_CALL, errno.EPERM, errno.EXDEV, errno.EMLINK)
 NO_LOCKS = (*_NO_SUCH_CALL, errno.ENOLCK)
 _LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-"""Errors of a real failure to sync a folder; all others mean that the file system cannot sync folders."""
+"""Errors that mean a real failure to sync a folder. All others mean that the file system cannot sync folders."""
 
 _told: set[tuple[str, str]] = set()
 
 
 def tell_weaker(place: object, lack: str) -> None:
-    """Warn that storage gives a weaker guarantee than other storage, once per process for each place and lack."""
+    """Warn that a place lacks something and so guarantees less. Each process warns once for each place and lack."""
     told = str(place), lack
     if told not in _told:
         _told.add(told)
@@ -47,15 +47,15 @@ def tell_weaker(place: object, lack: str) -> None:
 
 
 def give_name(unfinished: Path, path: Path, place: Path) -> None:
-    """Give a finished file its final name; it may keep its unfinished name too.
+    """Give a finished file its final name. It may keep its unfinished name as well.
 
     Parameters
     ----------
     unfinished, path : Path
-        The name that the file has, and the one that it gets.
+        The present name of the file, and its final name.
     place : Path
-        The place to warn about if the file system has no hard links: another process that gives the same name at the
-        same moment may then win.
+        The place that the warning names if the file system has no hard links. Without them, a process that gives the
+        same name at the same moment may replace this file.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def give_name(unfinished: Path, path: Path, place: Path) -> None:
 
 
 def lock(descriptor: int, *, wait: bool) -> bool:
-    """Lock an open file or folder for this descriptor; return False if the file system has no locks.
+    """Lock an open file or folder for this descriptor. Return False if the file system has no locks.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def lock(descriptor: int, *, wait: bool) -> bool:
 
 
 def unlock(descriptor: int) -> None:
-    """Unlock an open file or folder. Closing it would not, while a child that was just forked has it open."""
+    """Unlock an open file or folder. Closing it is not enough: a child that was just forked may have it open too."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
@@ -105,12 +105,12 @@ def unlock(descriptor: int) -> None:
 def alone_in(folder: Path) -> Iterator[None]:
     """Exclude all other threads and processes that enter this for the same folder.
 
-    If the folder does not exist or cannot be locked, nothing is excluded; the latter gives a warning that names the
-    parent folder.
+    If the folder does not exist, nothing is excluded. If it cannot be locked, nothing is excluded either, and a warning
+    names its parent folder.
     """
     file = None
     with suppress(OSError):
-        # In an object: if this is interrupted, the object is dropped, which closes and so unlocks the folder.
+        # An object holds the descriptor: if this is interrupted, the object is dropped, and that unlocks the folder.
         file = OpenFile(descriptor := os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)))
         if not lock(descriptor, wait=True):
             tell_weaker(
@@ -158,9 +158,9 @@ def sync_opened(descriptor: int, path: Path) -> None:
 
 
 def allocate(descriptor: int, start: int, nbytes: int) -> None:
-    """Reserve disk space for bytes of a file, if the file system can; raise OSError if there is none.
+    """Reserve disk space for bytes of a file, if the file system can do this. Raise OSError if the disk is full.
 
-    Writing to a mapped page kills the process if the disk is full.
+    Without it, writing to a mapped page would kill the process if the disk is full.
     """
     if not hasattr(os, "posix_fallocate"):
         return
@@ -178,7 +178,7 @@ def allocate_file(path: Path) -> None:
 
 
 class OpenFile:
-    """A descriptor that is closed when its last reference is dropped, for example by an interrupt."""
+    """A descriptor that is closed when the last reference to this object is dropped, for example by an interrupt."""
 
     number: int | None = None
 
@@ -186,7 +186,7 @@ class OpenFile:
         self.number = number
 
     def close(self) -> None:
-        """Close the descriptor; closing it again does nothing."""
+        """Close the descriptor. Calling this again does nothing."""
         number, self.number = self.number, None
         if number is not None:
             os.close(number)
@@ -197,7 +197,7 @@ class OpenFile:
 
 @contextmanager
 def unfinished_file(path: Path) -> Iterator[Path]:
-    """Yield an empty file next to `path` that no other process writes; delete it at the end if it still exists."""
+    """Yield an empty file next to `path`, which no other process writes. At the end, delete it if it still exists."""
     unfinished = _beside(path)
     with _alone(unfinished, _create_file, stat.S_ISREG, path) as is_left:
         os.truncate(unfinished, 0)
@@ -210,10 +210,10 @@ def unfinished_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def unfinished_folder(path: Path) -> Iterator[tuple[Path, Callable[[], bool]]]:
-    """Yield a folder next to `path` that no other process writes, with what an earlier attempt has left in it.
+    """Yield a folder next to `path`, and a function that tells whether this folder is still there.
 
-    The folder is not deleted. A function is yielded with it that tells whether it is still there: once it has been
-    renamed, another process may have created a new one.
+    No other process writes to the folder. It contains what an earlier attempt has left in it, and is not deleted at the
+    end. Once it has been renamed, another process may create a new folder under the old name.
     """
     unfinished = _beside(path)
     with _alone(unfinished, _create_folder, stat.S_ISDIR, path) as is_left:
@@ -236,7 +236,7 @@ def _create_folder(path: Path) -> None:
 def _alone(
     unfinished: Path, create: Callable[[Path], None], is_kind: Callable[[int], bool], path: Path
 ) -> Iterator[Callable[[], bool]]:
-    """Create and lock an unfinished file or folder; the lock ends with its process, however that ends.
+    """Create and lock an unfinished file or folder. The lock ends with the process, however the process ends.
 
     Yields a function that tells whether the file or folder is still there.
     """
@@ -272,7 +272,7 @@ def _locked(unfinished: Path, create: Callable[[Path], None], is_kind: Callable[
             if _is_there(descriptor, unfinished):
                 if is_kind(os.fstat(descriptor).st_mode) and not _has_another_name(descriptor):
                     return descriptor
-                # Left over, and not being written by anybody.
+                # It was left by an earlier attempt, and nobody is writing it.
                 remove(unfinished)
         except BlockingIOError as error:
             os.close(descriptor)
@@ -287,7 +287,7 @@ def _locked(unfinished: Path, create: Callable[[Path], None], is_kind: Callable[
 
 
 def _opened(unfinished: Path) -> int:
-    """Open a leftover file or folder; raise OSError if it is of a kind that no earlier attempt can have left."""
+    """Open a file or folder that an earlier attempt has left. Raise OSError if it is neither a file nor a folder."""
     # Without O_NONBLOCK, opening a FIFO would wait for a writer.
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -319,16 +319,19 @@ def _is_there(descriptor: int, path: Path) -> bool:
 
 
 def _has_another_name(descriptor: int) -> bool:
-    """Whether a file already has its final name too, as its writer was killed before removing this one.
+    """Whether a file already has its final name too, because its writer was killed before it removed this name.
 
-    It may be in use by then.
+    If so, the file may already be in use.
     """
     status = os.fstat(descriptor)
     return stat.S_ISREG(status.st_mode) and status.st_nlink > 1
 
 
 def check_free(path: Path, is_replaced: Callable[[Path], bool], what: str, *, overwrite: bool) -> None:
-    """Raise ValidationError if a path is taken, unless `overwrite` and ``is_replaced(path)``; never replace a link."""
+    """Raise ValidationError if a path is taken, unless it may be replaced.
+
+    It may be replaced if `overwrite` is set, ``is_replaced(path)`` returns True, and the path is not a link.
+    """
     if not os.path.lexists(path):
         return
     if not overwrite:
@@ -338,12 +341,12 @@ def check_free(path: Path, is_replaced: Callable[[Path], bool], what: str, *, ov
 
 
 def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
-    """Give a finished file or folder its final name in one step; what had the name before is deleted.
+    """Give a finished file or folder its final name in one step. With `overwrite`, delete what had the name before.
 
     Raises
     ------
     ValidationError
-        If the name was taken meanwhile. What was written is left in place.
+        If another process has taken the name in the meantime. What was written is left in place.
     """
     if overwrite and unfinished.is_file() and path.is_file():
         unfinished.replace(path)
@@ -372,13 +375,13 @@ def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
 
 
 def synchronize(path: Path, *, deep: bool = True) -> None:
-    """Sync a file, or a folder with all its contents if `deep`, to the disk."""
+    """Sync a file or folder to the disk. If `deep`, sync all contents of a folder as well."""
     for each in [path, *(path.rglob("*") if deep and path.is_dir() else ())]:
         sync_file(each)
 
 
 def remove(path: Path) -> None:
-    """Delete a file, or a folder with its contents; do nothing if it does not exist."""
+    """Delete a file, or a folder with its contents. Do nothing if it does not exist."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of any number of values, from sums without rounding; their order does not matter."""
+"""Mean and standard deviation of any number of values. Sums are not rounded, so the order of values does not matter."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ _Floats: TypeAlias = npt.NDArray[np.float64]
 MOST = 2**16
 """The most numbers that can be added at once."""
 _UNIT = 1074
-"""Every float64 is a multiple of 2**-1074."""
+"""Every float64 is a multiple of 2 to the power of minus this."""
 _BITS = 22
 """Wide integers are summed in parts of this many bits, so that float64 represents their products exactly."""
 _HUGE, _TINY, _SHIFT = 2.0**400, 2.0**-400, 600
-"""If one number is larger than the first, or all are smaller than the second, numbers are scaled by a power of 2.
+"""If a number is larger than the first of these, or all are smaller than the second, numbers are scaled.
 
-Otherwise their squares would leave the range of float64.
+The third is the exponent of the power of 2 by which they are scaled. Without scaling, their squares would leave the
+range of float64.
 """
 
 
 class Moments:
     """The exact sum of numbers and of their squares.
 
-    A few bits are lost: of float64 numbers that are added together with one above ``2**400``, those below
-    ``2**-420``; and of squares that are added together with larger ones, those below ``2**-1074``.
+    A few bits are lost in two cases. If float64 numbers are added together with a number above ``2**400``, bits below
+    ``2**-420`` are lost. If squares are added together with larger squares, bits below ``2**-1074`` are lost.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class Moments:
 
     @property
     def mean(self) -> float:
-        """The float nearest to the mean; at least one number must have been added."""
+        """The float that is nearest to the mean. At least one number must have been added."""
         return self._sum / (self.count << _UNIT)
 
     @property
@@ -62,7 +63,7 @@ class Moments:
 
 
 def _parts(values: npt.NDArray[Any]) -> list[_Floats]:
-    """Split each value into floats that sum to it, with so few bits that the product of any two is exact."""
+    """Split each value into floats whose sum it is. They have so few bits that the product of any two is exact."""
     if values.dtype == np.float64:
         # The split of Dekker and Veltkamp.
         scaled = values * (2.0**27 + 1)
@@ -76,10 +77,10 @@ def _parts(values: npt.NDArray[Any]) -> list[_Floats]:
 
 
 def _exact_sum(values: _Floats) -> int:
-    """The sum of up to `MOST` floats, in units of ``2**-1074``; overwrites them.
+    """Return the sum of up to `MOST` floats, in units of ``2**-1074``. Overwrites the floats.
 
-    Each pass splits off the leading part of each float, as a multiple of a unit so large that the sum of these parts is
-    exact, until nothing is left (Rump, Ogita, Oishi: Accurate floating-point summation, 2008).
+    Each pass splits off the leading part of each float. These parts are multiples of a unit so large that their sum is
+    exact. Passes repeat until nothing is left (Rump, Ogita, Oishi: Accurate floating-point summation, 2008).
     """
     total, part = 0, np.empty_like(values)
     bound = math.ldexp(MOST, math.frexp(max(values.max(), -values.min()))[1])

@@ -1,12 +1,12 @@
-"""Flushing the stores that are still alive when a process ends: when the interpreter exits, and at SIGTERM.
+"""Flushes the stores that are still alive when a process ends: when the interpreter exits, and at SIGTERM.
 
-`atexit` runs when all threads except daemons have ended, so results that a thread stores after the main thread's last
-line are flushed too. It does not run in children of multiprocessing; `threading._register_atexit`, which
-`concurrent.futures` uses, does, when the main thread ends. It accepts no further functions from then on, so ours are
-kept in our own lists: a thread that is still running may be the first to import a module.
+`atexit` runs after all threads except daemons have ended. So it also flushes results that a thread stores after the
+last line of the main thread. `atexit` does not run in children of multiprocessing. There, `threading._register_atexit`,
+which `concurrent.futures` uses as well, runs when the main thread ends. From then on it accepts no more functions,
+although a running thread may import a module of ours only now. So the functions are kept in lists of this module.
 
-A `torch.utils.data.DataLoader` ends its workers by SIGTERM if they are persistent, or take more than five seconds to
-end by themselves; the exit functions of the interpreter do not run then.
+A `torch.utils.data.DataLoader` ends its workers by SIGTERM if they are persistent, or if they take more than five
+seconds to end by themselves. Then the exit functions of the interpreter do not run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Protocol
 
 _MOST_SECONDS = 60.0
-"""The most seconds of a flush at SIGTERM: the sender may wait for the process to end, even if storage hangs."""
+"""The most seconds that a flush at SIGTERM takes: the sender may wait for this process, even if storage hangs."""
 
 
 class _Flushable(Protocol):
@@ -40,7 +40,7 @@ def flush_at_exit(store: _Flushable) -> None:
 
 
 def flush_all() -> None:
-    """Flush every store that is alive and open; an error is printed, and the next store is flushed."""
+    """Flush every store that is alive and open. After an error, print it and flush the next store."""
     for store in list(_alive):
         try:
             store._flush_at_exit()  # noqa: SLF001  (of the protocol above)
@@ -79,7 +79,8 @@ def _flush_and_end() -> None:
 def flush_at_termination() -> None:
     """Make SIGTERM end this process only after its stores have been flushed.
 
-    Does nothing if that signal already has a handler, or off the main thread, where no handler can be set.
+    Does nothing if the signal already has a handler. Also does nothing outside the main thread, because no handler can
+    be set there.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return
@@ -89,10 +90,10 @@ def flush_at_termination() -> None:
         if os.getpid() == process:
             asked.put(None)
         else:
-            # A forked child, which does not have the thread that waits for this.
+            # This is a forked child. It does not have the thread that waits for the signal.
             os._exit(128 + number)
 
-    # Not in the handler: the main thread, which the handler interrupts, may hold a lock that the flush waits for.
+    # Do not flush in the handler: the main thread, which it interrupts, may hold a lock that the flush waits for.
     threading.Thread(target=_end, args=(asked,), name="infinite_tensor-termination", daemon=True).start()
     signal.signal(signal.SIGTERM, told)
 

@@ -1,4 +1,4 @@
-"""Keeping objects usable in a forked child.
+"""Keeps objects usable in a forked child.
 
 A fork copies locks that other threads have taken, but not the threads that would release them.
 """
@@ -24,7 +24,7 @@ _known: weakref.WeakSet[Renewable] = weakref.WeakSet()
 def renew_in_children(holder: Renewable) -> None:
     """Call ``holder._renew_after_fork()`` in every child that is forked while `holder` is alive.
 
-    The method runs before all else in the child, so it must create new locks and do no input or output.
+    The method runs before anything else in the child. It must create new locks, and must not do input or output.
     """
     _known.add(holder)
 
@@ -40,7 +40,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Lock:
-    """A reentrant lock that can be pickled; it is free in a forked child and after unpickling."""
+    """A reentrant lock that can be pickled. In a forked child and after unpickling, it is not locked."""
 
     def __init__(self) -> None:
         self._renew_after_fork()
@@ -65,8 +65,9 @@ T = TypeVar("T")
 class cached_property(Generic[T]):  # noqa: N801  (named as the one of functools)
     """`functools.cached_property` without its lock.
 
-    Before Python 3.12, that one computes under a lock that all objects of the class share, and a fork meanwhile leaves
-    it locked in the child. Without the lock, two threads may both compute the value, which is the same for both.
+    Before Python 3.12, `functools.cached_property` computes under a lock that all objects of the class share. If
+    another thread forks the process at this time, the lock stays locked in the child. Without the lock, two threads may
+    both compute the value, but they get the same value.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
@@ -85,6 +86,6 @@ class cached_property(Generic[T]):  # noqa: N801  (named as the one of functools
     def __get__(self, instance: object | None, owner: type) -> Self | T:
         if instance is None:
             return self
-        # From now on the value is found in the instance's __dict__ before this descriptor.
+        # From now on, Python finds the value in the instance's __dict__, and does not call this descriptor.
         value = instance.__dict__[self.name] = self.compute(instance)
         return value

@@ -10,7 +10,7 @@ import torch
 
 
 class Unmovable(ABC):
-    """An ``f`` that returns one dtype on one device only, so that its tensor cannot be moved to others."""
+    """An ``f`` that returns only one dtype on one device. So its tensor cannot be moved to another dtype or device."""
 
     @abstractmethod
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:
@@ -20,17 +20,17 @@ class Unmovable(ABC):
 class Calling(ABC):
     """An ``f`` that calls functions of a user.
 
-    If values that these use differ from those that stored pixels were computed with, that is an error; for another
-    ``f`` it is a warning.
+    If values that these functions use have changed since pixels were stored, an error is raised. For any other ``f``,
+    this is only a warning.
 
     Attributes
     ----------
     told : bool
-        Whether the user has identified, by a version, what it calls, as far as that cannot be inspected.
+        Whether the user has given a version, which identifies the parts of these functions that cannot be inspected.
     stored : bool
-        Whether its results are stored to be found again, so that it matters what it calls.
+        Whether its results are stored for later runs, so that changes of these functions matter.
     looked : Reach or None
-        What it reached before its first call; None if that could not be inspected.
+        Everything that it reached before its first call; None if that could not be inspected.
     """
 
     told = True
@@ -39,14 +39,14 @@ class Calling(ABC):
 
     @abstractmethod
     def _reaches(self) -> Mapping[str, object]:
-        """Return the functions, by their names in messages, and all else that determines their arguments."""
+        """Map names, as messages show them, to the user's functions and to all that determines their arguments."""
 
 
 class RegionWriter(Unmovable):
     """An ``f`` that can write any region of its tensor without computing windows.
 
-    A read of pixels that are not in memory computes just these pixels, and keeps none of them. Reads by other tensors,
-    streams, fills and reads on several threads use its windows, as those of any ``f``, unless it `copies`.
+    A read of pixels that are not in memory computes only these pixels, and keeps none of them. Reads by other tensors,
+    streams, fills, and reads on several threads compute windows, as for any other ``f``, unless `copies` is True.
 
     Attributes
     ----------
@@ -58,16 +58,16 @@ class RegionWriter(Unmovable):
 
     @property
     def copies(self) -> bool:
-        """Whether it only copies pixels that are in memory, so that storing windows would keep them twice."""
+        """Whether it only copies pixels that are already in memory, which windows in a store would only duplicate."""
         return False
 
     @abstractmethod
     def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether it can write regions of a tensor with windows of this size, side by side from 0 on."""
+        """Whether it can write regions of a tensor whose windows have this size and lie side by side, from 0 on."""
 
     @abstractmethod
     def write(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Write the pixels from `start` on into `out`, bit for bit as in windows.
+        """Write the pixels from `start` on into `out`. They must have the same bits as in windows.
 
         `out` is contiguous, has the dtype and the device of the tensor, and lies entirely within the tensor.
         """

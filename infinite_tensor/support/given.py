@@ -22,11 +22,11 @@ _MOST = 200
 """The most characters of a value in a message."""
 
 _LARGEST = 2**31
-"""Numerators and denominators of ratios stay below it."""
+"""The limit below which numerators and denominators of ratios stay."""
 
 
 def quoted(value: object) -> str:
-    """Return a value for messages: the beginning of its repr; of arrays, also within a dict or list, the shape."""
+    """Return a value for messages: the beginning of its repr. Arrays, also in a dict or list, are shown by shape."""
     try:
         text = _text(value)
     except (ValueError, RecursionError):
@@ -49,7 +49,7 @@ def _text(value: Any) -> str:
 
 
 def word(value: object) -> str | None:
-    """Return a str as a plain str, also for a member of a str enum; None for everything else."""
+    """Return a str, or a member of a str enum, as a plain str; None for everything else."""
     return str.__str__(value) if isinstance(value, str) else None
 
 
@@ -80,7 +80,7 @@ def as_ratio(value: object) -> Fraction | None:
     elif isinstance(value, Fraction):
         exact = value
     elif isinstance(plain, float) and 0 < plain < _LARGEST:
-        # The float 1/3 is not exactly a third, but means it.
+        # The float 1/3 is not exactly a third, but the user means a third.
         exact = Fraction(plain).limit_denominator(2**16)
         if float(exact) != plain:
             return None
@@ -107,7 +107,7 @@ def members(value: object) -> tuple[Any, ...] | None:
 
 
 def checked_id(given: object, name: str = "tensor_id") -> str:
-    """Return an id if it is a str that can be stored, or a UUID as its str. `name` is the argument, for messages."""
+    """Return an id that can be stored: a str as it is, a UUID as a str. Messages call the argument `name`."""
     if isinstance(given, UUID):
         return str(given)
     text = word(given)
@@ -121,7 +121,7 @@ def checked_id(given: object, name: str = "tensor_id") -> str:
 
 
 def checked_device(device: object) -> torch.device:
-    """Return `device` with its index, as tensors on it have it: ``cuda`` becomes ``cuda:0``."""
+    """Return `device` with the index that tensors on it have: ``cuda`` becomes ``cuda:0``."""
     if not isinstance(device, torch.device | str | int) or isinstance(device, bool):
         raise ValidationError(f"device must be a torch.device or a str, got {quoted(device)}")
     try:
@@ -133,7 +133,7 @@ def checked_device(device: object) -> torch.device:
 
 
 def checked_flag(name: str, given: object) -> bool:
-    """Return `given` if it is a bool; a str such as "no" would count as true. `name` is the argument, for messages."""
+    """Raise unless `given` is a bool: a str such as "no" would count as true. Messages call the argument `name`."""
     if not isinstance(given, bool):
         raise ValidationError(f"{name} must be a bool, got {quoted(given)}")
     return given
@@ -147,13 +147,32 @@ def checked_age(given: object) -> float:
     return float(seconds)
 
 
+def check_fill(workers: object, client: object, progress: object, shard: object, pyramid: object) -> None:
+    """Raise ValidationError for arguments that are wrong for every fill, whatever it fills."""
+    checked_workers(workers)
+    if client is not None:
+        check_client(client)
+    checked_progress(progress)
+    checked_shard(shard)
+    if not isinstance(pyramid, bool | str):
+        raise ValidationError(
+            f"pyramid must be True, False or the method of levels, such as 'mode', got {quoted(pyramid)}; "
+            "for a number of levels, call t.pyramid(levels=3)"
+        )
+    if shard is not None and pyramid:
+        raise ValidationError(
+            "a shard cannot fill levels, which extend over several shards; when all shards are done, call fill with "
+            "pyramid=True and without shard: nothing is computed twice"
+        )
+
+
 def checked_workers(value: object) -> int | None:
-    """Return the argument `workers`, a positive int or None; raise ValidationError for anything else."""
+    """Return the argument `workers`, a positive int or None. Raise ValidationError for anything else."""
     return None if value is None else checked_count("workers", value)
 
 
 def checked_count(name: str, value: object) -> int:
-    """Return the argument of this name as an int; raise ValidationError if it is not a positive one."""
+    """Return the argument of this name as an int. Raise ValidationError if it is not a positive int."""
     count = as_index(value)
     if count is None or count < 1:
         raise ValidationError(f"{name} must be a positive int, got {quoted(value)}")
@@ -169,14 +188,14 @@ def check_client(client: object) -> None:
 
 
 def checked_progress(progress: object) -> Any:
-    """Return the argument `progress` of `fill`; raise ValidationError if it is invalid."""
+    """Return the argument `progress` of `fill`. Raise ValidationError if it is invalid."""
     if not isinstance(progress, bool) and word(progress) != "always" and not callable(progress):
         raise ValidationError(f'progress must be a bool, "always" or a callable, got {quoted(progress)}')
     return progress
 
 
 def checked_shard(shard: object) -> tuple[int, int] | None:
-    """Return the argument `shard` as a rank and the number of shards, or None; raise ValidationError if invalid."""
+    """Return the argument `shard` as a rank and the number of shards, or None. Raise ValidationError if invalid."""
     if shard is None:
         return None
     match [as_index(number) for number in members(shard) or ()]:
@@ -189,9 +208,9 @@ _SIZE = re.compile(r"(\d{1,30}(?:\.\d{1,30})?) ?(?:([KMGTPE])(I?))?B", re.ASCII 
 
 
 def checked_bytes(name: str, value: object) -> int | None:
-    """Return a number of bytes, given as an int, a str such as ``"400MB"``, or None; raise ValidationError otherwise.
+    """Return a number of bytes given as an int or a str such as ``"400MB"``, or None. Otherwise raise ValidationError.
 
-    ``"MB"`` is 10^6 bytes and ``"MiB"`` 2^20; case does not matter, and a fraction of a byte is dropped.
+    ``"MB"`` is 10^6 bytes and ``"MiB"`` is 2^20 bytes. Case does not matter, and a fraction of a byte is dropped.
     """
     size = as_index(value)
     if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())):
@@ -222,5 +241,5 @@ class MemoryTooSmallError(ValidationError):
 
 
 def whole_mebibytes(nbytes: int) -> str:
-    """Return a number of bytes rounded up to MiB, as text that users can give as a limit."""
+    """Return a number of bytes, rounded up to MiB, as text that users can give as a limit."""
     return f"{-(-nbytes // 2**20)} MiB"

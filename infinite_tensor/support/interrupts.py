@@ -1,19 +1,22 @@
 """Ctrl-C while a store changes its state: it is deferred until the change is done.
 
 Python raises KeyboardInterrupt between any two lines of the main thread, and on no other thread. So the outermost call
-into a store, `store_call`, replaces the handler of SIGINT by one that only records the signal, and calls the former
-handler when the call ends. The former handler is restored while a function of the user runs, see `running_f`, and while
-nothing is being changed, as when a thread waits for a lock, see `at_rest`. A thread that waits for a condition checks
-for a recorded Ctrl-C. In all these cases Ctrl-C takes effect at once. Code that only looks at a store, see `looking`,
-needs none of this.
+into a store (`store_call`) replaces the handler of SIGINT by one that only records the signal. When the call ends, it
+calls the former handler.
 
-Other exceptions from outside, raised by another signal handler or thrown into a thread, may leave a change half done. A
-call that was ended by one reports it to its stores, which must then be reopened. If one arrives while a call begins or
-ends, the recording handler may stay installed, and the call may stay among those of its thread. So that handler, and
-the next call, check whether the call is still on the stack.
+In three cases Ctrl-C takes effect at once during a call. While a function of the user runs (`running_f`), and while
+nothing is being changed, for example because a thread waits for a lock (`at_rest`), the former handler is restored. A
+thread that waits for a condition checks for a recorded Ctrl-C. Code that only looks at a store (`looking`) needs none
+of this.
 
-A signal handler runs between two lines of whatever its thread is doing. If that is a call into a store, the call may
-hold locks that a flush in the handler would wait for forever. So a store call in such a handler raises StoreError.
+Other exceptions can come from outside too: another signal handler may raise one, or one may be thrown into a thread.
+They may leave a change half done. A call that ends by such an exception reports it to its stores, which must then be
+reopened. If the exception arrives while a call begins or ends, the recording handler may stay installed, and the call
+may stay registered with its thread. So the recording handler and the next call check whether the call still runs.
+
+A signal handler runs between two lines of whatever its thread is doing. If the thread is in a call into a store, that
+call may hold locks for which a flush in the handler would wait forever. So a store call in such a handler raises
+StoreError.
 """
 
 from __future__ import annotations
@@ -33,11 +36,11 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
 from infinite_tensor.errors import StoreError
 
 _LOOK_SECONDS = 0.05
-"""How often a waiting thread checks whether it was interrupted."""
+"""The seconds after which a waiting thread checks again whether it was interrupted."""
 
 
 class _Store(Protocol):
-    """A store, as a call uses it."""
+    """The part of a store that a call uses."""
 
     def cut_through(self, error: BaseException) -> None:
         """Record that a call was ended by `error` in the middle of a change."""
@@ -49,11 +52,11 @@ class _Here(threading.local):
     Attributes
     ----------
     call : store_call or None
-        The innermost call that the thread is in; None while that runs a function of the user.
+        The innermost call that the thread is in; None while this call runs a function of the user.
     looking : threading.Lock
         Locked while the thread looks at a store.
     known : BaseException or None
-        The last exception that left nothing half done: from a function of the user, or raised while the thread waited.
+        The last exception that left nothing half done, because a function of the user raised it or the thread waited.
     is_main : bool
         Whether Python handles signals on this thread.
     """
@@ -65,13 +68,13 @@ class _Here(threading.local):
         self.known: BaseException | None = None
 
     def innermost(self) -> store_call | None:
-        """Return `call`, after dropping calls that were cut off before they could deregister."""
+        """Drop calls that were cut off before they could deregister, and return the innermost call that remains."""
         while self.call is not None and not self.call.is_within(sys._getframe()):  # noqa: SLF001  (the only way)
             self.call = self.call.outer
         return self.call
 
     def free_for(self, stores: Mapping[int, object]) -> store_call | None:
-        """Return the innermost call if it uses none of these stores; raise StoreError if it does."""
+        """Return the innermost call. Raise StoreError if it uses any of these stores."""
         call = self.innermost()
         if self.looking.locked() or (call is not None and not call.stores.keys().isdisjoint(stores)):
             store = next(iter(stores.values()), "a store")
@@ -87,9 +90,9 @@ _here = _Here()
 
 
 class _TakesNote:
-    """The handler of SIGINT that defers Ctrl-C; if it was left installed by mistake, it passes Ctrl-C on.
+    """The handler of SIGINT that defers Ctrl-C. If it was left installed by mistake, it passes Ctrl-C on.
 
-    A second Ctrl-C that arrives before the first one has taken effect is not deferred.
+    If a second Ctrl-C arrives before the first one has taken effect, the second one is not deferred.
     """
 
     def __init__(self) -> None:
@@ -137,19 +140,19 @@ if hasattr(os, "register_at_fork"):
 
 
 class store_call:  # noqa: N801  (reads as a statement: ``with store_call(contents):``)
-    """One call into stores by one thread, which Ctrl-C does not interrupt; never use it around a ``yield``.
+    """One call into stores by one thread, which Ctrl-C does not interrupt. Never use it around a ``yield``.
 
     Parameters
     ----------
     stores : Contents
-        The stores that the call uses, as far as they are known.
+        The stores that the call uses, as far as they are known at the beginning.
 
     Attributes
     ----------
     stores : dict of int to Contents
         The stores that the call has used so far, by ``id()``.
     outer : store_call or None
-        The call of other stores that made this one, for example of a store whose backend uses another store.
+        The call of other stores within which this call was made, for example by a backend that uses another store.
     is_shown : bool
         Whether interrupts take effect at this moment.
 
@@ -201,7 +204,7 @@ class store_call:  # noqa: N801  (reads as a statement: ``with store_call(conten
             _here.call, self._frame = self.outer, None
 
     def is_within(self, frame: FrameType | None) -> bool:
-        """Whether this call is still running, judged by the current frame of its thread."""
+        """Whether this call is still running. `frame` is the current frame of its thread."""
         while frame is not None and frame is not self._frame:
             frame = frame.f_back
         return frame is not None
@@ -227,7 +230,7 @@ class store_call:  # noqa: N801  (reads as a statement: ``with store_call(conten
 
 
 def _is_from_outside(error: BaseException) -> bool:
-    """Whether an exception did not come from the code that ran, but for example from a signal handler."""
+    """Whether an exception came from outside, for example from a signal handler, and not from the code that ran."""
     if not isinstance(error, Exception):
         return True
     handlers = [_signal.getsignal(number) for number in valid_signals()]
@@ -238,7 +241,7 @@ def _is_from_outside(error: BaseException) -> bool:
 
 
 def looking(store: object) -> threading.Lock:
-    """Return this thread's lock to hold while it only looks at a store; an interrupt may end that at any point.
+    """Return the lock that this thread holds while it only looks at a store. An interrupt may end that at any point.
 
     Raises
     ------
@@ -261,7 +264,7 @@ def entered() -> list[Any]:
 
 
 class at_rest:  # noqa: N801  (likewise)
-    """A context in which interrupts take effect: this thread waits, or changes nothing that others see."""
+    """A context in which interrupts take effect, because the thread waits, or changes nothing that others see."""
 
     __slots__ = ("_call",)
 
@@ -282,7 +285,7 @@ class at_rest:  # noqa: N801  (likewise)
 
 
 class changing:  # noqa: N801  (likewise)
-    """A context within `at_rest` that defers interrupts again, for a change that others see."""
+    """A context within `at_rest` that defers interrupts again, because the thread changes what others see."""
 
     __slots__ = ("_call",)
 
@@ -298,7 +301,7 @@ class changing:  # noqa: N801  (likewise)
 
 
 class running_f(at_rest):  # noqa: N801  (likewise)
-    """An `at_rest` in which this thread runs ``f`` or another function of the user, which may use any store."""
+    """Like `at_rest`, while this thread runs ``f`` or another function of the user, which may use any store."""
 
     __slots__ = ("_around",)
 
@@ -322,14 +325,14 @@ def wait_for(lock: threading.Lock) -> None:
 
 
 def wait_until(reached: Callable[[], bool], changed: threading.Condition) -> None:
-    """Wait until ``reached()``, which is checked after each change; call with the condition held."""
+    """Wait until ``reached()`` is True. It is checked after each change. The caller must hold the condition."""
     while not reached():
         changed.wait(_LOOK_SECONDS)
         show_interrupt()
 
 
 def show_interrupt() -> None:
-    """Let a deferred interrupt take effect; call only where nothing is half done."""
+    """Let a deferred interrupt take effect. Call this only where nothing is half done."""
     if _ctrl_c.has_noted and _here.call is not None and _here.call.is_on_main:
         try:
             _ctrl_c.tell()
@@ -339,7 +342,7 @@ def show_interrupt() -> None:
 
 
 def known(error: BaseException) -> BaseException:
-    """Mark an error as one that left nothing half done, such as one from a function of the user; return it."""
+    """Mark an error that left nothing half done, such as an error from a function of the user, and return it."""
     _here.known = error
     return error
 
@@ -361,7 +364,7 @@ def store_method(method: Callable[Concatenate[Owner, Given], Result]) -> Callabl
 
 
 def store_query(method: Callable[Concatenate[Owner, Given], Result]) -> Callable[Concatenate[Owner, Given], Result]:
-    """Like `store_method`, for a method that changes nothing, and may be called within a call, as by a backend."""
+    """Like `store_method`, for a method that changes nothing. It may be called within a call, such as by a backend."""
     as_call = store_method(method)
 
     @functools.wraps(method)

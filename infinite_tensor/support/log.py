@@ -1,4 +1,4 @@
-"""The logger of the library, which says at level DEBUG what is computed, read and written."""
+"""The logger of the library. At level DEBUG, it says what is computed, read and written."""
 
 from __future__ import annotations
 

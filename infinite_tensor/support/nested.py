@@ -1,6 +1,6 @@
-"""Nested dictionaries, as users give and return them, and the keys of their entries.
+"""Nested dictionaries that users give or return, and the keys of their entries.
 
-A `tensordict.TensorDict` is one too.
+A `tensordict.TensorDict` counts as a nested dictionary too.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any, TypeAlias, TypeGuard
 from infinite_tensor.errors import ValidationError
 
 Key: TypeAlias = tuple[str, ...]
-"""The keys that lead to an entry, from the outermost on."""
+"""The names that lead to an entry, from the outermost dictionary inward."""
 
 
 def leaves(
     given: Mapping[Any, Any], above: Key = (), parts: Callable[[Any], Key] = lambda name: (name,)
 ) -> Iterator[tuple[Key, Any]]:
-    """Yield the entries that are not dictionaries, each with its keys; ``parts(name)`` splits a name into keys."""
+    """Yield the entries that are not dictionaries, each with its key. ``parts(name)`` splits a name into several."""
     for name, value in given.items():
         key = (*above, *parts(name))
         if isinstance(value, Mapping):
@@ -32,14 +32,14 @@ def show(key: Key) -> str:
 
 
 def is_key(value: object) -> TypeGuard[str | tuple[str, ...]]:
-    """Whether a value is a str or a tuple of str; everything else in brackets is a region."""
+    """Whether a value in brackets is a key: a str or a tuple of str. Everything else is a region."""
     return isinstance(value, str) or (
         isinstance(value, tuple) and bool(value) and all(isinstance(name, str) for name in value)
     )
 
 
 def as_key(value: object) -> Key:
-    """Return a key as a tuple; raise ValidationError if it is not a key."""
+    """Return a key as a tuple. Raise ValidationError if the value is not a key."""
     if not is_key(value):
         raise ValidationError(f"a key is a str or a tuple of str, got {value!r}")
     return (value,) if isinstance(value, str) else value
@@ -73,7 +73,7 @@ def nested(values: Iterable[tuple[Key, Any]]) -> dict[str, Any]:
     Raises
     ------
     ValidationError
-        If two keys are equal, or one begins with another.
+        If two keys are equal, or if one key begins with another key.
     """
     outermost: dict[str, Any] = {}
     ends = set()
@@ -91,7 +91,10 @@ def nested(values: Iterable[tuple[Key, Any]]) -> dict[str, Any]:
 
 
 def listed(keys: Iterable[Key], *, nested: bool, leaves_only: bool) -> list[Key]:
-    """Return the keys of leaves and of what contains them, in the order of a TensorDict: contents before their name."""
+    """Return the keys of leaves and of the dictionaries around them, in the order of a TensorDict.
+
+    A TensorDict lists the contents of a dictionary before its own key.
+    """
     found: list[Key] = []
     open_names: Key = ()
     for key in [*keys, ()]:
@@ -106,9 +109,10 @@ def listed(keys: Iterable[Key], *, nested: bool, leaves_only: bool) -> list[Key]
 
 
 def chosen(name: str, given: object, keys: Iterable[Key], default: Any) -> dict[Key, Any]:
-    """Return the value of an argument for each key, given one value for all or a mapping from keys.
+    """Return the value of an argument for each key. The user gives one value for all, or a mapping from keys.
 
-    In a mapping, which may be nested, the value of a name applies to everything nested in it that has no other value.
+    The mapping may be nested. A value that is given for a name applies to everything nested under this name that has no
+    value of its own.
 
     Parameters
     ----------
@@ -124,7 +128,7 @@ def chosen(name: str, given: object, keys: Iterable[Key], default: Any) -> dict[
     Raises
     ------
     ValidationError
-        If a key in `given` is neither a leaf nor contains any.
+        If a key in `given` is neither the key of a leaf nor the beginning of one.
     """
     keys = list(keys)
     if not isinstance(given, Mapping):

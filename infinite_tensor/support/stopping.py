@@ -1,4 +1,4 @@
-"""Stopping reads that are no longer wanted, between two calls of ``f``."""
+"""Stops reads that are no longer wanted, between two calls of ``f``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _stop: ContextVar[Callable[[], bool] | None] = ContextVar("stop", default=None)
 
 
 class Stopped(Exception):  # noqa: N818  (no error)
-    """A read was stopped because it is no longer wanted; what it has computed is kept."""
+    """A read was stopped because it is no longer wanted. What it has computed is kept."""
 
 
 @contextmanager
 def stopping(stop: Callable[[], bool]) -> Iterator[None]:
-    """Make reads of this thread raise Stopped before the next call of ``f`` once ``stop()`` is True.
+    """As soon as ``stop()`` is True, make reads of this thread raise Stopped before the next call of ``f``.
 
     Any thread may call ``stop()``. A running call of ``f`` is finished, with all reads that it makes.
     """

@@ -1,4 +1,4 @@
-"""Tables of numbers, as text and as HTML for notebooks; in the HTML every text is escaped."""
+"""Tables of numbers, as text, and as HTML for notebooks. In the HTML, every text is escaped."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 _RANDOM_ID = re.compile(r"([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(/.*)?")
-"""A random id of a tensor, or of one of several outputs of an ``f``, which ends in the key of the output."""
+"""Matches a random id of a tensor. If the ``f`` has several outputs, the id ends in the key of the output."""
 
 
 class Tabular(ABC):
-    """A report on several tensors that prints as a table with one row per tensor; an HTML table in notebooks."""
+    """A report on several tensors. It prints as a table with one row per tensor, in notebooks as an HTML table."""
 
     tensors: tuple[Any, ...]
 
     _COLUMNS: ClassVar[Mapping[str, tuple[str, Callable[[Any], str]]]]
-    """The columns by heading: the attribute of each tensor to show, and the function that formats it.
+    """For each heading, the attribute that the column shows of each tensor, and the function that formats it.
 
-    If the report has the attribute too, it is shown in the last row. A column of empty cells is not shown.
+    If the report itself has this attribute, the last row shows it. A column with only empty cells is not shown.
     """
 
     @property
@@ -47,7 +47,7 @@ class Tabular(ABC):
 
 
 def _text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return columns under a title; the first is aligned to the left, numbers to the right."""
+    """Return columns under a title. The first column is aligned to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     lines = []
     for row in (headings, *rows):
@@ -57,7 +57,7 @@ def _text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 
 
 def shown_id(tensor_id: str) -> str:
-    """Return an id for a table; a random id, not given by a user, is shortened to its beginning."""
+    """Return an id as a table shows it. Of a random id, which no user gave, only the beginning is shown."""
     random = _RANDOM_ID.fullmatch(tensor_id)
     return f"unnamed {random[1]}{random[2] or ''}" if random else tensor_id
 
@@ -91,7 +91,7 @@ _LEFT = ' style="text-align:left"'
 
 
 def escaped(text: object, longest: int = _LONGEST) -> str:
-    """Return the text of a value, escaped for use between tags or in an attribute; very long text is cut."""
+    """Return the text of a value, escaped for use between tags or in an attribute. Very long text is cut off."""
     found = str(text)
     return (found if len(found) <= longest else f"{found[:longest]}...").translate(_ESCAPED)
 
@@ -107,13 +107,13 @@ def note(text: str) -> str:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
-    """Return an HTML table of names and values; the values are HTML."""
+    """Return an HTML table of names and values. The values are already HTML."""
     body = "".join(f"<tr><th{_LEFT}>{escaped(name)}</th><td{_LEFT}>{value}</td></tr>" for name, value in rows)
     return f"<table><tbody>{body}</tbody></table>"
 
 
 def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Return a table of HTML cells under text headings; the first `left` columns are aligned to the left."""
+    """Return an HTML table. The cells are already HTML, the headings text. The first `left` columns align left."""
     sides = [_LEFT if d < left else "" for d in range(len(headings))]
     head = "".join(f"<th{side}>{escaped(heading)}</th>" for side, heading in zip(sides, headings, strict=True))
     cells = ("".join(f"<td{side}>{cell}</td>" for side, cell in zip(sides, row, strict=True)) for row in rows)

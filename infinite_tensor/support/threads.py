@@ -1,8 +1,8 @@
 """Work on several threads, even after the main thread has ended.
 
-The pools of `concurrent.futures`, and so those of event loops, accept no work once the main thread has ended, though
-other threads may continue long after it. Python 3.12.0 to 3.12.2 cannot start a thread then either; if none can be
-started, the work is done on the calling thread.
+The pools of `concurrent.futures`, which event loops use as well, accept no work once the main thread has ended. But
+other threads may continue long after it. Python 3.12.0 to 3.12.2 cannot even start a thread then. If no thread can be
+started, the calling thread does the work.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ R = TypeVar("R")
 
 
 _IDLE_SECONDS = 5.0
-"""How long a thread without work waits before it ends."""
+"""How many seconds a thread without work waits before it ends."""
 
 _MOST_SECONDS = 5.0
 """The most seconds that the exit waits for busy threads, such as those of a read on a daemon thread."""
 
 
 class _Worker:
-    """A thread that does one piece of work after the other, and keeps no reference to finished work."""
+    """A thread that does one piece of work after another, and keeps no reference to finished work."""
 
     def __init__(self) -> None:
         self._work: list[Callable[[], object]] = []
@@ -57,7 +57,7 @@ class _Worker:
                 try:
                     _idle.remove(self)
                 except ValueError:
-                    # A caller has just taken this thread and is about to give it work.
+                    # A caller has just taken this thread from the idle ones, and is about to give it work.
                     continue
                 return
 
@@ -108,7 +108,7 @@ def begin(work: Callable[[], object]) -> threading.Lock | None:
 def on_threads(call: Callable[[T], R], arguments: Sequence[T], threads: int) -> list[R]:
     """Run ``call(argument)`` for all arguments on up to `threads` threads, including the caller's.
 
-    After an error, or a Ctrl-C, no more calls begin; the first error is raised.
+    After an error or a Ctrl-C, no more calls begin. The first error is raised.
     """
     if min(threads, len(arguments)) < 2:
         return list(map(call, arguments))
