@@ -1,1 +1,1 @@
-"""Everything that decides the value of a pixel: definitions, functions and blends; and the checks of user input."""
+"""Everything that decides the value of a pixel: definitions, functions and blends. Also the checks of user input."""

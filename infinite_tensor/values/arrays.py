@@ -1,7 +1,7 @@
 """Digests of arrays, and stamps of files. The digest of a large array in a file covers only samples of it.
 
-A stamp changes when a file may have changed, and is found without reading the file: for example its size and time of
-change. There is one text per path or URL; none if the file system tells nothing.
+A stamp is a text that changes when a file may have changed, such as its size and time of change. It is found without
+reading the file. Each path or URL has one stamp, or none if the file system reports nothing about it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array: TypeAlias = "np.ndarray[Any, Any] | np.generic"
 Box: TypeAlias = tuple[slice, ...]
 
 _ALL_BYTES = 2**26
-"""The digest of an array that is not in memory covers all of it up to this size, and samples if it is larger."""
+"""The digest of an array that is not in memory covers all of it up to this size, and only samples beyond it."""
 _SAMPLES = 64
 _SAMPLE_BYTES = 2**12
 _STEP_BYTES = 2**22
@@ -36,7 +36,7 @@ CHUNK_BYTES = 2**27
 
 
 def is_large(shape: Sequence[int], itemsize: int) -> bool:
-    """Whether a digest covers samples or the CRC-32C of each 4 MiB, rather than all bytes."""
+    """Whether an array is too large for a digest of all bytes. Then its digest covers checksums or samples."""
     return math.prod(shape) * itemsize > _ALL_BYTES
 
 
@@ -48,11 +48,11 @@ def digest_of_regions(
     in_file: bool,
     chunks: Sequence[int] | None = None,
 ) -> str:
-    """SHA-256 of values as bytes in C order.
+    """Return the SHA-256 of values as bytes in C order.
 
     Beyond 64 MiB, it is the SHA-256 of the CRC-32C of each 4 MiB, or of samples if the array is in a file. A sample is
-    a run of values of up to 4 KiB. 64 samples are spread evenly along each dimension; the first and the last are at the
-    two ends of the array.
+    a run of values of up to 4 KiB. 64 samples are spread evenly along each dimension. The first and the last sample are
+    at the two ends of the array.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def digest_of_regions(
     itemsize : int
         The size of an element in bytes.
     in_file : bool
-        Whether the array lies in a file, or another place where reading all of it takes long.
+        Whether the array is in a file, or in another place from which reading all of it takes long.
     chunks : sequence of int, optional
         The chunks of the stored array. Each chunk is read once, unless a row of chunks takes more than 256 MiB.
     """
@@ -83,7 +83,7 @@ def digest_of_regions(
 def _by_chunk(
     read: Callable[[Box], Any], samples: Sequence[Box], itemsize: int, chunks: Sequence[int]
 ) -> list[np.ndarray[Any, Any]]:
-    """The bytes of each sample, reading each chunk only once."""
+    """Return the bytes of each sample. Each chunk is read only once."""
     found = [np.empty((*extents_of(sample), itemsize), np.uint8) for sample in samples]
     needed: dict[tuple[int, ...], list[tuple[int, Box]]] = {}
     for number, sample in enumerate(samples):
@@ -104,7 +104,7 @@ def _by_chunk(
 
 
 def extents_of(region: Box) -> tuple[int, ...]:
-    """The shape of a region, whose slices have a start and a stop."""
+    """Return the shape of a region, whose slices have a start and a stop."""
     return tuple(each.stop - each.start for each in region)
 
 
@@ -113,7 +113,7 @@ def _within(part: Box, box: Box) -> Box:
 
 
 def _checksums(contents: Iterable[Any]) -> Iterator[bytes]:
-    """The CRC-32C of each 4 MiB of the concatenated contents, however these are cut."""
+    """Yield the CRC-32C of each 4 MiB of the joined contents. It does not matter how the contents are cut."""
     crc, room = 0, _STEP_BYTES
     for content in contents:
         rest = np.frombuffer(content, np.uint8)
@@ -128,7 +128,7 @@ def _checksums(contents: Iterable[Any]) -> Iterator[bytes]:
 
 
 def digest_of_array(array: Array) -> str:
-    """SHA-256 of dtype, shape and the digest of the values by `digest_of_regions`."""
+    """Return the SHA-256 of an array's dtype, its shape, and the digest of its values by `digest_of_regions`."""
     values, digest = np.asarray(array), ""
     if values.nbytes:
         digest = digest_of_regions(
@@ -141,13 +141,13 @@ def digest_of_array(array: Array) -> str:
 
 
 def checksum(content: Any) -> bytes:
-    """The CRC-32C of bytes, which is ten times as fast as SHA-256."""
+    """Return the CRC-32C of bytes, which is ten times as fast as SHA-256."""
     # google_crc32c takes numpy arrays without a copy, but no memoryview.
     return google_crc32c.value(np.frombuffer(content, np.uint8)).to_bytes(4, "little")  # type: ignore[no-any-return]
 
 
 def memory_map_of(array: object) -> np.memmap[Any, Any] | None:
-    """The memory map that an array is a view of, or None."""
+    """Return the memory map of which an array is a view, or None."""
     base = array
     while isinstance(base, np.ndarray):
         # A result computed from a memmap is a memmap without a file mapping. With copy-on-write (mode "c"), changes
@@ -159,7 +159,7 @@ def memory_map_of(array: object) -> np.memmap[Any, Any] | None:
 
 
 def check_unmasked(values: Any, has: str) -> None:
-    """Raise ValidationError if an array of numpy or astropy has masked elements; the message begins with `has`."""
+    """Raise ValidationError if an array of numpy or astropy has masked elements. The message begins with `has`."""
     mask = values.mask if hasattr(type(values), "mask") else None
     # The attribute `mask` of netCDF4 is a setting, not a mask.
     is_mask = isinstance(mask, np.ndarray | np.bool_ | bool) and not hasattr(values, "set_auto_mask")
@@ -177,7 +177,7 @@ def cut(chunks: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 
 def contiguous_box(shape: Sequence[int], itemsize: int, nbytes: int) -> list[int]:
-    """The shape of a box of at most `nbytes` bytes whose elements are contiguous in C order."""
+    """Return the shape of a box of at most `nbytes` bytes whose elements are contiguous in C order."""
     room, box = max(1, nbytes // itemsize), []
     for extent in reversed(shape):
         box.append(max(1, min(extent, room)))
@@ -186,7 +186,7 @@ def contiguous_box(shape: Sequence[int], itemsize: int, nbytes: int) -> list[int
 
 
 def _steps(shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None) -> Iterator[Box]:
-    """Cut an array, in C order, into boxes of about 4 MiB or of one row of chunks, so that no box cuts a chunk."""
+    """Cut an array, in C order, into boxes of about 4 MiB, or of one row of chunks. No box cuts a chunk."""
     box = contiguous_box(shape, itemsize, _STEP_BYTES)
     if chunks is not None:
         # Before dimension d, chunks have one element. A row of chunks spans all dimensions after d.
@@ -202,7 +202,7 @@ def _steps(shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None) ->
 
 
 def _samples(shape: Sequence[int], itemsize: int) -> Iterator[Box]:
-    """Sample regions of a large array; no two have the same position along a dimension that is long enough."""
+    """Yield the sample regions of a large array. In a dimension that is long enough, no two have the same position."""
     box = contiguous_box(shape, itemsize, _SAMPLE_BYTES)
     steps = _SAMPLES - 1
     for i in range(_SAMPLES):
@@ -224,17 +224,17 @@ _MOST_REQUESTED = 10_000
 _TELLING = ("ETag", "etag", "e_tag", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
 """Properties that file systems report and that change with the content of a file, the most reliable first."""
 _BESIDE = (".aux.xml", ".ovr")
-"""Extensions of files that programs write next to a raster and that contain none of its full-resolution pixels."""
+"""Extensions of files that programs write next to a raster. They contain none of its full-resolution pixels."""
 
 
 def stamps_of_file(path: str | os.PathLike[str]) -> Stamps:
-    """The size and modification time of a local file, or of all files in a folder."""
+    """Return the stamps of a local file, or of all files in a folder: size and modification time."""
     found = Path(path).absolute()
     return _told(str(found), lambda: _of_folder(found) if found.is_dir() else _of_status(found.stat()))
 
 
 def stamps_of_place(place: str) -> Stamps:
-    """The stamp of a path or a URL."""
+    """Return the stamp of a path or a URL."""
     url = urlsplit(place)
     if "://" not in place or url.scheme == "file":
         return stamps_of_file(unquote(url.path) if url.scheme == "file" else place)
@@ -242,7 +242,7 @@ def stamps_of_place(place: str) -> Stamps:
 
 
 def stamps_of_raster(path: str, files: Iterable[str]) -> Stamps:
-    """The stamps of the files of a raster that rasterio opens by `path`."""
+    """Return the stamps of the files of a raster that rasterio opens by `path`."""
     held = [each for each in files if not each.endswith(_BESIDE)]
     if held == [path] or not all(map(os.path.exists, held)):
         return stamps_of_place(path)
@@ -250,7 +250,7 @@ def stamps_of_raster(path: str, files: Iterable[str]) -> Stamps:
 
 
 def stamps_of_array(array: Any, file: str | None) -> Stamps:
-    """The stamps of an array of any library that is not in memory; `file` is the file that it is mapped from."""
+    """Return the stamps of an array of any library that is not in memory. If it is mapped from a file, give `file`."""
     library = type(array).__module__.partition(".")[0]
     if file is not None or library == "h5py":
         # A view of one field of a table has no `file`, but its dataset has.
@@ -269,7 +269,7 @@ def stamps_of_array(array: Any, file: str | None) -> Stamps:
 
 
 def _read_by_xarray(variable: Any) -> Any:
-    """The array of another library inside the wrappers of a lazy xarray variable."""
+    """Return the array of another library that lies inside the wrappers of a lazy xarray variable."""
     inner = getattr(variable, "_data", None)
     while type(inner).__module__.startswith("xarray."):
         inner = getattr(inner, "array", getattr(inner, "_array", None))
@@ -316,7 +316,7 @@ def _of_url(url: str) -> str | None:
 
 
 def _entry(info: Mapping[str, Any]) -> str | None:
-    """The size and another property of a file; None if no such property is reported."""
+    """Return the size and another property of a file; None if the file system reports no such property."""
     known = [str(info[name]) for name in _TELLING if info.get(name) is not None]
     return f"{info.get('size')} {known[0]}" if known else None
 
@@ -363,7 +363,7 @@ def _objects(store: Any, prefix: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _all_told(entries: Iterable[tuple[str, str | None]]) -> str | None:
-    """One stamp for several files; None if any of them has none."""
+    """Return one stamp for several files; None if one of them has no stamp."""
     found = list(entries)
     known = [(key, entry) for key, entry in found if entry is not None]
     return _listed(known) if known and len(known) == len(found) else None

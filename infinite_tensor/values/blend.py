@@ -1,19 +1,20 @@
 """Blends overlapping windows into pixels.
 
-Windows are always folded in lexicographic order of their index, so the bits of a pixel do not depend
-on the order in which windows were computed. The default sum starts from the first window that covers a
-pixel rather than from 0: ``0.0 + -0.0`` is ``0.0`` and an addition may change a NaN, a copy does neither.
-A window is the first to cover those of its pixels that the previous window covers along no coordinate.
-These are a few boxes, the same for every inner window, so no mask is needed. The blends "first" and "last"
-also start from the first window, so they never use `blend_init`.
+Windows are always folded in lexicographic order of their index. So the bits of a pixel do not depend on the order in
+which windows were computed.
 
-On the CPU, torch computes most of a block with vector instructions and the remainder one element at a time; the
-two may differ in the last bit (logaddexp, atan2, pow), or in the sign of a zero (maximum). A user's blend is
-therefore called on flat blocks that leave no remainder, so that the bits of a pixel do not depend on its position
-in a block. A GPU computes all pixels in the same way.
+The default sum starts from the first window that covers a pixel, not from 0. Adding to 0 could change bits: ``0.0 +
+-0.0`` is ``0.0``, and an addition may change a NaN. A window is the first to cover a pixel if, along no coordinate, the
+previous window covers it as well. Such pixels form a few boxes, the same for every inner window, so no mask is needed.
+The blends "first" and "last" also start from the first window, so they never use `blend_init`.
 
-A weighted mean is folded like the sum, in its accumulator's dtype, and finished by a division. Other blends need no
-finishing.
+On the CPU, torch computes most of a block with vector instructions, and the remainder one element at a time. The two
+ways may differ in the last bit (logaddexp, atan2, pow), or in the sign of a zero (maximum). A user's blend is therefore
+called on flat blocks that leave no remainder. So the bits of a pixel do not depend on its position in a block. A GPU
+computes all pixels in the same way.
+
+A weighted mean is folded like the sum, in the accumulator's dtype. At the end it is divided by the sum of the weights.
+Other blends need no such last step.
 """
 
 from __future__ import annotations
@@ -45,16 +46,17 @@ from infinite_tensor.values.weights import (
 )
 
 _LEFT_TO_NUMPY = frozenset(map(np.dtype, ("uint16", "uint32", "uint64", "complex64", "complex128")))
-"""torch cannot add these unsigned integers, and it adds complex numbers by a multiplication that turns inf into NaN."""
+"""The dtypes that torch cannot add correctly. It lacks some unsigned integers, and may turn a complex inf into NaN."""
 _FLAT = 2**14
-"""The most elements of a flat block: torch does not split so few among threads, whose parts could end anywhere.
+"""The most elements of a flat block. torch does not split so few among threads, whose parts could end anywhere.
 
-Even `torch.nn.functional.gelu`, which splits earlier than others with more than two threads, does not.
+This is true even for `torch.nn.functional.gelu`, which splits smaller blocks than other functions do if there are more
+than two threads.
 """
 _SAME_EVERYWHERE = (torch.fmax, torch.fmin)
 """Blends that give the same bits for any shape of block and any position of a pixel in it."""
 _SAME_INTEGERS = (torch.maximum, torch.minimum)
-"""Blends that do so without NaN and -0.0; of NaNs or zeros, torch's vector and scalar loops pick different ones."""
+"""Blends that do this unless there are NaNs or -0.0: torch's vector and scalar loops pick different NaNs or zeros."""
 
 _Box: TypeAlias = tuple[Index, Index]
 
@@ -87,14 +89,14 @@ class Blender:
         Its dtype.
     blend : callable, WeightedMean, "first", "last" or None
         ``blend(existing, incoming) -> combined``, elementwise; on the CPU it is called on flat blocks. "first" and
-        "last" keep the first or last window over each pixel; None sums.
+        "last" keep the first or the last window over each pixel. None adds the windows.
     blend_init : number or None
         The value of a pixel before its first window; None is 0.
 
     Attributes
     ----------
     accumulator : torch.dtype
-        The dtype in which windows are folded; `dtype` for all blends but a weighted mean.
+        The dtype in which windows are folded. It is `dtype`, except for a weighted mean.
     """
 
     def __init__(self, grid: WindowGrid, dtype: torch.dtype, blend: Blend | None, blend_init: Number | None) -> None:
@@ -119,7 +121,7 @@ class Blender:
         self._row_parts: dict[tuple[bool, ...], list[_Part]] = {}
 
     def begun(self, target: Array) -> Array:
-        """A block of the accumulator's dtype to fold all windows over `target` into; `target` itself if it has it."""
+        """Return a block of the accumulator's dtype, to fold all windows over `target` into. It may be `target`."""
         if self.accumulator == self._dtype:
             return target
         return as_array(torch.empty(target.shape, dtype=self.accumulator, device=as_tensor(target).device))
@@ -127,7 +129,7 @@ class Blender:
     def finish(self, block: Array, start: Sequence[int], target: Array) -> None:
         """Write the final pixels of a block that begins at `start`, with all windows folded into it, to `target`.
 
-        `block` and `target` may be the same; they are the same if there is nothing left to do.
+        `block` and `target` may be the same block. They are, if there is nothing left to do.
         """
         if self._mean is not None:
             self._mean.divide(block, start, target)
@@ -136,13 +138,13 @@ class Blender:
         """Set every pixel of a block to its value before the first window."""
         init = 0 if self._init is None else self._init
         if isinstance(block, np.ndarray):
-            # numpy uses no threads, which would be missing in a forked process.
+            # numpy uses no threads. torch does, and a forked process lacks them.
             block.fill(init)
         else:
             block.fill_(init)
 
     def prepare(self, block: Array, start: Sequence[int]) -> None:
-        """Call `blank` on a block that begins at pixel `start`, before all its windows are folded into it.
+        """Prepare a block that begins at pixel `start` for folding all its windows into it, by `blank`.
 
         Does nothing if every pixel is copied from its first window anyway.
         """
@@ -155,8 +157,8 @@ class Blender:
     ) -> None:
         """Blend `source`, a part of window `index`, into `target`, where the two overlap.
 
-        `target_start` and `source_start` are the pixels at which the two blocks begin. Every earlier
-        window that covers a pixel of both must already be folded into `target`.
+        `target_start` and `source_start` are the pixels at which the two blocks begin. All earlier windows that cover
+        pixels of both blocks must already be folded into `target`.
         """
         low, high, to, of = [], [], [], []
         for a, n, b, m in zip(target_start, target.shape, source_start, source.shape, strict=True):
@@ -201,7 +203,7 @@ class Blender:
             self._fold_row(target, target_start, row[singles:], (*index[:-1], index[-1] + singles))
 
     def _copy(self, target: Array, target_start: Sequence[int], window: Array, index: Index) -> None:
-        """`fold` for one window that overlaps no other, which is the case in most reads."""
+        """Like `fold`, for one window that overlaps no other window. In most reads, none overlap."""
         to, of = [], []
         for (k, size, stride, offset, _), a, n in zip(self._grid.dimensions, target_start, target.shape, strict=True):
             begin = (offset if k is None else index[k] * stride + offset) - a
@@ -257,7 +259,7 @@ class Blender:
             target[to] = self._combined(self._blend, target[to], incoming)
 
     def _combined(self, blend: Callable[..., torch.Tensor], existing: Array, incoming: Array) -> Array:
-        # Copies, so that a blend that writes into its arguments does not damage stored values.
+        # Copy, because a blend that writes into its arguments must not damage stored values.
         if self._takes_any_shape or as_tensor(existing).device.type != "cpu":
             combined = _called(blend, *(as_tensor(copied(block)) for block in (existing, incoming)))
         else:
@@ -277,7 +279,7 @@ class Blender:
         return existing
 
     def _parts_of(self, index: Index) -> list[_Part]:
-        """The parts of window `index`, each with its action; parts that no earlier window covers come first."""
+        """Return the parts of window `index`, each with its action. Parts that no earlier window covers come first."""
         if self._alike:
             return self._whole
         inner = tuple(map(operator.gt, index, self._grid.first))
@@ -300,10 +302,11 @@ class Blender:
         return [_Part((0,) * self._grid.ndim, self._grid.window.size, self._first)]
 
     def _row_parts_of(self, index: Index) -> list[_Part]:
-        """The parts of each window in a row from `index`, in an order that lets all windows be folded part by part.
+        """Return the parts of each window in a row that begins at `index`, in the order in which to fold them.
 
-        Parts are cut to at most one stride, so that the same part of neighbouring windows does not overlap. Earlier
-        windows cover a shared pixel nearer to their end, so the parts at the end come first.
+        Each part is folded for all windows of the row at once. Parts are at most one stride long, so the same part of
+        neighbouring windows does not overlap. Where windows share a pixel, it lies nearer to the end of the earlier
+        window. So the parts at the end come first.
         """
         inner = tuple(map(operator.gt, index, self._grid.first))
         if inner not in self._row_parts:
@@ -341,7 +344,7 @@ class Blender:
 
 
 def _actions_of(blend: Blend | None, blend_init: Number | None) -> tuple[_Action, _Action]:
-    """The action for pixels that a window is the first to cover, and the action for pixels covered before."""
+    """Return the action for pixels that a window is the first to cover, and the action for all its other pixels."""
     if isinstance(blend, str):
         return _Action.COPY, _Action.KEEP if blend == "first" else _Action.COPY
     if blend is not None:
@@ -350,7 +353,7 @@ def _actions_of(blend: Blend | None, blend_init: Number | None) -> tuple[_Action
 
 
 def _cut(box: _Box, dims: list[int], extents: list[int]) -> tuple[list[_Box], _Box]:
-    """Cut the part below `extents` in all of `dims` from `box`. Returns the boxes that remain, and the part cut off."""
+    """Cut from `box` the part that is below `extents` in all of `dims`. Return the boxes that remain, and this part."""
     rest: list[_Box] = []
     low, high = box
     for d, extent in zip(dims, extents, strict=True):
@@ -362,7 +365,7 @@ def _cut(box: _Box, dims: list[int], extents: list[int]) -> tuple[list[_Box], _B
 
 
 def _cells(block: Array, axis: int, stride: int) -> Array:
-    """A view of a block with `axis` cut every `stride` pixels; the first dimension counts the cuts."""
+    """Return a view of a block that is cut every `stride` pixels along `axis`. The first dimension counts the cells."""
     shape = block.shape
     cut = block.reshape((*shape[:axis], shape[axis] // stride, stride, *shape[axis + 1 :]))
     order = (axis, *range(axis), *range(axis + 1, len(shape) + 1))
@@ -394,7 +397,7 @@ def check_blend(blend: Blend | None, dtype: torch.dtype, device: torch.device) -
     Raises
     ------
     ValidationError
-        If it fails on `dtype`, or returns another dtype, device or shape than it was given.
+        If the blend fails on `dtype`, or returns another dtype, device or shape than it was given.
     """
     if blend is None or isinstance(blend, str):
         return
@@ -413,7 +416,7 @@ def check_blend(blend: Blend | None, dtype: torch.dtype, device: torch.device) -
 
 
 def _called(blend: Callable[..., torch.Tensor], existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
-    """Call a blend on two blocks; raises ValidationError if it returns another kind of block."""
+    """Call a blend on two blocks. Raise ValidationError if it returns another dtype, device or shape."""
     expected = existing.dtype, existing.device, existing.shape
     combined = blend(existing, incoming)
     is_dense = isinstance(combined, torch.Tensor) and not combined.is_nested and combined.layout is torch.strided

@@ -27,7 +27,7 @@ def check_callable(f: object) -> None:
 
 
 def checked_shape(shape: object) -> Shape:
-    """`shape` as a tuple of positive ints and None."""
+    """Return `shape` as a tuple of positive ints and None."""
     given = members(shape)
     if not given:
         raise ValidationError(
@@ -42,7 +42,7 @@ def checked_shape(shape: object) -> Shape:
 
 
 def check_output_window(window: object, shape: Shape, edge: Edge | None) -> None:
-    """Check that the window has one entry per dimension, follows existing coordinates, and overlaps within limits."""
+    """Check that a window has one entry per dimension, follows existing coordinates, and does not overlap too much."""
     if not isinstance(window, TensorWindow):
         advice = "" if members(window) is None else f"; give TensorWindow({quoted(window)})"
         raise ValidationError(f"output_window must be a TensorWindow, got {quoted(window)}{advice}")
@@ -61,12 +61,12 @@ def check_output_window(window: object, shape: Shape, edge: Edge | None) -> None
 
 
 def check_windows(tensor_id: str, grid: WindowGrid, labels: Sequence[str]) -> None:
-    """Check that there is at least one window. Messages call the dimensions by `labels`.
+    """Check that there is at least one window. Messages name the dimensions by `labels`.
 
     Raises
     ------
     ValidationError
-        If there is no window. The message names the dimensions in which none fits.
+        If there is no window. The message names the dimensions in which no window fits.
     """
     if not grid.empty:
         return
@@ -87,7 +87,7 @@ def check_windows(tensor_id: str, grid: WindowGrid, labels: Sequence[str]) -> No
 
 
 def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], definitions: Sequence[ArgDefinition]) -> None:
-    """Check the window of each arg: its dimensions, and that it reaches beyond a finite one only if that is padded.
+    """Check the dimensions of each arg's window, and that it reaches beyond finite dimensions only if they are padded.
 
     Checks only what is known at construction. `args` must be InfiniteTensors; `grid` has the windows of the tensor
     that reads them.
@@ -99,12 +99,12 @@ def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], definition
 
 
 def checked_paddings(args: Sequence[Any], given: object) -> tuple[tuple[Padding, ...] | None, ...]:
-    """The paddings of each arg, one per dimension, from the user's `args_padding`; None for an arg without padding.
+    """Return, for each arg, one padding per dimension, or None without padding, from the user's `args_padding`.
 
     Raises
     ------
     ValidationError
-        If `given` is neither one padding nor one entry per arg, where an entry may have one padding per dimension.
+        If `given` is neither one padding, nor one entry per arg. An entry may have one padding per dimension.
     """
     entries = (given,) * len(args) if _is_one_padding(given) else members(given)
     if entries is None or len(entries) != len(args):
@@ -124,7 +124,7 @@ def _is_one_padding(given: object) -> bool:
 
 
 def constant_of(given: object) -> complex | None:
-    """The value in ``("constant", value)``; None for anything else."""
+    """Return the value in ``("constant", value)``; None for anything else."""
     entries = members(given)
     return number(entries[1]) if entries is not None and len(entries) == 2 and word(entries[0]) == "constant" else None
 
@@ -204,7 +204,7 @@ def _check_known_extents(tensor_id: str, grid: WindowGrid, at: int, arg: Any, de
 
 
 def outside_arg(names: str, at: int, arg_id: str, label: str, low: int, high: int, extent: int) -> RegionError:
-    """The error for an arg window that reaches beyond a finite dimension of its arg."""
+    """Return the error for an arg window that reaches beyond a finite dimension of its arg."""
     return RegionError(
         f"args_windows[{at}] of {names} reads pixels [{low}, {high}) in dimension {label} of {arg_id!r}, "
         f"which only has pixels [0, {extent}); change the window, or set args_padding (padding in map and predict) "
@@ -215,9 +215,9 @@ def outside_arg(names: str, at: int, arg_id: str, label: str, low: int, high: in
 def move_target(
     device: torch.device, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[torch.device, torch.dtype]:
-    """The device and dtype to which ``.to(*args, **kwargs)`` moves a tensor that is now on `device` in `dtype`.
+    """Return the device and dtype to which ``.to(*args, **kwargs)`` moves a tensor that is now on `device` in `dtype`.
 
-    torch itself parses the arguments, so all its forms work and it raises its own TypeErrors.
+    torch itself parses the arguments. So all of its forms work, and wrong ones raise the same TypeErrors.
     """
     flags = [arg for arg in args if isinstance(arg, bool)]
     if kwargs.get("copy") or (len(flags) > 1 and flags[1]):
@@ -237,7 +237,7 @@ def move_target(
 
 
 def dense(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """The values of a tensor without gradient; raises ValidationError, which calls it `name`, if it is not dense."""
+    """Return a tensor without its gradient. Raise ValidationError if it is not dense; the message calls it `name`."""
     if tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
         raise ValidationError(
             f"{name} must be a dense tensor with values, got {tensor.dtype} of layout {tensor.layout} on "
@@ -251,8 +251,8 @@ def dense(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def stand_in(given: Any) -> Any:
-    """``given.as_tensor()`` if `given` has such a method, as a `TensorBlob` has; otherwise `given` itself."""
-    # Looked up on the class, because an object may compute its attributes. Some torch tensors, such as MONAI's, have a
-    # method of this name too.
+    """Return ``given.as_tensor()`` if `given` has this method, like a `TensorBlob`. Otherwise return `given` itself."""
+    # Look the method up on the class, because an object may compute its attributes. Some torch tensors, such as
+    # MONAI's, have a method of this name too.
     as_tensor = None if isinstance(given, torch.Tensor) else getattr(type(given), "as_tensor", None)
     return given if as_tensor is None else as_tensor(given)

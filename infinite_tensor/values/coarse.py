@@ -1,4 +1,4 @@
-"""Coarsens pixels for overviews and pyramids: each block of pixels becomes one."""
+"""Coarsens pixels for overviews and pyramids: each block of pixels becomes one pixel."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Method: TypeAlias = Literal["mean", "max", "min", "mode", "nearest"]
 """How the pixels of a block become one."""
 
 _ON_ONE_THREAD = 2**15
-"""torch uses threads for more numbers than this, which is slower while other threads write and compute."""
+"""For more numbers than this, torch uses threads. That is slower while other threads write and compute."""
 
 _Entries: TypeAlias = list[tuple[int, torch.Tensor]]
-"""For each position in a block, in lexicographic order: its weight, and the pixels of all blocks at this position."""
+"""For each position in a block, in lexicographic order: the weight, and the pixels of all blocks at this position."""
 
 
 class Blocks(NamedTuple):
@@ -35,9 +35,9 @@ class Blocks(NamedTuple):
     factor : int
         The number of pixels in a block; the last block may have fewer.
     weight : int
-        The number of pixels of the finest level in each pixel.
+        The number of pixels of the finest level that each pixel covers.
     last : int
-        The same for the last pixel, in which the finest level may end.
+        The same for the last pixel, which may cover fewer because the finest level ends in it.
     """
 
     factor: int
@@ -46,7 +46,7 @@ class Blocks(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Blocks of one size along one dimension: their numbers, their pixels, and the weight of each pixel of a block."""
+    """Blocks of one size along a dimension: their numbers, their pixels, and the weight of each pixel in a block."""
 
     blocks: slice
     pixels: slice
@@ -54,19 +54,19 @@ class _Part(NamedTuple):
 
 
 def coarse(pixels: torch.Tensor, along: Sequence[Blocks], method: str, nodata: torch.Tensor | None) -> torch.Tensor:
-    """Reduce each block of pixels to one pixel, which depends on nothing outside the block.
+    """Reduce each block of pixels to one pixel. This pixel depends on nothing outside the block.
 
     Parameters
     ----------
     pixels : torch.Tensor
-        The pixels; in each dimension they begin with a whole block.
+        The pixels. In each dimension, they begin at the beginning of a block.
     along : sequence of Blocks
         The blocks of each dimension.
     method : str
         "mean", "max", "min", "mode" or "nearest"; see `check_method`.
     nodata : torch.Tensor or None
-        The value that marks a missing pixel, in addition to NaN, and the result of a block of missing pixels. It is
-        broadcast.
+        The value that, like NaN, marks a missing pixel. It is also the result for a block of missing pixels. It is
+        broadcast to the pixels.
 
     Returns
     -------
@@ -95,7 +95,7 @@ def coarse(pixels: torch.Tensor, along: Sequence[Blocks], method: str, nodata: t
 
 
 def check_method(method: str, dtype: torch.dtype) -> None:
-    """Raise ValidationError if there is no such method, or it does not support the dtype."""
+    """Raise ValidationError if there is no method of this name, or if it does not support the dtype."""
     if method not in _METHODS:
         raise ValidationError(f"method must be one of {', '.join(map(repr, _METHODS))}, got {method!r:.80}")
     fitting = [name for name in _METHODS if fits(name, dtype)]
@@ -113,7 +113,7 @@ def fits(method: str, dtype: torch.dtype) -> bool:
 
 
 def _computed(method: str, dtype: torch.dtype, nodata: torch.Tensor | None) -> torch.dtype:
-    """The dtype for the computation: torch has no arithmetic for some dtypes, and some cannot represent nodata."""
+    """Return the dtype to compute in: torch has no arithmetic for some dtypes, and some cannot represent nodata."""
     if method == "nearest" or dtype is torch.bool:
         return dtype
     if dtype.is_floating_point:
@@ -126,7 +126,7 @@ def _every(first: int, step: int) -> slice:
 
 
 def _most_blocks(shape: Sequence[int], device: torch.device) -> list[int]:
-    """The number of blocks that are processed at once, along each dimension."""
+    """Return the number of blocks that are processed at once, along each dimension."""
     if device.type != "cpu" or torch.get_num_threads() == 1:
         return [*shape]
     found, most = [], _ON_ONE_THREAD
@@ -137,7 +137,7 @@ def _most_blocks(shape: Sequence[int], device: torch.device) -> list[int]:
 
 
 def _parts(extent: int, along: Blocks, most: int) -> Iterator[_Part]:
-    """The whole blocks, `most` at a time; then the last block, if it has fewer pixels or a pixel of another weight."""
+    """Yield the whole blocks, `most` at a time, and then the last block if its size or a weight in it differs."""
     whole = extent // along.factor
     if extent % along.factor or along.last != along.weight:
         whole = (extent - 1) // along.factor
@@ -150,7 +150,7 @@ def _parts(extent: int, along: Blocks, most: int) -> Iterator[_Part]:
 
 
 def _mean(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
-    """The sum, in the order of the entries, over the sum of their weights."""
+    """Return the weighted mean: the sum, in the order of the entries, divided by the sum of their weights."""
     terms = (pixels if weight == 1 else pixels * weight for weight, pixels in entries)
     total = next(terms)
     # A new tensor, so that the pixels are not overwritten.
@@ -171,7 +171,7 @@ def _mean(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
 
 
 def _over(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
-    """``total / count``, maybe in place of `total`. Integers are rounded, halves to even."""
+    """Return ``total / count``, which may overwrite `total`. Integers are rounded, halves to even."""
     if total.is_floating_point():
         # The divisor is a tensor, because a GPU multiplies by the inverse of a plain number instead of dividing.
         return total.div_(torch.as_tensor(count, dtype=total.dtype, device=total.device))
@@ -184,7 +184,7 @@ def _over(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
 def _best(
     better: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], entries: _Entries, nodata: torch.Tensor | None
 ) -> torch.Tensor:
-    """The best pixel of each block. A number is better than NaN."""
+    """Return the best pixel of each block. A number is better than NaN."""
     best, *others = [pixels for _, pixels in entries]
     for pixels in others:
         found = better(best, pixels)
@@ -196,7 +196,7 @@ def _best(
 
 
 def _mode(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
-    """The most frequent value of each block; the smallest one if several are equally frequent."""
+    """Return the most frequent value of each block. If several values are equally frequent, return the smallest."""
     ordered: Iterator[torch.Tensor] = iter(torch.stack([pixels for _, pixels in entries]).sort(dim=0).values)
     best = next(ordered)
     before, run = best, torch.ones_like(best, dtype=torch.int32)
@@ -239,11 +239,11 @@ class Coarsening:
     shape : tuple of int or None
         The shape of the finer tensor.
     factor : tuple of int
-        How many pixels of the finer tensor make one coarser pixel, per dimension.
+        How many pixels of the finer tensor make one coarser pixel, in each dimension.
     method : str
         The method; see `coarse`.
     weight : tuple of int
-        How many pixels of the finest level make one pixel of the finer tensor, per dimension.
+        How many pixels of the finest level make one pixel of the finer tensor, in each dimension.
     finest : tuple of int or None
         The shape of the finest level.
     nodata : number, tuple of (number or None), or None
@@ -279,13 +279,13 @@ class Coarsening:
         return whole
 
     def _blocks(self, d: int, stop: int) -> Blocks:
-        """The blocks of a region that ends at `stop`."""
+        """Return the blocks along dimension `d` of a region that ends at `stop`."""
         weight, end = self.weight[d], self.finest[d]
         last = weight if end is None or stop != self.shape[d] else end - (stop - 1) * weight
         return Blocks(self.factor[d], weight, last)
 
     def _missing(self, pixels: torch.Tensor, starts: Sequence[int]) -> torch.Tensor | None:
-        """The values that mark missing pixels of a region; None if no pixel can be missing."""
+        """Return the values that mark missing pixels of a region; None if no pixel can be missing."""
         if self.nodata is None or self.method == "nearest":
             return None
         floating, d = pixels.is_floating_point(), self.along
@@ -303,7 +303,7 @@ class Coarsening:
 
     @property
     def version(self) -> Json:
-        """The settings that, together with the finer tensor, identify this `f`; `of_version` reads them back."""
+        """Return the settings that, with the finer tensor, identify this `f`. `of_version` reads them back."""
         said: dict[str, Json] = {"factor": [*self.factor], "method": self.method}
         if {*self.weight} != {1}:
             said |= {"weight": [*self.weight], "finest": [*self.finest]}
@@ -315,7 +315,7 @@ class Coarsening:
 
     @classmethod
     def of_version(cls, version: object, shape: Shape, dtype: torch.dtype) -> Self | None:
-        """The coarsening of a finer tensor of this shape and dtype that `version` records; None for another ``f``."""
+        """Return the coarsening that `version` records, for a finer tensor of this shape and dtype; None if none."""
         said: Any = version.get(KEY) if isinstance(version, dict) else None
         if not isinstance(said, dict):
             return None
@@ -338,7 +338,7 @@ class Coarsening:
 
 
 def scales(levels: Sequence[Coarsening]) -> list[tuple[int, ...]]:
-    """How many pixels of a tensor make one pixel of each of its levels, per dimension, the lowest level first."""
+    """Return, for each level and dimension, how many pixels of the tensor make one pixel. The lowest level is first."""
 
     def product(below: Sequence[int], factor: Sequence[int]) -> tuple[int, ...]:
         return tuple(map(operator.mul, below, factor))

@@ -41,17 +41,17 @@ _DEFAULT = re.compile(r"dim_\d+", re.ASCII)
 
 
 def default_name(d: int) -> str:
-    """The default name of a dimension."""
+    """Return the default name of a dimension."""
     return f"dim_{d}"
 
 
 def names_of(dims: Dims, ndim: int) -> tuple[str, ...]:
-    """A name for each dimension."""
+    """Return a name for each dimension."""
     return tuple(map(default_name, range(ndim))) if dims is None else dims
 
 
 def label_of(d: int, name: str) -> str:
-    """A dimension as messages show it: its number, with its name if it has one."""
+    """Return a dimension as messages show it: its number, and its name if it has one."""
     return f"{d} ({name!r})" if name != default_name(d) else str(d)
 
 
@@ -61,8 +61,8 @@ def checked_dims(dims: object, ndim: int) -> Dims:
     Raises
     ------
     ValidationError
-        If there is not one name per dimension, or a name is not a printable str of 1 to 100 characters, occurs twice,
-        or is the default name of another dimension.
+        If there is not one name per dimension, or if a name is not a printable str of 1 to 100 characters, occurs
+        twice, or is the default name of another dimension.
     """
     if dims is None:
         return None
@@ -81,9 +81,9 @@ def checked_dims(dims: object, ndim: int) -> Dims:
 
 
 def joined_dims(stored: Dims, given: Dims) -> Dims:
-    """The names of a stored tensor, with the given names for dimensions that have none.
+    """Return the names of a stored tensor, with the given names for dimensions that have no stored name.
 
-    If a given name contradicts a stored one, only the stored names.
+    If a given name contradicts a stored name, return only the stored names.
     """
     if stored is None or given is None:
         return stored or given
@@ -94,16 +94,14 @@ def joined_dims(stored: Dims, given: Dims) -> Dims:
 
 
 def contradict(names: tuple[str, ...], given: tuple[str, ...]) -> bool:
-    """Whether a given name of a dimension differs from the one in `names`."""
+    """Whether the given name of any dimension differs from its name in `names`."""
     return any(new not in (default_name(d), name) for d, (name, new) in enumerate(zip(names, given, strict=True)))
 
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Number: TypeAlias = "bool | int | float | complex"
 Blend: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | WeightedMean | Literal['first', 'last']"
-"""A function of the pixels so far and those of the next window; a weighted mean; or which window to keep."""
-BlendName: TypeAlias = Literal["max", "min", "first", "last", "mean", "linear", "hann", "gaussian"]
-"""The names of blends, which `resolved_blend` takes."""
+"""A function of the pixels so far and the pixels of the next window, a weighted mean, or which window to keep."""
 
 
 class Padding(NamedTuple):
@@ -121,12 +119,12 @@ class Padding(NamedTuple):
     value: Number | None = None
 
     def to_json(self) -> Json:
-        """As JSON, which `tilestore.stored_definition` reads back."""
+        """Return the padding as JSON. `tilestore.stored_definition` reads it back."""
         return self.mode if self.value is None else [self.mode, json_number(self.value)]
 
 
 def modes_of(padding: tuple[Padding, ...] | None) -> list[str] | None:
-    """The modes of an arg's padding, per dimension; None if it has no padding."""
+    """Return the mode of an arg's padding for each dimension; None if the arg has no padding."""
     return None if padding is None else [each.mode for each in padding]
 
 
@@ -150,7 +148,7 @@ class Content:
 
 @dataclass(frozen=True, eq=False)
 class ArgDefinition:
-    """An arg in a definition: the window through which it is read, and its own definition.
+    """An arg, as a definition records it: the window through which it is read, and the arg's own definition.
 
     ``of`` is the definition of the arg, or a digest of it. ``tensor_id`` is None if the user gave no id. ``padding`` is
     None if no window may reach beyond the arg.
@@ -163,7 +161,7 @@ class ArgDefinition:
 
     @property
     def digest(self) -> str:
-        """A digest of everything that decides the arg's values, including everything upstream."""
+        """The digest of everything that decides the arg's values, including everything upstream of it."""
         return self.of if isinstance(self.of, str) else self.of.digest
 
     def __eq__(self, other: object) -> bool:
@@ -175,7 +173,7 @@ class ArgDefinition:
         return hash((self.window, self.tensor_id, self.padding))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the digest instead of all upstream definitions."""
+        """Pickle only the digest of the upstream definitions."""
         return type(self), (self.window, self.digest, self.tensor_id, self.padding)
 
     def values(self) -> dict[str, Json]:
@@ -188,8 +186,8 @@ class ArgDefinition:
 class Definition:
     """Everything that decides the values of a tensor, and the functions that compute them.
 
-    Two definitions with the same `digest` and the same functions give the same values. The record of the functions is
-    stored next to the definition and compared separately.
+    Two definitions with the same `digest` and the same functions give the same values. A record of the functions is
+    stored next to the definition, and is compared separately.
     """
 
     shape: Shape
@@ -203,7 +201,7 @@ class Definition:
     edge: Edge | None = None
     """What happens to windows that reach past finite dimensions; None if all of them are dropped."""
     output: Key | None = None
-    """The keys under which an ``f`` that computes several tensors returns this one."""
+    """The keys under which an ``f`` that computes several tensors returns the windows of this tensor."""
     dims: Dims = None
     """The names of the dimensions. Values do not depend on them."""
     reduction: Mapping[str, Json] | None = None
@@ -222,7 +220,7 @@ class Definition:
             "blend_init": self.blend_init,
             "version": self.version.said if isinstance(self.version, Content) else self.version,
         }
-        # Defaults are left out, so that definitions stored before these fields existed are still equal.
+        # Leave defaults out, so that definitions which were stored before these fields existed are still equal.
         given = {"edge": self.edge, "output": self.output}
         values |= {name: list(value) for name, value in given.items() if value is not None}
         return values if self.reduction is None else values | {"reduce": dict(self.reduction)}
@@ -234,7 +232,7 @@ class Definition:
 
     @cached_property
     def gathered(self) -> Definition:
-        """The definition of the gathered tensor, in which windows are blended; without a reduction, this one."""
+        """The definition of the gathered tensor, in which windows are blended. Without a reduction, it is this one."""
         if self.reduction is None:
             return self
         reduction = reduction_from_json(self.reduction)
@@ -254,11 +252,11 @@ class Definition:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of `values`, as hexadecimal digits."""
+        """The SHA-256 of `values`, as hexadecimal digits."""
         return hashlib.sha256(_canonical(self.values()).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Json]:
-        """The whole definition as JSON; `infinite_tensor.tilestore.stored_definition` reads it back."""
+        """Return the whole definition as JSON. `infinite_tensor.tilestore.stored_definition` reads it back."""
         stored = self.values()
         for entry, arg in zip(stored["args"], self.args, strict=True):  # type: ignore[arg-type]
             entry["tensor_id"] = arg.tensor_id  # type: ignore[index, call-overload]
@@ -274,7 +272,7 @@ def same(one: Definition, other: Definition) -> bool:
 
 
 def differences(stored: Mapping[str, Json], given: Mapping[str, Json]) -> list[str]:
-    """One line for each field in which two definitions differ, with both values."""
+    """Return one line for each field in which two definitions differ, with both values."""
     return list(_differences("", dict(stored), dict(given)))
 
 
@@ -310,19 +308,20 @@ def _canonical(value: object) -> str:
 
 
 DEEPEST_JSON = 100
-"""How deep lists and dicts may be nested; a limit for functions that recurse over them."""
+"""How deep lists and dicts may be nested, because functions recurse over them."""
 
 _LARGEST_INT = 10**4000
-"""Python refuses to write or parse an int of more than 4300 digits."""
+"""The limit of ints that are stored, because Python refuses to write or parse an int of more than 4300 digits."""
 
 
 def json_value(name: str, value: object, deepest: int = DEEPEST_JSON) -> Json:
-    """Convert `value` to JSON: tuples become lists, non-finite numbers the strings NaN and Infinity.
+    """Convert `value` to JSON. Tuples become lists, and non-finite numbers become strings such as NaN and Infinity.
 
     Raises
     ------
     ValidationError
-        If JSON cannot represent it, it nests more than `deepest` levels, or an int has over 4000 digits.
+        If JSON cannot represent the value, if it is nested more than `deepest` levels deep, or if an int in it has over
+        4000 digits.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -367,12 +366,12 @@ def pixel_value(name: str, value: object, dtype: torch.dtype) -> Number:
 
 
 def json_scalar(name: str, value: object, dtype: torch.dtype) -> Json:
-    """A `pixel_value` as JSON, None for None; `scalar_from_json` reads it back."""
+    """Return a `pixel_value` as JSON; None for None. `scalar_from_json` reads it back."""
     return None if value is None else json_number(pixel_value(name, value, dtype))
 
 
 def json_number(value: Number) -> Json:
-    """A number as JSON, a complex one as a list of two; `scalar_from_json` reads it back."""
+    """Return a number as JSON; a complex number becomes a list of two. `scalar_from_json` reads it back."""
     if isinstance(value, complex):
         return [_json_number(value.real), _json_number(value.imag)]
     return value if isinstance(value, bool) else _json_number(value)
@@ -393,7 +392,7 @@ def _as_dtype(name: str, value: Number, dtype: torch.dtype) -> Number:
 
 
 def scalar_from_json(stored: object) -> Number | None:
-    """The pixel value that `json_scalar` wrote; raises ValidationError for anything else."""
+    """Return the pixel value that `json_scalar` wrote. Raise ValidationError for anything else."""
     if stored is None or isinstance(stored, bool):
         return stored
     if isinstance(stored, list) and len(stored) == 2:
@@ -420,7 +419,7 @@ _NAMED: Mapping[str, Blend] = {
 
 
 def resolved_blend(given: object) -> Blend | None:
-    """The blend that a user gives, directly or by its name; raises ValidationError if it is not a blend."""
+    """Return the blend that a user gives, directly or by its name. Raise ValidationError if it is not a blend."""
     name = word(given)
     if name is not None and name in _NAMED:
         return _NAMED[name]
@@ -434,10 +433,10 @@ def resolved_blend(given: object) -> Blend | None:
 
 
 def blend_name(blend: Blend | None) -> Json:
-    """A blend as it is recorded in a definition.
+    """Return a blend as a definition records it.
 
-    A function is recorded by module and qualified name, a lambda or partial only as anonymous. "first" and "last" stay
-    as they are; they cannot be confused with functions, because they have no dot.
+    A function is recorded by its module and qualified name, a lambda or partial only as anonymous. "first" and "last"
+    stay as they are. They cannot be confused with functions, because they contain no dot.
     """
     if blend is None or isinstance(blend, str):
         return blend
@@ -460,10 +459,10 @@ _KNOWN: tuple[Blend, ...] = (
 
 
 def blend_of(name: Json) -> Blend | None:
-    """The blend that `blend_name` recorded, if it is one of this library or a known one of torch.
+    """Return the blend that `blend_name` recorded, if this library offers it or it is a known function of torch.
 
-    Nothing that a store names is imported. Any other blend becomes an `Unknown`, which raises ValidationError if it is
-    called.
+    Any other blend becomes an `Unknown`, which raises ValidationError when it is called. Nothing is imported just
+    because a store names it.
     """
     if name is None:
         return None
@@ -483,7 +482,7 @@ def functions_of(
     *,
     told: bool = False,
 ) -> Functions:
-    """The functions of a tensor and everything upstream. `told`: the user's version covers what is opaque in them."""
+    """Return the functions of a tensor and everything upstream. `told`: whether the user has set a version."""
     ours = f if isinstance(f, Calling) else None
     if ours is not None and not ours.stored:
         return Functions()

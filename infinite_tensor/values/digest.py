@@ -1,4 +1,4 @@
-"""Digests of networks and tensors of any device and layout, and whether training mode matters for a network."""
+"""Digests of networks, and of tensors of any device and layout. Also finds out whether training mode matters."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from infinite_tensor.values.objects import assigned_by, bare, name_of, parts_of_
 _LEAF = 1 << 22
 """The size in bytes of the parts that are hashed separately, so that threads can share the work."""
 _MOST_LISTED = 1000
-"""The most modules and tensors of one list or dict in a module."""
+"""The most modules and tensors that are covered of one list or dict in a module."""
 
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _MANGLED = re.compile(rb"[./]?___torch_mangle_\d+")
-"""Numbers by which TorchScript distinguishes classes of the same name; they depend on the order in a process."""
+"""Numbers by which TorchScript distinguishes classes of the same name. They differ between processes."""
 _NOT_CODE = (".debug_pkl", "version", "serialization_id")
 """Files of a TorchScript archive that do not affect what it computes."""
 
@@ -50,16 +50,16 @@ _OF_SPARSE = {
 
 
 def digest(module: nn.Module) -> str:
-    """SHA-256 of a network's structure and weights, as hexadecimal digits. Other weights give another digest.
+    """Return the SHA-256 of a network's structure and weights. Other weights give another digest.
 
-    For each submodule, the digest covers its class name, its `extra_repr`, training mode if its code reads that, and
-    the name, dtype, shape and bytes of each parameter, buffer (also those that are not in the ``state_dict``) and
-    tensor among its attributes. It also covers other entries of the ``state_dict``, such as the packed weights of a
-    quantized layer, and modules and tensors in lists and dicts. TorchScript is covered by everything that saving it
-    writes. Buffers and tensors that `forward` assigns are not covered, because they are caches.
+    For each submodule, the digest covers its class name, its `extra_repr`, and training mode if its code reads that. It
+    covers the name, dtype, shape and bytes of each parameter, of each buffer (even if it is not in the ``state_dict``),
+    and of each tensor among the attributes. It also covers other entries of the ``state_dict``, such as the packed
+    weights of a quantized layer, and modules and tensors in lists and dicts. Of TorchScript, it covers everything that
+    saving it writes. Buffers and tensors that `forward` assigns are not covered, because they are caches.
 
-    The digest does not depend on the device, on strides, on `requires_grad`, or on the process, nor on
-    ``torch.compile``, ``DataParallel`` or ``DistributedDataParallel`` around a module or a submodule.
+    The digest does not depend on the device, on strides, on `requires_grad`, or on the process. It stays the same if
+    ``torch.compile``, ``DataParallel`` or ``DistributedDataParallel`` wraps a module or a submodule.
 
     Parameters
     ----------
@@ -74,21 +74,21 @@ def digest(module: nn.Module) -> str:
     Raises
     ------
     ValidationError
-        If `module` is not a module; if a parameter or buffer has no readable values, because it is on the device
-        ``meta`` or belongs to a lazy module that was not called yet; or if the parts of a submodule cannot be read.
+        If `module` is not a module, or if the parts of a submodule cannot be read. Also if a parameter or buffer has no
+        readable values, because it is on the device ``meta`` or belongs to a lazy module that was not called yet.
 
     Notes
     -----
-    Tensors are cut into leaves of 4 MiB, which ``torch.get_num_threads()`` threads hash in parallel; the digest is
-    computed from the digests of all leaves, in order. A process hashes a tensor only once, unless its storage, its
-    version, or, on the CPU, a CRC-32C of its bytes has changed since.
+    Tensors are cut into leaves of 4 MiB, which ``torch.get_num_threads()`` threads hash in parallel. The digest is
+    computed from the digests of all leaves, in order. A process hashes a tensor again only if its storage, its version,
+    or, on the CPU, a CRC-32C of its bytes has changed.
 
     Code, hooks and plain attributes are not covered, unless they appear in `extra_repr`. An `InfiniteBuffer` is covered
     by the definition of its tensor.
 
     Examples
     --------
-    Other weights are another version of the tensor, instead of a `FunctionChangedWarning`:
+    With this `version`, changed weights are an error, instead of a `FunctionChangedWarning`:
 
     >>> net = torch.nn.Conv2d(1, 1, 3, padding=1).eval()
     >>> def f(ctx):
@@ -103,7 +103,7 @@ def digest(module: nn.Module) -> str:
 
 
 def digest_of_module(module: nn.Module, filled: AbstractSet[str] = frozenset()) -> str:
-    """`digest` of a network, without the contents of lists and dicts named in `filled`, which its code fills."""
+    """Return the `digest` of a network without the lists and dicts named in `filled`, because its code fills them."""
     try:
         return _Modules(filled).digest(module, "")
     except ValidationError:
@@ -117,7 +117,7 @@ def digest_of_module(module: nn.Module, filled: AbstractSet[str] = frozenset()) 
 
 
 def digest_of_script(scripted: Any) -> str:
-    """SHA-256 of TorchScript, a module or a function: of its code, constants, parameters and attributes."""
+    """Return the SHA-256 of a TorchScript module or function: of its code, constants, parameters and attributes."""
     said = []
     with zipfile.ZipFile(io.BytesIO(scripted.save_to_buffer())) as archive:
         for name in archive.namelist():
@@ -129,7 +129,7 @@ def digest_of_script(scripted: Any) -> str:
 
 
 def _unmangled(name: str, content: bytes) -> bytes:
-    """The content of a TorchScript file without the numbers of this process, with the lines of code sorted."""
+    """Return the content of a TorchScript file without the numbers of this process, and with sorted lines of code."""
     if name.endswith(".pkl"):
         # A pickle stores the lengths of strings, so it is disassembled before numbers are cut out. Nothing is run.
         content = "\n".join(f"{op.name} {arg!r}" for op, arg, _ in pickletools.genops(content)).encode()
@@ -145,7 +145,7 @@ class _Modules:
         self._known: dict[int, str] = {}
 
     def digest(self, module: nn.Module, path: str) -> str:
-        """Compute the digest of a module after those of its submodules. Not recursive, as modules may nest deeply."""
+        """Compute the digests of the submodules, then of the module. Not recursive, because modules may nest deeply."""
         waiting: list[tuple[nn.Module, str, tuple[_Named, _Named] | None]] = [(bare(module), path, None)]
         while waiting:
             net, path, held = waiting.pop()
@@ -184,7 +184,7 @@ _Named: TypeAlias = list[tuple[str, str, Any]]
 
 
 def _held(net: nn.Module, path: str) -> tuple[_Named, _Named]:
-    """The tensors and modules of a module, including those in lists and dicts among its attributes."""
+    """Return the tensors and the modules of a module, including those in lists and dicts among its attributes."""
     found: tuple[_Named, _Named] = [], []
 
     def put(name: str, value: object) -> None:
@@ -208,7 +208,7 @@ def _held(net: nn.Module, path: str) -> tuple[_Named, _Named]:
 
 
 def _extra(module: nn.Module) -> str:
-    """The settings that a module reports in `extra_repr`, without addresses, so the same in every process."""
+    """Return the settings that a module reports in `extra_repr`, without addresses, which vary between processes."""
     if isinstance(module, nn.ParameterList | nn.ParameterDict):
         # Its extra_repr has the devices of its parameters, and otherwise only what is covered anyway.
         return ""
@@ -220,7 +220,7 @@ def _extra(module: nn.Module) -> str:
 
 
 def _rest_of_state(module: nn.Module, tensors: Collection[str]) -> Iterator[tuple[str, object]]:
-    """The entries of a module's ``state_dict`` other than `tensors`, its parameters and buffers."""
+    """Yield the entries of a module's ``state_dict``, except `tensors`: its parameters and buffers."""
     kind = type(module)
     own = (kind._save_to_state_dict, kind.get_extra_state)  # noqa: SLF001  (what modules override)
     if own == (nn.Module._save_to_state_dict, nn.Module.get_extra_state) or hasattr(kind, "_digested"):  # noqa: SLF001
@@ -231,7 +231,7 @@ def _rest_of_state(module: nn.Module, tensors: Collection[str]) -> Iterator[tupl
 
 
 def _state(name: str, value: object) -> Iterator[str]:
-    """The content of an entry of a ``state_dict``; only its class if it is neither a tensor nor a plain value."""
+    """Yield the content of an entry of a ``state_dict``: only the class if it is neither a tensor nor a plain value."""
     if isinstance(value, torch.Tensor):
         yield digest_of_tensor(value, name)
     elif isinstance(value, list | tuple | dict):
@@ -245,7 +245,7 @@ def _state(name: str, value: object) -> Iterator[str]:
 
 
 def digest_of_tensor(tensor: torch.Tensor, name: str = ".a tensor") -> str:
-    """Dtype, shape, and the digest of the bytes; raises ValidationError if the tensor has no readable values."""
+    """Return dtype, shape, and a digest of the bytes. Raise ValidationError if the tensor has no readable values."""
     if is_lazy(tensor) or tensor.is_meta:
         state = "belongs to a lazy module that was not called yet" if is_lazy(tensor) else "is on the device meta"
         raise ValidationError(f"digest: {name[1:]!r} {state}, and has no values; load the weights first")
@@ -259,7 +259,7 @@ def digest_of_tensor(tensor: torch.Tensor, name: str = ".a tensor") -> str:
 
 
 _hashes: dict[int, tuple[weakref.ref[torch.Tensor], tuple[Any, ...], str]] = {}
-"""Known digests by the ids of tensors, with the `state_of` each tensor when it was hashed."""
+"""The known digests by the ids of tensors, each with the `state_of` its tensor at the time when it was hashed."""
 
 
 def _hashed(tensor: torch.Tensor) -> str:
@@ -277,7 +277,7 @@ def _hashed(tensor: torch.Tensor) -> str:
 
 
 def state_of(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """A value that changes when the content of a tensor does; None if only a full hash can tell."""
+    """Return a value that changes when the content of a tensor changes; None if only a full hash can tell."""
     if tensor.layout != torch.strided or tensor.is_inference() or type(tensor) not in (torch.Tensor, nn.Parameter):
         return None
     checked = None
@@ -305,7 +305,7 @@ def _sha256(leaf: torch.Tensor) -> str:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A dense tensor with the same values; None for a tensor that is made of other tensors."""
+    """Return a dense tensor with the same values; None for a tensor that is made of other tensors."""
     if tensor.is_mkldnn:
         return tensor.to_dense()
     if tensor.is_quantized or tensor.layout != torch.strided or hasattr(tensor, "__tensor_flatten__"):
@@ -314,7 +314,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _parts(tensor: torch.Tensor) -> tuple[str, list[torch.Tensor]]:
-    """A description of a composite tensor, and the tensors that it is made of."""
+    """Return a description of a composite tensor, and the tensors that it is made of."""
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         return name_of(type(tensor)), [getattr(tensor, name) for name in names]
@@ -329,12 +329,12 @@ def _parts(tensor: torch.Tensor) -> tuple[str, list[torch.Tensor]]:
 
 
 class Modes:
-    """The parts of networks that compute something else in training mode than in eval mode.
+    """The parts of networks whose results differ between training mode and eval mode.
 
     Parameters
     ----------
     networks : iterable of torch.nn.Module
-        The networks. They are searched at construction, so that a check is fast.
+        The networks. They are searched once, at construction, so that each check is fast.
     """
 
     def __init__(self, networks: Iterable[nn.Module]) -> None:
@@ -358,7 +358,7 @@ class Modes:
 
 
 def mode_matters(module: nn.Module) -> bool:
-    """Whether a module itself, not its submodules, computes something else in training mode than in eval mode."""
+    """Whether the results of a module, apart from its submodules, differ between training mode and eval mode."""
     # Frozen TorchScript has no mode. The mode of a wrapper around a module does not matter.
     if not hasattr(module, "training") or bare(module) is not module:
         return False
@@ -370,7 +370,7 @@ def mode_matters(module: nn.Module) -> bool:
 
 
 def _graph_reads_mode(scripted: Any) -> bool:
-    """Whether TorchScript code, which has no bytecode, reads the attribute `training` of the module itself."""
+    """Whether TorchScript code reads the attribute `training` of the module itself. It has no bytecode to look into."""
     if not hasattr(scripted, "inlined_graph"):  # nor a `forward`
         return False
     graph = scripted.inlined_graph
@@ -381,7 +381,7 @@ def _graph_reads_mode(scripted: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def _reads_mode(kind: type) -> bool:
-    """Whether the code of a class reads `training` anywhere but in the constructor and in `train`."""
+    """Whether the code of a class reads `training` anywhere except in the constructor and in `train`."""
     return any(
         _names_mode(part)
         for each in kind.__mro__

@@ -1,4 +1,4 @@
-"""The dtypes that every store supports, their names, and the numpy arrays that they are stored as."""
+"""The dtypes that every store supports, their names, and the numpy arrays in which they are stored."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``"float32"`` for ``torch.float32``."""
+    """Return the name of a dtype: ``"float32"`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(name: object) -> torch.dtype:
-    """``torch.float32`` for ``"float32"``; raises ValidationError if `name` is not the name of a supported dtype."""
+    """Return the dtype of a name: ``torch.float32`` for ``"float32"``. Raise ValidationError if it is not supported."""
     if not isinstance(name, str) or name not in _DTYPE_NAMES:
         raise ValidationError(f"unknown dtype {quoted(name)}; supported are {', '.join(_DTYPE_NAMES)}")
     return _DTYPE_NAMES[name]
@@ -54,17 +54,17 @@ def checked_dtype(dtype: object) -> torch.dtype:
 
 
 def stored_dtype(dtype: torch.dtype) -> str:
-    """Name of the numpy dtype in which tiles of `dtype` are stored. zarr and h5py lack bfloat16 and get its bits."""
+    """Return the name of the numpy dtype of stored tiles. zarr and h5py lack bfloat16, so its bits are stored."""
     return "uint16" if dtype is torch.bfloat16 else dtype_name(dtype)
 
 
 def to_stored(tile: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A tile on the CPU as an array of `stored_dtype`, without a copy."""
+    """Return a tile on the CPU as an array of `stored_dtype`, without a copy."""
     array: np.ndarray[Any, Any] = as_array(tile.view(torch.uint16) if tile.dtype is torch.bfloat16 else tile)
     return array
 
 
 def from_stored(block: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
-    """The tile of `dtype` that `to_stored` converted to an array."""
+    """Return the tile of `dtype` that `to_stored` converted to an array."""
     tile = torch.from_numpy(block if block.flags.writeable else block.copy())
     return tile.view(dtype) if dtype is torch.bfloat16 else tile

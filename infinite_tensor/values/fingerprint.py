@@ -1,8 +1,8 @@
-"""The fingerprint of a function: a walk over everything that it reaches, by value, without running any of it.
+"""The fingerprint of a function: a walk over the values of everything that it reaches, without running any of it.
 
 The result has three parts, which are compared separately. *Code* is bytecode and names. *Values* are data that
 the code names: constants of modules, closures, defaults, attributes, weights, arrays. *Opaque* are objects that cannot
-be inspected. Whatever the code itself assigns, such as counters and caches, belongs to none of these.
+be inspected. What the code itself assigns, such as counters and caches, belongs to none of these parts.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from infinite_tensor.values.objects import (
 )
 
 _MOST_LOOKS = 50_000
-"""The most values that a walk inspects; everything beyond is opaque."""
+"""The most values that a walk inspects. Everything beyond them is opaque."""
 _DEEPEST = 50
 
 _TELLING_NOTHING = frozenset({"tqdm", "rich", "loguru", "logging"})
-"""Packages whose objects only report progress to people."""
+"""Packages whose objects only show progress to people."""
 _HOLDING = frozenset({"collections", "configparser", "ctypes", "functools", "statistics", "string"})
 """Packages of the standard library whose objects may contain data."""
 _RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
@@ -78,10 +78,10 @@ class Item(NamedTuple):
     place : str
         Where it was found, for messages: "`MEAN`, a global of `norm`".
     said : str
-        The value as text, or "#" and a digest.
+        A text that identifies the value: the value as text, or "#" and a digest.
     kind : str
-        "value"; "state", which may change without a change of results; "stamp", for data that was not read whole; or
-        "late", for a module that is not imported before the code is called.
+        "value" in most cases. "state" is a value that may change while results stay the same. "stamp" stands for data
+        that was not read whole. "late" is a module that is not imported until the code is called.
     """
 
     place: str
@@ -108,7 +108,7 @@ class Reach:
     Attributes
     ----------
     networks : list of torch.nn.Module
-        The networks that it reaches, each once, without those inside other networks.
+        The networks that it reaches, each once, except networks inside other networks.
     """
 
     def __init__(self, function: object, name: str) -> None:
@@ -118,13 +118,13 @@ class Reach:
             walk.run(function, name)
             if known | walk.uses == known:
                 break
-            # The walked code reads or assigns names that were not known. Walk again, because they change the result.
+            # The walk found code that reads or assigns names not known before. They change the result, so walk again.
             known |= walk.uses
         self._walk = walk
         self.networks = list(walk.networks.values())
 
     def code(self) -> str:
-        """SHA-256 of the bytecode, which differs between minor versions of Python."""
+        """The SHA-256 of the bytecode. It differs between minor versions of Python."""
         return sha256_of(sorted(set(self._walk.code)))
 
     @functools.cached_property
@@ -138,7 +138,7 @@ class Reach:
         return [item for item in said if item.said], list(dict.fromkeys([*self._walk.opaque, *unseen]))
 
     def states(self) -> list[tuple[str, object]]:
-        """The places of weights and tensors, each with its `state_of`, which changes with the content."""
+        """Return the places of weights and tensors, each with its `state_of`, which changes with the content."""
         held = [
             (place, tensor)
             for place, each in self._walk.tensors
@@ -148,18 +148,18 @@ class Reach:
 
 
 def networks_in(functions: Iterable[object]) -> list[nn.Module]:
-    """The networks that functions reach, each once."""
+    """Return the networks that functions reach, each once."""
     found = [network for function in functions for network in Reach(function, "f").networks]
     return list({id(network): network for network in found}.values())
 
 
 def is_anonymous(function: object) -> bool:
-    """Whether a function has no meaningful name: it is a lambda, a partial, or a callable object."""
+    """Whether a function has no meaningful name, because it is a lambda, a partial, or a callable object."""
     return "<lambda>" in getattr(function, "__qualname__", "") or not hasattr(function, "__qualname__")
 
 
 def function_name(function: Any) -> str:
-    """Module and qualified name of a function, or "<anonymous>"."""
+    """Return the module and qualified name of a function, or "<anonymous>"."""
     if is_anonymous(function):
         return "<anonymous>"
     module = getattr(function, "__module__", None) or getattr(function, "__objclass__", type(function)).__module__
@@ -167,7 +167,7 @@ def function_name(function: Any) -> str:
 
 
 def innermost(function: Any) -> Any:
-    """The user's function inside partials and objects of this library."""
+    """Return the user's function inside partials and objects of this library."""
     while True:
         if isinstance(function, functools.partial):
             function = function.func
@@ -189,7 +189,7 @@ class _Place(NamedTuple):
         return f"`{self.path}`, {self.of}" if self.of else f"`{self.path}`"
 
     def at(self, step: str, value: object = None, kind: str | None = None) -> _Place:
-        """A place inside the value at this place."""
+        """Return a place inside the value at this place."""
         within = self.within if value is None else (*self.within, id(value))
         return _Place(f"{self.path}{step}", self.of, within, kind or self.kind)
 
@@ -202,7 +202,7 @@ class _Walk:
     known : Uses
         The names that the code is known to use: attributes to inspect, and names to leave out.
     package : str or None
-        The package of the function. Its code counts even if it is installed.
+        The package of the function. The code of this package counts even if it is installed.
     """
 
     def __init__(self, known: Uses, package: str | None) -> None:
@@ -219,7 +219,7 @@ class _Walk:
         self._looks = 0
 
     def run(self, value: object, name: str) -> None:
-        """Walk a value and everything that it reaches, the nearest first."""
+        """Walk a value and everything that it reaches, nearer values first."""
         self._queue.append((value, _Place(name)))
         while self._queue:
             value, place = self._queue.popleft()
@@ -311,7 +311,7 @@ class _Walk:
                 self._say(place._replace(kind=LATE), "not imported yet")
 
     def _named(self, name: str, value: object, place: _Place, assigned: frozenset[str]) -> None:
-        """Walk a value that code names, unless code assigns that name or fills the container."""
+        """Walk a value that code names, unless code assigns the name or fills the container of that name."""
         if value is NOTHING or name in assigned or (name in self.known.filled and is_container(value)):
             return
         self._put(value, place)
@@ -349,7 +349,7 @@ class _Walk:
             self.items.append((f"the settings of {place}", f"#{sha256_of(settings)}", _STATE))
 
     def _settings(self, name: str, module: nn.Module, place: _Place) -> Iterator[str]:
-        """The attributes of a module of an installed class without its own `extra_repr`."""
+        """Yield the attributes of a module whose class is installed and has no `extra_repr` of its own."""
         kind: Any = type(module)
         made = assigned_by(kind)
         for attribute, value in sorted(vars(module).items()):
@@ -385,7 +385,7 @@ class _Walk:
             self._say(place, f"#{sha256_of([name_of(kind)])}")
 
     def _code_of(self, kind: type, place: _Place, *, made: bool = False) -> bool:
-        """Walk the code of a class if it belongs to a project. Returns whether it does."""
+        """Walk the code of a class if it belongs to a project. Return whether it does."""
         if not self._is_project(kind.__module__, None):
             return False
         self.code.append(f"{place.path} {name_of(kind)}")
@@ -393,7 +393,7 @@ class _Walk:
         return True
 
     def _expand_class(self, kind: type, *, made: bool) -> None:
-        """Walk the code of a class once, and its attributes that code names; constructors only if `made`."""
+        """Walk a class's code once, and those of its attributes that code names. Skip constructors unless `made`."""
         if (id(kind), made) in self._expanded:
             return
         self._expanded[id(kind), made] = kind
@@ -417,11 +417,12 @@ class _Walk:
         return operator or method == "forward" or method in self.known.attributes
 
     def _method(self, function: types.FunctionType) -> None:
-        # If two classes have a method of this name, they share one place.
+        # If two classes have a method of this name, the methods share one place.
         before = self.uses
         self._function(function, _Place(function.__qualname__))
         if function.__name__ in NOT_CHANGING:
-            # Attributes that a constructor assigns are values, not caches. `to`, `cpu` and so on may be tensor methods.
+            # Attributes that a constructor assigns are values, not caches. `to`, `cpu` and the like may be methods of
+            # tensors.
             self.uses = before | Uses(self.uses.globals, self.uses.attributes, self.uses.imported)
 
     def _attributes(self, owner: object, held: Mapping[str, object], place: _Place) -> None:
@@ -444,7 +445,7 @@ class _Walk:
         self._attributes(module, vars(module), place)
 
     def _container(self, value: object, place: _Place) -> None:
-        """Walk a container: its plain values have one item together, other members have separate places."""
+        """Walk a container. All its plain values share one item; every other member has a place of its own."""
         mutable = not isinstance(value, tuple | frozenset)
         kind = _STATE if mutable else place.kind
         self._say(place._replace(kind=kind), f"#{sha256_of(self._flat(value, place, 0))}")
@@ -512,7 +513,7 @@ class _Walk:
         return None
 
     def _ours(self, value: Any, place: _Place) -> None:
-        """Walk an object of this library, which reports by `_reaches` what it reaches."""
+        """Walk an object of this library. Its method `_reaches` tells what it reaches."""
         if id(value) in self._expanded:
             return
         self._expanded[id(value)] = value
@@ -525,12 +526,12 @@ class _Walk:
                 self._put(each, _Place(name, "", (*place.within, id(value))))
 
     def _may_be_imported(self, module: str) -> bool:
-        """Whether a module belongs to the project. It is looked up without importing anything."""
+        """Whether a module belongs to the project. Looks it up without importing anything."""
         found = PathFinder.find_spec(top(module))
         return found is not None and self._is_project(module, found.origin)
 
     def _is_project(self, module: object, file: str | None) -> bool:
-        """Whether code belongs to the user's project: it is not installed, or in the same package as the function."""
+        """Whether code is in the user's project: either it is not installed, or it is in the function's package."""
         package = top(str(module))
         if package in OURS:
             return not _is_ours(str(module))
@@ -551,7 +552,7 @@ _NOT_CALLED |= {"__setattr__", "__delattr__", "__setitem__", "__delitem__", "__c
 
 
 def _digest_or(digest: Callable[[], str], form: Iterable[str]) -> str:
-    """A digest of the values, or of `form` if these cannot be read."""
+    """Return a digest of the values, or a digest of `form` if the values cannot be read."""
     try:
         return f"#{digest()}"
     except ValidationError:
@@ -559,7 +560,7 @@ def _digest_or(digest: Callable[[], str], form: Iterable[str]) -> str:
 
 
 def kind_name(value: Any) -> str:
-    """The name of an object in messages: its own name, or that of its class."""
+    """Return the name of an object in messages: its own name, or the name of its class."""
     return value.__name__ if issubclass(type(value), types.FunctionType | type) else type(value).__name__
 
 
@@ -568,7 +569,7 @@ def _name(value: object) -> str:
 
 
 def _resolved(module: str, function: types.FunctionType) -> str:
-    """The full name of a module that a function imports."""
+    """Return the full name of a module that a function imports."""
     package = function.__globals__.get("__package__")
     try:
         return importlib.util.resolve_name(module, package)
@@ -581,7 +582,7 @@ def _is_namespace(kind: type) -> bool:
 
 
 def _is_record(kind: type) -> bool:
-    """Whether objects of a class are just a set of attributes, such as settings."""
+    """Whether objects of a class are only a set of attributes, such as settings."""
     return _is_namespace(kind) or class_attribute(kind, "__dataclass_fields__") is not None
 
 
@@ -611,7 +612,7 @@ def _is_large_array(array: Any) -> bool:
 
 
 def _array_said(array: Any, *, large: bool) -> str:
-    """A digest of an array of any library, or a stamp if it is large; "" if neither is available."""
+    """Return a digest of an array of any library, or a stamp if the array is large; "" if neither is available."""
     try:
         if large:
             return _stamp_of(array)
@@ -624,7 +625,7 @@ def _array_said(array: Any, *, large: bool) -> str:
 
 
 def _stamp_of(array: Any, file: str | None = None) -> str:
-    """A stamp that shows whether an array in a file or elsewhere has changed; "" if there is none."""
+    """Return a stamp that shows whether an array in a file or elsewhere has changed; "" if there is none."""
     found = stamps_of_array(array, file)
     return f"#{sha256_of(found.values())}" if found else ""
 
@@ -635,7 +636,7 @@ def _is_ours(module: str) -> bool:
 
 
 def _package_of(function: object) -> str | None:
-    """The package of a function whose installed code may count; None for torch, numpy and the like."""
+    """Return the package of a function whose installed code may count; None for torch, numpy and the like."""
     function = innermost(function)
     module = getattr(function if isinstance(function, types.FunctionType) else type(function), "__module__", "") or ""
     package = top(module)

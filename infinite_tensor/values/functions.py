@@ -1,4 +1,4 @@
-"""The functions of a tensor and of everything upstream: what is recorded about them, and what has changed since."""
+"""The functions of a tensor and of everything upstream: what is recorded about them, and what has changed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from infinite_tensor.support.functions import Calling
 from infinite_tensor.values.fingerprint import LATE, STAMP, VALUE, Item, Reach
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-"""Bytecode differs between minor versions, so code is compared only within one."""
+"""The minor version of Python. Bytecode differs between minor versions, so code is compared only within one."""
 
 _SCHEME = 5
-"""The version of the rules by which a record is made. Records with other rules are not compared."""
+"""The version of the rules by which a record is made. Records that follow other rules are not compared."""
 _MOST_ITEMS = 300
 _FIRM = "firm"
 """The kind of a value whose change is an error."""
@@ -26,14 +26,14 @@ _FIRM = "firm"
 
 @dataclass(frozen=True)
 class Record:
-    """A record of functions at the time of a walk, as it is stored with a definition.
+    """A record of functions as a walk has found them. It is stored with a definition.
 
     Attributes
     ----------
     python : str
         The minor version of Python whose bytecode `code` covers.
     code : mapping of str to str
-        Digests of code: of "f", "blend" and "reduce", and of all functions "upstream".
+        Digests of code: one each for "f", "blend" and "reduce", and one for all functions "upstream".
     items : tuple of Item
         The values that the functions reach.
     opaque : tuple of str
@@ -46,7 +46,7 @@ class Record:
     opaque: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON; `from_json` reads it back."""
+        """Return the record as JSON. `from_json` reads it back."""
         return {
             "scheme": _SCHEME,
             "python": self.python,
@@ -57,7 +57,7 @@ class Record:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """The record that `to_json` wrote; an empty one for another scheme. Raises ValidationError if malformed."""
+        """Return the record that `to_json` wrote; an empty one for another scheme. Raise ValidationError if invalid."""
         if stored.get("scheme") != _SCHEME:
             return cls()
         python, code, items, opaque = (stored.get(name, ()) for name in ("python", "code", "values", "opaque"))
@@ -72,7 +72,7 @@ class Record:
 
 
 class Changes(NamedTuple):
-    """Changes of functions: of code, of values, of values whose change makes stored pixels wrong, and of files."""
+    """What has changed in functions: code, values, values whose change makes stored pixels wrong, and files."""
 
     code: list[str]
     values: list[str]
@@ -80,7 +80,7 @@ class Changes(NamedTuple):
     stamps: list[str]
 
     def lines(self) -> list[str]:
-        """All changes, as text for people."""
+        """Return all changes, as text for people."""
         return [*(f"the code of {name}" for name in self.code), *self.firm, *self.values, *self.stamps]
 
 
@@ -94,7 +94,7 @@ class Functions:
     upstream : iterable of Functions
         The functions of its args.
     told : bool
-        Whether the user has set a version, which covers what is opaque in the tensor's own functions.
+        Whether the user has set a version. It covers everything that is opaque in the tensor's own functions.
     """
 
     def __init__(
@@ -113,20 +113,20 @@ class Functions:
 
     @classmethod
     def of_record(cls, record: Record) -> Self:
-        """Functions of which only a record is known."""
+        """Return functions of which only a record is known."""
         functions = cls()
         functions._record = record
         return functions
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the record; without args, pickle the functions, which are pickled with the tensor anyway."""
+        """Pickle the record. Without args, pickle the functions, because they are pickled with the tensor anyway."""
         if self._record is None and not self._upstream:
             return partial(type(self), told=self._told), (self._own,)
         # Functions upstream are not pickled, because chains may be long.
         return type(self).of_record, (self.record,)
 
     def look(self) -> None:
-        """Walk the functions now, without hashing. Afterwards, `altered` reports what was changed in place."""
+        """Walk the functions now, without hashing. From then on, `altered` reports what was changed in place."""
         if self._reached is None and self._record is None:
             self._reached = self._looked_through()
             self._states = self._states_now()
@@ -140,13 +140,13 @@ class Functions:
         return [each for reach in (self._reached or {}).values() for each in reach.states()]
 
     def altered(self) -> list[str]:
-        """The places of weights and tensors that were changed in place since `look`."""
+        """Return the places of weights and tensors that were changed in place since `look`."""
         pairs = zip(self._states, self._states_now(), strict=True)
         return list(dict.fromkeys(place for (place, before), (_, now) in pairs if before != now))
 
     @property
     def record(self) -> Record:
-        """The record of these functions, including those upstream."""
+        """Return the record of these functions, including the functions upstream."""
         # A loop instead of recursion: chains may be long.
         waiting = [self]
         while waiting:
@@ -158,11 +158,11 @@ class Functions:
         return self._record
 
     def unknown(self) -> list[Functions]:
-        """Functions upstream that have no record yet."""
+        """Return the functions upstream that have no record yet."""
         return [each for each in self._upstream if each._record is None] if self._record is None else []  # noqa: SLF001
 
     def keep(self) -> None:
-        """Make the record. Functions upstream must already have theirs."""
+        """Make the record. The functions upstream must already have their records."""
         if self._record is None:
             self._record = self._recorded()
 
@@ -188,7 +188,7 @@ class Functions:
 
 
 def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
-    """One item per place. Several values at places of the same name are numbered."""
+    """Return one item per place. If places of several values have the same name, number them."""
     found: dict[tuple[str, bool], Item] = {}
     for item in items:
         # A value that was not read whole has a stamp at the same place.
@@ -207,7 +207,7 @@ def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
 
 
 def changes(stored: Record, given: Record) -> Changes:
-    """Describe what has changed between two records of functions that should be the same."""
+    """Describe the differences between two records of functions that should be the same."""
     late = [{item.place for item in record.items if item.kind == LATE} for record in (stored, given)]
     # The values of a module that was not imported yet would seem to be missing.
     is_comparable = stored.python == given.python and late[0] == late[1]
@@ -238,7 +238,7 @@ def changes(stored: Record, given: Record) -> Changes:
 
 
 def _line(old: Item, new: Item) -> str:
-    """Describe the difference between two values of one place; "" if there is none."""
+    """Describe the difference between two values at the same place; "" if there is none."""
     if old.said == new.said:
         return ""
     place = _subject(new.place)

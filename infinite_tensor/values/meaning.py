@@ -1,6 +1,6 @@
 """The meaning of pixels in addition to their values: where they lie, and what their source records about them.
 
-It is stored next to a definition, but neither compared nor part of its digest.
+The meaning is stored next to a definition, but is neither compared nor part of the definition's digest.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from infinite_tensor.support.given import quoted
 from infinite_tensor.values.definition import Definition, Json, json_value, names_of
 
 MOST_COORDINATES = 2**22
-"""The most values of a coordinate, which is kept in memory; longer ones are left out."""
+"""The most values of a coordinate, because it is kept in memory. Longer coordinates are left out."""
 _LONGEST = 2**18
 """The most characters of a stored coordinate, because opening a tensor reads its whole definition."""
 _MOST_BYTES = 2**28
-"""The most bytes of all coordinates read from a store, as a guard against decompression bombs."""
+"""The most bytes of all coordinates that are read from a store, as a guard against decompression bombs."""
 _SAME_SIZE, _SAME_PLACE = 1e-6, 1e-3
-"""Rounding changes the size of a pixel, and its place in pixels, by no more than this."""
+"""The most that rounding changes the size of a pixel, and its place, as a fraction of a pixel."""
 
 
 class Seen(NamedTuple):
@@ -42,9 +42,9 @@ class Seen(NamedTuple):
     Attributes
     ----------
     d : int or None
-        The dimension of the other tensor; None if only one pixel is picked.
+        The dimension of the other tensor; None if the other tensor has only one pixel of this dimension.
     scale, shift : Fraction
-        Pixel ``i`` of the other tensor covers ``scale`` pixels of this one, from ``i * scale + shift`` on.
+        Pixel ``i`` of the other tensor covers ``scale`` pixels of this tensor, beginning at ``i * scale + shift``.
     """
 
     d: int | None
@@ -54,7 +54,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Lens:
-    """How a tensor appears in another tensor that is computed from it or is a region of it.
+    """How a tensor appears in another tensor, which is computed from it or is a region of it.
 
     Attributes
     ----------
@@ -65,9 +65,9 @@ class Lens:
     names : tuple of str
         The dimension names of this tensor.
     keeps_codes : bool
-        Whether numbers have the same meaning in both, because the pixels are the same or coarser ones.
+        Whether numbers mean the same in both tensors, because the pixels are the same, or were only coarsened.
     is_alike : bool
-        Whether both may be the same quantity, because dimensions and dtype are the same.
+        Whether both tensors may contain the same quantity, because their dimensions and dtype are the same.
     """
 
     seen: Mapping[int, Seen]
@@ -81,11 +81,11 @@ class Lens:
     def of_windows(
         cls, output: Definition, arg: Definition, window: TensorWindow, *, keeps_codes: bool, picks_first: bool
     ) -> Lens:
-        """The lens for an arg that is read through a window.
+        """Return the lens for an arg that is read through a window.
 
-        The middle of an output window is placed over the middle of the region that it reads, and the scale follows from
-        the strides. A dimension that is read whole corresponds to the output dimension of the same name and extent, if
-        there is one. With `picks_first`, an output pixel lies at the middle of the first of the pixels that it covers.
+        The middle of an output window lies over the middle of the region that it reads. The scale follows from the
+        strides. A dimension that is read whole corresponds to the output dimension of the same name and extent, if
+        there is one. With `picks_first`, an output pixel lies at the middle of the first pixel that it covers.
         """
         own, follows, its = output.output_window, followed(output.output_window), followed(window)
         dims, names = names_of(output.dims, len(output.shape)), names_of(arg.dims, len(arg.shape))
@@ -107,7 +107,7 @@ class Lens:
 
     @classmethod
     def of_region(cls, names: Sequence[str], start: Sequence[int], shown: Mapping[int, tuple[str, int]]) -> Lens:
-        """The lens for a box of pixels. `shown` has the names and extents of dimensions, the others have one pixel."""
+        """Return the lens for a box of pixels. `shown` has names and extents; other dimensions have one pixel."""
         numbers = {d: number for number, d in enumerate(shown)}
         seen = {d: Seen(numbers.get(d), Fraction(1), Fraction(first)) for d, first in enumerate(start)}
         dims, shape = zip(*shown.values(), strict=True) if shown else ((), ())
@@ -123,7 +123,7 @@ class Fact(ABC):
     kind : str
         The kind of fact, in a store and in messages.
     called : str
-        The name that distinguishes it from others of its kind.
+        The name that distinguishes the fact from other facts of its kind.
     """
 
     kind: ClassVar[str]
@@ -131,24 +131,24 @@ class Fact(ABC):
 
     @property
     def labels(self) -> list[str]:
-        """The names of the fact in messages."""
+        """The names by which messages call the fact."""
         return [f"{self.kind} {self.called!r}"]
 
     @abstractmethod
     def through(self, lens: Lens) -> Fact | None:
-        """The same fact about the other tensor of the lens; None if it is unknown or does not hold there."""
+        """Return the same fact about the other tensor of the lens; None if it is unknown or not true there."""
 
     def agrees_with(self, other: Any) -> bool:
         """Whether both facts are the same except for rounding."""
         return bool(self == other)
 
     def fields(self) -> dict[str, Any] | None:
-        """The fields as JSON, which `of_fields` reads back; None if they are too long to be stored."""
+        """Return the fields as JSON; None if they are too long to be stored. `of_fields` reads them back."""
         return vars(self)
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any], shape: Shape) -> Self:  # noqa: ARG003  (some kinds need it)
-        """The fact, about a tensor of this shape, that `fields` described."""
+        """Return the fact that `fields` described. It is about a tensor of this shape."""
         return cls(**fields)
 
 
@@ -180,12 +180,12 @@ class Georeference(Fact):
 
     @property
     def labels(self) -> list[str]:
-        """Which of CRS, transform, GCPs and RPCs there are."""
+        """The parts that are known: CRS, transform, GCPs or RPCs."""
         has = {"CRS": self.crs, "transform": self.transform, "GCPs": self.gcps, "RPCs": self.rpcs}
         return [label for label, value in has.items() if value]
 
     def through(self, lens: Lens) -> Georeference | None:
-        """The georeference for pixels of another size and origin."""
+        """Return the georeference for pixels of another size and origin."""
         rows, columns = lens.seen.get(self.rows), lens.seen.get(self.columns)
         if rows is None or columns is None or rows.d is None or columns.d is None:
             return None
@@ -234,7 +234,7 @@ _RPC_LISTS = [f"{each}_{what}_coeff" for each in ("line", "samp") for what in ("
 
 
 def _numbers(stored: Iterable[Any], count: int) -> list[float]:
-    """Return `count` finite numbers; raises ValueError or TypeError for anything else."""
+    """Return `count` finite numbers. Raise ValueError or TypeError for anything else."""
     found = [float(each) for each in stored]
     if len(found) != count or not all(map(math.isfinite, found)):
         raise ValueError(f"{count} numbers, got {found}")
@@ -249,7 +249,7 @@ def _same_crs(one: str | None, other: str | None) -> bool:
 
 
 def crs_of(wkt: str) -> Any:
-    """A `rasterio.crs.CRS`; None if rasterio is not installed, or too old for this WKT."""
+    """Return a `rasterio.crs.CRS`; None if rasterio is not installed, or is too old for this WKT."""
     try:
         from rasterio.crs import CRS  # noqa: PLC0415  (an extra)
 
@@ -280,7 +280,7 @@ class Coordinate(Fact):
     attrs: Mapping[str, Any]
 
     def through(self, lens: Lens) -> Coordinate | None:
-        """The coordinate at the middles of pixels; the same values if the pixels are the same."""
+        """Return the coordinate at the middles of the other pixels; the same values if the pixels are the same."""
         dims: list[int] = []
         values = self.values
         for d in self.dims:
@@ -299,7 +299,7 @@ class Coordinate(Fact):
 
     @property
     def even_step(self) -> float:
-        """The step from one number to the next along the dimension; 0 if values are not evenly spaced numbers."""
+        """The step from one number to the next along the dimension; 0 unless the values are evenly spaced numbers."""
         if self.values.dtype.kind not in "iuf" or len(self.values) < 2:
             return 0.0
         numbers = self.values.astype(np.float64)
@@ -308,7 +308,7 @@ class Coordinate(Fact):
         return step if apart <= _SAME_PLACE * abs(step) else 0.0
 
     def agrees_with(self, other: Any) -> bool:
-        """Whether values are the same, or are numbers that differ by a small fraction of their steps."""
+        """Whether the values are the same, or are numbers that differ by only a small fraction of their steps."""
         a, b = self.values, other.values
         if [*self.dims] != [*other.dims] or a.shape != b.shape or a.dtype.kind != b.dtype.kind:
             return False
@@ -317,7 +317,7 @@ class Coordinate(Fact):
         return bool(np.allclose(a, b, rtol=0, atol=_SAME_PLACE * float(np.abs(np.diff(a)).min())))
 
     def fields(self) -> dict[str, Any] | None:
-        """See `Fact`. Of numbers, the second differences of their bits are compressed; even steps have few of them."""
+        """See `Fact`. Numbers are compressed as second differences of their bits: even steps have few distinct ones."""
         little = self.values.dtype.newbyteorder("<")
         stored: Any = self.values.reshape(-1).tolist()
         if little.kind != "U":
@@ -350,7 +350,7 @@ _DTYPES = re.compile(r"[<|][biuf][1248]|<[mM]8\[(s|ms|us|ns)\]|<U[0-9]+")
 
 
 def _along(values: npt.NDArray[Any], axis: int, seen: Seen, count: int) -> npt.NDArray[Any] | None:
-    """Values at the middles of `count` pixels; None if the pixels lie outside, or values cannot be interpolated."""
+    """Return values at the middles of `count` pixels; None if pixels lie outside or values cannot be interpolated."""
     n, first = values.shape[axis], seen.shift + (seen.scale - 1) / 2
     if seen.scale == first.denominator == 1 and 0 <= first <= n - count:
         return values[(slice(None),) * axis + (slice(int(first), int(first) + count),)]
@@ -372,7 +372,8 @@ def _along(values: npt.NDArray[Any], axis: int, seen: Seen, count: int) -> npt.N
 class Attribute(Fact):
     """An attribute of the quantity in the pixels, such as its units or where it was measured.
 
-    A tensor computed from it in the same dimensions and dtype gets the same attribute, as in xarray.
+    If another tensor is computed from this one, with the same dimensions and dtype, it gets the same attribute, as in
+    xarray.
     """
 
     kind = "attribute"
@@ -385,18 +386,18 @@ class Attribute(Fact):
 
 @dataclass(frozen=True)
 class Code(Fact):
-    """The meaning of numbers in pixels: "nodata", "scale", "offset", "colour map", "mask".
+    """What the numbers in pixels mean: "nodata", "scale", "offset", "colour map" or "mask".
 
-    It does not apply to what is computed from the pixels.
+    It does not apply to other pixels that are computed from these.
 
     Attributes
     ----------
     called : str
-        Which of these it is.
+        One of these names.
     value : JSON value, or number
         One value for all pixels, or a list.
     along : int or None
-        The dimension of the entries of the list.
+        The dimension along which the entries of the list apply.
     """
 
     kind = "code"
@@ -409,7 +410,7 @@ class Code(Fact):
         return [self.called]
 
     def through(self, lens: Lens) -> Code | None:
-        """The code for a region; a single value if all its entries there are equal."""
+        """Return the code for a region. It has a single value if all its entries in the region are equal."""
         if not lens.keeps_codes or self.along is None:
             return self if lens.keeps_codes else None
         seen = lens.seen[self.along]
@@ -433,7 +434,7 @@ class Code(Fact):
 
 
 def _number(said: Any) -> Any:
-    """A stored value, with the strings NaN, Infinity and -Infinity converted to floats."""
+    """Return a stored value, with the strings NaN, Infinity and -Infinity converted to floats."""
     return float(said) if said in ("NaN", "Infinity", "-Infinity") else said
 
 
@@ -451,23 +452,23 @@ class Meaning:
     facts : tuple of Fact
         The facts.
     lost : tuple of str
-        Labels of facts about upstream tensors that do not apply to this one.
+        The labels of facts about upstream tensors that do not apply to this tensor.
     """
 
     facts: tuple[Fact, ...] = ()
     lost: tuple[str, ...] = ()
 
     def of(self, kind: type[F]) -> list[F]:
-        """The facts of one kind."""
+        """Return the facts of one kind."""
         return [fact for fact in self.facts if isinstance(fact, kind)]
 
     @property
     def labels(self) -> list[str]:
-        """The labels of all facts, lost ones included."""
+        """The labels of all facts, including the lost ones."""
         return [*self.lost, *[label for fact in self.facts for label in fact.labels]]
 
     def through(self, lens: Lens) -> Meaning:
-        """What is known about the other tensor of a lens."""
+        """Return what is known about the other tensor of a lens."""
         found = [(fact, fact.through(lens)) for fact in self.facts]
         lost = [label for fact, seen in found if seen is None for label in fact.labels]
         return Meaning(
@@ -475,7 +476,7 @@ class Meaning:
         )
 
     def to_json(self) -> Json:
-        """As JSON; `StoredMeaning` reads it back."""
+        """Return the meaning as JSON. `StoredMeaning` reads it back."""
         found = [(fact, fact.fields()) for fact in self.facts]
         lost = [*self.lost, *[label for fact, fields in found if fields is None for label in fact.labels]]
         facts = [{"kind": fact.kind, **fields} for fact, fields in found if fields is not None]
@@ -483,7 +484,7 @@ class Meaning:
 
 
 class StoredMeaning:
-    """A stored meaning, from `Meaning.to_json`, which is parsed when it is first needed.
+    """A meaning that `Meaning.to_json` wrote. It is parsed when it is first needed.
 
     Facts that cannot be read, for example because a newer version wrote them, count as lost.
 
@@ -532,9 +533,9 @@ class StoredMeaning:
 
 
 def nodata_in(value: Any, dtype: torch.dtype) -> float | None:
-    """The nodata value rounded to a dtype; None if no pixel of this dtype can have it.
+    """Return the nodata value, rounded to a dtype; None if no pixel of this dtype can have this value.
 
-    Metadata may give it as text, or in a list with one entry.
+    Metadata may give the value as text, or in a list with one entry.
     """
     if dtype is torch.bool or dtype.is_complex:
         return None
@@ -548,7 +549,7 @@ def nodata_in(value: Any, dtype: torch.dtype) -> float | None:
 
 
 def nodata_of(definition: Definition) -> Code | None:
-    """The nodata value or values of a tensor, each converted by `nodata_in`; None if there are none."""
+    """Return the nodata value or values of a tensor, each converted by `nodata_in`; None if there are none."""
     codes = [] if definition.meaning is None else definition.meaning.of(Code)
     code = next((each for each in codes if each.called == "nodata"), None)
     if code is None:
@@ -559,7 +560,7 @@ def nodata_of(definition: Definition) -> Code | None:
 
 
 def _fact_of(stored: Mapping[str, Any], shape: Shape) -> Fact | None:
-    """The fact that `Fact.fields` described, with its kind; None if the description is invalid."""
+    """Return the fact that `Fact.fields` described; None if the description is invalid."""
     try:
         fields = {**stored}
         kind = _KINDS[fields.pop("kind")]
@@ -574,7 +575,7 @@ def _fact_of(stored: Mapping[str, Any], shape: Shape) -> Fact | None:
 def derived(
     definition: Definition, args: Iterable[Definition], *, keeps_codes: bool = False, picks_first: bool = False
 ) -> tuple[Meaning | None, list[str]]:
-    """The meaning of a tensor computed from these args, and the labels of facts that the args disagree about."""
+    """Return the meaning of a tensor computed from these args, and the labels of facts on which the args disagree."""
     lens = partial(Lens.of_windows, definition, keeps_codes=keeps_codes, picks_first=picks_first)
     found = [
         arg.meaning.through(lens(arg, read.window))

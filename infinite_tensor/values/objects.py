@@ -1,6 +1,6 @@
-"""Inspects Python objects: whose code they belong to, what they contain, and texts that identify values and code.
+"""Inspects Python objects: to whose code they belong, what they contain, and which texts identify values and code.
 
-This runs no code of a user.
+No code of the user runs here.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _INSTALLED = tuple(
 
 
 def top(module: str) -> str:
-    """The top-level package of a module."""
+    """Return the top-level package of a module."""
     return module.partition(".")[0]
 
 
 @lru_cache(maxsize=4096)
 def is_installed(module: str, file: str | None = None) -> bool:
-    """Whether the code of a module, in `file` if that is known, is installed rather than part of a project."""
+    """Whether the code of a module is installed, and not part of a project. It is in `file`, if that is known."""
     package = top(module)
     if package == "__main__":
         return False
@@ -76,7 +76,10 @@ def is_installed(module: str, file: str | None = None) -> bool:
 
 @lru_cache(maxsize=256)
 def _installed_into(folder: str) -> frozenset[str]:
-    """The packages that an installer put into a folder, as by ``pip install --target``; others may be there too."""
+    """Return the packages that an installer put into a folder, for example ``pip install --target``.
+
+    The folder may contain other packages too.
+    """
     found = set()
     for record in pathlib.Path(folder).glob("*.dist-info/RECORD"):
         lines = record.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -85,18 +88,18 @@ def _installed_into(folder: str) -> frozenset[str]:
 
 
 def name_of(kind: type) -> str:
-    """The full name of a class; without the module if it belongs to a project, where a module may also be a script."""
+    """Return the full name of a class. In a project, leave out the module, because it may also run as a script."""
     module = str(kind.__module__)
     is_known = top(module) in OURS or is_installed(module)
     return f"{module}.{kind.__qualname__}" if is_known else kind.__qualname__
 
 
 NOTHING = object()
-"""The value of a name that has no value yet."""
+"""Stands for the value of a name that has no value yet."""
 
 
 def bare(module: nn.Module) -> nn.Module:
-    """The module inside wrappers that compile it or spread it over devices."""
+    """Return the module inside wrappers that compile it or spread it over devices."""
     while True:
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
             module = module.module
@@ -108,7 +111,7 @@ def bare(module: nn.Module) -> nn.Module:
 
 
 def unwrapped(value: Any) -> Any:
-    """The function or module inside wrappers that compile it, cache it, or spread it over devices."""
+    """Return the function or module inside wrappers that compile it, cache it, or spread it over devices."""
     while True:
         kind = type(value)
         if issubclass(kind, nn.Module):
@@ -128,7 +131,7 @@ def unwrapped(value: Any) -> Any:
 
 
 def closure_of(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    """The closure variables of a function, by name."""
+    """Yield the closure variables of a function, by name."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
@@ -137,7 +140,7 @@ def closure_of(function: types.FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def held_by(value: object) -> dict[str, object]:
-    """The instance attributes of an object, including slots. Properties are not called."""
+    """Return the instance attributes of an object, including slots. Properties are not called."""
     try:
         held = dict(object.__getattribute__(value, "__dict__"))
     except (AttributeError, TypeError, ValueError):
@@ -153,12 +156,12 @@ def held_by(value: object) -> dict[str, object]:
 
 
 def class_attribute(kind: type, name: str) -> object:
-    """The attribute that a class or the first of its bases defines under a name, or None."""
+    """Return the attribute of a class, or of the first of its bases that has this attribute; None if none has it."""
     return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
 
 
 def parts_of_attribute(value: object) -> list[object]:
-    """The functions behind an attribute of a class, or its value."""
+    """Return the functions behind an attribute of a class, or else the value of the attribute."""
     if isinstance(value, property):
         # A setter is used to prepare an object, not in a call.
         return [] if value.fget is None else [value.fget]
@@ -174,13 +177,13 @@ def parts_of_attribute(value: object) -> list[object]:
 
 
 MOST_MEMBERS = 10_000
-"""The most members of a container of objects that are inspected, evenly spread; a larger container is opaque."""
+"""The most members of a container of objects that are inspected, evenly spread. A larger container is opaque."""
 
 Members: TypeAlias = list[tuple[str, str, object]]
 
 
 def sha256_of(said: Iterable[str]) -> str:
-    """One digest of several texts, which depends on where one ends and the next begins."""
+    """Return one digest of several texts. It also depends on where one text ends and the next begins."""
     digest = hashlib.sha256()
     for part in said:
         digest.update(f"{len(part)}:{part}".encode("utf-8", "surrogatepass"))
@@ -188,7 +191,7 @@ def sha256_of(said: Iterable[str]) -> str:
 
 
 def plain(value: Any) -> str | None:  # noqa: PLR0911  (one case for each kind)
-    """A text that identifies a value without members; None for others. Strings are hashed, as they may be secret."""
+    """Return a text that identifies a value without members; None for others. Strings may be secret: hash them."""
     kind = type(value)
     if value is None or kind in (bool, float, complex):
         return repr(value)
@@ -246,10 +249,10 @@ def is_container(value: Any) -> bool:
 
 
 def members_of(value: Any) -> Members:
-    """The members of a container, each with the step to it and its key."""
+    """Return the members of a container, each with the step that leads to it and its key."""
     kind = type(value)
     if issubclass(kind, dict | types.MappingProxyType):
-        # A copy, because other threads may add items; by dict's own method, so that no user code runs.
+        # Copy, because other threads may add items. Use dict's own method, so that no code of the user runs.
         items = list(dict.items(value)) if issubclass(kind, dict) else list(value.items())
         made = [(".default_factory", "", value.default_factory)] if issubclass(kind, defaultdict) else []
         return [*made, *((f"[{_key(key)}]", f"{type(key).__name__}={plain(key)}", member) for key, member in items)]
@@ -266,7 +269,7 @@ def members_of(value: Any) -> Members:
 
 
 def said_at_once(value: Any) -> str | None:
-    """A digest of a very large container that contains only numbers and texts; None for anything else."""
+    """Return a digest of a very large container that contains only numbers and texts; None for anything else."""
     kind = type(value)
     if kind not in (list, tuple, deque, dict, set, frozenset) or len(value) <= MOST_MEMBERS:
         return None
@@ -289,26 +292,26 @@ _FILLING |= {"popitem", "popleft", "remove", "setdefault", "update", "__setitem_
 """Methods of containers that change their content."""
 
 _NAMING = {"getattr", "attrgetter", "vars", "asdict", "astuple", "eval", "__dict__"}
-"""Functions and attributes that read attributes by names in strings, or all attributes."""
+"""Functions and attributes that read attributes whose names are strings, or read all attributes."""
 
 _VARIABLES = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")
 _NAMES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_ATTR", "LOAD_METHOD", *_VARIABLES)
 
 Instructions = list[dis.Instruction]
 Locals = dict[str, str | None]
-"""Local variables that code sets: the global or attribute that each refers to (``cache = self.cache``), or None."""
+"""Maps local variables that code sets to the global or attribute that they mean (``cache = self.cache``) or to None."""
 
 
 @dataclass(frozen=True)
 class Uses:
-    """The names that code uses, including functions defined in it.
+    """The names that are used by code and by the functions that are defined in it.
 
     Attributes
     ----------
     globals, attributes : frozenset of str
         Names that it reads as globals, and as attributes of any object.
     imported : frozenset of str
-        Modules that it imports, by full name, or by a relative name with dots.
+        Modules that it imports: full names, or relative names that begin with dots.
     assigned : frozenset of str
         Attributes that it assigns, and buffers that it registers.
     rebound : frozenset of str
@@ -335,7 +338,7 @@ class Uses:
 
 @lru_cache(maxsize=4096)
 def uses_of(code: types.CodeType) -> Uses:
-    """The names that the code of a function uses."""
+    """Return the names that the code of a function uses."""
     instructions = list(dis.get_instructions(code))
     found: dict[str, set[str]] = {}
     for at, each in enumerate(instructions):
@@ -369,7 +372,7 @@ _KINDS = {
 
 
 def _filled(instructions: Instructions) -> set[str]:
-    """The names of the containers whose items the code sets, deletes, or changes by a method."""
+    """Return the names of the containers whose items the code sets, deletes, or changes by a method."""
     locals_: Locals = {}
     for at, each in enumerate(instructions):
         if each.opname == "STORE_FAST":
@@ -389,12 +392,12 @@ def _filled(instructions: Instructions) -> set[str]:
 
 
 def _name_before(instructions: Instructions, at: int, locals_: Locals) -> str | None:
-    """The name that the instruction before this one pushes."""
+    """Return the name that the instruction before this one pushes."""
     return _name_of(instructions[at - 1], locals_) if at else None
 
 
 def _name_pushed(instructions: Instructions, at: int, below: int, locals_: Locals) -> str | None:
-    """The name of the value that is `below` places below the top of the stack."""
+    """Return the name of the value that is `below` places below the top of the stack."""
     depth = 0
     for before in reversed(range(at)):
         each = instructions[before]
@@ -419,14 +422,14 @@ def _name_of(instruction: dis.Instruction, locals_: Locals) -> str | None:
 MAKING = frozenset({"__init__", "__new__", "__post_init__", "__setstate__", "__init_subclass__"})
 """Methods that create an object. Attributes that they assign are values, not caches."""
 NOT_CHANGING = MAKING | {"to", "cpu", "cuda", "half", "float", "double", "bfloat16", "type", "eval", "train"}
-"""The same, and names of methods that code usually calls on tensors rather than on the object that contains them."""
+"""The same methods, and methods that code usually calls on tensors, not on the object that contains the tensors."""
 
 
 @lru_cache(maxsize=4096)
 def assigned_by(kind: type) -> frozenset[str]:
-    """The attributes that instances of a class assign or fill when they are called.
+    """Return the attributes that instances of a class assign or fill when they are called.
 
-    These are counters, caches, and tables that the first call creates; not what the constructor sets.
+    These are counters, caches, and tables that the first call creates. What the constructor sets is not among them.
     """
     methods: dict[str, types.FunctionType] = {}
     for each in reversed(kind.__mro__):
@@ -452,7 +455,7 @@ def _is_of_all_modules(method: types.FunctionType) -> bool:
 
 @lru_cache(maxsize=4096)
 def code_said(code: types.CodeType) -> str:
-    """A digest of code and its constants, without the docstring."""
+    """Return a digest of code and its constants, without the docstring."""
     said = [code.co_code.hex(), *map(str, (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))]
     constants = code.co_consts[1:] if _has_docstring(code) else code.co_consts
     return sha256_of([*said, *map(_constant_said, constants)])

@@ -1,8 +1,8 @@
 """`Reduction`: store a function of each pixel's values, such as the argmax of class scores, instead of all of them.
 
-The windows of a tensor with a reduction are blended in another, "gathered" tensor, which has all values of a pixel
-along its first dimension. Complete tiles store only the results. So in a classification, incomplete tiles contain
-scores and complete tiles contain labels.
+The windows of a tensor with a reduction are blended in another tensor, the "gathered" tensor. It has all values of a
+pixel along its first dimension. Complete tiles store only the results. So in a classification, incomplete tiles contain
+scores, and complete tiles contain labels.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _Function = Callable[[torch.Tensor], torch.Tensor]
 ReductionName: TypeAlias = Literal["argmax", "softmax", "sigmoid"]
 
 LANES = 64
-"""A multiple of the width of torch's vector loops; elements left over by these loops may differ in the last bit."""
+"""A multiple of the width of torch's vector loops. Elements that these loops leave over may differ in the last bit."""
 _AT_ONCE = 2**14
-"""Values reduced at once: few enough for a fast cache and for torch to use no threads, which a forked process lacks."""
+"""The number of values reduced at once. They fit into a fast cache, and torch uses no threads, which forks lack."""
 
 
 def _softmax(values: torch.Tensor) -> torch.Tensor:
@@ -51,18 +51,19 @@ class Reduction:
 
     With ``reduce=Reduction(function, in_channels)``, ``f`` returns windows with `in_channels` values per pixel along
     their first dimension. If each pixel is reduced to a single number, windows have shape
-    ``(in_channels, *output_window.size)``; if it is reduced to `out_channels` numbers, which lie along the first
-    dimension of the tensor, they have shape ``(in_channels, *output_window.size[1:])``. Windows are blended first; a
-    pixel is reduced when all windows that cover it are blended. The store keeps only the results, and the unreduced
-    values of pixels that still lack some windows.
+    ``(in_channels, *output_window.size)``. If each pixel is reduced to `out_channels` numbers, these lie along the
+    first dimension of the tensor, and windows have shape ``(in_channels, *output_window.size[1:])``.
+
+    Windows are blended first. A pixel is reduced when all windows that cover it are blended. The store keeps the
+    results, and the unreduced values only of pixels that still lack some windows.
 
     Parameters
     ----------
     function : str or callable
-        ``"argmax"``: the index of the largest value, the first one if several are equal. ``"softmax"`` or
-        ``"sigmoid"``: as many results as values. Or ``function(values) -> result``: `values` has shape
-        ``(in_channels, N)`` for N pixels, the result has shape ``(N,)`` or ``(out_channels, N)`` and the dtype of the
-        tensor. The function must reduce each pixel independently of the others.
+        ``"argmax"``: the index of the largest value, or of the first one if several are equal. ``"softmax"`` or
+        ``"sigmoid"``: as many results as values. Or ``function(values) -> result``. Its `values` have shape
+        ``(in_channels, N)`` for N pixels. Its result must have shape ``(N,)`` or ``(out_channels, N)``, and the dtype
+        of the tensor. It must reduce each pixel independently of the other pixels.
     in_channels : int
         The number of values per pixel that ``f`` returns.
     out_channels : int, optional
@@ -95,7 +96,7 @@ class Reduction:
     in_channels: int
     """The number of values per pixel that ``f`` returns."""
     out_channels: int | None
-    """The number of values per pixel that are stored; None for a single one, without a channel dimension."""
+    """The number of values per pixel that are stored; None for a single value, without a channel dimension."""
     dtype: torch.dtype
     """The dtype that ``f`` returns."""
 
@@ -127,7 +128,7 @@ class Reduction:
         put(self, "dtype", known)
 
     def _reaches(self) -> Mapping[str, object]:
-        """The objects that a fingerprint of the reduction covers."""
+        """Return the objects that a fingerprint of the reduction covers."""
         return {"reduce": self.function}
 
     def __repr__(self) -> str:
@@ -150,7 +151,7 @@ def reduced(reduction: Reduction, values: torch.Tensor) -> torch.Tensor:
 
 
 def unknown_in(blend_or_reduction: object) -> Unknown | None:
-    """The function or weights of a blend or a reduction that are not known, because only their name is stored."""
+    """Return the `Unknown` in a blend or a reduction: a function or weights known only by name; None without one."""
     found = blend_or_reduction
     if isinstance(found, WeightedMean):
         found = found.weights
@@ -160,7 +161,7 @@ def unknown_in(blend_or_reduction: object) -> Unknown | None:
 
 
 def reduction_to_json(reduction: Reduction) -> dict[str, Any]:
-    """A reduction as it is recorded in a definition, with its function by name."""
+    """Return a reduction as a definition records it, with the name of its function."""
     function, unknown = reduction.function, unknown_in(reduction)
     return {
         "function": unknown.name if unknown else function if isinstance(function, str) else function_name(function),
@@ -171,9 +172,9 @@ def reduction_to_json(reduction: Reduction) -> dict[str, Any]:
 
 
 def reduction_from_json(stored: object) -> Reduction:
-    """The reduction that `reduction_to_json` described; a function that the user gave is replaced by an `Unknown`.
+    """Return the reduction that `reduction_to_json` described. A function that the user gave becomes an `Unknown`.
 
-    Raises ValidationError for any other document.
+    Raises ValidationError if `stored` is anything else.
     """
     if not isinstance(stored, Mapping) or not isinstance(stored.get("function"), str):
         raise ValidationError(f"reduce must describe a Reduction, got {quoted(stored)}")
@@ -189,9 +190,9 @@ def reduction_from_json(stored: object) -> Reduction:
 def check_reduction(
     reduction: object, shape: Shape, window: TensorWindow, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Raise ValidationError if `reduction` is no Reduction, or does not fit the rest of a tensor.
+    """Raise ValidationError if `reduction` is not a Reduction, or does not fit the rest of a tensor.
 
-    A user's function is tried once, on a few pixels.
+    A function that the user gave is tried once, on a few pixels.
     """
     if not isinstance(reduction, Reduction):
         raise ValidationError(
@@ -219,7 +220,7 @@ def _largest(dtype: torch.dtype) -> int:
 
 
 def labels_dtype(channels: int) -> torch.dtype:
-    """The smallest dtype that can represent the index of each channel."""
+    """Return the smallest dtype that can represent the index of each channel."""
     return next(each for each in (torch.uint8, torch.int16, torch.int32, torch.int64) if _largest(each) >= channels - 1)
 
 
@@ -237,7 +238,7 @@ def _check_channels(channels: int, shape: Shape, window: TensorWindow) -> None:
 
 
 def gathered_blend(reduction: Reduction | None, blend: Any) -> Any:
-    """The blend of the gathered tensor."""
+    """Return the blend of the gathered tensor."""
     adds_dimension = reduction is not None and reduction.out_channels is None
     return lifted(blend) if adds_dimension and isinstance(blend, WeightedMean) else blend
 
@@ -252,12 +253,12 @@ def check_gathered_mean(
 
 
 def gathered_shape(reduction: Reduction, shape: Shape) -> Shape:
-    """The shape of the gathered tensor."""
+    """Return the shape of the gathered tensor."""
     return (reduction.in_channels, *(shape if reduction.out_channels is None else shape[1:]))
 
 
 def gathered_window(reduction: Reduction, window: TensorWindow) -> TensorWindow:
-    """The windows of the gathered tensor: all channels of the same pixels."""
+    """Return the window of the gathered tensor: it covers all channels of the same pixels."""
     channels, follows = reduction.in_channels, followed(window)
     if reduction.out_channels is None:
         moved = [None if k is None else k + 1 for k in follows]
@@ -286,20 +287,20 @@ class Reducer:
         self._pixels_at_once = max(1, _AT_ONCE // reduction.in_channels // LANES) * LANES
 
     def lifted(self, index: Index) -> Index:
-        """The index in the gathered tensor of a window or tile of the tensor."""
+        """Return the index that a window or tile of the tensor has in the gathered tensor."""
         return (0, *index) if self._adds_dimension else index
 
     def lowered(self, index: Index) -> Index:
-        """The inverse of `lifted`."""
+        """Return the index that a window or tile of the gathered tensor has in the tensor; the inverse of `lifted`."""
         return index[1:] if self._adds_dimension else index
 
     def over(self, start: Sequence[int], shape: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The start and shape of the gathered block that has all values of the pixels of a block of the tensor."""
+        """Return start and shape of the gathered block that contains all values of the pixels of a block."""
         pixels = 0 if self._adds_dimension else 1
         return [0, *start[pixels:]], [self._reduction.in_channels, *shape[pixels:]]
 
     def reduce(self, values: Array, start: Sequence[int], target: Array) -> None:
-        """Reduce the gathered block `values`, which `over` located, into `target`, which begins at `start`."""
+        """Reduce `values` into `target`, which begins at `start`. `values` must be the gathered block from `over`."""
         channels, result = self._reduction.out_channels, target
         if channels is not None and len(target) != channels:
             result = _empty_like(target, (channels, *target.shape[1:]))
@@ -379,7 +380,7 @@ class Reducer:
 
 
 def _argmax(values: Array, target: Array) -> None:
-    """Write the index of each pixel's largest value, the first one if several are equal; NaN counts as the largest."""
+    """Write the index of each pixel's largest value, of the first one if several are equal. NaN counts as largest."""
     if not isinstance(values, np.ndarray):
         target[...] = as_array(values.argmax(0).to(as_tensor(target).dtype))
         return
@@ -390,7 +391,7 @@ def _argmax(values: Array, target: Array) -> None:
 
 
 def _numbers_of_largest(values: Any) -> Any:
-    """`numpy.argmax` over the first dimension, ten times as fast: channel by channel, from a fast cache."""
+    """Like `numpy.argmax` over the first dimension, but ten times as fast: goes channel by channel, in a fast cache."""
     largest = values[0].copy()
     numbers = np.zeros(largest.shape, np.min_scalar_type(len(values) - 1))
     greater, number = np.empty(largest.shape, bool), np.empty_like(numbers)

@@ -19,7 +19,7 @@ from infinite_tensor.values.reduction import Reducer, Reduction, gathered_blend
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A definition, bound to the functions and the device of this process.
+    """A definition, together with the functions and the device that this process uses for it.
 
     Attributes
     ----------
@@ -34,11 +34,11 @@ class TensorSpec:
     blend_init : number or None
         The value of a pixel before its first window.
     tile_size : tuple of int or None
-        The tile size of a tensor that was stored before; None lets the store choose.
+        The tile size, if the tensor is already stored; None lets the store choose.
     reduction : Reduction or None
         The reduction that ``definition.reduction`` names.
     held : object
-        What a persistent store knows about the tensor; it is freed together with the spec.
+        What a persistent store knows about the tensor. It is freed together with the spec.
     """
 
     tensor_id: str
@@ -60,7 +60,7 @@ class TensorSpec:
 
     @property
     def shape(self) -> Shape:
-        """Shape of the tensor, None for an unbounded dimension."""
+        """The shape of the tensor; None for an unbounded dimension."""
         return self.definition.shape
 
     @property
@@ -81,7 +81,7 @@ class TensorSpec:
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any] | None:
-        """The numpy dtype of what `as_array` returns; None if that is not a numpy array."""
+        """The dtype of the numpy array that `as_array` returns; None if it does not return a numpy array."""
         array = as_array(torch.empty(0, dtype=self.dtype, device=self.device))
         return array.dtype if isinstance(array, np.ndarray) else None
 
@@ -92,7 +92,7 @@ class TensorSpec:
 
     @cached_property
     def gathered(self) -> TensorSpec:
-        """The spec of the gathered tensor, in which windows are blended; without a reduction, this one."""
+        """The spec of the gathered tensor, in which windows are blended. Without a reduction, it is this spec."""
         if self.reduction is None:
             return self
         blend = gathered_blend(self.reduction, self.blend)
@@ -100,35 +100,35 @@ class TensorSpec:
 
     @cached_property
     def reducer(self) -> Reducer | None:
-        """Reduces gathered pixels to those of the tensor; None without a reduction."""
+        """The object that reduces gathered pixels to pixels of the tensor; None without a reduction."""
         return None if self.reduction is None else Reducer(self.reduction, self.dtype, self.grid)
 
     @property
     def gathered_bytes(self) -> float:
-        """The bytes that a pixel takes before it is reduced."""
+        """The number of bytes that a pixel takes before it is reduced."""
         if self.reduction is None:
             return self.dtype.itemsize
         return self.reduction.in_channels * self.reduction.dtype.itemsize / (self.reduction.out_channels or 1)
 
     @cached_property
     def blender(self) -> Blender:
-        """Folds windows into blocks of pixels."""
+        """The object that folds windows into blocks of pixels."""
         return Blender(self.grid, self.dtype, self.blend, self.blend_init)
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """Each dimension as messages show it."""
+        """Each dimension, as messages show it."""
         return tuple([label_of(d, name) for d, name in enumerate(names_of(self.definition.dims, len(self.shape)))])
 
     def beside(self, stored: Definition) -> TensorSpec:
-        """The same tensor; names and meaning that were not given are taken from the stored definition."""
+        """Return the same tensor. Names and meaning that were not given are taken from the stored definition."""
         dims, meaning = joined_dims(stored.dims, self.definition.dims), self.definition.meaning or stored.meaning
         if self.definition.dims == dims and self.definition.meaning is meaning:
             return self
         return replace(self, definition=replace(self.definition, dims=dims, meaning=meaning))
 
     def moved(self, device: torch.device, dtype: torch.dtype) -> TensorSpec:
-        """The same tensor on another device, in another dtype."""
+        """Return the same tensor on another device, in another dtype."""
         definition = replace(self.definition, dtype=dtype)
         if self.reduction is None:
             definition = replace(definition, blend_init=json_scalar("blend_init", self.blend_init, dtype))

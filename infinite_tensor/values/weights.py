@@ -1,8 +1,8 @@
 """`WeightedMean`: the weight of each pixel of a window where windows overlap, and how the mean is computed.
 
-Weighted windows are summed, and the result is divided by the sum of their weights. That divisor follows from geometry,
-so only the weighted sum is stored. The divisor is computed for small blocks of whole strides; nearly all blocks have
-the same position relative to the windows, and share one divisor.
+Weighted windows are added, and the result is divided by the sum of their weights. This divisor follows from geometry,
+so only the weighted sum is stored. The divisor is computed for small blocks of whole strides. Nearly all blocks have
+the same position relative to the windows, so they share one divisor.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ _Profile: TypeAlias = npt.NDArray[np.float32]
 _LEAST_GAUSSIAN = 1e-3
 _SIGMA_SCALE = 0.125
 _SIGMA_SCALES = 1e-6, 1e6
-"""Within these limits, no power of a scale overflows."""
+"""The limits of a scale, within which no power of it overflows."""
 _SERIAL = 2**14
-"""The number of elements that torch processes without its threads."""
+"""Up to this number of elements, torch uses no threads."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class WeightedMean:
     """A blend: each pixel is the mean of all windows that cover it, weighted by where it lies in them.
 
-    If the windows over a pixel have values v and weights w there, the pixel is ``sum(w * v) / sum(w)``; a pixel that no
-    window covers is 0. The sums are float32 for float16, bfloat16 and float32, and float64 for float64; real and
-    imaginary parts are summed separately. Tensors of integers or bools cannot use it.
+    If the windows over a pixel have values v and weights w there, the pixel is ``sum(w * v) / sum(w)``. A pixel that no
+    window covers is 0. The sums are float32 for float16, bfloat16 and float32, and float64 for float64. Real and
+    imaginary parts are summed separately. Tensors of integers or bools cannot use this blend.
 
     Parameters
     ----------
     weights : str, torch.Tensor or array
-        ``"mean"``: all equal. ``"linear"``: rises from each side to the middle. ``"hann"``: a squared sine.
-        ``"gaussian"``: a bell curve, the weights of MONAI's ``sliding_window_inference``. Each is the product of
-        one profile per sliding dimension; a dimension slides if it follows a window coordinate with a stride smaller
-        than the window. Along other dimensions the weight is 1. Or finite and positive weights of any shape that
-        broadcasts to the size of the window.
+        ``"mean"``: all weights are equal. ``"linear"``: they rise from each side to the middle. ``"hann"``: a squared
+        sine. ``"gaussian"``: a bell curve, with the weights of MONAI's ``sliding_window_inference``. Each kind is the
+        product of one profile per sliding dimension. A dimension slides if it follows a window coordinate, with a
+        stride smaller than the window. Along other dimensions the weight is 1. Instead of a kind, give finite and
+        positive weights of any shape that broadcasts to the size of the window.
     sigma_scale : float or sequence of float
-        Standard deviation of ``"gaussian"`` as a fraction of the window size: one number, or one per dimension.
+        The standard deviation of ``"gaussian"``, as a fraction of the window size: one number, or one per dimension.
 
     Raises
     ------
     ValidationError
-        If `weights` is none of these, or `sigma_scale` is not between 1e-6 and 1e6.
+        If `weights` is neither one of these kinds nor valid weights, or if `sigma_scale` is not between 1e-6 and 1e6.
 
     Notes
     -----
-    ``"gaussian"`` is computed by `torch.exp` and equals MONAI's weights bit for bit. The last bit of `torch.exp`
+    ``"gaussian"`` is computed by `torch.exp`, and has the same bits as MONAI's weights. The last bit of `torch.exp`
     depends on the processor, so pixels may differ in their last bits between machines. All other weights are the same
     everywhere.
 
@@ -89,14 +89,14 @@ class WeightedMean:
 
     @property
     def weights(self) -> str | torch.Tensor | Unknown:
-        """The kind of weights, or a copy of the given weights, or an `Unknown` if only their digest is stored."""
+        """The kind of weights, a copy of the given weights, or an `Unknown` if only a digest of them is stored."""
         if isinstance(self._given, torch.Tensor):
             return self._given.clone()
         return self._kind or self._given  # type: ignore[return-value]
 
     @property
     def sigma_scale(self) -> float | tuple[float, ...]:
-        """Standard deviation of ``"gaussian"`` as a fraction of the window size."""
+        """The standard deviation of ``"gaussian"``, as a fraction of the window size."""
         return self._sigma_scale
 
     def __eq__(self, other: object) -> bool:
@@ -137,7 +137,7 @@ class Unknown:
 
 
 def mean_to_json(mean: WeightedMean) -> dict[str, Any]:
-    """A mean as it is recorded in a definition: its kind, or a digest of the given weights."""
+    """Return a mean as a definition records it: its kind, or a digest of the given weights."""
     weights, scale = mean.weights, mean.sigma_scale
     if isinstance(weights, Unknown):
         return {"weights": weights.name}
@@ -151,9 +151,9 @@ def mean_to_json(mean: WeightedMean) -> dict[str, Any]:
 
 
 def mean_from_json(stored: object) -> WeightedMean:
-    """The mean that `mean_to_json` described; weights that the user gave are replaced by an `Unknown`.
+    """Return the mean that `mean_to_json` described. Weights that the user gave are replaced by an `Unknown`.
 
-    Raises ValidationError for any other document.
+    Raises ValidationError if `stored` is anything else.
     """
     if not isinstance(stored, Mapping) or not isinstance(stored.get("weights"), str):
         raise ValidationError(f"blend must be a name, a weighted mean or None, got {quoted(stored)}")
@@ -166,18 +166,18 @@ def mean_from_json(stored: object) -> WeightedMean:
 
 
 def lifted(mean: WeightedMean) -> WeightedMean:
-    """The same mean for windows with an additional first dimension, which does not slide."""
+    """Return the same mean for windows that have an additional first dimension, which does not slide."""
     scale = mean.sigma_scale
     return WeightedMean("gaussian", (scale[0], *scale)) if isinstance(scale, tuple) else mean
 
 
 def is_even(mean: WeightedMean) -> bool:
-    """Whether a mean has weights that are known to be all 1."""
+    """Whether it is known that all weights of a mean are 1."""
     return isinstance(mean.weights, str) and mean.weights == "mean"
 
 
 def weights_over(mean: WeightedMean, window: TensorWindow) -> torch.Tensor:
-    """The weights of a window, on the CPU; dimensions along which they are equal may have extent 1."""
+    """Return the weights of a window, on the CPU. Dimensions along which they are equal may have extent 1."""
     kind, scale = mean.weights, mean.sigma_scale
     if isinstance(kind, torch.Tensor):
         return kind.reshape((1,) * (window.ndim - kind.ndim) + kind.shape)
@@ -238,12 +238,12 @@ def _check_window(mean: WeightedMean, window: TensorWindow) -> None:
 
 
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which weighted values of `dtype` are summed."""
+    """Return the dtype in which weighted values of `dtype` are summed."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _sliding(window: TensorWindow) -> list[bool]:
-    """Whether each dimension slides, which means that neighbouring windows overlap along it."""
+    """Return, for each dimension, whether it slides, which means that neighbouring windows overlap along it."""
     return [
         k is not None and stride < n for k, stride, n in zip(followed(window), window.stride, window.size, strict=True)
     ]
@@ -266,7 +266,7 @@ def _hann(n: int, _scale: float) -> _Profile:
 
 
 def _gaussian(n: int, scale: float) -> _Profile:
-    """As MONAI computes it (monai.data.utils.compute_importance_map)."""
+    """Compute the bell curve as MONAI does (monai.data.utils.compute_importance_map)."""
     sigma = n * scale
     at = torch.arange(start=-(n - 1) / 2.0, end=(n - 1) / 2.0 + 1, dtype=torch.float32, device="cpu")
     exponents = at**2 / (-2 * sigma**2)
@@ -308,7 +308,7 @@ def _checked_number(scale: Any) -> float:
 
 
 def _checked_weights(weights: Any) -> torch.Tensor:
-    """A copy of the weights, in float32 or float64."""
+    """Return a copy of the weights, in float32 or float64."""
     check_unmasked(weights, "weights have")
     try:
         tensor = weights if isinstance(weights, torch.Tensor) else torch.from_numpy(np.array(weights))
@@ -349,7 +349,7 @@ def _digest(weights: torch.Tensor) -> str:
 
 
 AT_ONCE = 2**15 - 1
-"""Elements processed at once: few enough for a fast cache and for torch to use no threads, which a fork lacks."""
+"""The number of elements processed at once. They fit into a fast cache, and torch uses no threads, which forks lack."""
 _IN_TILE = 2**16
 _MOST_IN_TILE = 2**18
 _SUMS_BYTES = 2**25
@@ -358,7 +358,7 @@ _Place: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class Averaging:
-    """The arithmetic of one tensor's weighted mean. Safe for threads and forks.
+    """The arithmetic of one tensor's weighted mean. Several threads, and forked processes, may use it.
 
     Parameters
     ----------
@@ -403,7 +403,7 @@ class Averaging:
                 into.add_(values * factor)
 
     def divide(self, summed: Array, start: Sequence[int], target: Array) -> None:
-        """Divide `summed`, a block that begins at pixel `start`, by the sum of the weights, into `target`."""
+        """Divide `summed`, a block that begins at pixel `start`, by the sum of the weights. Write it to `target`."""
         device = as_tensor(summed).device
         for tile, to, of in self._tiles(start, summed.shape):
             for part in parts_of((target[to], summed[to], self._sum(tile, device)[of])):
@@ -414,7 +414,7 @@ class Averaging:
                     quotient.copy_(dividend / divisor)
 
     def _weights_on(self, device: torch.device) -> Array:
-        """The weights of a window, in full extent, on a device."""
+        """Return the weights of a window, in full extent, on a device."""
         if device not in self._on:
             weights = weights_over(self._mean, self._grid.window).to(device, self._dtype)
             self._on[device] = as_array(weights.expand(self._grid.window.size))
@@ -422,7 +422,7 @@ class Averaging:
 
     @cached_property
     def _uniform(self) -> list[bool]:
-        """Whether the sum of weights is constant along each dimension: one window spans it with equal weights."""
+        """For each dimension, whether one window spans it with equal weights. Then their sum is constant along it."""
         grid, weights = self._grid, weights_over(self._mean, self._grid.window)
         at = grid.window.start(tuple(grid.first))
         return [
@@ -445,7 +445,7 @@ class Averaging:
     def _tiles(
         self, start: Sequence[int], shape: Sequence[int]
     ) -> Iterator[tuple[Index, tuple[slice, ...], tuple[slice, ...]]]:
-        """For each tile that meets a block: the tile, its place in the block, and the part of it that lies there."""
+        """Yield each tile that overlaps a block, the place of the overlap in the block, and its place in the tile."""
         cuts: list[list[tuple[int, slice, slice]]] = []
         for a, n, size, uniform in zip(start, shape, self._tile, self._uniform, strict=True):
             if uniform:
@@ -461,7 +461,7 @@ class Averaging:
             yield tile, to, of
 
     def _sum(self, tile: Index, device: torch.device) -> Array:
-        """The sum of the weights over each pixel of a tile; 1 where no window covers the pixel, because it is 0."""
+        """Return the sum of the weights over each pixel of a tile; 1 instead of 0 where no window covers a pixel."""
         start = tuple(map(operator.mul, tile, self._tile))
         low, high = self._grid.box(start, list(map(operator.add, start, self._tile)))
         first = self._grid.window.start(tuple(low))
@@ -492,7 +492,7 @@ _Blocks: TypeAlias = tuple[Array, Array, Array]
 
 
 def parts_of(blocks: _Blocks) -> list[_Blocks]:
-    """On the CPU, cut two blocks of one shape, and a factor that broadcasts to it, into parts of at most `AT_ONCE`."""
+    """Cut two blocks of one shape, and a factor that broadcasts to it, into parts of at most `AT_ONCE`, on the CPU."""
     target, values, factor = blocks
     count = math.prod(target.shape)
     if count <= AT_ONCE or as_tensor(target).device.type != "cpu":
@@ -508,7 +508,7 @@ def parts_of(blocks: _Blocks) -> list[_Blocks]:
 
 
 def _tensors(blocks: _Blocks) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Blocks as tensors. Complex values get an additional dimension for their real and imaginary parts.
+    """Return blocks as tensors. Complex values get an additional dimension for their real and imaginary parts.
 
     In a complex product, an infinite real part would turn the imaginary part into NaN, and vice versa.
     """
