@@ -30,12 +30,12 @@ class DtypeMismatchError(ValidationError):
 
 
 class DeviceMismatchError(ValidationError):
-    """``f`` returned a tensor on another device than the InfiniteTensor's, or a materializer returned one on meta."""
+    """``f`` returned a tensor on the wrong device, or a materializer returned a tensor on the meta device."""
 
 
-# MemoryError comes first, because tblib unpickles exceptions by `__new__`, and only that of MemoryError can create one.
+# MemoryError comes first, because tblib unpickles exceptions by `__new__`, and only MemoryError's `__new__` works here.
 class OutOfMemoryError(MemoryError, InfiniteTensorError):
-    """The result of a read, or the memory that the read needs at one time, does not fit into memory."""
+    """A read needs more memory than there is, for its result or while it computes."""
 
 
 class TileAccessError(InfiniteTensorError, LookupError):
@@ -51,11 +51,11 @@ class BlobModeError(StoreError, io.UnsupportedOperation):
 
 
 class BlobNotFoundError(StoreError, FileNotFoundError):
-    """There is no `TensorBlob` at the place that was to be opened or read."""
+    """There is no `TensorBlob` at the given path."""
 
 
 class FunctionChangedWarning(UserWarning):
-    """``f``, its data or a file may differ from what the stored pixels were computed with; the pixels are kept."""
+    """Stored pixels may have been computed with another ``f``, or with other data or files. The pixels are kept."""
 
 
 class UncoveredPixelsWarning(UserWarning):
@@ -71,7 +71,7 @@ class DependantsRemainWarning(UserWarning):
 
 
 class WeakerStorageWarning(UserWarning):
-    """Storage lacks hard links, locks or the like. Says which guarantees are weaker, once per process and place."""
+    """Storage lacks hard links, locks or the like, so some guarantees are weaker. Issued once per process and place."""
 
 
 class LinkNotFollowedWarning(UserWarning):

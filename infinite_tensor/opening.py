@@ -84,7 +84,7 @@ def _check_given(store: TileStore, tensor_id: str, definition: Definition, args:
 
 
 def _open_args(store: TileStore, tensor_id: str, stored: StoredTensor) -> tuple[InfiniteTensor, ...]:
-    """Open the args that are in the store, each after its own args; a loop instead of recursion, for deep chains."""
+    """Open the args that are in the store, each after its own args. A loop, because recursion fails on long chains."""
     opened: dict[str, InfiniteTensor] = {}
     found = {tensor_id: stored}
     held = {tensor_id: _held_args(store, found, tensor_id)}
@@ -108,7 +108,7 @@ def _open_args(store: TileStore, tensor_id: str, stored: StoredTensor) -> tuple[
 
 
 def _held_args(store: TileStore, found: dict[str, StoredTensor], name: str) -> list[str]:
-    """Return the ids of those args of a stored tensor that are in the store with an unchanged definition."""
+    """Return the ids of the args of a stored tensor that are in the store and have the same definition as before."""
     held = []
     for arg in found[name].definition.args:
         key = arg.tensor_id
@@ -168,7 +168,7 @@ def _bind(
 class _PickledComputation:
     """One computation of a pickled chain, with its tensors.
 
-    `args` are the positions of its args among all tensors of the earlier parts.
+    `args` are the positions of its args in the list of all tensors of the earlier computations.
     """
 
     tensors: tuple[TensorInStore, ...]
@@ -179,7 +179,7 @@ class _PickledComputation:
 
 
 def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tuple[list[_PickledComputation], int]]:
-    """Return what ``__reduce__`` returns: the chain as a list, args first, so that no chain is too deep to pickle."""
+    """Return the result of ``__reduce__``. The chain is a list, args first, because deep nesting cannot be pickled."""
     numbers: dict[int, int] = {}
     parts = []
     # Args come before the tensors that read them.
@@ -198,9 +198,9 @@ def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tupl
 
 
 def for_reading(tensor: InfiniteTensor, readers: dict[TileStore, TileStore]) -> InfiniteTensor:
-    """Return the same tensor on read-only copies of its stores, so that computed windows are kept only in memory.
+    """Return the same tensor on its stores opened read-only. Windows that it computes are kept only in memory.
 
-    `readers` maps stores to the read-only stores that are already open; new ones are added to it.
+    `readers` maps stores to their read-only versions that are already open. Versions opened here are added to it.
 
     Raises
     ------
@@ -219,7 +219,7 @@ def for_reading(tensor: InfiniteTensor, readers: dict[TileStore, TileStore]) -> 
 
 
 def reader_of(store: TileStore, readers: dict[TileStore, TileStore]) -> TileStore:
-    """Return the same store, opened for reading; see `for_reading`."""
+    """Return the same store, opened read-only; see `for_reading`."""
     if store.read_only or not contents_of(store).outlives_process:
         return store
     if store not in readers:
@@ -235,7 +235,7 @@ def reader_of(store: TileStore, readers: dict[TileStore, TileStore]) -> TileStor
 
 
 def _tensor_key(tensor: InfiniteTensor) -> int:
-    """Return a key that identifies a tensor object; another object with the same definition may have another ``f``."""
+    """Return a key of this tensor object. Objects with equal definitions may have different ``f``, so keys differ."""
     return id(node_of(tensor).tensor)
 
 
@@ -248,7 +248,7 @@ def _rebuilt(parts: list[_PickledComputation], number: int) -> InfiniteTensor:
 
 
 def extent_of(tensor: InfiniteTensor) -> tuple[slice, ...] | None:
-    """Return the smallest region that contains all stored tiles, partial ones included; None if nothing is stored."""
+    """Return the smallest region that contains all complete and partial stored tiles; None if nothing is stored."""
     node = node_of(tensor)
     layout = node.contents.layout(node.spec)
     found = node.contents.inventory(node.spec, *layout.pixels)

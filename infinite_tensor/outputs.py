@@ -41,11 +41,11 @@ class Output:
     Parameters
     ----------
     shape : tuple of (int or None)
-        Extent per dimension in pixels; None for an unbounded one.
+        The number of pixels in each dimension; None for an infinite dimension.
     dtype : torch.dtype or str
         Element type, or its name.
     window : TensorWindow
-        Which pixels a window covers. Its `dimension_map` says which dimension follows which entry of `ctx`.
+        Which pixels a window covers. Its `dimension_map` says which entry of `ctx` each dimension follows.
     blend : callable, WeightedMean or str, optional
         As for `InfiniteTensor`.
     blend_init : number, optional
@@ -96,7 +96,7 @@ class Shared:
     version: object
 
     def spec(self, output: Output, key: Key = ()) -> TensorSpec:
-        """Return the spec of an output's tensor; a single output has no key.
+        """Return the spec of an output's tensor. If there is only one output, its key is empty.
 
         Raises
         ------
@@ -170,7 +170,7 @@ def _declared(outputs: object) -> dict[Key, Output]:
 
 
 def _coordinates(declared: Mapping[Key, Output]) -> int:
-    """Return the number of coordinates in ctx; ValidationError unless every output follows all of them."""
+    """Return the number of coordinates in ctx. Raise ValidationError unless every output follows all of them."""
     count = max(coordinates_of(output.window) for output in declared.values())
     for key, output in declared.items():
         unfollowed = sorted(set(range(count)) - set(followed(output.window)))
