@@ -110,7 +110,7 @@ class ArgReads:
         return low, high, whole
 
     def readers(self, pixels: BoxUnion, grid: WindowGrid) -> BoxUnion:
-        """Return the windows of the consumer's `grid` that read any of the pixels. If very many do, it may add others."""
+        """Return the windows of the consumer's `grid` that read any of the pixels, or a few more if very many do."""
         low, high = pixels.low, pixels.high
         for d, (extent, mode) in self.padded.items():
             reach = _reach(grid, self.window, d)
