@@ -321,7 +321,7 @@ def _check_needs(work: Work, positions: Sequence[int], callers: Sequence[Worker]
         index = work.indices[position]
         if any(caller.computes_only(computation, index) for caller in callers):
             raise ValidationError(
-                f"window {index} of tensor {computation.names} would need itself: it is read by the f that is "
+                f"window {index} of {computation.names} would need itself: it is read by the f that is "
                 "computing it, or by another f that this f waits for; change f to read only windows that do not need it"
             )
 

@@ -23,33 +23,34 @@ class FillOptions(TypedDict, total=False):
     Attributes
     ----------
     workers : int, optional
-        The number of threads that compute windows; more than one needs an ``f`` that several threads may call at the
-        same time. Default: the `workers` of each tensor's store.
+        The number of threads that compute windows. With more than one, several threads call ``f`` at the same time.
+        Default: the `workers` of each tensor's store.
     max_memory : int or str, optional
         The most memory to use, in bytes or as ``"400MB"``. It includes the caches of the stores, but not what ``f``
         itself takes. Default: 512 MiB in addition to the caches.
     client : distributed.Client, optional
-        A Dask cluster to spread the work over. Stored tensors are filled one after the other, each in four shards per
+        A Dask cluster that does the work. Stored tensors are filled one after the other, each in four shards for each
         thread of the current workers; `max_memory` then applies to each shard. Every tensor with a `tensor_id` must be
-        in a store that workers can open: Zarr, at a path or URL that all of them can reach.
+        in a Zarr store at a path or URL that all workers can reach.
     progress : bool, "always" or callable
-        True shows a bar if standard error is a terminal, or in a notebook; otherwise, or inside a live display of rich,
-        it writes a line to standard error each minute, with what is left. "always" shows the bar anywhere. The bar ends
-        with the number of tiles that were stored, and the number that a mask left out. A callable is called with a
-        `Progress`, at most about ten times a second; the last one has the report. Default: True.
+        True shows a bar on a terminal or in a notebook. Elsewhere, and inside a live display of rich, it writes a line
+        to standard error each minute, which says how much is left. "always" shows the bar everywhere. At the end, the
+        bar shows how many tiles were stored, and how many a mask left out. A callable is called with a `Progress`, at
+        most about ten times a second; the last `Progress` has the report. Default: True.
     shard : tuple of int, optional
         ``(rank, world_size)``: fill only shard `rank` of the `world_size` shards of the region, and store nothing
-        outside of it; other processes fill the others. Windows across the border of two shards are computed by both.
+        outside of it. Other processes fill the other shards. Windows across the border of two shards are computed for
+        both.
     where : Mask, array, tensor, InfiniteTensor or callable, optional
-        The wanted pixels. Anything but a `Mask` means ``Mask(where)``, whose pixels are those of the tensor or the
+        The wanted pixels. Anything but a `Mask` means ``Mask(where)``: its pixels are the pixels of the tensor or the
         group, beginning at 0. A tile that contains a wanted pixel of the region is computed whole. Other tiles are
-        skipped: nothing is stored of them, not even that they were skipped, so a later read, or a fill without a mask,
-        computes them, and the windows on the border again. Upstream tensors are computed where the wanted tiles need
+        skipped: nothing is stored of them, not even that they were skipped. A later read, or a fill without a mask,
+        computes them, and repeats the windows on the border. Upstream tensors are computed where the wanted tiles need
         them.
     pyramid : bool or str
-        Whether to also fill the levels of `InfiniteTensor.pyramid` over the same region: the windows of each level
-        whose pixels all lie over filled pixels. An unbounded tensor gets as many levels as the region needs. A str is
-        the method; True uses the default method of `InfiniteTensor.pyramid`. Default: False.
+        Whether to also fill the levels of `InfiniteTensor.pyramid` over the same region. A window of a level is
+        computed if all its pixels lie over filled pixels. An unbounded tensor gets as many levels as the region needs.
+        A str is the method; True uses the default method of `InfiniteTensor.pyramid`. Default: False.
     """
 
     workers: int | None

@@ -147,25 +147,6 @@ def checked_age(given: object) -> float:
     return float(seconds)
 
 
-def check_fill(workers: object, client: object, progress: object, shard: object, pyramid: object) -> None:
-    """Raise ValidationError for arguments that are wrong for every fill, whatever it fills."""
-    checked_workers(workers)
-    if client is not None:
-        check_client(client)
-    checked_progress(progress)
-    checked_shard(shard)
-    if not isinstance(pyramid, bool | str):
-        raise ValidationError(
-            f"pyramid must be True, False or the method of levels, such as 'mode', got {quoted(pyramid)}; "
-            "for a number of levels, call t.pyramid(levels=3)"
-        )
-    if shard is not None and pyramid:
-        raise ValidationError(
-            "a shard cannot fill levels, which extend over several shards; when all shards are done, call fill with "
-            "pyramid=True and without shard: nothing is computed twice"
-        )
-
-
 def checked_workers(value: object) -> int | None:
     """Return the argument `workers`, a positive int or None. Raise ValidationError for anything else."""
     return None if value is None else checked_count("workers", value)

@@ -102,6 +102,8 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 Number: TypeAlias = "bool | int | float | complex"
 Blend: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | WeightedMean | Literal['first', 'last']"
 """A function of the pixels so far and the pixels of the next window, a weighted mean, or which window to keep."""
+BlendName: TypeAlias = Literal["max", "min", "first", "last", "mean", "linear", "hann", "gaussian"]
+"""The names of blends, which `resolved_blend` takes."""
 
 
 class Padding(NamedTuple):
