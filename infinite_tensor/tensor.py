@@ -455,15 +455,15 @@ class InfiniteTensor(Fillable):
             self._node, (parse(region, self.shape, self._spec.labels) for region in regions), workers
         )
 
-    def coverage(self, region: object, state: TileState | None = None, where: object = None) -> torch.Tensor:
+    def coverage(self, region: object = ..., state: TileState | None = None, where: object = None) -> torch.Tensor:
         """For each tile that a region touches, return whether it can be read without computing a window of it.
 
         In a memory store, a tile is a block of about 256 KiB.
 
         Parameters
         ----------
-        region
-            As for a read.
+        region : optional
+            As for a read. Default: all of it, if no dimension is unbounded.
         state : {"stored", "missing", "uncovered", "skipped"}, optional
             Return instead whether each tile is in this state. "stored": all windows over the tile are stored.
             "missing": some are not, and a fill computes them. "uncovered": no window covers the tile, so nothing is

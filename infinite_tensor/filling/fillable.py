@@ -41,7 +41,12 @@ class Fillable(ABC):
         """Return the tensor, or the tensors of the group."""
 
     def plan(
-        self, region: object, *, max_memory: int | str | None = None, where: object = None, shards: int | None = None
+        self,
+        region: object = ...,
+        *,
+        max_memory: int | str | None = None,
+        where: object = None,
+        shards: int | None = None,
     ) -> FillPlan:
         """Return what `fill` would cost. Computes nothing, unless `where` is an `InfiniteTensor`.
 
@@ -49,8 +54,8 @@ class Fillable(ABC):
 
         Parameters
         ----------
-        region
-            As for a read.
+        region : optional
+            As for a read. Default: all of it, if no dimension is unbounded.
         max_memory, where : optional
             As for `fill`.
         shards : int, optional
@@ -74,7 +79,7 @@ class Fillable(ABC):
         count = None if shards is None else checked_count("shards", shards)
         return prepare(self._requests(region, where), checked_bytes("max_memory", max_memory)).plan(count)
 
-    def fill(self, region: object, **options: Unpack[FillOptions]) -> FillReport:
+    def fill(self, region: object = ..., **options: Unpack[FillOptions]) -> FillReport:
         """Compute and store every tile that a region touches, or only the tiles that a mask selects.
 
         A fill works in steps and keeps the upstream windows that the next steps need. So little is computed twice, even
@@ -84,8 +89,8 @@ class Fillable(ABC):
 
         Parameters
         ----------
-        region
-            As for a read.
+        region : optional
+            As for a read. Default: all of it, if no dimension is unbounded.
         **options
             See `FillOptions`: threads, a limit on memory, a cluster, the progress bar, a shard, a mask, and overviews.
 
@@ -134,13 +139,13 @@ class Fillable(ABC):
             interrupt.add_note(_INTERRUPTED)
             raise
 
-    def is_filled(self, region: object, where: object = None) -> bool:
+    def is_filled(self, region: object = ..., where: object = None) -> bool:
         """Return True if a `fill` of a region would compute nothing.
 
         Parameters
         ----------
-        region
-            As for a read.
+        region : optional
+            As for a read. Default: all of it, if no dimension is unbounded.
         where : optional
             As for `fill`: only tiles that the mask selects count.
 

@@ -444,7 +444,7 @@ class TensorGroup(Fillable):
             raise
         return self
 
-    def coverage(self, region: object, state: TileState | None = None, where: object = None) -> dict[str, Any]:
+    def coverage(self, region: object = ..., state: TileState | None = None, where: object = None) -> dict[str, Any]:
         """Return `InfiniteTensor.coverage` of each tensor, nested as the group is.
 
         The result is not a TensorDict, because tensors may have tiles of different sizes.

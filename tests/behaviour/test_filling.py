@@ -504,3 +504,16 @@ def test_a_plan_in_what_is_no_number_of_shards_is_refused(shards: Any) -> None:
     t = built(lambda _ctx: torch.ones(4), 4)
     with pytest.raises(ValidationError, match="shards must be a positive int, got"):
         t.plan(slice(0, 8), shards=shards)
+
+
+def test_all_of_a_finite_tensor_is_filled_by_default(store: ZarrTileStore, t: InfiniteTensor, f: Stopped) -> None:
+    finite = built(f, WINDOW, store=store, name="finite", shape=(48, 64))
+    assert finite.plan().calls == 3 * 4
+    assert not finite.is_filled()
+    finite.fill(progress=False)
+    assert len(f.calls) == 3 * 4
+    assert finite.is_filled()
+    assert finite.coverage().all()
+    for method in (t.plan, t.fill, t.is_filled, t.coverage):
+        with pytest.raises(RegionError, match="dimension 0 is unbounded"):
+            method()

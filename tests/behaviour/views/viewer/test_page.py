@@ -28,6 +28,9 @@ from tests.support.reference import Index
 
 pytest.importorskip("bokeh")
 
+# A session that ends while Bokeh sends to its page leaves the coroutine that would have sent.
+pytestmark = pytest.mark.filterwarnings("ignore:.*WSHandler.send_message:pytest.PytestUnraisableExceptionWarning")
+
 PATIENCE = 20_000.0
 MODELS = "[...Bokeh.documents[0]._all_models.values()]"
 GREY = (217, 217, 217)
