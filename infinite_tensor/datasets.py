@@ -22,6 +22,7 @@ from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import array_advice, as_index, members, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.layout import sizes_of
+from infinite_tensor.values.definition import CHANNELS
 
 Source: TypeAlias = InfiniteTensor | TensorGroup
 Several: TypeAlias = Sequence[Source] | Mapping[Any, Source]
@@ -118,8 +119,8 @@ class _Patches(Dataset[_Item_co]):
             if cut.axes != self._axes:
                 raise ValidationError(
                     "all tensors must have the same grid of patches along the dimensions of patch_size, got "
-                    f"{_shown(self._axes)} of {self._cuts[0].source!r} and {_shown(cut.axes)} of {cut.source!r}; if "
-                    "some have channels first, give a TensorGroup of them, with dims=(-2, -1)"
+                    f"{_shown(self._axes)} of {self._cuts[0].source!r} and {_shown(cut.axes)} of {cut.source!r}; name "
+                    "the dimensions of finite tensors that have channels, as in dims=('c', 'y', 'x')"
                 )
         self._positions = self._length = math.prod(axis.positions for axis in self._axes)
         if not self._positions:
@@ -247,8 +248,9 @@ class GridDataset(_Patches[_Item_co]):
         pixels of all its tensors. For a list, tuple or dict, an item is a list, tuple or dict of patches at the same
         coordinates.
     patch_size : int or tuple of int
-        Extent of a patch in pixels: an int for every unbounded dimension (every dimension, where none is unbounded),
-        one int per unbounded dimension, or one int per dimension. Finite dimensions that are not named stay whole.
+        Extent of a patch in pixels: an int for all dimensions that patches cut, one int per such dimension, or one int
+        per dimension. Patches cut the unbounded dimensions. If there are none, they cut all dimensions except those
+        named c, channel, channels, band or bands. All other dimensions stay whole.
     stride : int or tuple of int, optional
         Distance from one patch to the next: an int for every dimension that `patch_size` names, or several ints as in
         `patch_size`. Default: `patch_size`, so that patches lie side by side.
@@ -499,6 +501,11 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
     box = _box(region, source.shape)
     dims = [d for d in range(source.ndim) if d not in box.squeezed]
     extents = tuple(None if source.shape[d] is None else box.stop[d] - box.start[d] for d in dims)
+    names = source.dims if isinstance(source, InfiniteTensor) else ()
+    channels = {k for k, d in enumerate(dims) if names and names[d].lower() in CHANNELS}
+    if channels and None not in extents:
+        # An int is for all other dimensions, as it is for the unbounded ones of a tensor that has some.
+        extents = tuple(extent if k in channels else None for k, extent in enumerate(extents))
     sizes = sizes_of("patch_size", patch_size, extents)
     units = [_unit(source, d) for d in dims]
     every = units if stride is None else stride

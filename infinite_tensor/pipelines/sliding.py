@@ -17,9 +17,7 @@ from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.support.given import as_index, as_ratio, members, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.checks import constant_of
-
-CHANNELS = frozenset({"c", "channel", "channels", "band", "bands"})
-"""Names of dimensions over which windows do not slide."""
+from infinite_tensor.values.definition import CHANNELS
 
 _WINDOWS = (65_536, 256, 64, 16)
 """The longest side of a window that slides over one, two, three, or more dimensions, unless its halo is large."""

@@ -45,6 +45,10 @@ def default_name(d: int) -> str:
     return f"dim_{d}"
 
 
+CHANNELS = frozenset({"c", "channel", "channels", "band", "bands"})
+"""Names of dimensions that windows and patches do not cut."""
+
+
 def names_of(dims: Dims, ndim: int) -> tuple[str, ...]:
     """Return a name for each dimension."""
     return tuple(map(default_name, range(ndim))) if dims is None else dims

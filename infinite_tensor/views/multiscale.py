@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index, is_empty, with_entry
 from infinite_tensor.pipelines.pyramid import box_above
-from infinite_tensor.pipelines.sliding import CHANNELS, names_of
+from infinite_tensor.pipelines.sliding import names_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.coarse import Coarsening, scales
+from infinite_tensor.values.definition import CHANNELS
 from infinite_tensor.views.frame import Frame
 from infinite_tensor.views.metadata import Along, Shown, coordinates_of
 

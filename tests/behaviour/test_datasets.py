@@ -51,10 +51,10 @@ PLANE = built(places, (8, 8), dtype=torch.int64)
 IMAGE = built(channels, (3, 8, 8), shape=(3, None, None), dtype=torch.int64)
 
 
-def of_shape(shape: Sequence[int | None]) -> InfiniteTensor:
+def of_shape(shape: Sequence[int | None], **options: Any) -> InfiniteTensor:
     """A tensor of ones."""
     size = [8 if extent is None else extent for extent in shape]
-    return built(lambda _ctx: torch.ones(size), size, shape=tuple(shape))
+    return built(lambda _ctx: torch.ones(size), size, shape=tuple(shape), **options)
 
 
 FINITE = built(places, (8, 8), shape=(40, 24), dtype=torch.int64)
@@ -236,9 +236,16 @@ class TestSeveralTensors:
         with pytest.raises(ValidationError, match=r"same grid .*\[0:50 in patches of 8.*; 0:30 .*\[0:40 .*; 0:24 "):
             kind([PLANE, FINITE], 8, region=sl[0:50, 0:30])
 
+    def test_channels_of_finite_tensors_stay_whole_where_they_are_named(self, kind: Kind) -> None:
+        image, labels = of_shape((3, 40, 24), dims=("c", "y", "x")), of_shape((40, 24))
+        item = kind({"image": image, "labels": labels}, 8, region=sl[..., 0:32, 0:24])[0]
+        assert (item["image"].shape, item["labels"].shape) == ((3, 8, 8), (8, 8))
+        assert kind(image, (8, 12))[0].shape == (3, 8, 12)
+        assert kind(image, (2, 8, 8))[0].shape == (2, 8, 8)
+
     def test_finite_tensors_of_which_some_have_channels_are_cut_as_a_group(self, kind: Kind) -> None:
         pair: dict[str, Any] = {"image": of_shape((3, 40, 24)), "labels": of_shape((40, 24))}
-        with pytest.raises(ValidationError, match=r"give a TensorGroup of them, with dims=\(-2, -1\)$"):
+        with pytest.raises(ValidationError, match=r"have channels, as in dims=\('c', 'y', 'x'\)$"):
             kind(pair, 1)
         item = kind(TensorGroup(pair, dims=(-2, -1)), 8)[0]
         assert (item["image"].shape, item["labels"].shape) == ((8, 8, 3), (8, 8))

@@ -25,13 +25,12 @@ from infinite_tensor.filling.progress import Tally
 from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Selection, parse
-from infinite_tensor.pipelines.sliding import CHANNELS
 from infinite_tensor.support.allocation import new_block
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.values.definition import Number
+from infinite_tensor.values.definition import CHANNELS, Number
 from infinite_tensor.values.meaning import Meaning, nodata_in
 from infinite_tensor.views.frame import Frame, shown, shown_dtype, step_of
 

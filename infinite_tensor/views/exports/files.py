@@ -17,8 +17,8 @@ import numpy as np
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.pipelines.rasters import RasterReader
-from infinite_tensor.pipelines.sliding import CHANNELS
 from infinite_tensor.support.disks import allocate_file
+from infinite_tensor.values.definition import CHANNELS
 from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Georeference, crs_of, nodata_in
 from infinite_tensor.views.colours import PALETTE, are_labels
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
