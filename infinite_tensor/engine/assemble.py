@@ -18,6 +18,7 @@ from infinite_tensor.engine.chain import Node, chain_of, resolved
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.loop import Loop, Regions, run_steps
+from infinite_tensor.engine.plan import build
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
@@ -106,6 +107,20 @@ def read_together(
                 if not _compute(absent, workers):
                     continue
         return [[selection.pick(out) for selection, out in parts] for parts in read]
+
+
+def windows_to_compute(node: Node, selection: Selection) -> int:
+    """Return how many windows a read of a selection would compute, upstream ones included. Computes nothing.
+
+    Raises
+    ------
+    TileAccessError
+        If a tensor without ``f`` lacks some of them.
+    """
+    with store_call(node.contents, CLAIMS), Views(CLAIMS.reader(None)) as views:
+        access = views.of(node)
+        missing = access.add(*Blocks.of(selection, node.spec.grid.window).bounds())
+        return sum([len(workload.windows) for workload in build({node: missing}, views)]) if len(missing) else 0
 
 
 _Selected: TypeAlias = list[tuple[Selection, torch.Tensor]]

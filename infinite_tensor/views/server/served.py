@@ -15,6 +15,8 @@ from urllib.parse import parse_qs
 
 from starlette.responses import Response
 
+from infinite_tensor.engine.assemble import windows_to_compute
+from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import TileAccessError, ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import parse
@@ -228,14 +230,18 @@ class Served:
 
 def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:
     """Return how many windows must be computed for a region, or an estimate if there are too many to plan."""
-    # coverage() takes a fifth of the time of plan().
+    # Takes less time than to count windows.
     if not tensor.coverage(region, "missing").any():
         return 0
     selection = parse(region, tensor.shape)
     bound = _bound(tensor, [*zip(selection.start, selection.stop, strict=True)], max(most, _MOST_PLANNED))
-    # A plan takes longer than all else that is done for a chunk. Without args, no other windows are needed.
-    is_counted = bound > max(most, _MOST_PLANNED) or (bound <= most and not tensor.args)
-    return bound if is_counted else tensor.plan(region).windows
+    if bound > max(most, _MOST_PLANNED):
+        return bound
+    try:
+        return windows_to_compute(node_of(tensor), selection)
+    except TileAccessError:
+        # Some of them cannot be computed, which the read will say.
+        return bound
 
 
 def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -> int:

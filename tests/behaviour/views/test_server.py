@@ -42,6 +42,7 @@ from infinite_tensor.views.frame import shown_if_stored
 from infinite_tensor.views.server.served import Settings
 from infinite_tensor.views.server.work import Work
 from tests.support.command_line import COMMAND
+from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
 from tests.support.serving import PATIENCE, Served, served
 
@@ -317,6 +318,18 @@ def exits(_ctx: object) -> torch.Tensor:
 
 def doubles(ctx: tuple[int, ...]) -> torch.Tensor:
     return ramp(ctx).double()
+
+
+def test_a_map_tile_costs_its_own_windows_not_those_of_a_whole_tile_of_the_store(tmp_path: Path) -> None:
+    f = Counted(lambda ctx: torch.full((64, 64), float(ctx[0] + ctx[1])))
+    with ZarrTileStore(tmp_path / "w.zarr", tile_size=1024) as store:
+        base = InfiniteTensor((None, None), f, TensorWindow((64, 64)), tile_store=store, tensor_id="base")
+        world = base.map(torch.neg, window=(64, 64), store=store, tensor_id="world")
+        with served(world, settings=Settings(low=-8, high=8, max_windows=32)) as server:
+            answer = server.get("/world/0/0/0.png")
+        assert (image(answer.content)[..., 3] == 255).all()
+        assert "no-store" not in answer.headers["cache-control"]
+        assert len(f.calls) == 16
 
 
 def test_what_is_stored_of_tiles_that_are_not_whole_is_shown(tmp_path: Path) -> None:
