@@ -48,7 +48,7 @@ class FillOptions(TypedDict, total=False):
         computes them, and repeats the windows on the border. Upstream tensors are computed where the wanted tiles need
         them.
     pyramid : bool or str
-        Whether to also fill the levels of `InfiniteTensor.pyramid` over the same region. A window of a level is
+        Whether to also fill the levels of `InfiniteTensor.pyramid` over the same region. A tile of a level is
         computed if all its pixels lie over filled pixels. An unbounded tensor gets as many levels as the region needs.
         A str is the method; True uses the default method of `InfiniteTensor.pyramid`. Default: False.
     """
