@@ -953,7 +953,7 @@ class InfiniteTensor(Fillable):
             The port of the page, which only this machine can reach. Default: any free port.
         budget : int
             The largest number of windows that may be computed for the visible part of a tensor; windows of upstream
-            tensors do not count. If more are missing, only stored pixels are shown.
+            tensors do not count. If more are missing, only stored pixels are shown; 0 computes nothing.
         open_browser : bool, optional
             Whether to open a browser. Default: True, except in notebooks, which show the page below the cell.
 

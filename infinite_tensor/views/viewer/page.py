@@ -25,7 +25,7 @@ from tornado.ioloop import IOLoop
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Shape
-from infinite_tensor.support.given import as_index, checked_count, quoted
+from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.support.tables import shown_id
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.plane import Plane
@@ -260,7 +260,10 @@ def view(tensors: Sequence[object], port: object, budget: object, *, open_browse
     number = as_index(port)
     if number is None or not 0 <= number < 2**16:
         raise ValidationError(f"port must be an int from 0 to 65535, 0 for any that is free, got {quoted(port)}")
-    found = View(cast("Sequence[InfiniteTensor]", tensors), number, Budget(checked_count("budget", budget)))
+    most = as_index(budget)
+    if most is None or most < 0:
+        raise ValidationError(f"budget must be a number of windows, 0 to compute nothing, got {quoted(budget)}")
+    found = View(cast("Sequence[InfiniteTensor]", tensors), number, Budget(most))
     # A notebook shows the page itself.
     if "ipykernel" not in sys.modules if open_browser is None else open_browser:
         webbrowser.open(found.url)

@@ -206,7 +206,7 @@ class Panel:
         resized: Callable[[], None],
     ) -> None:
         self._document, self._tensor, self._budget, self._resized = document, tensor, budget, resized
-        self._tiles, self._plane = Tiles(tensor), Plane.of(tensor.shape, tensor.dims)
+        self._tiles, self._plane = Tiles(tensor, computes=budget.windows > 0), Plane.of(tensor.shape, tensor.dims)
         self.coarsest = coarsest(self._plane.extents, len(self._tiles.levels) - 1)
         self._ends = full_range(shown_dtype(tensor.dtype), rgb=True)
         self._looking, self._computing = Lane(self._is_over), Lane(self._is_over)

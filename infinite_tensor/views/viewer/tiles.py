@@ -67,6 +67,8 @@ class Tiles:
     Parameters
     ----------
     tensor : InfiniteTensor
+    computes : bool
+        Whether the ``f`` of the tensor may be called.
 
     Attributes
     ----------
@@ -76,10 +78,10 @@ class Tiles:
         Whether all values so far are labels, as `InfiniteTensor.show` defines them.
     """
 
-    def __init__(self, tensor: InfiniteTensor) -> None:
+    def __init__(self, tensor: InfiniteTensor, *, computes: bool = True) -> None:
         self.levels, self._scales = Plane.of(tensor.shape, tensor.dims).pyramid(tensor, stored_levels(tensor))
         self._copied = node_of(tensor).computation.copied
-        self.computable = self._copied or tensor.f is not None
+        self.computable = self._copied or (computes and tensor.f is not None)
         self._failed: dict[tuple[Plane, Tile], Picture] = {}
         dtype = shown_dtype(tensor.dtype)
         # A dtype with NaN that represents all values exactly, except large integers of 64 bits.

@@ -153,7 +153,7 @@ def test_an_interrupted_predict_says_in_a_line_how_it_continues(started: str, tm
         found = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=PATIENCE)
         *others, last = found.stderr.splitlines()
         assert last == "KeyboardInterrupt" + said.format("")
-        assert len(others) <= 10
+        assert sum(line.startswith("  File ") for line in others) <= 5
         return
     np.save(source, np.zeros((1, 64, 8000), np.float32))
     options = ["--window", "64", "--overlap", "0", "--batch-size", "1", "--dims", "c,y,x"]

@@ -340,7 +340,7 @@ NOT_FOR_READERS = re.compile(
     # They begin with a store that has no keys, where a face has its metadata.
     "|is_empty|list.*"
     # They are for stores that answer without an event loop.
-    "|get_sync.*"
+    "|get_sync.*|sync_async.*"
     # They are abstract.
     "|store_repr|store_supports_writes|store_supports_listing"
     ")"

@@ -305,6 +305,17 @@ def test_from_afar_what_is_too_much_to_compute_is_not(opened: Callable[..., Page
     assert len(f.calls) > 4
 
 
+def test_a_budget_of_0_shows_what_is_stored(opened: Callable[..., Page]) -> None:
+    f = Counted(ramp)
+    t = tensor_of(f)
+    _ = t[0:256, 0:256]
+    page = opened(t, budget=0)
+    page.settle()
+    assert len(f.calls) == 1
+    assert page.status == ""
+    assert (page.picture() == GREY).all(-1).any()
+
+
 def test_what_was_stored_is_tinted_where_that_is_wanted(opened: Callable[..., Page], tmp_path: Path) -> None:
     t = tensor_of(ramp, tile_store=ZarrTileStore(tmp_path / "t.zarr", tile_size=256))
     _ = t[0:256, 0:256]
@@ -436,7 +447,7 @@ def test_what_is_no_tensor_and_no_port_is_refused() -> None:
     with pytest.raises(ValidationError, match="port must be"):
         t.view(port=70_000)
     with pytest.raises(ValidationError, match="budget must be"):
-        t.view(budget=0)
+        t.view(budget=-1)
 
 
 def test_a_port_that_is_taken_is_an_error_and_a_view_shows_itself_in_notebooks() -> None:
