@@ -316,8 +316,9 @@ def view(store: str, tensor_ids: tuple[str, ...], computed: Any, port: int, brow
                 print_json({"url": shown.url})
             note(f"{shown.url} shows {', '.join(each.tensor_id for each in (first, *others))}; Ctrl-C ends it")
             shown.wait()
-            # The process ends after the current call of f. A second Ctrl-C ends it at once.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            # The process ends after the current call of f. A second Ctrl-C or SIGTERM ends it at once.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
 
 
 COMMANDS = (ls, info, read, stats, coverage, plan, view)

@@ -19,6 +19,7 @@ import click
 from infinite_tensor.cli import changing, looking, serving
 from infinite_tensor.cli.output import note, tell
 from infinite_tensor.errors import InfiniteTensorError
+from infinite_tensor.support.interrupts import act_as_ctrl_c
 
 FAILED = 1
 BROKEN_CODE = 4
@@ -80,12 +81,13 @@ def run(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM, by which schedulers and services end a process, act as Ctrl-C, unless that is ignored."""
+    """Let SIGTERM, by which schedulers and services end a process, act as Ctrl-C, unless SIGTERM is ignored."""
     here = threading.current_thread() is threading.main_thread()
-    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if not here or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         yield
         return
-    former = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # SIGINT may be ignored, as in what a script starts in the background.
+    former = signal.signal(signal.SIGTERM, act_as_ctrl_c)
     try:
         yield
     finally:

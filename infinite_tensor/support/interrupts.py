@@ -2,7 +2,7 @@
 
 Python raises KeyboardInterrupt between any two lines of the main thread, and on no other thread. So the outermost call
 into a store (`store_call`) replaces the handler of SIGINT by one that only records the signal. When the call ends, it
-calls the former handler.
+calls the former handler. `act_as_ctrl_c` is a handler that has another signal deferred in the same way.
 
 In three cases Ctrl-C takes effect at once during a call. While a function of the user runs (`running_f`), and while
 nothing is being changed, for example because a thread waits for a lock (`at_rest`), the former handler is restored. A
@@ -29,7 +29,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from signal import SIGINT, valid_signals
+from signal import SIGINT, default_int_handler, valid_signals
 from types import FrameType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
 
@@ -97,13 +97,22 @@ class _TakesNote:
 
     def __init__(self) -> None:
         self._former: Any = None
-        self.has_noted = False
+        self._noted: Any = None
+
+    @property
+    def has_noted(self) -> bool:
+        """Whether an interrupt is recorded that has not taken effect yet."""
+        return self._noted is not None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.note(self._former, number, frame)
+
+    def note(self, handler: Any, number: int, frame: FrameType | None) -> None:
+        """Record an interrupt, which takes effect by this handler; or let it take effect now, outside of a call."""
         call, first = _here.call, not self.has_noted
-        self.has_noted = first and call is not None and call.is_within(frame)
+        self._noted = handler if first and call is not None and call.is_within(frame) else None
         if not self.has_noted:
-            self._former(number, frame)
+            handler(number, frame)
 
     def put_off(self) -> None:
         """Record interrupts from now on, instead of raising them."""
@@ -122,17 +131,26 @@ class _TakesNote:
 
     def tell(self) -> None:
         """Let a recorded interrupt take effect."""
-        self.has_noted = False
-        self._former(SIGINT, sys._getframe())  # noqa: SLF001  (the frame that handlers are given)
+        handler, self._noted = self._noted, None
+        handler(SIGINT, sys._getframe())  # noqa: SLF001  (the frame that handlers are given)
 
     def restore_in_child(self) -> None:
         """Forget, in a forked child, what the parent process has recorded."""
         _here.__init__()  # type: ignore[misc]
-        self.has_noted = False
+        self._noted = None
         self.show()
 
 
 _ctrl_c = _TakesNote()
+
+
+def act_as_ctrl_c(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt as Ctrl-C does: a handler for another signal, even where SIGINT is ignored."""
+    if _here.call is None or _here.call.is_shown:
+        default_int_handler(number, frame)
+    else:
+        _ctrl_c.note(default_int_handler, number, frame)
+
 
 # Windows has no fork.
 if hasattr(os, "register_at_fork"):

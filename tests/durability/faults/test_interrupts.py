@@ -29,6 +29,7 @@ from infinite_tensor import (
 )
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support import interrupts
+from infinite_tensor.support.interrupts import act_as_ctrl_c
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.durability.faults.conftest import pair
 from tests.support.building import line, ones
@@ -298,6 +299,17 @@ def test_the_handler_of_the_user_is_there_while_f_runs_and_between_the_parts_of_
 def test_where_ctrl_c_is_ignored_or_ends_the_process_that_stays(handler: Any) -> None:
     with handled(signal.SIGINT, handler):
         assert handler_in(Slow()) == [handler] * 5
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])
+def test_a_signal_that_acts_as_ctrl_c_closes_no_store_even_if_ctrl_c_is_ignored(handler: Any) -> None:
+    f = Counted(ones)
+    with handled(signal.SIGINT, handler), handled(signal.SIGTERM, act_as_ctrl_c):
+        t = line(Slow(once(partial(signal.raise_signal, signal.SIGTERM))), f)
+        with pytest.raises(KeyboardInterrupt):
+            t[0:8]
+        assert f.calls == []
+        assert t[0:8].tolist() == [1] * 8
 
 
 def test_a_handler_of_ones_own_is_called_when_the_call_ends() -> None:
