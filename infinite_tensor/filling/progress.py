@@ -73,7 +73,8 @@ class Tally(AbstractContextManager["Tally"]):
         self._tells_end = self._watcher is not None
         self._every = _TELL_SECONDS
         self._bar: Any = None
-        if progress == "always" or (progress is True and is_watched()):
+        # sys.stderr is None where nobody can see it, as under pythonw.
+        if sys.stderr is not None and (progress == "always" or (progress is True and is_watched())):
             self._bar = _bar_class()(total=total, unit=unit, smoothing=0.1)
         elif progress is True:
             self._watcher, self._every, self._told = _line_in(unit), LINE_SECONDS, 0.0
@@ -163,7 +164,11 @@ def is_watched() -> bool:
     if type(sys.stderr).__module__ == "rich.file_proxy":
         # A live display of rich prints each state of the bar as a line above it.
         return False
-    return (sys.stderr is not None and sys.stderr.isatty()) or "ipykernel" in sys.modules
+    # An object that stands in for a file may lack the method, and a closed file raises ValueError.
+    with suppress(ValueError):
+        isatty = getattr(sys.stderr, "isatty", None)
+        return (isatty is not None and isatty()) or "ipykernel" in sys.modules
+    return False
 
 
 def _bar_class() -> Any:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -407,6 +408,21 @@ class TestProgress:
             t.fill(sl[0:64, 0:64])
         assert "16 of 16 windows, about 0 min left" in screen.getvalue()
         assert "window/s" not in screen.getvalue()
+
+    @pytest.mark.parametrize("progress", [True, "always"])
+    @pytest.mark.parametrize("in_a_notebook", [False, True])
+    @pytest.mark.parametrize("screen", ["none", "closed", "least"])
+    def test_it_fills_whatever_standard_error_is(
+        self, monkeypatch: pytest.MonkeyPatch, t: InfiniteTensor, progress: Any, in_a_notebook: bool, screen: str
+    ) -> None:
+        monkeypatch.setattr("infinite_tensor.filling.progress.LINE_SECONDS", 0.0)
+        if in_a_notebook:
+            monkeypatch.setitem(sys.modules, "ipykernel", sys)
+        closed = io.StringIO()
+        closed.close()
+        least = SimpleNamespace(write=lambda _: None, flush=lambda: None)
+        monkeypatch.setattr(sys, "stderr", {"none": None, "closed": closed, "least": least}[screen])
+        assert t.fill(sl[0:64, 0:64], progress=progress).windows == 16
 
     def test_a_notebook_without_widgets_shows_a_bar_of_text_and_no_warning(self) -> None:
         found = run("-c", NOTEBOOK)
