@@ -393,8 +393,6 @@ class Deposits:
             self._error = error
 
     def _deposit(self, positions: Sequence[int], blocks: Sequence[Array]) -> None:
-        if LOG.isEnabledFor(logging.DEBUG):
-            self._log(positions)
         notice = self._work.reader.notice
         try:
             for result, block in zip(self._workload.results, blocks, strict=True):
@@ -404,6 +402,9 @@ class Deposits:
         finally:
             # Even if storing them failed, this thread no longer computes them.
             CLAIMS.end(self._worker, positions)
+        # Last, because a handler may raise.
+        if LOG.isEnabledFor(logging.DEBUG):
+            self._log(positions)
 
     def _log(self, positions: Sequence[int]) -> None:
         now = time.monotonic()

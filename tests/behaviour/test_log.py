@@ -49,6 +49,37 @@ def test_a_fill_and_a_read_say_what_is_computed_written_and_read(
     assert lines(log, "") == ["read tiles of tensor 'board' from the store: 1 of 1 complete"]
 
 
+class Failing(logging.Handler):
+    """Raises for messages that begin with a word."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self.word = word
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith(self.word):
+            raise ArithmeticError(self.word)
+
+
+@pytest.mark.parametrize("word", ["read", "computed"])
+def test_an_error_of_a_handler_is_raised_as_it_is_and_loses_nothing(
+    tmp_path: Path, log: pytest.LogCaptureFixture, word: str
+) -> None:
+    handler, logger = Failing(word), logging.getLogger("infinite_tensor")
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=8) as store:
+        t = board(store)
+        logger.addHandler(handler)
+        try:
+            with pytest.raises(ArithmeticError, match=word):
+                t[0:8, 0:8]
+        finally:
+            logger.removeHandler(handler)
+        log.clear()
+        assert t[0:8, 0:8].sum() == 64
+        # The windows whose computation was to be logged are kept.
+        assert len(lines(log, "computed")) == (word == "read")
+
+
 def test_parts_of_tiles_and_copies_are_logged(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     with ZarrTileStore(tmp_path / "s.zarr", tile_size=8) as store:
         board(store)[0:8, 0:12]

@@ -207,7 +207,7 @@ class Storage:
         tensor_id, layout = record.spec.tensor_id, record.layout
         with self.asked("read", tensor_id, tiles) as backend:
             found = dict(zip(tiles, backend._read_tiles(tensor_id, tiles), strict=True))
-            _log_read("complete", backend, tensor_id, found)
+        self._log_read("complete", tensor_id, found)
         for tile, block in found.items():
             if block is not None and (block.dtype != layout.dtype or block.shape != layout.tile_shape):
                 given, wanted = f"{block.dtype} {tuple(block.shape)}", f"{layout.dtype} {layout.tile_shape}"
@@ -220,7 +220,7 @@ class Storage:
         tensor_id = record.spec.tensor_id
         with self.asked("read", tensor_id, tiles) as backend:
             found = dict(zip(tiles, backend._read_partials(tensor_id, tiles), strict=True))
-            _log_read("partial", backend, tensor_id, found)
+        self._log_read("partial", tensor_id, found)
         return found
 
     def write(
@@ -237,10 +237,10 @@ class Storage:
         with self.asked(action, tensor_id, [*{**complete, **changes}]) as backend, self.writing:
             if complete:
                 backend._write_tiles(tensor_id, complete)
-                _log_write("complete", backend, tensor_id, complete)
             if changes:
                 backend._write_partials(tensor_id, changes)
-                _log_write("partial", backend, tensor_id, changes)
+        self._log_write("complete", tensor_id, complete)
+        self._log_write("partial", tensor_id, changes)
 
     def store(self, _backend: Backend, lock: threading.RLock, jobs: dict[Key, TileInProgress]) -> Sequence[StoreError]:
         """Store tiles of any tensors, and return the errors. Runs on the writer's thread.
@@ -291,14 +291,14 @@ class Storage:
         """Read complete tiles without decoding them. Return None for a tile that is missing or damaged."""
         with self.asked("read", tensor_id, tiles) as backend:
             found = dict(zip(tiles, backend._read_encoded(tensor_id, tiles), strict=True))
-            _log_read("encoded", backend, tensor_id, found)
+        self._log_read("encoded", tensor_id, found)
         return found
 
     def write_encoded(self, tensor_id: str, tiles: Mapping[Index, bytes]) -> None:
         """Store complete tiles that are encoded already."""
         with self.asked("copy", tensor_id, list(tiles)) as backend, self.writing:
             backend._write_encoded(tensor_id, tiles)
-            _log_write("encoded", backend, tensor_id, tiles)
+        self._log_write("encoded", tensor_id, tiles)
 
     def find(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
         """The complete tiles of a box ``[low, high)``, and the tiles of which parts are stored."""
@@ -310,21 +310,22 @@ class Storage:
         with self.asked("look for", tensor_id) as backend:
             return list(itertools.compress(tiles, backend._has_tiles(tensor_id, tiles)))
 
+    # Log outside of `asked`, so that an error of a handler is not taken for one of the backend.
 
-def _log_read(kind: str, backend: Backend, tensor_id: str, found: Mapping[Index, object]) -> None:
-    """Log how many tiles were requested, and how many of them are stored and were read."""
-    if LOG.isEnabledFor(logging.DEBUG) and found:
-        there = sum(tile is not None for tile in found.values())
-        # Pass the name of the store, not the store: a handler that keeps log records must not keep the store alive.
-        LOG.debug("read tiles of tensor %r from %s: %d of %d %s", tensor_id, str(backend), there, len(found), kind)
+    def _log_read(self, kind: str, tensor_id: str, found: Mapping[Index, object]) -> None:
+        """Log how many tiles were requested, and how many of them are stored and were read."""
+        if LOG.isEnabledFor(logging.DEBUG) and found:
+            there = sum(tile is not None for tile in found.values())
+            # Pass the name of the store, not the store: a handler that keeps records must not keep the store alive.
+            LOG.debug("read tiles of tensor %r from %s: %d of %d %s", tensor_id, str(self), there, len(found), kind)
 
-
-def _log_write(
-    kind: str, backend: Backend, tensor_id: str, tiles: Mapping[Index, torch.Tensor | PartialTile | bytes | None]
-) -> None:
-    """Log how many tiles were written, and their bytes. Only for encoded tiles is this the compressed size."""
-    if LOG.isEnabledFor(logging.DEBUG):
-        sizes = [len(tile) if isinstance(tile, bytes) else tile.nbytes for tile in tiles.values() if tile is not None]
-        if sizes:
-            told = len(sizes), kind, bytes_of(sum(sizes))
-            LOG.debug("wrote tiles of tensor %r to %s: %d %s, %s", tensor_id, str(backend), *told)
+    def _log_write(
+        self, kind: str, tensor_id: str, tiles: Mapping[Index, torch.Tensor | PartialTile | bytes | None]
+    ) -> None:
+        """Log how many tiles were written, and their bytes. Only for encoded tiles is this the compressed size."""
+        if LOG.isEnabledFor(logging.DEBUG):
+            stored = [tile for tile in tiles.values() if tile is not None]
+            sizes = [len(tile) if isinstance(tile, bytes) else tile.nbytes for tile in stored]
+            if sizes:
+                told = len(sizes), kind, bytes_of(sum(sizes))
+                LOG.debug("wrote tiles of tensor %r to %s: %d %s, %s", tensor_id, str(self), *told)

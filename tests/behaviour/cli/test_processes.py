@@ -125,7 +125,11 @@ def test_a_fill_in_the_background_of_a_script_keeps_what_is_finished_at_sigterm(
 def test_a_command_that_is_to_ignore_sigterm_does(tmp_path: Path) -> None:
     fill = [*COMMAND, *interrupted(tmp_path, "SIGTERM"), "0:400,0:400"]
     found = subprocess.run(
-        ["/bin/sh", "-c", 'trap "" TERM; "$@"', "sh", *fill], capture_output=True, text=True, check=False, timeout=PATIENCE
+        ["/bin/sh", "-c", 'trap "" TERM; "$@"', "sh", *fill],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
     )
     assert found.returncode == 0
 
