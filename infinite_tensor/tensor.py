@@ -1163,42 +1163,52 @@ class InfiniteTensor(Fillable):
         # Not for type checkers, which report these mistakes themselves.
 
         @classmethod
-        def __torch_function__(cls, func: Any, *_: object) -> None:
+        def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> None:
             """Refuse to be an argument of a function of torch: that would read all pixels."""
+            given = [each for arg in (*args, *(kwargs or {}).values()) for each in members(arg) or (arg,)]
+            tensors = [each for each in given if isinstance(each, InfiniteTensor)]
+            example = tensors[0]._example if tensors else "t[0:512, 0:512]"  # noqa: SLF001  (its own)
             raise TypeError(
-                f"torch.{func.__name__} takes a torch.Tensor, not an InfiniteTensor; read a region first, as in "
-                f"torch.{func.__name__}(t[0:512, 0:512]), or compute a new tensor by t.map(fn)"
+                f"{torch.overrides.resolve_name(func) or func.__name__} takes a torch.Tensor, not an InfiniteTensor; "
+                f"read a region first, as in {example}, or compute a new tensor by t.map(fn)"
             )
 
-        def __add__(self, _: object) -> None:
-            """Refuse arithmetic and comparisons, for the same reason."""
+        def _refuse_arithmetic(self, *_: object) -> None:
+            """Refuse to be an operand, for the same reason."""
             raise TypeError(
-                "an InfiniteTensor has no arithmetic; read a region first, as in t[0:512, 0:512] + 1, or compute a "
+                f"an InfiniteTensor has no arithmetic; read a region first, as in {self._example} + 1, or compute a "
                 "new tensor, as in t.map(lambda x: x + 1)"
             )
-
-        __sub__ = __mul__ = __truediv__ = __matmul__ = __pow__ = __gt__ = __ge__ = __lt__ = __le__ = __add__
 
         def __setitem__(self, *_: object) -> None:
             raise TypeError(
                 "an InfiniteTensor cannot be written to; change what f returns, write into a copy, as in "
-                "pixels = t[0:512, 0:512], or keep arrays that you write in a TensorBlob"
+                f"pixels = {self._example}, or keep arrays that you write in a TensorBlob"
             )
 
-        def __getattr__(self, name: str) -> None:
-            advice = f"; read a region first, as in t[0:512, 0:512].{name}" if hasattr(torch.Tensor, name) else ""
-            raise AttributeError(f"an InfiniteTensor has no attribute {name!r}{advice}", name=name, obj=self)
+        def __getattr__(self, name: str) -> Any:
+            # Python calls this too where a property raises AttributeError: get it again, to raise what it raised.
+            if hasattr(type(self), name) or not hasattr(torch.Tensor, name):
+                return object.__getattribute__(self, name)
+            sizes = name in ("size", "dim", "ndimension", "numel", "nelement")
+            advice = "see t.shape and t.ndim" if sizes else f"read a region first, as in {self._example}.{name}"
+            raise AttributeError(f"an InfiniteTensor has no attribute {name!r}; {advice}", name=name, obj=self)
 
     def __bool__(self) -> bool:
         """Return True, as for any object: ``t or default`` reads nothing."""
         return True
+
+    @property
+    def _example(self) -> str:
+        """A region of this many dimensions, for messages."""
+        return f"t[{', '.join(['0:512'] * self.ndim)}]"
 
     def _check_finite(self, action: str) -> None:
         for d, extent in enumerate(self.shape):
             if extent is None:
                 raise TypeError(
                     f"cannot {action} an InfiniteTensor: dimension {self._spec.labels[d]} is unbounded; read a region "
-                    f"of it, as in t[{', '.join(['0:512'] * self.ndim)}]"
+                    f"of it, as in {self._example}"
                 )
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -1229,6 +1239,16 @@ class InfiniteTensor(Fillable):
 
     def __dlpack_device__(self) -> Any:
         return torch.empty(0, dtype=self.dtype, device=self.device).__dlpack_device__()
+
+
+if not TYPE_CHECKING:
+    _OF_TWO = (
+        *("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul"),
+        *("and", "or", "xor", "lshift", "rshift"),
+    )
+    _OTHERS = ("lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "round")
+    for _name in (*_OF_TWO, *(f"r{name}" for name in _OF_TWO), *_OTHERS):
+        setattr(InfiniteTensor, f"__{_name}__", InfiniteTensor._refuse_arithmetic)  # noqa: SLF001  (its own)
 
 
 def tensors_of(

@@ -253,3 +253,48 @@ def test_a_read_only_store_tells_how_to_open_it_for_writing(tmp_path: Path) -> N
         for change in forbidden:
             with pytest.raises(ValidationError, match=r"is read-only: .*; open it with mode='r\+'"):
                 change()
+
+
+OPERATIONS: dict[str, Callable[[Any], object]] = {
+    "1 + t": lambda t: 1 + t,
+    "2 * t": lambda t: 2 * t,
+    "-t": lambda t: -t,
+    "abs(t)": abs,
+    "~t": lambda t: ~t,
+    "t // 2": lambda t: t // 2,
+    "t % 2": lambda t: t % 2,
+    "t > 0": lambda t: t > 0,
+    "tensor + t": lambda t: torch.zeros(3) + t,
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_every_operator_says_to_read_a_region_first(operation: Callable[[Any], object]) -> None:
+    with pytest.raises(TypeError, match=r"read a region first, as in t\[0:512\] \+ 1, or"):
+        operation(plane((None,)))
+
+
+def test_functions_of_torch_say_to_read_a_region_of_as_many_dimensions() -> None:
+    line: Any = plane((None,))
+    with pytest.raises(TypeError, match=r"^torch\.nn\.functional\.interpolate takes .*, as in t\[0:512\], or"):
+        torch.nn.functional.interpolate(line, 2)
+    with pytest.raises(TypeError, match=r"^torch\.stack takes .*, as in t\[0:512\], or"):
+        torch.stack([line, line])
+
+
+def test_methods_for_the_size_of_a_tensor_point_to_attributes() -> None:
+    t: Any = plane()
+    for name in ("size", "dim", "numel"):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'; see t.shape and t.ndim"):
+            getattr(t, name)
+
+
+def test_an_attribute_error_within_a_property_is_raised_as_it_is() -> None:
+    class Named(InfiniteTensor):
+        @property
+        def mean(self) -> object:
+            return self.tile_store.nothing  # type: ignore[attr-defined]
+
+    t = Named((None,), lambda _ctx: torch.ones(4), FOUR)
+    with pytest.raises(AttributeError, match="'MemoryTileStore' object has no attribute 'nothing'"):
+        t.mean  # noqa: B018  (reading it is what fails)

@@ -174,7 +174,7 @@ def _() -> None:
     plane()[0 : 2**30, 0 : 2**30]
 
 
-@case("takes a torch.Tensor, not an InfiniteTensor", TypeError, r"torch\.mean\(t\[0:512, 0:512\]\)")
+@case("takes a torch.Tensor, not an InfiniteTensor", TypeError, r"t\[0:512, 0:512\].*t\.map")
 def _() -> None:
     torch.mean(plane())  # type: ignore[call-overload]
 
