@@ -17,7 +17,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from infinite_tensor.engine.chain import Node, NodeHolder, chain_of, node_of
-from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Job, carry_out, job_for
 from infinite_tensor.filling.mask import Target, WantedPixels
 from infinite_tensor.filling.plan import Demand, Share, demands, shares_of
@@ -34,7 +33,6 @@ def fill_on_cluster(
     tensors: Sequence[NodeHolder], job: Job, client: Client, workers: int | None, progress: Reporting
 ) -> FillReport:
     """Fill as `infinite_tensor.filling.fill.fill` does, on the workers of `client`."""
-    _check_shared(job)
     chain = chain_of(map(node_of, tensors))
     # The workers will change the tiles, so what this process remembers about them will be out of date.
     _forget(chain)
@@ -120,17 +118,6 @@ def _pickled(given: object) -> bytes:
 
     pickled: bytes = cloudpickle.dumps(given)
     return pickled
-
-
-def _check_shared(job: Job) -> None:
-    filled = {target.node for target in job.targets}
-    for node in job.chain:
-        kept = node.contents.outlives_process or node in filled
-        if kept and not node.contents.shared:
-            raise ValidationError(
-                f"the workers of a cluster cannot store tensor {node.spec.tensor_id!r} in {node.store!s}; use a "
-                "ZarrTileStore at a path or URL that all of them reach"
-            )
 
 
 def _forget(chain: Sequence[Node]) -> None:

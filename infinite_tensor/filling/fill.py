@@ -435,6 +435,18 @@ def writable(job: Job) -> Job:
     return replace(job, targets=targets, passes=tuple(filter(None, left)))
 
 
+def check_shared(job: Job) -> None:
+    """Raise ValidationError if other processes cannot store the tensors of the job."""
+    filled = {target.node for target in job.targets}
+    for node in job.chain:
+        kept = node.contents.outlives_process or node in filled
+        if kept and not node.contents.shared:
+            raise ValidationError(
+                f"the workers of a cluster cannot store tensor {node.spec.tensor_id!r}, because only one process "
+                "can write to its store; use a ZarrTileStore at a path or URL that all of them reach"
+            )
+
+
 def _lend(job: Job, lent: threading.Lock) -> None:
     """Limit the caches of the stores during a fill, except those of memory stores that are filled themselves."""
     filled = {id(target.node.store) for target in job.targets}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack, cast
 
 from infinite_tensor.engine.chain import Node, NodeHolder, node_of
-from infinite_tensor.filling.fill import Request, fill, is_filled, prepare, writable
+from infinite_tensor.filling.fill import Job, Request, check_shared, fill, is_filled, prepare, writable
 from infinite_tensor.filling.invalidate import Invalidation, invalidate
 from infinite_tensor.filling.options import FillOptions, check_fill_options
 from infinite_tensor.filling.plan import FillPlan
@@ -113,8 +113,23 @@ class Fillable(ABC):
             After a Ctrl-C, with a note that says how to resume.
         """
         check_fill_options("fill", options)
-        workers, client, pyramid = options.get("workers"), options.get("client"), options.get("pyramid", False)
-        workers, progress = None if workers is None else int(workers), options.get("progress", True)
+        workers, client, progress = options.get("workers"), options.get("client"), options.get("progress", True)
+        workers = None if workers is None else int(workers)
+        job, filled = self._prepared(region, options)
+        try:
+            if client is not None:
+                # Imported here, because only a cluster needs it.
+                from infinite_tensor.filling.cluster import fill_on_cluster  # noqa: PLC0415
+
+                return fill_on_cluster(filled, job, client, workers, progress)
+            return fill(job, workers, progress)
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(_INTERRUPTED)
+            raise
+
+    def _prepared(self, region: object, options: FillOptions) -> tuple[Job, list[NodeHolder]]:
+        """Return the job of a fill, and the tensors and levels that it fills. Raises all errors that need no pixel."""
+        pyramid, on_cluster = options.get("pyramid", False), options.get("client") is not None
         requests = self._requests(region, options.get("where"))
         levels: list[list[InfiniteTensor]] = []
         if pyramid:
@@ -126,18 +141,10 @@ class Fillable(ABC):
                 for request in requests
             ]
         most, part = checked_bytes("max_memory", options.get("max_memory")), checked_shard(options.get("shard"))
-        job = writable(prepare(requests, most, part, levels, in_blocks=client is None))
-        try:
-            if client is not None:
-                # Imported here, because only a cluster needs it.
-                from infinite_tensor.filling.cluster import fill_on_cluster  # noqa: PLC0415
-
-                filled = [*(request.tensor for request in requests), *itertools.chain(*levels)]
-                return fill_on_cluster(filled, job, client, workers, progress)
-            return fill(job, workers, progress)
-        except KeyboardInterrupt as interrupt:
-            interrupt.add_note(_INTERRUPTED)
-            raise
+        job = writable(prepare(requests, most, part, levels, in_blocks=not on_cluster))
+        if on_cluster:
+            check_shared(job)
+        return job, [*(request.tensor for request in requests), *itertools.chain(*levels)]
 
     def is_filled(self, region: object = ..., where: object = None) -> bool:
         """Return True if a `fill` of a region would compute nothing.
@@ -205,3 +212,9 @@ class Fillable(ABC):
         if region is not None:
             parts = [(node_of(request.tensor), request.selection) for request in self._requests(region)]
         return invalidate(parts, dependants=checked_flag("dependants", dependants))
+
+
+def check_fill(filled: Fillable, region: object, options: FillOptions) -> None:
+    """Raise the errors that a fill of a tensor or a group raises before it computes anything."""
+    job, _ = filled._prepared(region, options)  # noqa: SLF001  (the method above)
+    job.plan()

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.errors import RegionError, ValidationError
+from infinite_tensor.filling.fillable import check_fill
 from infinite_tensor.filling.mask import Mask
 from infinite_tensor.filling.options import FillOptions, check_fill_options
 from infinite_tensor.geometry.regions import parse
@@ -285,13 +286,15 @@ def predict(
         "batch_size": count,
         "version": _version(together.told if together else results, version),
     }
-    max_memory, pyramid = options.get("max_memory"), options.get("pyramid", False)
+    max_memory = options.get("max_memory")
+    if options.get("pyramid") is True:
+        options["pyramid"] = _method_of(outputs, together)
     part, batches = _region_of(outputs, sliding, region), _batch_bytes(sliding, found, count)
     if overwrite or there is None:
         # Raise errors before anything is deleted or created.
         tried = _made(f, outputs, how | {"tile_store": _empty_one_like(there)}, resumed=False)
         with _beside_batches(max_memory, batches, count) as most:
-            tried.plan(part, max_memory=most, where=where)
+            check_fill(tried, part, {**options, "max_memory": most})
     holder = there or _opened(store)
     if overwrite:
         for name in stored:
@@ -305,7 +308,6 @@ def predict(
         _stoppable(store, overwrite=overwrite),
     ):
         options["max_memory"] = most
-        options["pyramid"] = _method_of(outputs, together) if pyramid is True else pyramid
         made.fill(part, **options)
     f.forget()
     if together is None:
@@ -585,7 +587,10 @@ def _tensor_of(source: Any, dims: Any) -> InfiniteTensor:
 
 
 def _empty_one_like(store: TileStore | None) -> TileStore:
-    """An empty store in memory, with the tile size of another one; None stands for a store that does not exist yet."""
+    """An empty store in memory, on which a fill raises the errors that it raises on another one.
+
+    None stands for a store that does not exist yet.
+    """
     if isinstance(store, MemoryTileStore):
         return MemoryTileStore(store.cache_size_bytes)
     # Stores need packages that users of other stores may lack.
@@ -594,9 +599,12 @@ def _empty_one_like(store: TileStore | None) -> TileStore:
     from infinite_tensor_stores import ZarrTileStore  # noqa: PLC0415
 
     if store is None:
-        return ZarrTileStore(MemoryStore())
-    tile_size = getattr(store, "tile_size", None)
-    return ZarrTileStore(MemoryStore(), tile_size=tile_size, cache_size_bytes=contents_of(store).cache_limit)
+        empty = ZarrTileStore(MemoryStore())
+    else:
+        tile_size, cached = getattr(store, "tile_size", None), contents_of(store).cache_limit
+        empty = ZarrTileStore(MemoryStore(), tile_size=tile_size, cache_size_bytes=cached)
+    contents_of(empty).shared = store is None or contents_of(store).shared
+    return empty
 
 
 def _is_new(store: object) -> bool:

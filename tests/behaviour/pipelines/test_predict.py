@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distributed import Client
 from torch import nn
 
 from infinite_tensor import (
@@ -637,6 +638,32 @@ def test_what_does_not_fit_is_refused_before_anything_is_overwritten(wrong: dict
         predicted(flipped, -SMALL, store, window=(8, 8), overwrite=True, **wrong)
     with open_store(tmp_path / "s.zarr", mode="r") as store:
         assert torch.equal(store.open("prediction")[...], before)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"pyramid": "medain"}, "must be one of 'mean'.* got 'medain'"),
+        ({"pyramid": "mode", "reduce": {"a": "softmax", "b": torch.exp}}, "float32 cannot be coarsened by 'mode'"),
+        ({"pyramid": "mean", "max_memory": "85 MiB"}, "allow 89 MiB"),
+        ({"client": True}, "workers of a cluster cannot store tensor 'prediction'"),
+    ],
+    ids=str,
+)
+def test_levels_and_workers_that_do_not_fit_are_refused_before_anything_is_overwritten(
+    wrong: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    net, picture = Net(), image(3, 600, 600)
+    how: dict[str, Any] = {"window": (128, 128), "overlap": 0}
+    with (
+        Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=None) as client,
+        open_store(tmp_path / "s.h5", cache_size_bytes=2**20) as store,
+    ):
+        kept = predicted(net, picture, store, **how).tile_store.tensor_info("prediction").tiles_complete
+        given = wrong | ({"client": client} if "client" in wrong else {})
+        with pytest.raises(ValidationError, match=told):
+            predicted(net, picture, store, overwrite=True, **how | given)
+        assert store.tensor_info("prediction").tiles_complete == kept > 0
 
 
 def failing(_batch: torch.Tensor) -> torch.Tensor:
