@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.progress import Reporting
 from infinite_tensor.support.given import check_client, checked_progress, checked_shard, checked_workers, quoted
-from infinite_tensor.values.coarse import Method
+from infinite_tensor.values.coarse import Method, check_name
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -83,6 +83,8 @@ def check_fill_options(function: str, options: Mapping[str, Any]) -> None:
             f"pyramid must be True, False or the method of levels, such as 'mode', got {quoted(pyramid)}; "
             "for a number of levels, call t.pyramid(levels=3)"
         )
+    if isinstance(pyramid, str):
+        check_name(pyramid)
     if shard is not None and pyramid:
         raise ValidationError(
             "a shard cannot fill levels, which extend over several shards; when all shards are done, call fill with "

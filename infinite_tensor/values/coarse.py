@@ -94,10 +94,15 @@ def coarse(pixels: torch.Tensor, along: Sequence[Blocks], method: str, nodata: t
     return out
 
 
-def check_method(method: str, dtype: torch.dtype) -> None:
-    """Raise ValidationError if there is no method of this name, or if it does not support the dtype."""
+def check_name(method: str) -> None:
+    """Raise ValidationError if there is no method of this name."""
     if method not in _METHODS:
         raise ValidationError(f"method must be one of {', '.join(map(repr, _METHODS))}, got {method!r:.80}")
+
+
+def check_method(method: str, dtype: torch.dtype) -> None:
+    """Raise ValidationError if there is no method of this name, or if it does not support the dtype."""
+    check_name(method)
     fitting = [name for name in _METHODS if fits(name, dtype)]
     if method not in fitting:
         raise ValidationError(f"pixels of {dtype} cannot be coarsened by {method!r}; give one of {fitting}")

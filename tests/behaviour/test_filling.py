@@ -255,6 +255,7 @@ class TestFill:
             ({"progress": "yes"}, "progress must be"),
             ({"shard": (2, 2)}, "shard must be"),
             ({"shard": 3}, "shard must be"),
+            ({"pyramid": "medain"}, "method must be one of 'mean'.* got 'medain'"),
         ],
     )
     def test_bad_options_are_refused(

@@ -628,6 +628,7 @@ WRONG: list[dict[str, Any]] = [
     {"region": sl[0:10, "all"]},
     {"where": torch.ones(3, 3)},
     {"where": Mask(torch.ones(12, 12), origin=5)},
+    {"pyramid": "medain"},
 ]
 
 
