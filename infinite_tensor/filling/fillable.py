@@ -112,7 +112,7 @@ class Fillable(ABC):
         KeyboardInterrupt
             After a Ctrl-C, with a note that says how to resume.
         """
-        check_fill_options("fill", options)
+        check_fill_options(self.fill, options)
         workers, client, progress = options.get("workers"), options.get("client"), options.get("progress", True)
         workers = None if workers is None else int(workers)
         job, filled = self._prepared(region, options)

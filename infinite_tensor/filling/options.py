@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from infinite_tensor.errors import ValidationError
@@ -12,6 +14,9 @@ from infinite_tensor.values.coarse import Method, check_name
 
 if TYPE_CHECKING:
     from distributed import Client
+
+_SIMILAR = 0.75
+"""How similar two words must be for one to be a guess for the other: 'preprocess' is no misspelt 'progress'."""
 
 
 class FillOptions(TypedDict, total=False):
@@ -62,17 +67,18 @@ class FillOptions(TypedDict, total=False):
     pyramid: bool | Method
 
 
-def check_fill_options(function: str, options: Mapping[str, Any]) -> None:
+def check_fill_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Raise TypeError for a word that is no option, and ValidationError for a value that no fill accepts.
 
-    `function` is the name of the function that was called with them, for messages.
+    `function` is the function that was called with them, for messages.
     """
     unknown = next((name for name in options if name not in FillOptions.__annotations__), None)
     if unknown is not None:
-        raise TypeError(
-            f"{function}() got an unexpected keyword argument {unknown!r}; the options of a fill are "
-            f"{', '.join(FillOptions.__annotations__)}"
-        )
+        own = [name for name in inspect.signature(function).parameters if name not in ("self", "options")]
+        known = [*own, *FillOptions.__annotations__]
+        close = difflib.get_close_matches(unknown, known, n=1, cutoff=_SIMILAR)
+        advice = f"did you mean {close[0]!r}?" if close else f"its arguments are {', '.join(known)}"
+        raise TypeError(f"{function.__name__}() got an unexpected keyword argument {unknown!r}; {advice}")
     checked_workers(options.get("workers"))
     if options.get("client") is not None:
         check_client(options["client"])

@@ -255,7 +255,7 @@ def predict(
     if count is None or not 1 <= count <= _LARGEST_BATCH:
         raise ValidationError(f"batch_size must be a positive int up to {_LARGEST_BATCH}, got {quoted(batch_size)}")
     tensor_id = checked_id(tensor_id)
-    check_fill_options("predict", options)
+    check_fill_options(predict, options)
     sliding = Sliding.over(_tensor_of(source, dims), dims, window, overlap, padding, edge)
     place = device_of(net) if device is None else checked_device(device)
     f = BatchedNetwork(net, count, place, sliding.channel_dim)

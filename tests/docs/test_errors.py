@@ -282,6 +282,11 @@ def _() -> None:
     predict(NET, plane(), window=(16, 16), progress=False)
 
 
+@case("got an unexpected keyword argument", TypeError, "its arguments are net, source, store, window")
+def _() -> None:
+    predict(NET, IMAGE, window=16, preprocess=torch.neg)  # type: ignore[call-overload]
+
+
 @case("overlap must be a number", ValidationError, "at least 0 and below 1")
 def _() -> None:
     predict(NET, IMAGE, window=16, overlap=25, progress=False)

@@ -689,9 +689,22 @@ def test_a_network_that_fails_creates_no_store(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("word", ["worker", "target", "preprocess"])
-def test_an_unknown_word_is_refused_before_a_store_is_created(word: str, tmp_path: Path) -> None:
-    told = rf"predict\(\) got an unexpected keyword argument '{word}'; .* workers, max_memory, client"
+LISTED = "its arguments are net, source, store, window, .* overwrite, workers, .* pyramid$"
+
+
+@pytest.mark.parametrize(
+    ("word", "advice"),
+    [
+        ("worker", "did you mean 'workers'"),
+        ("overlaps", "did you mean 'overlap'"),
+        ("batchsize", "did you mean 'batch_size'"),
+        ("target", LISTED),
+        ("preprocess", LISTED),
+        ("autocast", LISTED),
+    ],
+)
+def test_an_unknown_word_is_refused_before_a_store_is_created(word: str, advice: str, tmp_path: Path) -> None:
+    told = rf"predict\(\) got an unexpected keyword argument '{word}'; {advice}"
     with pytest.raises(TypeError, match=told):
         predicted(flipped, SMALL, tmp_path / "s.zarr", window=(8, 8), **{word: 2})
     assert list(tmp_path.iterdir()) == []
