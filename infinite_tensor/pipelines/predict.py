@@ -321,11 +321,16 @@ def _results(
 ) -> tuple[dict[str | None, Result], Reductions | None]:
     """The result to store of each output; and for several reductions of a single output, how one tensor stores them."""
     scores = found.get(None)
-    if scores is None or not isinstance(reduce, Mapping) or not reduce:
+    if scores is None or not isinstance(reduce, Mapping):
         return {
             name: each.reduced_by(reduction_for(name, reduce, found), dtype, scales[name])
             for name, each in found.items()
         }, None
+    if not reduce:
+        raise ValidationError(
+            "reduce is an empty dict; give an entry for each result, as in reduce={'labels': 'argmax'}, or None to "
+            "store what net returns"
+        )
     # Sorted: the channels must not depend on the order of the dict.
     named = {str(name): each for name, each in reduce.items()}
     parts = {name: scores.reduced_by(named[name], dtype, scales[None]) for name in sorted(named)}

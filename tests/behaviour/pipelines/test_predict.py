@@ -673,7 +673,7 @@ def failing(_batch: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "wrong",
-    [*WRONG, {"max_memory": 1}, {"reduce": "argmin"}, {"blend": "sharp"}, {"dtype": "text"}],
+    [*WRONG, {"max_memory": 1}, {"reduce": "argmin"}, {"reduce": {}}, {"blend": "sharp"}, {"dtype": "text"}],
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_what_does_not_fit_is_refused_before_a_store_is_created(wrong: dict[str, Any], tmp_path: Path) -> None:
