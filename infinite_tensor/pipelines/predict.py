@@ -547,6 +547,8 @@ def _mask_of(sliding: Sliding, region: object, where: object) -> object:
 
     Raises
     ------
+    RegionError
+        If the region has an int in place of a slice.
     ValidationError
         If the source is unbounded and there is no region, or the region has more dimensions than windows have.
     """
@@ -554,7 +556,10 @@ def _mask_of(sliding: Sliding, region: object, where: object) -> object:
     if region is None and unbounded:
         names = [sliding.source.dims[d] for d in unbounded]
         raise ValidationError(f"dimensions {names} of the source are unbounded: give a region, as in sl[0:512, 0:512]")
-    if region is not None and len(members(region) or (region,)) > len(sliding.size):
+    entries = members(region) or (region,)
+    if any(as_index(entry) is not None for entry in entries):
+        raise RegionError(f"region must have slices, as in sl[0:64, 0:64], not single pixels, got {quoted(region)}")
+    if len(entries) > len(sliding.size):
         raise ValidationError(
             f"region must have an entry for each of the {len(sliding.size)} dimensions of the window, as in "
             f"sl[0:512, 0:512], got {quoted(region)}"

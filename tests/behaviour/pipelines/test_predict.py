@@ -626,6 +626,8 @@ WRONG: list[dict[str, Any]] = [
     {"progress": "often"},
     {"device": "nowhere"},
     {"region": sl[0:10, "all"]},
+    {"region": (0, 8)},
+    {"region": 5},
     {"where": torch.ones(3, 3)},
     {"where": Mask(torch.ones(12, 12), origin=5)},
     {"pyramid": "medain"},
