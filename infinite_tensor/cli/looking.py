@@ -310,7 +310,10 @@ def view(store: str, tensor_ids: tuple[str, ...], computed: Any, port: int, brow
         ids = tensor_ids or (() if given else tuple(without_levels(opened.tensor_ids())))
         if not given and not tensor_ids and len(ids) != 1:
             raise click.UsageError(f"{store} holds {len(ids)} tensors: give an ID, of {', '.join(ids) or 'none'}")
-        first, *others = [*given, *map(opened.open, ids)]
+        # Both are read-only by now, so their texts differ only if the stores do.
+        shown_already = [each.tensor_id for each in given if str(each.tile_store) == str(opened)]
+        stored = [opened.open(each) for each in dict.fromkeys(ids) if each not in shown_already]
+        first, *others = [*given, *stored]
         with first.view(*others, port=port, open_browser=browser) as shown:
             if as_json:
                 print_json({"url": shown.url})

@@ -238,8 +238,9 @@ def _level_of_caller() -> int:
 def unknown_tensor(tensor_id: str, known: Sequence[str], store: object) -> StoreError:
     """The error for an unknown tensor id."""
     more = f" and {len(known) - _MOST_LISTED:,} more" if len(known) > _MOST_LISTED else ""
-    close = difflib.get_close_matches(tensor_id, known[:_MOST_COMPARED], n=1)
-    guess = f"; did you mean {close[0]!r}?" if close else ""
+    folded = {each.casefold(): each for each in known[:_MOST_COMPARED]}
+    close = difflib.get_close_matches(tensor_id.casefold(), folded, n=1)
+    guess = f"; did you mean {folded[close[0]]!r}?" if close else ""
     return StoreError(f"{store} holds no tensor {tensor_id!r}; it holds {list(known[:_MOST_LISTED])}{more}{guess}")
 
 
