@@ -96,10 +96,12 @@ def array_advice(value: object) -> str:
 
 
 def members(value: object) -> tuple[Any, ...] | None:
-    """Return the members of a list, a tuple, or another sequence that is not text; None for everything else."""
+    """Return the members of a list, a numpy array of one dimension, or another sequence that is not text, else None."""
     # The most frequent case; isinstance(value, Sequence) takes longer.
     if type(value) is tuple:
         return value
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        return tuple(value.tolist())
     return None if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence) else tuple(value)
 
 

@@ -669,6 +669,13 @@ def test_levels_and_workers_that_do_not_fit_are_refused_before_anything_is_overw
         assert store.tensor_info("prediction").tiles_complete == kept > 0
 
 
+def test_sizes_may_be_numpy_arrays() -> None:
+    picture = image(3, 70, 93)
+    found = predicted(Net(), picture, window=np.array([32, 24]), overlap=np.array([0.5, 0.25]), shard=np.array([0, 1]))
+    assert torch.equal(found[...], predicted(Net(), picture, window=(32, 24), overlap=(0.5, 0.25))[...])
+    assert TensorWindow(np.array([8, 4])) == TensorWindow((8, 4))  # type: ignore[arg-type]
+
+
 def failing(_batch: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("no such planet")
 
