@@ -548,7 +548,7 @@ def _mask_of(sliding: Sliding, region: object, where: object) -> object:
     Raises
     ------
     RegionError
-        If the region has an int in place of a slice.
+        If the region has only ints, no slices.
     ValidationError
         If the source is unbounded and there is no region, or the region has more dimensions than windows have.
     """
@@ -557,8 +557,9 @@ def _mask_of(sliding: Sliding, region: object, where: object) -> object:
         names = [sliding.source.dims[d] for d in unbounded]
         raise ValidationError(f"dimensions {names} of the source are unbounded: give a region, as in sl[0:512, 0:512]")
     entries = members(region) or (region,)
-    if any(as_index(entry) is not None for entry in entries):
-        raise RegionError(f"region must have slices, as in sl[0:64, 0:64], not single pixels, got {quoted(region)}")
+    if all(as_index(entry) is not None for entry in entries):
+        # A single pixel is hardly meant: (0, 64) looks like the ends of a slice.
+        raise RegionError(f"region must have slices, as in sl[0:64, 0:64], got {quoted(region)}")
     if len(entries) > len(sliding.size):
         raise ValidationError(
             f"region must have an entry for each of the {len(sliding.size)} dimensions of the window, as in "
