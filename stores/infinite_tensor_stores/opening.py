@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -14,7 +15,7 @@ from infinite_tensor.support.forks import Lock
 from infinite_tensor.support.given import quoted
 from infinite_tensor_stores.files import HDF5_SUFFIXES
 from infinite_tensor_stores.hdf5.store import HDF5TileStore
-from infinite_tensor_stores.targets import absolute, local_path, text_of
+from infinite_tensor_stores.targets import absolute, is_local, local_path, text_of
 from infinite_tensor_stores.zarr.store import ZarrTileStore
 
 _opening = Lock()
@@ -22,6 +23,9 @@ _opening = Lock()
 
 _shared: WeakValueDictionary[str, HDF5TileStore | ZarrTileStore] = WeakValueDictionary()
 """The stores that `shared_store` has opened, by their places."""
+
+_ENDINGS_OF_FILES = (".npy", ".png", ".tif", ".tiff")
+"""The endings of the files that `export` writes."""
 
 
 def open_store(target: str | os.PathLike[str] | Store, **options: Any) -> HDF5TileStore | ZarrTileStore:
@@ -50,11 +54,26 @@ def shared_store(target: str | os.PathLike[str]) -> HDF5TileStore | ZarrTileStor
     """Open the store at a path or URL as `open_store` does, but share one object among all callers in the process.
 
     The object is shared as long as one of them keeps it.
+
+    Raises
+    ------
+    ValidationError
+        If nothing is at the path, and it ends as the files do that `export` writes.
     """
     place = os.fspath(absolute(target))
     with _opening:
         store = _shared.get(place)
         # A finalized store that the writer still flushes must not be used again: nothing would store later windows.
         if store is None or store.closed or gc.is_finalized(store) or store._vanished:  # noqa: SLF001  (our own)
+            _check_ending(target, Path(place))
             store = _shared[place] = open_store(target)
         return store
+
+
+def _check_ending(target: str | os.PathLike[str], path: Path) -> None:
+    if path.suffix.lower() in _ENDINGS_OF_FILES and is_local(text_of(target)) and not os.path.lexists(path):
+        store = f"{path.stem}.zarr"
+        raise ValidationError(
+            f"a new store at {quoted(str(path))} would be a folder, not a file: store the tensor at {store!r}, and "
+            f"then write the file, as in predict(..., {store!r}).export(..., {path.name!r})"
+        )

@@ -351,6 +351,11 @@ def _() -> None:
     ZarrTileStore("a.h5")
 
 
+@case("would be a folder, not a file", ValidationError, r"predict\(\.\.\., 'out.zarr'\).export\(\.\.\., 'out.tif'\)")
+def _() -> None:
+    predict(NET, IMAGE, "out.tif", window=16, dims=("c", "y", "x"), progress=False)
+
+
 @case("this version reads up to", StoreError, "later version of this library")
 def _() -> None:
     root = Path(stored(), "zarr.json")

@@ -210,3 +210,13 @@ def test_what_is_no_place_is_refused(tmp_path: Path) -> None:
         tensor(tmp_path / "letters")
     with pytest.raises(ValidationError, match="but pathlib removes a slash"):
         tensor(Path("s3://bucket/world.zarr"))
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.TIFF", "out.npy", "file://{}/out.png"])
+def test_a_new_store_does_not_end_as_an_exported_file(name: str, tmp_path: Path) -> None:
+    place = name.format(tmp_path)
+    with pytest.raises(ValidationError, match=r"predict\(\.\.\., 'out.zarr'\).export\(\.\.\., 'out\.\w+'\)"):
+        InfiniteTensor((4,), lambda _ctx: torch.ones(4), TensorWindow((4,)), tile_store=place, tensor_id="t")
+    assert list(tmp_path.iterdir()) == []
+    open_store(place).close()
+    InfiniteTensor((4,), lambda _ctx: torch.ones(4), TensorWindow((4,)), tile_store=place, tensor_id="t")
