@@ -651,7 +651,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_overwritten(wrong: dict
         ({"pyramid": "mean", "max_memory": "85 MiB"}, "allow 89 MiB"),
         ({"client": True}, "workers of a cluster cannot store tensor 'prediction'"),
     ],
-    ids=str,
+    ids=["unknown method", "method of other dtypes", "memory with levels", "cluster"],
 )
 def test_levels_and_workers_that_do_not_fit_are_refused_before_anything_is_overwritten(
     wrong: dict[str, Any], told: str, tmp_path: Path
