@@ -119,8 +119,9 @@ class _Patches(Dataset[_Item_co]):
             if cut.axes != self._axes:
                 raise ValidationError(
                     "all tensors must have the same grid of patches along the dimensions of patch_size, got "
-                    f"{_shown(self._axes)} of {self._cuts[0].source!r} and {_shown(cut.axes)} of {cut.source!r}; name "
-                    "the dimensions of finite tensors that have channels, as in dims=('c', 'y', 'x')"
+                    f"{_shown(self._axes)} of {self._cuts[0].source!r} and {_shown(cut.axes)} of {cut.source!r}; begin "
+                    "the region with ..., and name the dimensions of finite tensors that have channels, as in "
+                    "dims=('c', 'y', 'x')"
                 )
         self._positions = self._length = math.prod(axis.positions for axis in self._axes)
         if not self._positions:

@@ -300,14 +300,6 @@ def test_an_attribute_error_within_a_property_is_raised_as_it_is() -> None:
         t.mean  # noqa: B018  (reading it is what fails)
 
 
-def test_a_wrong_argument_is_told_without_a_class_that_users_do_not_know() -> None:
-    t: Any = plane()
-    with pytest.raises(TypeError, match=r"^plan\(\) got an unexpected keyword argument 'worker'"):
-        t.plan(sl[0:64, 0:64], worker=4)
-    with pytest.raises(TypeError, match=r"^fill\(\) takes from 1 to 2 positional arguments"):
-        t.fill(sl[0:64, 0:64], 4)
-
-
 def test_an_unknown_id_in_other_letters_gets_a_guess(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path) as store:
         built(lambda _ctx: torch.ones(4), FOUR, store=store, name="World")[0:4]
