@@ -118,9 +118,9 @@ class _Patches(Dataset[_Item_co]):
         for cut in self._cuts[1:]:
             if cut.axes != self._axes:
                 raise ValidationError(
-                    "all tensors must have the same grid of patches along the dimensions of patch_size, got "
-                    f"{_shown(self._axes)} of {self._cuts[0].source!r} and {_shown(cut.axes)} of {cut.source!r}; begin "
-                    "the region with ..., and name the dimensions of finite tensors that have channels, as in "
+                    "all tensors must have the same grid of patches along the dimensions of patch_size, but it is "
+                    f"{_shown(self._axes)} for {self._cuts[0].source!r}, and {_shown(cut.axes)} for {cut.source!r}; "
+                    "begin the region with ..., and name the dimensions of finite tensors that have channels, as in "
                     "dims=('c', 'y', 'x')"
                 )
         self._positions = self._length = math.prod(axis.positions for axis in self._axes)
@@ -516,8 +516,9 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
     for k, axis in axes.items():
         if any(number % units[k] for number in (axis.low, axis.size, axis.stride)):
             raise ValidationError(
-                f"dimension {dims[k]}: patches must begin and end at multiples of {units[k]}, where pixels of all "
-                f"tensors of the group end, got {axis.size} pixels from {axis.low} on, every {axis.stride}"
+                f"dimension {dims[k]}: the start of the region, patch_size and stride must be multiples of "
+                f"{units[k]}, so that patches begin and end with whole pixels of all tensors of the group; got start "
+                f"{axis.low}, patch_size {axis.size} and stride {axis.stride}"
             )
     return _PatchGrid(source, box, tuple(axes.values()), tuple(dims[k] for k in axes))
 
@@ -534,8 +535,8 @@ def _box(region: object, shape: Shape) -> Selection:
         if unbounded:
             example = ", ".join([":" if extent else _EXAMPLE for extent in shape])
             raise ValidationError(
-                f"dimensions {', '.join(map(str, unbounded))} of shape {shape} are unbounded, so patches need a region "
-                f"with a start and a stop for each of them, such as region=sl[{example}]"
+                f"dimensions {', '.join(map(str, unbounded))} of shape {shape} are unbounded, so patches need a "
+                f"region with a start and a stop for each of these dimensions, such as region=sl[{example}]"
             )
         region = ...
     box = parse(region, shape)

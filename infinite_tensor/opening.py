@@ -60,8 +60,9 @@ def open_tensor(
         _check_given(store, tensor_id, definition, upstream)
     if f is not None and len(upstream) < len(definition.args):
         raise ValidationError(
-            f"{store} does not contain all args of tensor {tensor_id!r}: "
-            f"{[arg.tensor_id for arg in definition.args]} (None: an unnamed tensor); give them as args=[...]"
+            f"{store} does not contain all args of tensor {tensor_id!r}, which are "
+            f"{[arg.tensor_id for arg in definition.args]} (None for an arg without a tensor_id); give the tensors as "
+            "args=[...]"
         )
     found, where = resolved_blend(blend), checked_device(device)
     return _bind(store, tensor_id, stored, f, upstream, found, batch_size, where, reduce)
@@ -143,8 +144,7 @@ def _bind(
     for unknown in filter(None, map(unknown_in, (used, reduction))):
         if f is not None:
             raise ValidationError(
-                f"tensor {tensor_id!r} needs {unknown.name!r}, of which only the name is stored; give it as "
-                f"{unknown.given}"
+                f"tensor {tensor_id!r} needs {unknown.name!r}, but only its name is stored; give it as {unknown.given}"
             )
     if reduce is not None:
         check_same(tensor_id, definition, replace(definition, reduction=reduction_to_json(reduce)), store)

@@ -176,8 +176,9 @@ def _coordinates(declared: Mapping[Key, Output]) -> int:
         unfollowed = sorted(set(range(count)) - set(followed(output.window)))
         if unfollowed:
             raise ValidationError(
-                f"output {show(key)}: no dimension follows window coordinate {unfollowed[0]}, which another output "
-                f"follows; ctx has {count} entries, and each output must follow all of them. Give the windows a "
-                "dimension_map, such as (None, 0, 1) for an image with channels first and (0, 1) for a mask without"
+                f"output {show(key)}: no dimension follows window coordinate {unfollowed[0]}, but a dimension of "
+                f"another output does; ctx has {count} entries, and each output needs a dimension that follows each "
+                "entry. Give the windows a dimension_map, such as (None, 0, 1) for an image with channels first and "
+                "(0, 1) for a mask without"
             )
     return count

@@ -97,7 +97,7 @@ class InfiniteTensor(Fillable):
         Upstream tensors; a `TensorBlob` is read through its `as_tensor()`. Their stores, dtypes and devices may
         differ from this tensor's; nothing is converted.
     args_windows : sequence of TensorWindow, optional
-        One per arg: the window that says which region of the arg `f` gets for a `ctx`.
+        One per arg. For a `ctx`, `f` gets the region of the arg that this window covers.
     dtype : torch.dtype or str
         Element type, or its name: bool, or any integer, floating or complex type.
     device : torch.device or str
@@ -467,8 +467,8 @@ class InfiniteTensor(Fillable):
         state : {"stored", "missing", "uncovered", "skipped"}, optional
             Return instead whether each tile is in this state. "stored": all windows over the tile are stored.
             "missing": some are not, and a fill computes them. "uncovered": no window covers the tile, so nothing is
-            ever stored for it. "skipped": the mask leaves the tile out, and it is not stored. Default: return whether
-            it is in any state but "missing".
+            ever stored for it. "skipped": the mask leaves the tile out, and it is not stored. Default: return False for
+            tiles that are "missing", and True for all others.
         where : optional
             The mask of a `fill`; a fill with the same mask computes the tiles that are "missing", and none that are
             "skipped".
@@ -1057,7 +1057,8 @@ class InfiniteTensor(Fillable):
             For a PNG: write every n-th row and column, beginning with the first, in one read that computes only the
             windows of pixels that are written. Default: all.
         max_pixels : int, optional
-            For a PNG, instead of `every`: its largest number of pixels; `every` is then the smallest int that suffices.
+            For a PNG, instead of `every`: the largest number of pixels in the image; `every` is then the smallest int
+            that suffices.
         palette : bool
             For a PNG with one channel of uint8: give each number a colour, cycling through matplotlib's ``tab20``.
             Without it, an image of small labels is nearly black. `show` uses the same colours, unless there are numbers
@@ -1223,7 +1224,7 @@ class InfiniteTensor(Fillable):
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         self._check_finite("make an array of")
         if copy is False:
-            raise ValueError("an InfiniteTensor cannot be an array without a copy")
+            raise ValueError("an InfiniteTensor cannot be converted to an array without a copy")
         pixels = self[...]
         # numpy has no bfloat16.
         array: npt.NDArray[Any] = (pixels.float() if self.dtype is torch.bfloat16 else pixels).numpy(force=True)
@@ -1233,7 +1234,7 @@ class InfiniteTensor(Fillable):
         """Export all pixels, for `torch.as_tensor` and `numpy.from_dlpack`."""
         self._check_finite("make an array of")
         if copy is False:
-            raise BufferError("an InfiniteTensor cannot be an array without a copy")
+            raise BufferError("an InfiniteTensor cannot be converted to an array without a copy")
         # A read returns a copy.
         return self[...].__dlpack__(**options)
 

@@ -155,7 +155,10 @@ def reductions(_context: click.Context, _option: click.Parameter, texts: tuple[s
     """
     found = dict(map(_reduction, texts))
     if len(found) < len(texts) or (None in found and len(found) > 1):
-        raise click.BadParameter('name each output once, as in "--reduce labels=argmax --reduce sure=softmax"')
+        raise click.BadParameter(
+            'name the output in each --reduce, and no output twice, as in "--reduce labels=argmax --reduce '
+            'sure=softmax"'
+        )
     return found.get(None, found or None)
 
 

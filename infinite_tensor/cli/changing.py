@@ -23,7 +23,8 @@ _MOST_SHOWN = 20
 def fill(computed: Any, region: Any, where: str | None, where_scale: Any, as_json: bool, **options: Any) -> None:
     """Compute and store a region of a tensor that a Python file defines.
 
-    Tiles that are stored already are not computed again. Ctrl-C stops it, once finished tiles have been stored.
+    Tiles that are stored already are not computed again. On Ctrl-C, it first stores the finished
+    tiles and then stops.
     """
     if region is None:
         if isinstance(computed, infinite_tensor.TensorGroup):
@@ -274,7 +275,9 @@ def rm(store: str, tensor_id: str, dependants: bool, group: bool, yes: bool, as_
     with opened_to_change(store) as opened:
         if group or (tensor_id not in opened and tensor_id in opened.group_ids()):
             if dependants:
-                raise click.UsageError(f"{tensor_id!r} is a group, and --dependants is for tensors")
+                raise click.UsageError(
+                    f"{tensor_id!r} is a group, but --dependants only applies to tensors; leave it out"
+                )
             if tensor_id not in opened.group_ids():
                 # Its error lists the groups that there are.
                 opened.open_group(tensor_id)

@@ -207,7 +207,8 @@ _QUANTILES = (0.02, 0.25, 0.5, 0.75, 0.98)
 def coverage(store: str, tensor_id: str, region: Any, as_json: bool) -> None:
     """Draw which tiles of a region are stored.
 
-    The default is all of a finite tensor, and the box around everything that is stored of an unbounded one.
+    By default, the region is all of the tensor if it is finite, or the box around everything that is stored if it is
+    unbounded.
     """
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
@@ -309,7 +310,9 @@ def view(store: str, tensor_ids: tuple[str, ...], computed: Any, port: int, brow
         given = [for_reading(each, {}) for each in members if each is not None]
         ids = tensor_ids or (() if given else tuple(without_levels(opened.tensor_ids())))
         if not given and not tensor_ids and len(ids) != 1:
-            raise click.UsageError(f"{store} holds {len(ids)} tensors: give an ID, of {', '.join(ids) or 'none'}")
+            raise click.UsageError(
+                f"{store} holds {len(ids)} tensors; give the ID of one or more: {', '.join(ids) or 'there are none'}"
+            )
         # Both are read-only by now, so their texts differ only if the stores do.
         shown_already = [each.tensor_id for each in given if str(each.tile_store) == str(opened)]
         stored = [opened.open(each) for each in dict.fromkeys(ids) if each not in shown_already]

@@ -321,8 +321,8 @@ def _check_needs(work: Work, positions: Sequence[int], callers: Sequence[Worker]
         index = work.indices[position]
         if any(caller.computes_only(computation, index) for caller in callers):
             raise ValidationError(
-                f"window {index} of {computation.names} would need itself: it is read by the f that is "
-                "computing it, or by another f that this f waits for; change f to read only windows that do not need it"
+                f"window {index} of {computation.names} would need itself: the f that computes this window reads it, "
+                f"or waits for another f that reads it; change f to read only windows that do not need window {index}"
             )
 
 

@@ -61,8 +61,8 @@ def _node_of(token: str) -> Node:
     node = _NODES.get(token)
     if node is None:
         raise ReferenceError(
-            "this compiled code reads an InfiniteTensor that no longer exists, or belongs to another process: keep "
-            "the tensor alive, and compile or export in the process that reads it"
+            "this compiled code reads an InfiniteTensor that no longer exists, or that belongs to another process: "
+            "keep the tensor alive, and compile or export in the process that reads it"
         )
     return node
 

@@ -174,7 +174,7 @@ def _check_computable(node: Node, missing: Mapping[Node, IntArray]) -> None:
         if node.contents.outlives_process and upstream.node.spec.definition.digest != arg.digest:
             raise ValidationError(
                 f"args[{at}] of tensor {node.spec.tensor_id!r} has been moved to {upstream.node.spec.dtype}, but "
-                f"{node.store!s} has windows that were computed before: move it back, or build a new "
+                f"{node.store!s} has windows that were computed before the move: move args[{at}] back, or build a new "
                 "tensor on the moved arg"
             )
 

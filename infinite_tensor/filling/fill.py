@@ -427,7 +427,7 @@ def writable(job: Job) -> Job:
         node, regions = target.node, zip(*target.all_regions, strict=True)
         if node.contents.read_only and not all(node.contents.is_complete(node.spec, *each) for each in regions):
             raise ValidationError(
-                f"{node.store!s} is read-only, and lacks parts of tensor {node.spec.tensor_id!r}: open it with "
+                f"{node.store!s} is read-only, and lacks tiles of tensor {node.spec.tensor_id!r}: open it with "
                 "mode='a' or 'r+' to fill a tensor"
             )
     targets = tuple([target for target in job.targets if not target.node.contents.read_only])

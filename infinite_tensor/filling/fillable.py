@@ -174,9 +174,9 @@ class Fillable(ABC):
         A memory store drops single windows. A persistent store keeps blended pixels, so it drops every tile that a
         wrong window touches. The other windows over such a tile are not wrong, but are computed again as well.
 
-        Downstream tensors are found in two ways. Tensors that are alive in this process are found in any store. Tensors
-        that are only stored are found if they are in the store of one of these tensors, and their stored definition
-        names one of these tensors as an arg, by its `tensor_id`. If a tensor depends on the wrong windows through a
+        Downstream tensors are found in two ways. Tensors that are alive in this process are found in any store. A
+        tensor that is only stored is found if it is in the store of a tensor whose windows are dropped, and its stored
+        definition names such a tensor as an arg, by its `tensor_id`. If a tensor depends on the wrong windows through a
         tensor that has no id, or that is in another store, it is found only while the tensor between them is alive.
 
         Reads in progress in this process may still return old pixels, but store none. Other processes, and other store

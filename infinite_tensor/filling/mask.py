@@ -55,8 +55,8 @@ class Mask:
     dims : tuple of (int or str), optional
         For each dimension of the mask, the number or name of the dimension of the tensor or group that it corresponds
         to. Along all other dimensions the mask is constant: ``Mask(lambda pixels: True, dims=())`` selects all of a
-        region. Default: the last dimensions; for a callable, all. To name a dimension of a group, all its tensors that
-        name this dimension must use the same name.
+        region. Default: the last dimensions; for a callable, all. A dimension of a group can be given by name if all
+        tensors that have a name for it use the same name.
 
     Raises
     ------
@@ -114,8 +114,8 @@ def placed(where: object, names: Sequence[str], region: Selection) -> PlacedMask
         has = f"shape {tuple(mask.values.shape)}" if sliced else f"{len(numbers)} dimensions"
         named = "" if mask.dims is None else f", and dims={quoted(mask.dims)}"
         raise ValidationError(
-            f"dims of a mask must be different numbers or names out of {tuple(names)}, one per dimension of the mask; "
-            f"this mask has {has}{named}"
+            "dims of a mask must have one entry per dimension of the mask, and no dimension twice; an entry is the "
+            f"number of a dimension or one of the names {tuple(names)}; this mask has {has}{named}"
         )
     lies = []
     for name, given in (("scale", mask.scale), ("origin", mask.origin)):
@@ -130,8 +130,8 @@ def placed(where: object, names: Sequence[str], region: Selection) -> PlacedMask
         for d, extent, a, b, (first, last) in zip(own, mask.values.shape, scale, origin, over, strict=True):
             if extent is not None and (first < 0 or last > extent):
                 raise ValidationError(
-                    f"the mask does not cover the region: along dimension {label_of(d, names[d])} its {extent} pixels "
-                    f"lie over {float(b):.10g}:{float(b + extent * a):.10g}, and the region is "
+                    f"the mask does not cover the region: along dimension {label_of(d, names[d])} the {extent} pixels "
+                    f"of the mask cover {float(b):.10g}:{float(b + extent * a):.10g}, but the region is "
                     f"{region.start[d]}:{region.stop[d]}; give a larger mask, another scale or origin, or a smaller "
                     "region"
                 )
@@ -424,7 +424,7 @@ def _any_in_slices(values: Any, ranges: Sequence[_Ranges]) -> BoolArray:
     pixels = tuple(slice(of_d[0][0], of_d[-1][1]) for of_d in ranges)
     wanted = _truth(values[pixels])
     if wanted.shape != (shape := tuple(pixel.stop - pixel.start for pixel in pixels)):
-        raise ValidationError(f"the mask returned shape {wanted.shape} for {pixels}, expected {shape}")
+        raise ValidationError(f"the mask must have shape {shape} when it is sliced by {pixels}, got {wanted.shape}")
     for d, of_d in enumerate(ranges):
         before = np.zeros([n + (axis == d) for axis, n in enumerate(wanted.shape)], dtype=np.int64)
         np.cumsum(wanted, axis=d, out=before[(slice(None),) * d + (slice(1, None),)])
@@ -461,8 +461,8 @@ def _fraction(name: str, given: object, entry: object) -> Fraction:
             raise OverflowError
     except (TypeError, ValueError, OverflowError) as error:
         raise ValidationError(
-            f"{name} of a mask must be a finite number of pixels up to 2**53, or a tuple of one per dimension, "
-            f"got {quoted(given)}"
+            f"{name} of a mask must be a finite number of pixels up to 2**53, or a tuple with one such number per "
+            f"dimension, got {quoted(given)}"
         ) from error
     # The float 1/3 is not exactly a third, but the user means a third.
     near = exact.limit_denominator(_ROUND)

@@ -68,7 +68,7 @@ def _integers(name: str, value: object, dims: int | None, minimum: int | None) -
         raise ValidationError(f"{name} must be a tuple of ints, got {quoted(value)}{one}")
     numbers = [as_index(item) for item in entries]
     if dims is not None and len(numbers) != dims:
-        raise ValidationError(f"{name} must have one entry per entry of size ({dims}), got {quoted(value)}")
+        raise ValidationError(f"{name} must have as many entries as size, {dims}, got {quoted(value)}")
     for number in numbers:
         if number is not None and abs(number) > LARGEST:
             raise ValidationError(f"{name} must stay within 2**53, got {quoted(value)}")
@@ -281,9 +281,7 @@ class TensorWindow:
 def _checked_map(dimension_map: Sequence[int | None], dims: int) -> tuple[int | None, ...]:
     given = members(dimension_map)
     if given is None or len(given) != dims:
-        raise ValidationError(
-            f"dimension_map must have one entry per entry of size ({dims}), got {quoted(dimension_map)}"
-        )
+        raise ValidationError(f"dimension_map must have as many entries as size, {dims}, got {quoted(dimension_map)}")
     entries: list[int | None] = []
     for entry in given:
         number = None if entry is None else as_index(entry)
@@ -307,7 +305,8 @@ def checked_edge(edge: object, shape: Shape) -> Edge | None:
     entries = [None if entry is None else word(entry) or "" for entry in given or ()]
     if given is None or len(entries) != len(shape) or not {*entries} <= {*EDGES, None}:
         raise ValidationError(
-            f'edge must be "drop", "clip" or "all", or one of them per dimension ({len(shape)}), got {quoted(edge)}'
+            f'edge must be "drop", "clip" or "all", or a sequence with one of these per dimension ({len(shape)}), got '
+            f"{quoted(edge)}"
         )
     known = tuple([entry if entry and n is not None else "drop" for entry, n in zip(entries, shape, strict=True)])
     return None if {*known} == {"drop"} else known
@@ -352,7 +351,7 @@ def starts_of(window: TensorWindow, indices: IntArray) -> IntArray:
 
 
 def coordinates_of(window: TensorWindow) -> int:
-    """Return the number of window coordinates. The last coordinate is the last one that a dimension follows."""
+    """Return the number of window coordinates, counted up to the last one that a dimension follows."""
     return max((k + 1 for k in followed(window) if k is not None), default=0)
 
 

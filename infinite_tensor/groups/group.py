@@ -65,9 +65,9 @@ class TensorGroup(Fillable):
         The dimensions that a tensor shares with the others, in the order in which the group has them. Default: the
         unbounded ones.
     scale : number or tuple of them, or mapping from keys to them, optional
-        For tensors of other resolutions: how many pixels of the tensor lie along one pixel of the group, for all shared
-        dimensions or for each of them. ``Fraction(1, 8)`` or ``1 / 8`` is a coarse map, 2 is one twice as fine.
-        Default: 1.
+        How many pixels of the tensor lie along one pixel of the group: one number for all shared dimensions, or one for
+        each. For example, ``Fraction(1, 8)`` or ``1 / 8`` for a map that is 8 times as coarse as the group, and 2 for
+        one that is twice as fine. Default: 1.
 
     Raises
     ------
@@ -318,7 +318,7 @@ class TensorGroup(Fillable):
         TensorDict or list of TensorDict
             Nested as the group is. The shared dimensions come first in every tensor, the others after them. The
             batch size is the extent of the region along the shared dimensions, up to the first one in which tensors
-            have different scales; that of a nested TensorDict counts only the tensors in it.
+            have different scales. For a nested TensorDict, only the tensors in it count.
         """
         workers = checked_workers(workers)
         regions = [parse(region, self.shape) for region in (indices if isinstance(indices, list) else [indices])]

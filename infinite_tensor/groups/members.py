@@ -83,9 +83,13 @@ class GroupMember:
         if scale == 1 or start == stop:
             return slice(start, stop)
         if region.steps[d] != 1:
-            raise self._misfit(d, f"a step of {region.steps[d]} cannot be scaled; read without it, or tensor by tensor")
+            raise self._misfit(
+                d,
+                f"a step of {region.steps[d]} cannot be scaled; read the region without a step, or read each tensor "
+                "by itself",
+            )
         if d in region.squeezed and scale.numerator != 1:
-            raise self._misfit(d, f"pixel {start} of the group is not a single pixel of it; give a slice")
+            raise self._misfit(d, f"pixel {start} of the group is not a single pixel of this tensor; give a slice")
         pixels, per = scale.numerator, scale.denominator
         return slice(start * pixels // per, -(-stop * pixels // per))
 
@@ -262,8 +266,8 @@ def _check_as_many(
         inner = [d for d in _unbounded(tensors[key]) if d not in shared[key]]
         if inner:
             raise ValidationError(
-                f"{show(key)} of shape {tensors[key].shape} is unbounded in dimension {inner[0]}, which dims="
-                f"{shared[key]} does not share, so no region could bound it; add it to dims"
+                f"{show(key)} of shape {tensors[key].shape} is unbounded in dimension {inner[0]}, which must be "
+                f"shared so that a region can bound it; add {inner[0]} to its dims, which are {shared[key]}"
             )
 
 
@@ -272,7 +276,7 @@ def _checked_dims(key: Key, tensor: InfiniteTensor, given: object) -> tuple[int,
     dims = [d % tensor.ndim for d in numbers if d is not None and -tensor.ndim <= d < tensor.ndim]
     if len(dims) < len(numbers) or len(set(dims)) < len(dims):
         raise ValidationError(
-            f"dims of {show(key)} must be a tuple of different dimensions of its shape {tensor.shape}, got "
+            f"dims of {show(key)} must be a tuple of dimensions of its shape {tensor.shape}, none of them twice, got "
             f"{quoted(given)}"
         )
     return tuple(dims)
@@ -283,8 +287,9 @@ def _checked_scale(key: Key, given: Any, count: int) -> tuple[Fraction, ...]:
     scales = [as_ratio(entry) for entry in entries]
     if len(scales) != count or None in scales:
         raise ValidationError(
-            f"scale of {show(key)} must say how many of its pixels lie along one pixel of the group: a positive number "
-            f"such as Fraction(1, 8), 0.125 or 2, or a tuple of {count} of them, got {quoted(given)}"
+            f"scale of {show(key)} must be how many pixels of this tensor lie along one pixel of the group: a "
+            f"positive number such as Fraction(1, 8), 0.125 or 2, or a tuple of {count} such numbers, got "
+            f"{quoted(given)}"
         )
     return tuple(scale for scale in scales if scale is not None)
 
@@ -439,7 +444,8 @@ def checked_tensor(group_id: str, stored: StoredMember, given: object) -> Infini
         raise ValidationError(f"members must hold InfiniteTensors, got {quoted(given)} for {show(stored.key)}")
     if digest_of(given) != stored.digest:
         raise ValidationError(
-            f"{show(stored.key)} of group {group_id!r} is tensor {stored.tensor_id!r} with another definition than the "
-            f"tensor {given.tensor_id!r} that is given in members"
+            f"{show(stored.key)} of group {group_id!r} is tensor {stored.tensor_id!r}, and the tensor "
+            f"{given.tensor_id!r} that is given in members has another definition; leave it out of members, or give a "
+            "tensor with the stored definition"
         )
     return given

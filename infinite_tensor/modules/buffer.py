@@ -168,7 +168,7 @@ class _Saved:
 
         if self.tensor_id is None or self.store is None:
             unnamed = self.tensor_id is None
-            reason = "was given no tensor_id" if unnamed else f"{self.tensor_id!r} was in a store without an address"
+            reason = "was given no tensor_id" if unnamed else f"({self.tensor_id!r}) was in a store without an address"
             raise ValidationError(
                 f"the tensor of this state {reason}, so it cannot be reopened: create the tensor again, and the module "
                 "with InfiniteBuffer(tensor)"

@@ -324,9 +324,9 @@ class VirtualTensor(TensorLike):
 
 def _without_data(name: str, owner: str) -> str:
     return (
-        f"the materializer of virtual tensor {name!r} returned a tensor on meta, which has no data, but not all "
-        f"tensors of {owner} are on meta: load what the value is computed from, or set where to compute it, "
-        f"module.{name}.device = 'cpu', or 'meta' for shapes without data"
+        f"the materializer of virtual tensor {name!r} returned a tensor on meta, which has no data, although not all "
+        f"tensors of {owner} are on meta: load what the value is computed from, or set the device of the value: "
+        f"module.{name}.device = 'cpu' to compute it, or 'meta' to get a shape without data"
     )
 
 

@@ -126,7 +126,7 @@ def _opened_image(path: str) -> Iterator[Any]:
         raise
     except (UnidentifiedImageError, SyntaxError) as error:
         # pillow raises SyntaxError for a single page that it does not know.
-        raise _NotHeldError("pillow does not know what it is") from error
+        raise _NotHeldError("pillow does not recognize its format") from error
     except (OSError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise StoreError(
             f"{path} cannot be read as an image: {error}; from_raster reads large ones in parts"
@@ -224,7 +224,7 @@ def _check_held(image: Any, said: _Samples) -> None:
     made = _made_of(image)
     wider = made.dtype == "int32" and said.dtype in ("int16", "uint16")
     if image.mode not in _PALETTES and said != made and not (wider and said.channels == made.channels):
-        raise _NotHeldError(f"it has {said}, which pillow turns into {made}", said.dtype)
+        raise _NotHeldError(f"it has {said}, which pillow would convert to {made}", said.dtype)
 
 
 def _in_tiff(image: Any, _data: mmap.mmap) -> _Samples:
@@ -234,13 +234,13 @@ def _in_tiff(image: Any, _data: mmap.mmap) -> _Samples:
     said = _Samples(tags.get(277, len(image.getbands())), "bool" if dtype == "uint1" else dtype)
     decoder, _, _, args = image.tile[0]
     if decoder == "libtiff" and args[0].endswith(_SWAPPED):
-        raise _NotHeldError(f"it has big-endian {said}, compressed, whose bytes pillow swaps", said.dtype)
+        raise _NotHeldError(f"it has compressed big-endian {said}, and pillow would swap their bytes", said.dtype)
     if tags.get(284) == 2 and widths[-1] > 8:
         raise _NotHeldError(f"it has {said} in planes, which pillow does not read", said.dtype)
     if tags.get(262) == 0 and said.dtype == "uint8":
-        raise _NotHeldError("0 is white in it, and pillow inverts its values", said.dtype)
+        raise _NotHeldError("its value 0 means white, and pillow would invert its values", said.dtype)
     if tags.get(262) == 2 and 1 in tags.get(338, ()):
-        raise _NotHeldError("its colours are multiplied by their alpha, by which pillow divides them", said.dtype)
+        raise _NotHeldError("its colours are multiplied by alpha, and pillow would divide them by alpha", said.dtype)
     return said
 
 
@@ -309,9 +309,9 @@ def _raster_instead(path: str, page: object, reason: _NotHeldError) -> RasterRea
         raise StoreError(f"{refused}, and rasterio does not open it; {_ELSEWHERE}") from error
     # A palette in the file would be known to pillow; GDAL also makes one if 0 is white.
     if set(colours) - _COLOURS - ({"palette"} if reason.dtype else set()):
-        raise StoreError(f"{refused}, and its bands are {colours}; from_raster(path) gives them as they are")
+        raise StoreError(f"{refused}, and its bands are {colours}; from_raster(path) reads them as they are stored")
     if reason.dtype.startswith("int") and not raster.dtype.is_signed:
-        raise StoreError(f"{refused} and rasterio {raster.dtype}; {_ELSEWHERE}")
+        raise StoreError(f"{refused}, and rasterio would read them as {raster.dtype}; {_ELSEWHERE}")
     return raster
 
 

@@ -176,7 +176,7 @@ def _tensor_of(array: np.ndarray[Any, Any], named: str) -> torch.Tensor:
         return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
     except TypeError as error:
         raise ValidationError(
-            f"net returned a numpy array of {array.dtype}{named}, which torch has no dtype for; convert it, as in "
+            f"net returned a numpy array of {array.dtype}{named}, a dtype that torch does not have; convert it, as in "
             "lambda batch: net(batch).astype('float32')"
         ) from error
 

@@ -67,8 +67,8 @@ def noise(
     seed : int
         From 0 to ``2**64 - 1``.
     stream : int
-        From 0 to ``2**64 - 1``. Tensors with different streams of one seed are independent. Those with the same stream
-        are not, even if their `kind` or `dtype` differ.
+        From 0 to ``2**64 - 1``. Tensors with different streams of one seed are independent. Tensors with
+        the same seed and stream are not, even if their `kind` or `dtype` differ.
     kind : {"uniform", "normal"}
         Uniform from 0 to below 1, or normal with mean 0 and variance 1.
     dtype : torch.dtype or str

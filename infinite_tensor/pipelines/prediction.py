@@ -52,11 +52,12 @@ class Sliding:
     channel_dim : int or None
         The dimension of the channels, if there is one.
     size, stride : tuple of int
-        Pixels of a window, and from one to the next.
+        How many pixels a window has, and how many pixels lie from the start of one window to the start of the next.
     padding : object
         The `args_padding` that says what lies beyond the ends of the source.
     offset : tuple of int
-        Where window 0 begins: before pixel 0 with "wrap", so that as many windows cover the ends as the middle.
+        Where window 0 begins. With "wrap" padding, this is before pixel 0, so that pixels at the ends are covered by as
+        many windows as pixels in the middle.
     """
 
     source: InfiniteTensor
@@ -77,7 +78,10 @@ class Sliding:
         try:
             numbers = slid_dims(source.shape, names, None if entries is None else len(entries))
             if len(numbers) < source.ndim - 1:
-                raise ValueError(f"windows slide over {len(numbers)} of them, and only one more can be channels")
+                raise ValueError(
+                    f"windows slide over {len(numbers)} of its dimensions, and at most one other dimension can be "
+                    "channels"
+                )
         except ValueError as problem:
             if members(overlap) is None:
                 of_dimensions("overlap", overlap, max(2, source.ndim - 1), *_SHARES)
@@ -85,8 +89,8 @@ class Sliding:
             batch = "; if the first one is a batch, give source[0]" if source.ndim > 3 and source.shape[0] == 1 else ""
             raise ValidationError(
                 f"the source has shape {source.shape} and dims {tuple(names)}: {problem}; give {tried}dims=('c', 'y', "
-                "'x'), say, or dims=('y', 'x', 'c') for channels last, and a window with one entry for each of the "
-                f"others{batch}"
+                "'x'), say, or dims=('y', 'x', 'c') for channels last, and a window with one entry for each "
+                f"dimension but the channels{batch}"
             ) from None
         rest = [d for d in range(source.ndim) if d not in numbers]
         size = of_dimensions("window", window, len(numbers), positive, "a positive int")
@@ -170,9 +174,9 @@ class Sliding:
         is_known = is_single or (len({*found}) == 1 and 1 in found[0].as_integer_ratio())
         if given is None and (not is_known or shape[:-1] == self.size != size):
             raise ShapeMismatchError(
-                f"{told}, from which no scale follows: are its channels last, as for tokens, or is it cropped? Have "
-                "net return channels first, as in lambda batch: net(batch).movedim(-1, 1), and all pixels; or give "
-                f"scale={_shown(found)} if that is the resolution of its output"
+                f"{told}, from which no scale follows: perhaps its channels are last, as for tokens, or it is "
+                "cropped. Have net return channels first, as in lambda batch: net(batch).movedim(-1, 1), and all "
+                f"pixels; or give scale={_shown(found)} if that is the resolution of its output"
             )
         if given not in (None, found):
             raise ShapeMismatchError(
@@ -191,16 +195,16 @@ class Sliding:
             shares = [_share_for(*each) for each in zip(self.size, self.stride, units, strict=True)]
             shown = str(shares[0]) if len({*shares}) == 1 else f"({', '.join(map(str, shares))})"
             raise ValidationError(
-                f"windows are {self.stride} pixels apart, which is not whole at scale {_shown(wrong[0])}; give "
-                f"overlap={shown}, or another window"
+                f"windows are {self.stride} pixels apart, which is not a whole number of pixels at scale "
+                f"{_shown(wrong[0])}; give overlap={shown}, or another window"
             )
         ends = zip(self.count(edge), self.extents, self.stride, strict=True) if singles and scales else ()
         if any(n is not None and count != -(-n // step) for count, n, step in ends):
             others = [name for name in results if name not in singles]
             raise ValidationError(
-                f"net returned one result for each window for {singles}, but pixels for {others}, and these do not "
-                "end together if windows overlap: give overlap=0, or predict them separately, as in "
-                f"lambda batch: net(batch)[{singles[0]!r}]"
+                f"net returned one result for each window for {singles}, but pixels for {others}, and if windows "
+                "overlap, these outputs end at different places: give overlap=0, or predict each of them by itself, "
+                f"as in lambda batch: net(batch)[{singles[0]!r}]"
             )
 
 
@@ -285,7 +289,7 @@ class Returned:
         if self.channels is None:
             raise ValidationError(
                 f"reduce={quoted(reduce)} reduces the channels of each pixel, but net returned windows of {self.size} "
-                "pixels without channels; leave it out"
+                "pixels without channels; leave reduce out"
             )
         if isinstance(reduce, Reduction):
             if (reduce.in_channels, reduce.dtype) != (self.channels, self.computed):
@@ -297,7 +301,7 @@ class Returned:
             reduction, becomes = _reduction(reduce, self.channels, self.computed)
         if reduction.function == "argmax" and self.channels == 1:
             raise ValidationError(
-                "reduce='argmax' of one channel is 0 everywhere; where it is the logit of a foreground, give "
+                "reduce='argmax' of one channel is 0 everywhere; if the channel is the logit of a foreground, give "
                 "reduce=lambda values: values[0].sigmoid() > 0.5"
             )
         if dtype is None:
@@ -314,12 +318,12 @@ def _reduction(given: Any, channels: int, dtype: torch.dtype) -> tuple[Reduction
             tried = given(torch.zeros(channels, 64, dtype=dtype))
     except (RuntimeError, TypeError, IndexError) as error:
         raise ValidationError(
-            f"reduce={quoted(given)} does not work on values of shape ({channels}, 64), those of 64 pixels: {error}"
+            f"reduce={quoted(given)} does not work on the values of 64 pixels, of shape ({channels}, 64): {error}"
         ) from error
     if not isinstance(tried, torch.Tensor) or tried.ndim not in (1, 2) or tried.shape[-1] != 64:
         shape = tuple(tried.shape) if isinstance(tried, torch.Tensor) else quoted(tried)
         raise ValidationError(
-            f"reduce was given values of shape ({channels}, 64), those of 64 pixels, and must return shape (64,) or "
+            f"reduce was given the values of 64 pixels, of shape ({channels}, 64), and must return shape (64,) or "
             f"(count, 64), got {shape}"
         )
     return Reduction(given, channels, None if tried.ndim == 1 else len(tried), dtype), tried.dtype
@@ -405,7 +409,7 @@ class Result:
             return blend if divides else "last"
         if not divides:
             raise ValidationError(
-                f"windows of {dtype} overlap, and have no mean: give blend='last' or overlap=0; if net returns "
+                f"windows overlap, but pixels of {dtype} have no mean: give blend='last' or overlap=0; if net returns "
                 "labels, have it return scores instead, and give reduce='argmax'"
             )
         return blend
@@ -423,9 +427,9 @@ def returned_by(
     if dims not in (0, 1):
         named = "" if name is None else f" for {name!r}"
         raise ShapeMismatchError(
-            f"net returned shape {tuple(output.shape)}{named} for a batch of windows of {sliding.size} pixels; it must "
-            "return a batch with the dimensions of the window, and with one dimension for channels or none before "
-            "these; or shape (batch, classes), one result for each window"
+            f"net returned shape {tuple(output.shape)}{named} for a batch of windows of {sliding.size} pixels; it "
+            "must return shape (batch, *size) or (batch, channels, *size), where size has an entry for each "
+            "dimension of the window; or shape (batch, classes), one result for each window"
         )
     return Returned(shape[0] if dims else None, shape[dims:], output.dtype)
 
@@ -560,8 +564,9 @@ def _holding_all(dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
         if torch.promote_types(least, found) == found and not any(_is_wider(dtype, found) for dtype in dtypes.values()):
             return found
     raise ValidationError(
-        f"reductions of the same scores are kept as channels of one tensor, and no dtype holds the values of "
-        f"{dict(dtypes)}; have them return dtypes such as torch.uint8 and torch.float32, or predict them separately"
+        "reductions of the same scores are kept as channels of one tensor, and no dtype holds the values of "
+        f"{dict(dtypes)}; have the reductions return dtypes such as torch.uint8 and torch.float32, or call predict "
+        "for each of them"
     )
 
 

@@ -181,8 +181,8 @@ def levels_to_show(
     if not compute and not fit:
         has = f"{len(held)} levels of method {kept!r}" if held else "no levels"
         raise ValidationError(
-            f"with compute=False levels come from the store, which holds {has} of tensor {tensor.tensor_id!r}, but "
-            f"pyramid={wanted!r} needs others; t.fill(region, pyramid=True) stores levels"
+            f"with compute=False, levels are read from the store, which holds {has} of tensor {tensor.tensor_id!r}, "
+            f"but pyramid={wanted!r} needs {number} of method {method!r}; t.fill(region, pyramid=True) stores levels"
         )
     boxes = [box_above(start, shape, [factor**k for factor in factors]) for k in range(1, number + 1)]
     if not compute or (fit and all(level.is_filled(box) for level, box in zip(held, boxes, strict=False))):
@@ -281,8 +281,9 @@ def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
         coarsened = named if any(names) else range(tensor.ndim)[-2:]
         if not coarsened:
             raise ValidationError(
-                f"none of the dimensions {tensor.dims} is called z, y or x; give coarsen one factor for each, "
-                f"such as {(1,) * (tensor.ndim - 1) + (one,)}; a pyramid needs these names, as in "
+                f"none of the dimensions {tensor.dims} is called z, y or x; give coarsen a tuple with one "
+                f"factor per dimension, such as {(1,) * (tensor.ndim - 1) + (one,)}; a pyramid needs dimensions with "
+                "these names, as in "
                 'from_array(t.to_xarray(region).rename(lat="y", lon="x"))'
             )
         entries = tuple([one if d in coarsened else 1 for d in range(tensor.ndim)])
@@ -290,12 +291,13 @@ def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
     known = tuple([each for each in factors if each is not None and 1 <= each < 2**31])
     if len(known) != tensor.ndim or len(factors) != tensor.ndim:
         raise ValidationError(
-            f"factor must be a positive int, or a tuple of {tensor.ndim}, one for each dimension, got {quoted(given)}"
+            f"factor must be a positive int, or a tuple of {tensor.ndim} ints, one for each dimension, got "
+            f"{quoted(given)}"
         )
     if math.prod(known) > _MOST_IN_ONE:
         raise ValidationError(
-            f"one pixel would be made of {math.prod(known):,}, more than the {_MOST_IN_ONE:,} of one step: coarsen in "
-            "several steps, as t.coarsen(64).coarsen(64) does by 4096"
+            f"{math.prod(known):,} pixels would become one, but at most {_MOST_IN_ONE:,} may in one step: coarsen in "
+            "several steps, such as t.coarsen(64).coarsen(64) instead of t.coarsen(4096)"
         )
     return known
 

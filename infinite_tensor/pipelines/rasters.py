@@ -118,8 +118,8 @@ def page_of(path: str, page: object, count: int) -> int:
     if page is None:
         if count > 1:
             warnings.warn(
-                f"{path} has {count} pages, of which the first is read; give page=0 for that one, up to "
-                f"page={count - 1} for others",
+                f"{path} has {count} pages, and only the first is read; choose one by page=, from page=0 for the "
+                f"first to page={count - 1} for the last",
                 stacklevel=4,
             )
         return 0

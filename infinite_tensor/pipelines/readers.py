@@ -169,8 +169,8 @@ class ArrayReader(Reader):
         except Exception as error:
             raise StoreError(
                 f"{self!r} cannot be read in a forked process, which shares open files with its parent, and cannot be "
-                f"opened again there: {error}. Spawn the workers, as by multiprocessing_context='spawn' of a "
-                "DataLoader, or open it and call from_array in each worker"
+                f"opened again there: {error}. Spawn the workers, as a DataLoader does with "
+                "multiprocessing_context='spawn', or open the array and call from_array in each worker"
             ) from error
         self._inherited = False
 
@@ -205,8 +205,8 @@ def _extents_of(array: Any) -> tuple[int, ...]:
         raise ValidationError("a is an empty dataset, without shape and values; give one that has elements")
     if any(extent != extent for extent in array.shape):  # noqa: PLR0124  (only NaN differs from itself)
         raise ValidationError(
-            f"a has shape {tuple(array.shape)}, in which nan is an extent that is not known yet; call "
-            "a.compute_chunk_sizes() first, which computes how many pixels there are"
+            f"a has shape {tuple(array.shape)}, where nan stands for an extent that is not known yet; call "
+            "a.compute_chunk_sizes() first, which computes it"
         )
     shape = tuple(int(extent) for extent in array.shape)
     if not shape or not all(shape):
@@ -331,7 +331,7 @@ def as_tensor(block: Any, array: Any = None) -> torch.Tensor:
     if isinstance(block, torch.Tensor):
         return block
     if hasattr(block, "todense"):
-        raise ValidationError("a has sparse blocks; give a.map_blocks(lambda block: block.todense()) of Dask")
+        raise ValidationError("a has sparse blocks; give a.map_blocks(lambda block: block.todense())")
     check_unmasked(block, "a has")
     block = np.asarray(block)
     dtype = torch_dtype_of(block.dtype, array)

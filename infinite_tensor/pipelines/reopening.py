@@ -373,15 +373,15 @@ def _of_hdf5(obj: Any) -> Opened | None:
         path = _path_of(file.filename, what)
     else:
         raise pickle.PicklingError(
-            "h5py objects of a file in memory or behind a file object have no path by which to open them again: open "
-            f"the file of {obj.name!r} by h5py.File(path)"
+            "an h5py object has no path by which to open it again if its file is in memory or was opened from a file "
+            f"object: open the file that contains {obj.name!r} with h5py.File(path)"
         )
     name = obj.name
     if name is None or file.get(name) != obj:
         # The object was reached through a link in another file, and has the name of the link.
         found = h5py.h5r.get_name(obj.ref, file.id)
         if found is None:
-            raise pickle.PicklingError(f"{what} has no name there")
+            raise pickle.PicklingError(f"{what} has no name in that file")
         name = found.decode()
     locks, if_possible = file.id.get_access_plist().get_file_locking()
     locking = "best-effort" if locks and if_possible else bool(locks)

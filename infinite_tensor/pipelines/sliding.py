@@ -201,7 +201,7 @@ def slid_dims(
         raise ValueError(f"dimension {kept[0]!r} is unbounded, and a window cannot hold all of it")
     if not found or count not in (None, len(found)):
         slid = [called[d] for d in found]
-        raise ValueError(f"windows slide over {slid}" + (f", and window has {count} entries" if count else ""))
+        raise ValueError(f"windows slide over {slid}" + (f", but window has {count} entries" if count else ""))
     return found
 
 
@@ -243,8 +243,8 @@ def _slid(at: int, tensor: InfiniteTensor, dims: object, window: object) -> list
         tried = window_advice(window, tensor.shape) if dims is None and None in names else ""
         raise ValidationError(
             f"input {at} has shape {tensor.shape} and dims {tensor.dims}: {problem}; give {tried}dims=..., the names "
-            f"or numbers of the dimensions over which windows slide, such as dims={last}. The others are given to fn "
-            "whole"
+            f"or numbers of the dimensions over which windows slide, such as dims={last}. fn is given the other "
+            "dimensions whole"
         ) from None
 
 
@@ -259,8 +259,8 @@ def _numbers(at: int, tensor: InfiniteTensor, dims: object) -> list[int]:
             numbers.append(d % tensor.ndim)
     if not numbers or len({*numbers}) < len(members(dims) or ()):
         raise ValidationError(
-            f"dims must be a tuple of names or numbers of different dimensions, of which input {at} has {tensor.dims}, "
-            f"got {quoted(dims)}"
+            f"dims must be a tuple of names or numbers of dimensions, none of them twice; input {at} has the "
+            f"dimensions {tensor.dims}; got {quoted(dims)}"
         )
     return numbers
 
@@ -282,8 +282,9 @@ def _of_inputs(name: str, given: object, count: int) -> Sequence[object]:
         return [given] * count
     if len(entries) != count:
         raise ValidationError(
-            f"{name} must be one for all {count} inputs, or a tuple of one for each, got {quoted(given)}; if these are "
-            f"one for each dimension, repeat them for each input: {name}=({quoted(given)},) * {count}"
+            f"{name} must be one value for all {count} inputs, or a tuple with one value per input, got "
+            f"{quoted(given)}; if the tuple has one value per dimension, repeat it for each input: "
+            f"{name}=({quoted(given)},) * {count}"
         )
     return entries
 
@@ -297,8 +298,8 @@ def of_dimensions(
     known = [entry for entry in found if entry is not None]
     if len(found) != count or len(known) != count:
         raise ValidationError(
-            f"{name} must be {expected}, or a tuple of {count}, one for each dimension over which windows slide, got "
-            f"{quoted(given)}"
+            f"{name} must be {expected}, or a tuple with {count} of these, one for each dimension over which windows "
+            f"slide, got {quoted(given)}"
         )
     return known
 
@@ -352,7 +353,7 @@ def _with_channels(output: list[Along], kept: Sequence[int], channels: object) -
     if len(kept) > 1:
         raise ValidationError(
             f"channels={extent}: windows do not slide over dimensions {kept} of input 0, and it is not known which of "
-            "them are the channels; return all of them from fn, or none, with channels=()"
+            "these dimensions are the channels; return all of them from fn, or none, with channels=()"
         )
     if not kept:
         names = {along.name for along in output} - {None}
@@ -379,8 +380,8 @@ def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
         if side % unit:
             scales = ", ".join(str(source.slides[j].scale) for source in sources)
             raise ValidationError(
-                f"a window of {side} pixels is not whole at scale {scales}: give window a multiple of {unit}, such as "
-                f"{-(-side // unit) * unit}"
+                f"a window of {side} pixels is not a whole number of pixels at scale {scales}: give window a multiple "
+                f"of {unit}, such as {-(-side // unit) * unit}"
             )
     return [int(side * slide.scale) for side, slide in zip(sides, first, strict=True)]
 
@@ -415,8 +416,8 @@ def _extent(sources: Sequence[Source], j: int) -> int | None:
         if found is not None and pixels not in (None, found) and slide.extent != math.ceil(found / slide.scale):
             name = sources[at].tensor.dims[slide.d]
             raise ValidationError(
-                f"input {at} has {slide.extent} pixels in dimension {name!r}, which at scale {slide.scale} "
-                f"are {pixels} of the output, and input {covered.index(found)} has {found}; give scale=(...), pixels "
-                "of the output along one pixel of each input"
+                f"input {at} has {slide.extent} pixels in dimension {name!r}, which are {pixels} pixels of the output "
+                f"at scale {slide.scale}, but for input {covered.index(found)} there are {found}; give scale=(...): "
+                "for each input, how many pixels of the output lie along one pixel of the input"
             )
     return found

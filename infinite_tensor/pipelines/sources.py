@@ -62,8 +62,8 @@ def from_array(
         Names of the dimensions. Default: those of an xarray.DataArray, none for others.
     chunks : "auto" or int or tuple of int
         Extents of the blocks in which the array is read, one for all dimensions or one for each. They are part of the
-        tensor's definition. Default: the chunks of the array, joined to blocks of up to 1 MiB, or cut to 128 MiB; for
-        an array without chunks, blocks of up to 1 MiB.
+        tensor's definition. Default: the chunks of the array; small chunks are joined to blocks of up to 1 MiB, and
+        large ones are cut to at most 128 MiB. For an array without chunks, blocks of up to 1 MiB.
     name : str, optional
         Identifies the content, so that no digest of it is computed: give other content another name. Default: a digest
         of the whole content, or of 64 samples of 4 KiB if it lies in a file and is larger than 64 MiB. The size and
@@ -81,7 +81,7 @@ def from_array(
     ------
     ValidationError
         If an argument is invalid, or `a` has no elements, is sparse, is masked, or has a dtype that tensors do not
-        have. If elements in a file are masked, the read of these raises it.
+        have. If elements in a file are masked, reading them raises this error.
 
     Notes
     -----
@@ -139,8 +139,8 @@ def from_image(
     ImportError
         If pillow is missing.
     StoreError
-        If the file cannot be read, or not without changing its values. The first read raises it if the file has changed
-        since the tensor was made.
+        If the file cannot be read, or cannot be read without changing its values. Also raised by the first read if the
+        file has changed since the tensor was made.
     ValidationError
         If an argument is invalid.
     """
@@ -169,7 +169,10 @@ class RasterTensor(InfiniteTensor):
 
     @property
     def nodata(self) -> Any:
-        """The value that stands for missing data, and that reads return there; None if the file names none."""
+        """The value that stands for missing data; reading a pixel without data returns it.
+
+        None if the file names none.
+        """
         return self._raster.nodata
 
 
@@ -346,7 +349,9 @@ def _check_array(a: Any) -> None:
 
 def _checked_path(path: object) -> str:
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-        raise ValidationError(f"path must be a str or a path, got {quoted(path)}; use from_array if it is open")
+        raise ValidationError(
+            f"path must be a str or a path, got {quoted(path)}; pass an array that is already open to from_array"
+        )
     text = os.fspath(path)
     # Other processes may have another working directory. Anything that is not a file, such as a URL, stays as it is.
     return str(Path(text).absolute()) if os.path.exists(text) else text  # noqa: PTH110  (no name is too long for it)
@@ -371,7 +376,8 @@ def _block_of(reader: Reader, chunks: object) -> tuple[int, ...]:
     extents = [as_index(each) or 0 for each in ((chunks,) * len(shape) if entries is None else entries)]
     if len(extents) != len(shape) or min(extents) < 1:
         raise ValidationError(
-            f"chunks must be 'auto', a positive int, or one for each of {len(shape)} dimensions, got {quoted(chunks)}"
+            f"chunks must be 'auto', a positive int, or a tuple with one such int for each of {len(shape)} "
+            f"dimensions, got {quoted(chunks)}"
         )
     return tuple(map(min, extents, shape))
 

@@ -266,8 +266,8 @@ def _locked(unfinished: Path, create: Callable[[Path], None], is_kind: Callable[
             if not lock(descriptor, wait=False):
                 tell_weaker(
                     path.parent,
-                    "this file system has no locks, so two processes that write one file or folder at the same time "
-                    "are not kept apart",
+                    "this file system has no locks, so nothing prevents two processes from writing one file or "
+                    "folder at the same time",
                 )
             if _is_there(descriptor, unfinished):
                 if is_kind(os.fstat(descriptor).st_mode) and not _has_another_name(descriptor):

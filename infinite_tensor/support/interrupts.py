@@ -80,8 +80,8 @@ class _Here(threading.local):
             store = next(iter(stores.values()), "a store")
             raise StoreError(
                 f"{store} cannot be used here: a signal handler, or a function that the library has called, runs in "
-                "the middle of another call of this thread. In a handler, set a flag and act on it after that call, or "
-                "call request_flush() of a tile store, which does that"
+                "the middle of another call of this thread. In a handler, set a flag and act on it after that call, "
+                "or call request_flush() of a tile store, which flushes after that call"
             )
         return call
 
@@ -170,7 +170,8 @@ class store_call:  # noqa: N801  (reads as a statement: ``with store_call(conten
     stores : dict of int to Contents
         The stores that the call has used so far, by ``id()``.
     outer : store_call or None
-        The call of other stores within which this call was made, for example by a backend that uses another store.
+        The call into other stores within which this call was made, if any. For example, a backend may use another
+        store.
     is_shown : bool
         Whether interrupts take effect at this moment.
 

@@ -137,7 +137,7 @@ def chosen(name: str, given: object, keys: Iterable[Key], default: Any) -> dict[
     for key in said:
         if not any(leaf[: len(key)] == key for leaf in keys):
             known = ", ".join(map(show, keys))
-            raise ValidationError(f"{name} is given for {show(key)}, which is not in the group: {known}")
+            raise ValidationError(f"{name} is given for {show(key)}, which is not in the group; its keys are {known}")
     found = {}
     for leaf in keys:
         depth = next((n for n in range(len(leaf), 0, -1) if leaf[:n] in said), 0)

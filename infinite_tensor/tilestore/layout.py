@@ -57,7 +57,8 @@ def sizes_of(name: str, given: object, shape: Shape) -> dict[int, int]:
     else:
         some = f"one int per unbounded dimension ({len(unbounded)}) or " if len(unbounded) < len(shape) else ""
         raise ValidationError(
-            f"{name} must be an int, or {some}one per dimension ({len(shape)}) of shape {shape}, got {quoted(given)}"
+            f"{name} must be an int, or {some}one int per dimension ({len(shape)}) of shape {shape}, got "
+            f"{quoted(given)}"
         )
     if min(sizes.values()) < 1:
         raise ValidationError(f"{name} must hold positive ints only, got {quoted(given)}")
@@ -186,8 +187,9 @@ class TileLayout:
         self.tile_bytes = math.prod(tile_shape) * dtype.itemsize
         if self.tile_bytes > LARGEST_TILE_BYTES:
             raise ValidationError(
-                f"a tile of {tile_shape} {dtype} would have {self.tile_bytes} bytes, at most {LARGEST_TILE_BYTES} are "
-                "allowed; give a smaller tile_size, or one int per dimension to tile finite dimensions too"
+                f"a tile of shape {tile_shape} and {dtype} would have {self.tile_bytes} bytes, but at most "
+                f"{LARGEST_TILE_BYTES} are allowed; give a smaller tile_size, or one int per dimension to tile finite "
+                "dimensions too"
             )
         self.grid = WindowGrid(TensorWindow(tile_shape), (None,) * len(shape))
 
@@ -247,8 +249,9 @@ def layout_of(shape: Shape, tile: Index, dtype: torch.dtype, reduction: Reductio
     if reduction is not None:
         if reduction.out_channels not in (None, tile[0]):
             raise ValidationError(
-                f"a tile of {tile} has only some of the {reduction.out_channels} values that the reduction gives for "
-                "a pixel; it must have all of them"
+                f"a tile of shape {tile} has only some of the {reduction.out_channels} values that the reduction "
+                f"gives for a pixel; give a tile_size of {reduction.out_channels} along the first dimension, so that "
+                "it has all of them"
             )
         gathered_layout(reduction, layout)
     return layout

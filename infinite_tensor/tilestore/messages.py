@@ -173,13 +173,13 @@ def warn_of_opaque(spec: TensorSpec) -> None:
 
 def warn_of_other_code(spec: TensorSpec) -> None:
     """Issue a FunctionChangedWarning for a tensor whose ``f`` got other code after the tensor was built."""
-    _warn_of_change(spec.tensor_id, "the code of its f has been replaced since it was built")
+    _warn_of_change(spec.tensor_id, "the code of its f has been replaced since the tensor was built")
 
 
 def warn_of_conflicts(spec: TensorSpec, what: Sequence[str]) -> None:
     """Issue a MeaningLostWarning if inputs disagree about the meaning of pixels."""
     warnings.warn(
-        f"tensor {spec.tensor_id!r}: its inputs disagree about {', '.join(what)}, so none of that is kept",
+        f"tensor {spec.tensor_id!r}: its inputs disagree about {', '.join(what)}, so the tensor keeps none of these",
         MeaningLostWarning,
         stacklevel=_level_of_caller(),
     )
@@ -189,8 +189,8 @@ def warn_of_lost(target: str, what: Sequence[str]) -> None:
     """Issue a MeaningLostWarning if metadata of the pixels, or of their sources, is not written."""
     if what:
         warnings.warn(
-            f"{target} is without {', '.join(what)}: its format cannot store that, or it does not apply to what was "
-            "computed",
+            f"{target} is without {', '.join(what)}: the format has no place for this metadata, or it does not "
+            "apply to the computed pixels",
             MeaningLostWarning,
             stacklevel=_level_of_caller(),
         )
@@ -205,8 +205,8 @@ def warn_of_uncovered(spec: TensorSpec) -> None:
     where = "" if len(finite) == len(spec.shape) else " for each position along the unbounded ones"
     warnings.warn(
         f"tensor {spec.tensor_id!r}: no window covers {count} of the {math.prod(finite)} pixels of its finite "
-        f"dimensions {tuple(finite)}{where}; they are {spec.definition.fill or 0}. "
-        f"Give {', and '.join(_remedies(spec.grid))}",
+        f"dimensions {tuple(finite)}{where}; uncovered pixels are {spec.definition.fill or 0}. Give "
+        f"{', and '.join(_remedies(spec.grid))}",
         UncoveredPixelsWarning,
         stacklevel=_level_of_caller(),
     )
@@ -273,7 +273,7 @@ def warn_of_dependants(tensor_id: str, names: Sequence[str], store: object) -> N
     listed = ", ".join(map(repr, names[:_MOST_NAMED])) + ", ..." * (len(names) > _MOST_NAMED)
     warnings.warn(
         f"{store}: tensor {tensor_id!r} is cleared, but {listed} {'is' if len(names) == 1 else 'are'} computed from "
-        "it and kept unchanged. If its pixels will differ, clear those too: "
+        f"it and kept unchanged. If the pixels of {tensor_id!r} will differ, clear those tensors too: "
         f"store.clear_tensor({tensor_id!r}, dependants=True)",
         DependantsRemainWarning,
         stacklevel=_level_of_caller(),

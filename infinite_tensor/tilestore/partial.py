@@ -340,7 +340,9 @@ class TileInProgress:
         """Raise DamagedPartialError if a part does not fit this tile, which is possible even if its digest is right."""
         length = partial.prefix_length
         if not 0 <= length <= self.total or (partial.prefix is None) is (length > 0):
-            raise DamagedPartialError(f"a prefix of {length} windows, of the {self.total} that cover the tile")
+            raise DamagedPartialError(
+                f"a prefix of {length} windows, which does not fit a tile that {self.total} windows cover"
+            )
         if partial.prefix is not None:
             self._check_block("prefix", partial.prefix, self._blender.accumulator, self._layout.tile_shape)
         for named, piece in partial.pieces.items():
@@ -356,7 +358,9 @@ class TileInProgress:
 
     def _check_block(self, name: str, block: torch.Tensor, dtype: torch.dtype, shape: Index) -> None:
         if block.dtype != dtype or block.shape != shape:
-            raise DamagedPartialError(f"a {name} of {block.dtype} {tuple(block.shape)}, not {dtype} {shape}")
+            raise DamagedPartialError(
+                f"a {name} of {block.dtype} and shape {tuple(block.shape)}, not of {dtype} and shape {shape}"
+            )
 
     def _rank(self, index: Index) -> int:
         """The position of a window, in lexicographic order, among those that cover the tile."""

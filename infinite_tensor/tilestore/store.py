@@ -106,7 +106,7 @@ class TileStore:
 
     @store_query
     def tensor_ids(self, prefix: str = "") -> list[str]:
-        """Ids of all tensors in the store, or of those that begin with `prefix`, sorted.
+        """The sorted ids of all tensors in the store, or only the ids that begin with `prefix`.
 
         On remote storage, only the definitions of tensors that match `prefix` are read.
         """
@@ -177,8 +177,8 @@ class TileStore:
         args : sequence of InfiniteTensor or TensorBlob, optional
             The upstream tensors that are passed to `f`.
         blend : callable, WeightedMean or str, optional
-            The blend. To compute windows, it must be given if it is a `WeightedMean` with custom weights, or any
-            function but an elementwise one of torch.
+            The blend. To compute windows, it must be given if it is a `WeightedMean` with custom weights, or a
+            function other than an elementwise one of torch.
         batch_size, device
             As for `InfiniteTensor`.
         reduce : Reduction, optional

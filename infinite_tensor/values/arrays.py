@@ -50,9 +50,9 @@ def digest_of_regions(
 ) -> str:
     """Return the SHA-256 of values as bytes in C order.
 
-    Beyond 64 MiB, it is the SHA-256 of the CRC-32C of each 4 MiB, or of samples if the array is in a file. A sample is
-    a run of values of up to 4 KiB. 64 samples are spread evenly along each dimension. The first and the last sample are
-    at the two ends of the array.
+    Beyond 64 MiB, it is the SHA-256 of samples if the array is in a file, otherwise the SHA-256 of the CRC-32C
+    checksums of each 4 MiB. A sample is a run of values of up to 4 KiB. 64 samples are spread evenly along each
+    dimension. The first and the last sample are at the two ends of the array.
 
     Parameters
     ----------

@@ -411,7 +411,7 @@ def check_blend(blend: Blend | None, dtype: torch.dtype, device: torch.device) -
         if isinstance(error, ValidationError):
             raise
         raise ValidationError(
-            f"blend {blend!r} does not work on {dtype}, in flat blocks of shape ({LANES},): {error}"
+            f"blend {blend!r} does not work on flat blocks of {dtype}, of shape ({LANES},): {error}"
         ) from error
 
 
@@ -422,8 +422,8 @@ def _called(blend: Callable[..., torch.Tensor], existing: torch.Tensor, incoming
     is_dense = isinstance(combined, torch.Tensor) and not combined.is_nested and combined.layout is torch.strided
     if not is_dense or (combined.dtype, combined.device, combined.shape) != expected:
         raise ValidationError(
-            f"blend must map two blocks of {expected[0]} on {expected[1]} of shape {tuple(expected[2])} to one of the "
-            f"same shape, elementwise, got {_describe(combined)}"
+            f"blend must be elementwise and combine two blocks of {expected[0]}, of shape {tuple(expected[2])}, on "
+            f"{expected[1]} to one such block, got {_describe(combined)}"
         )
     return combined
 

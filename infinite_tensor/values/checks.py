@@ -55,8 +55,8 @@ def check_output_window(window: object, shape: Shape, edge: Edge | None) -> None
     overlap = WindowGrid(window, shape, edge).overlap
     if overlap > MOST_OVERLAP:
         raise ValidationError(
-            f"output_window {window!r} puts {overlap} windows over one pixel, more than {MOST_OVERLAP}; give it a "
-            "larger stride"
+            f"output_window {window!r} puts {overlap} windows over one pixel, but at most {MOST_OVERLAP} are allowed; "
+            "give it a larger stride"
         )
 
 
@@ -109,8 +109,8 @@ def checked_paddings(args: Sequence[Any], given: object) -> tuple[tuple[Padding,
     entries = (given,) * len(args) if _is_one_padding(given) else members(given)
     if entries is None or len(entries) != len(args):
         raise ValidationError(
-            f"args_padding must be {_PADDINGS}, or a list with one entry per arg ({len(args)}), which may be a tuple "
-            f"with one per dimension of it, got {quoted(given)}"
+            f"args_padding must be {_PADDINGS}, or a list with one entry per arg ({len(args)}): a padding, or a tuple "
+            f"with one padding per dimension of the arg; got {quoted(given)}"
         )
     return tuple(_arg_padding(f"args_padding[{at}]", *each) for at, each in enumerate(zip(args, entries, strict=True)))
 
@@ -134,7 +134,8 @@ def _arg_padding(name: str, arg: Any, given: object) -> tuple[Padding, ...] | No
     entries = (given,) * len(arg.shape) if spread else members(given)
     if entries is None or len(entries) != len(arg.shape):
         raise ValidationError(
-            f"{name} must be {_PADDINGS}, or one of these per dimension ({len(arg.shape)}), got {quoted(given)}"
+            f"{name} must be {_PADDINGS}, or a tuple with one of these per dimension ({len(arg.shape)}), got "
+            f"{quoted(given)}"
         )
     paddings = []
     for d, (entry, extent) in enumerate(zip(entries, arg.shape, strict=True)):
@@ -166,8 +167,8 @@ def checked_windows(args: Sequence[Any], windows: Sequence[object]) -> tuple[Ten
     """Return `windows` if there is one TensorWindow per arg, with the dimensions of the arg."""
     if len(args) != len(windows):
         raise ValidationError(
-            f"args_windows must have one TensorWindow per arg: {len(args)} args, {len(windows)} windows; give for "
-            "example args_windows=[output_window.padded(8)], for a halo of 8 pixels"
+            f"args_windows must have one TensorWindow per arg, got {len(windows)} windows for {len(args)} args; give "
+            "for example args_windows=[output_window.padded(8)], for a halo of 8 pixels"
         )
     checked = []
     for at, (arg, window) in enumerate(zip(args, windows, strict=True)):
@@ -184,8 +185,8 @@ def check_followed(name: str, window: TensorWindow, coordinates: int) -> None:
     for d, k in enumerate(followed(window)):
         if k is not None and k >= coordinates:
             raise ValidationError(
-                f"{name}: dimension {d} follows window coordinate {k}, but there are {coordinates}, "
-                f"0 to {coordinates - 1}; give a dimension_map"
+                f"{name}: dimension {d} follows window coordinate {k}, but the number of window coordinates is "
+                f"{coordinates} (numbered from 0); give a dimension_map"
             )
 
 

@@ -78,8 +78,8 @@ def checked_dims(dims: object, ndim: int) -> Dims:
         is_taken = name in names[:d] or (_DEFAULT.fullmatch(name) and name != default_name(d))
         if is_taken or not 0 < len(name) <= _LONGEST or not name.isprintable():
             raise ValidationError(
-                f"dims must hold different names, printable str of 1 to {_LONGEST} characters, where dim_N may only "
-                f"name dimension N, got {quoted(given[d])} for dimension {d}"
+                f"dims must be different names: printable str of 1 to {_LONGEST} characters, and dim_N for dimension "
+                f"N only; got {quoted(given[d])} for dimension {d}"
             )
     return None if names == names_of(None, ndim) else names
 
@@ -393,7 +393,7 @@ def _as_dtype(name: str, value: Number, dtype: torch.dtype) -> Number:
     else:
         exact = held == value
     if not exact or (isinstance(value, complex) and not dtype.is_complex):
-        raise ValidationError(f"{name} {quoted(value)} does not fit {dtype}, which would hold {held!r}")
+        raise ValidationError(f"{name} {quoted(value)} does not fit {dtype}, which would store it as {held!r}")
     return held
 
 
@@ -432,8 +432,8 @@ def resolved_blend(given: object) -> Blend | None:
     if given is not None and not isinstance(given, WeightedMean) and not callable(given):
         names = ", ".join(map(repr, _NAMED))
         raise ValidationError(
-            f"blend must be one of {names}, a WeightedMean, a function of two tensors, or None, which is the sum, "
-            f"got {quoted(given)}"
+            f"blend must be one of {names}, a WeightedMean, a function of two tensors, or None for the sum, got "
+            f"{quoted(given)}"
         )
     return given
 

@@ -52,11 +52,11 @@ _OF_SPARSE = {
 def digest(module: nn.Module) -> str:
     """Return the SHA-256 of a network's structure and weights. Other weights give another digest.
 
-    For each submodule, the digest covers its class name, its `extra_repr`, and training mode if its code reads that. It
+    For each submodule, the digest covers its class name, its `extra_repr`, and its mode if its code reads `training`. It
     covers the name, dtype, shape and bytes of each parameter, of each buffer (even if it is not in the ``state_dict``),
     and of each tensor among the attributes. It also covers other entries of the ``state_dict``, such as the packed
-    weights of a quantized layer, and modules and tensors in lists and dicts. Of TorchScript, it covers everything that
-    saving it writes. Buffers and tensors that `forward` assigns are not covered, because they are caches.
+    weights of a quantized layer, and modules and tensors in lists and dicts. For TorchScript, it covers everything that
+    a saved file contains. Buffers and tensors that `forward` assigns are not covered, because they are caches.
 
     The digest does not depend on the device, on strides, on `requires_grad`, or on the process. It stays the same if
     ``torch.compile``, ``DataParallel`` or ``DistributedDataParallel`` wraps a module or a submodule.

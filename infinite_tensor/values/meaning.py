@@ -237,7 +237,7 @@ def _numbers(stored: Iterable[Any], count: int) -> list[float]:
     """Return `count` finite numbers. Raise ValueError or TypeError for anything else."""
     found = [float(each) for each in stored]
     if len(found) != count or not all(map(math.isfinite, found)):
-        raise ValueError(f"{count} numbers, got {found}")
+        raise ValueError(f"{count} finite numbers expected, got {found}")
     return found
 
 

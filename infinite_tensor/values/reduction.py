@@ -55,7 +55,7 @@ class Reduction:
     first dimension of the tensor, and windows have shape ``(in_channels, *output_window.size[1:])``.
 
     Windows are blended first. A pixel is reduced when all windows that cover it are blended. The store keeps the
-    results, and the unreduced values only of pixels that still lack some windows.
+    results. It keeps unreduced values only for pixels that still lack some windows.
 
     Parameters
     ----------
@@ -231,8 +231,8 @@ def _check_channels(channels: int, shape: Shape, window: TensorWindow) -> None:
     alone = alone and window.offset[0] == 0 and window.stride[0] >= channels
     if not (alone and shape[0] == window.size[0] == channels):
         raise ValidationError(
-            f"the reduction gives {channels} values per pixel, along the first dimension of the tensor: shape and "
-            f"output_window must begin with {channels}, where the window has offset 0 and no smaller stride, got "
+            f"the reduction gives {channels} values per pixel, along the first dimension of the tensor: there, shape "
+            f"and the size of output_window must be {channels}, its offset 0, and its stride at least {channels}; got "
             f"shape {shape} and {window!r}"
         )
 

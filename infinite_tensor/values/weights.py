@@ -40,7 +40,9 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class WeightedMean:
-    """A blend: each pixel is the mean of all windows that cover it, weighted by where it lies in them.
+    """A blend: each pixel is the weighted mean of all windows that cover it.
+
+    The weight of a window at a pixel depends only on where the pixel lies in the window.
 
     If the windows over a pixel have values v and weights w there, the pixel is ``sum(w * v) / sum(w)``. A pixel that no
     window covers is 0. The sums are float32 for float16, bfloat16 and float32, and float64 for float64. Real and
@@ -132,7 +134,7 @@ class Unknown:
     def __call__(self, *_values: torch.Tensor) -> torch.Tensor:
         """Raise ValidationError, because the function itself is not known."""
         raise ValidationError(
-            f"this needs {self.name!r}, of which only the name is stored; give it to store.open(..., {self.given})"
+            f"this needs {self.name!r}, but only its name is stored; give it to store.open(..., {self.given})"
         )
 
 
@@ -216,8 +218,8 @@ def check_mean(blend: object, window: TensorWindow, dtype: torch.dtype, blend_in
     _check_window(blend, window)
     if blend_init is not None:
         raise ValidationError(
-            f"blend {blend!r} takes no blend_init: it begins with the first window, and other pixels are 0; "
-            f"got {quoted(blend_init)}, leave it out"
+            f"blend {blend!r} takes no blend_init: a pixel begins with its first window, and pixels that no window "
+            f"covers are 0; got {quoted(blend_init)}, leave it out"
         )
 
 
@@ -225,7 +227,8 @@ def _check_window(mean: WeightedMean, window: TensorWindow) -> None:
     weights, scale, size = mean.weights, mean.sigma_scale, window.size
     if isinstance(scale, tuple) and len(scale) != len(size):
         raise ValidationError(
-            f"sigma_scale must be a number or one per dimension of the window ({len(size)}), got {quoted(scale)}"
+            f"sigma_scale must be a number, or a tuple with one number per dimension of the window ({len(size)}), got "
+            f"{quoted(scale)}"
         )
     if isinstance(weights, torch.Tensor):
         given = tuple(weights.shape)
@@ -302,7 +305,8 @@ def _checked_number(scale: Any) -> float:
     plain = number(scale)
     if not isinstance(plain, int | float) or isinstance(plain, bool) or not least <= plain <= most:
         raise ValidationError(
-            f"sigma_scale must be a number between {least} and {most:.0f}, or one per dimension, got {quoted(scale)}"
+            f"sigma_scale must be a number between {least} and {most:.0f}, or a tuple with one such number per "
+            f"dimension, got {quoted(scale)}"
         )
     return float(plain)
 

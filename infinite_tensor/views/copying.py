@@ -235,7 +235,7 @@ def _check_other(jobs: Sequence[_Job], source: _Contents, target: PersistentCont
             continue
         if target.definition_of(tensor_id).get("incarnation") == incarnation:
             raise ValidationError(
-                f"tensor {tensor_id!r} cannot be copied into itself: {source} and {target} are one store"
+                f"tensor {tensor_id!r} cannot be copied into itself: {source} and {target} are the same store"
             )
 
 

@@ -161,8 +161,8 @@ class Frame:
         pixels = source[region]
         if shown_dtype(pixels.dtype) != self.dtype:
             raise ValidationError(
-                f"tensor {self.tensor.tensor_id!r} was moved to {pixels.dtype} after this view, which shows "
-                f"{self.dtype}, was made; make a new view, as by t.as_zarr()"
+                f"tensor {self.tensor.tensor_id!r} was moved to {pixels.dtype} after this view of {self.dtype} was "
+                "made; make a new view, as with t.as_zarr()"
             )
         return shown(pixels)
 

@@ -170,9 +170,9 @@ def path_of(key: Key) -> str:
     """Return the path of a member of a group; raise ValidationError if Zarr does not allow one of its names."""
     if not all(map(is_name, key)):
         raise ValidationError(
-            f"{show(key)} cannot be the path of a Zarr array: names there are valid Unicode without slashes and NUL, "
-            f"are not made of dots alone, do not begin with '__', and are neither {DOCUMENT!r} nor {UNFINISHED!r}; "
-            "give the tensor another name, as by TensorGroup({'another': group[key]})"
+            f"{show(key)} cannot be the path of a Zarr array: a name in a path must be valid Unicode without slashes "
+            f"and NUL, must not consist of dots only, must not begin with '__', and must be neither {DOCUMENT!r} nor "
+            f"{UNFINISHED!r}; give the tensor another name, as by TensorGroup({{'another': group[key]}})"
         )
     return "/".join(key)
 

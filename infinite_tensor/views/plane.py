@@ -53,7 +53,7 @@ class Plane:
         """Return the plane of y and x, else of the last two dimensions without channels; with colours if possible."""
         if len(shape) < 2:
             raise ValidationError(
-                f"a picture needs two dimensions, but the tensor has shape {shape}; draw it by t.show()"
+                f"a picture needs two dimensions, but the tensor has shape {shape}; draw it with t.show()"
             )
         channels = channels_of(shape)
         rows, columns = [d for d in range(len(shape)) if d != channels][-2:]
@@ -88,7 +88,10 @@ class Plane:
         """Return the plane at other places along the first of the dimensions that are neither drawn nor colours."""
         free = [d for d in self.others if d != self.colours]
         if len(places) > len(free):
-            raise ValidationError(f"the tensor has {len(free)} other dimensions, but {len(places)} places are given")
+            raise ValidationError(
+                f"places are along dimensions that are neither drawn nor colours: the tensor has {len(free)} of "
+                f"these, but {len(places)} places are given"
+            )
         given = dict(zip(free, places, strict=False))
         for d, place in given.items():
             extent = self.shape[d]

@@ -194,7 +194,9 @@ class TestUncoveredPixels:
         (warning,) = caught
         uncovered = 3 * (4000 * 6000 - (7 * 448 + 512) * (12 * 448 + 512))
         assert f"no window covers {uncovered} of the {3 * 4000 * 6000} pixels" in str(warning.message)
-        assert str(warning.message).endswith('they are 0. Give edge="clip", which lets windows reach past the end')
+        assert str(warning.message).endswith(
+            'uncovered pixels are 0. Give edge="clip", which lets windows reach past the end'
+        )
         assert warning.filename == __file__
 
     def test_gaps_need_another_stride(self) -> None:

@@ -266,8 +266,11 @@ class TestKindsOfMasks:
             ("mask.png", "a mask must be a tensor"),
             (np.ones((2, 2, 2)), r"this mask has shape \(2, 2, 2\)"),
             (Mask(np.ones((8, 8)), dims=(0,)), r"this mask has shape \(8, 8\), and dims=\(0,\)"),
-            (Mask(np.ones((8, 8)), dims=(0, 2)), "different numbers or names out of"),
-            (Mask(np.ones((8, 8)), dims=(0, -2)), r"different numbers .* dims=\(0, -2\)"),
+            (
+                Mask(np.ones((8, 8)), dims=(0, 2)),
+                "and no dimension twice; an entry is the number of a dimension or one of the names",
+            ),
+            (Mask(np.ones((8, 8)), dims=(0, -2)), r"no dimension twice; .* dims=\(0, -2\)"),
             (
                 Mask(np.ones((8, 8)), scale=(1, 1, 1)),
                 r"scale of a mask must have one entry per dimension of the mask \(2\)",
@@ -286,9 +289,9 @@ class TestKindsOfMasks:
             (TensorGroup({"t": lazily(torch.ones(8, 8))}, dims=(0, 1)), "a mask must hold bools or numbers"),
             (Mask(np.ones((8, 8)), dims=("y", "x")), r"names out of \('dim_0', 'dim_1'\)"),
             (Mask(np.ones((8, 8)), dims=("dim_1", 1)), "different numbers"),
-            (np.ones((8, 7)), "along dimension 1 its 7 pixels lie over 0:7, and the region is 0:8"),
-            (Mask(np.ones((9, 9)), origin=(0, 0.5)), "along dimension 1 its 9 pixels lie over 0.5:9.5"),
-            (Mask(np.ones((2, 2)), scale=(4, 3.5)), "along dimension 1 its 2 pixels lie over 0:7"),
+            (np.ones((8, 7)), "along dimension 1 the 7 pixels of the mask cover 0:7, but the region is 0:8"),
+            (Mask(np.ones((9, 9)), origin=(0, 0.5)), "along dimension 1 the 9 pixels of the mask cover 0.5:9.5"),
+            (Mask(np.ones((2, 2)), scale=(4, 3.5)), "along dimension 1 the 2 pixels of the mask cover 0:7"),
         ],
     )
     def test_what_does_not_fit_is_refused(self, t: InfiniteTensor, f: Counted, where: object, message: str) -> None:

@@ -225,7 +225,9 @@ def test_a_store_that_lies_in_another_one_already_opens(folder: Folder, tmp_path
 def test_what_lies_in_a_store_is_none(place: Place, name: str, told: str, mode: Any) -> None:
     filled(place.open())
     before = place.files()
-    with pytest.raises(StoreError, match=f"there is {told} of a store, not a store; open the folder above"):
+    with pytest.raises(
+        StoreError, match=f"there is {told} of a store, not a store; open the store, which is the folder above"
+    ):
         ZarrTileStore(f"{place.target}/{name}", mode=mode)
     assert place.files() == before
 

@@ -222,8 +222,9 @@ class PersistentContents(Contents):
         """Refuse a change of dtype, which would change what is stored. Do nothing for a change of device."""
         if moved.dtype != spec.dtype:
             raise ValidationError(
-                f"{self} stores tensor {spec.tensor_id!r} as {spec.dtype}: it cannot become {moved.dtype}. "
-                "Make a new tensor with another tensor_id, or clear_tensor this one first"
+                f"{self} stores tensor {spec.tensor_id!r} as {spec.dtype}, so it cannot be moved to {moved.dtype}. "
+                "Make a new tensor with another tensor_id, or first delete this one with "
+                f"clear_tensor({spec.tensor_id!r})"
             )
 
     @store_method

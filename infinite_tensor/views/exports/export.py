@@ -248,7 +248,9 @@ def _checked(target: object, options: Options) -> tuple[str, str]:
     if form != _ZARR and options.storage_options is not None:
         raise ValidationError("storage_options are only for Zarr, which can be written to a URL; leave them out")
     if checked_flag("compute", options.compute) and options.fill_value is not None:
-        raise ValidationError("fill_value needs compute=False, which writes it where nothing is stored")
+        raise ValidationError(
+            "fill_value is written where nothing is stored, and therefore needs compute=False; give both"
+        )
     if form != _ZARR and options.pyramid is not False:
         raise ValidationError(f"pyramid is only for Zarr, got format {form!r}; leave it out")
     checked_flag("overwrite", options.overwrite)

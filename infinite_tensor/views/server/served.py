@@ -266,6 +266,8 @@ def _places(query: str) -> list[int]:
     """Return the places along the dimensions that are not drawn, which a query gives as ``at=2,5``."""
     for given in parse_qs(query, keep_blank_values=True).get("at", ())[-1:]:
         if not _AT.fullmatch(given):
-            raise ValidationError(f"at must be an int per dimension that is not drawn, as in at=2,5, got {given!r:.80}")
+            raise ValidationError(
+                f"at must have one int for each dimension that is not drawn, as in at=2,5, got {given!r:.80}"
+            )
         return list(map(int, given.split(",")))
     return []

@@ -41,7 +41,8 @@ def serve(
     Parameters
     ----------
     *sources : InfiniteTensor, TensorGroup or TileStore
-        What to serve. A store serves all tensors that it contains now. If two tensors have one id, the first is served.
+        What to serve. A store serves all tensors that it contains now. If two tensors have the same id, the first is
+        served.
     host : str
         The address to listen at. There is no authentication: an address other than 127.0.0.1 or ::1 gives a warning.
     port : int

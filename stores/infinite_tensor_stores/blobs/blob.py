@@ -545,7 +545,9 @@ class TensorBlob(Dataset[torch.Tensor]):
         if self._mode == "r":
             raise BlobModeError(f"{self!r} cannot be {what}; open it with mode 'r+', 'a' or 'w'")
         if self._rows.forked:
-            raise BlobModeError(f"{self!r} cannot be {what} in a forked process: the one that opened it writes it")
+            raise BlobModeError(
+                f"{self!r} cannot be {what} in a forked process: only the process that opened it can write"
+            )
         if not self._rows.writes:
             raise BlobModeError(f"{self!r} cannot be {what}: close() was interrupted; close it, and open it again")
         self._rows.check_apart()

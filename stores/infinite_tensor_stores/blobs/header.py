@@ -114,7 +114,7 @@ class Header:
                 raise ValueError(f"its {name} cannot be {ours[name]!r:.200}")
         header = cls(tuple(ours["shape"]), dtype_of(ours["dtype"]), **as_they_are, attributes=attributes)
         if header.block_bytes > LARGEST_TILE_BYTES:
-            raise ValueError(f"its blocks would have {header.block_bytes} bytes")
+            raise ValueError(f"its blocks would have {header.block_bytes} bytes, more than {LARGEST_TILE_BYTES}")
         array = header._array()
         if {key: found.get(key) for key in array} != array:
             raise ValueError("another program has changed the metadata of the array; it does not match the blob's")

@@ -79,15 +79,13 @@ def as_rows(given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Ten
         check_unmasked(given, "rows have")
         given = _of_array(given, dtype)
     if not isinstance(given, torch.Tensor):
-        raise TypeError(f"rows are a torch.Tensor or a numpy.ndarray, got {type(given).__name__}")
+        raise TypeError(f"rows must be a torch.Tensor or a numpy.ndarray, got {type(given).__name__}")
     rows = dense(given, "rows").cpu()
     if rows.dtype != dtype:
-        raise TypeError(f"rows are of {dtype}, got {rows.dtype}; convert them with .to({dtype})")
+        raise TypeError(f"rows must be of {dtype}, got {rows.dtype}; convert them with .to({dtype})")
     flat = rows.ndim == 1 and len(rows) % prod(shape) == 0
     if rows.shape[max(0, rows.ndim - len(shape)) :] != shape and not flat:
-        raise ValidationError(
-            f"rows have shape {shape}, perhaps with more dimensions before it; got {tuple(rows.shape)}"
-        )
+        raise ValidationError(f"rows must have shape {shape}, or more dimensions before these; got {tuple(rows.shape)}")
     return rows.reshape(-1, *shape)
 
 
@@ -99,7 +97,9 @@ def spread(values: Any, count: int, dtype: torch.dtype, shape: tuple[int, ...]) 
     if len(rows) == 1:
         return rows.expand(count, *shape)
     if len(rows) != count:
-        raise ValidationError(f"{count} rows are to be overwritten, got {len(rows)}")
+        raise ValidationError(
+            f"the index selects {count} rows, got values for {len(rows)}; give {count} rows, or one row for all"
+        )
     return rows
 
 
@@ -138,10 +138,10 @@ def rows_of(index: Any, length: Callable[[int], int]) -> int | range | RowNumber
 def _any_rows(index: np.ndarray[Any, Any], length: Callable[[int], int]) -> RowNumbers:
     if index.dtype == np.bool_:
         if index.ndim != 1:
-            raise RegionError(f"a mask has one dimension, along the rows; got shape {index.shape}")
+            raise RegionError(f"a mask must have one dimension, along the rows; got shape {index.shape}")
         rows = length(len(index))
         if len(index) != rows:
-            raise RegionError(f"a mask has one entry for each of the {rows} rows, got {len(index)}")
+            raise RegionError(f"a mask must have one entry for each of the {rows} rows, got {len(index)}")
         return np.flatnonzero(index)
     index = index.astype(np.int64, copy=False)
     least, most = (int(index.min()), int(index.max())) if index.size else (0, -1)
@@ -181,5 +181,5 @@ def _of_array(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(array.copy() if min(array.strides, default=0) < 0 else array)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"rows are of {dtype}, got an array of {array.dtype}; convert it with .astype({dtype_name(dtype)!r})"
+            f"rows must be of {dtype}, got an array of {array.dtype}; convert it with .astype({dtype_name(dtype)!r})"
         ) from error

@@ -122,7 +122,7 @@ class ChunkCodec:
         for compressor in reversed(others):
             size = _size_in(compressor, data)
             if size is None or size > self._most_between:
-                raise ValueError(f"it claims to decompress to {size} bytes, more than {self._size} bytes can take")
+                raise ValueError(f"it claims to decompress to {size} bytes, too many for a tile of {self._size} bytes")
             data = compressor.decode(data)
         size = _size_in(first, data)
         if size != self._size:

@@ -167,8 +167,8 @@ class Root:
         kind = type(self._objects.store).__name__
         if not self._objects.store.supports_deletes:
             raise StoreError(
-                f"{self._owner}: {kind} cannot delete, but parts of a tile must be deleted once it is complete; write "
-                "to a folder, pack its content, and open that with mode='r'"
+                f"{self._owner}: {kind} cannot delete, but parts of a tile must be deleted when the tile is complete; "
+                "write to a folder, pack its content, and open that with mode='r'"
             )
         try:
             self._objects.exist([_LOG])
@@ -180,7 +180,10 @@ class Root:
             ) from error
 
     def _check_free(self) -> None:
-        """Raise StoreError if a new store would be next to data of others or, on a local disk, in another store."""
+        """Raise StoreError if a new store would be next to data that is not of this library.
+
+        On a local disk, also raise it if the new store would be inside another store.
+        """
         if strangers := self._strangers():
             raise StoreError(
                 f"{self._owner}: there is no store, but something that is not of this library: "
@@ -213,8 +216,8 @@ class Root:
             member = None if ours is None else member_in(ours)
             if member is not None and not self._named_as_ours():
                 raise StoreError(
-                    f"{self._owner}: there is {member} of a store, not a store; open the folder above, and this "
-                    "by its id"
+                    f"{self._owner}: there is {member} of a store, not a store; open the store, which is the folder "
+                    f"above, and in it {member} by its id"
                 )
             if member is not None:
                 raise ValueError(f"it is that of {member}")
@@ -418,7 +421,10 @@ class Sweep:
         return replace(self._collected, partial_tiles=len(self.logs), partial_bytes=self._collected.bytes)
 
     def _delete_logs(self, name: str, chosen: Callable[[Place, Mapping[Index, Log]], list[Index]]) -> None:
-        """Delete the logs of a tensor that ``chosen(place, logs)`` returns. If its definition is damaged, keep all."""
+        """Of the logs of a tensor, delete those that ``chosen(place, logs)`` returns.
+
+        If the definition of the tensor is damaged, keep all logs.
+        """
         place = self._place(name)
         if place is None:
             return

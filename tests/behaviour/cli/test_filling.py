@@ -230,9 +230,9 @@ def test_predict_reduces_each_output_as_it_is_told(cli: CommandLine, model: Path
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["argmax", "softmax"], "name each output once"),
-        (["a=argmax", "a=softmax"], "name each output once"),
-        (["argmax", "a=softmax"], "name each output once"),
+        (["argmax", "softmax"], "name the output in each --reduce"),
+        (["a=argmax", "a=softmax"], "name the output in each --reduce"),
+        (["argmax", "a=softmax"], "name the output in each --reduce"),
         (["a={model}:nothing"], "has no 'nothing'"),
     ],
 )

@@ -180,7 +180,7 @@ def test_rm_deletes_a_group_that_is_damaged(cli: CommandLine, store: Path) -> No
 def test_rm_knows_no_dependants_of_a_group(cli: CommandLine, store: Path) -> None:
     saved(store, "world")
     found = cli("rm", store, "world", "--dependants", "--yes")
-    assert (found.code, "--dependants is for tensors" in found.err) == (2, True)
+    assert (found.code, "--dependants only applies to tensors" in found.err) == (2, True)
     assert cli("ls", store, "--json").json["groups"] == ["world"]
 
 

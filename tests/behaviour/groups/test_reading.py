@@ -104,7 +104,11 @@ def test_dims_says_which_dimensions_are_shared_in_which_order() -> None:
     [
         ({"a": plain((None, None)), "b": plain((None,))}, {}, "share the same number of dimensions.*'b' of shape"),
         ({"a": plain((6, 4)), "b": plain((6, 4))}, {}, "same number of dimensions: the unbounded ones, unless dims"),
-        ({"a": plain((None, None))}, {"dims": (0,)}, "'a' .* unbounded in dimension 1, which dims=.* does not share"),
+        (
+            {"a": plain((None, None))},
+            {"dims": (0,)},
+            "'a' .* unbounded in dimension 1, .*; add 1 to its dims, which are ",
+        ),
         ({"a": plain((None, None))}, {"dims": (0, 2)}, "dims of 'a' must be a tuple of different dimensions"),
         ({"a": plain((None, None))}, {"dims": (0, -2)}, "dims of 'a' must be a tuple of different dimensions"),
         ({"a": plain((None, None))}, {"dims": {"b": (0, 1)}}, "dims is given for 'b', which is not in the group: 'a'"),

@@ -272,7 +272,9 @@ def test_what_neither_pillow_nor_rasterio_reads_as_it_is_is_refused(
 ) -> None:
     path = tmp_path / f"a.{content.__name__}"
     path.write_bytes(content(numbers((40, 60), "uint16")))
-    message = f"{path.name} .* has 1 channel of {has}, which pillow turns into 1 channel of {makes}, .*give from_array"
+    message = (
+        f"{path.name} .* has 1 channel of {has}, which pillow would convert to 1 channel of {makes}, .*give from_array"
+    )
     with pytest.raises(StoreError, match=message):
         from_image(path)
 
@@ -290,7 +292,9 @@ AVIF = (
 def test_an_avif_of_more_than_8_bits_is_not_cut(tmp_path: Path) -> None:
     assert from_image(saved(tmp_path / "a.avif", colours())).shape == (3, 40, 60)
     (tmp_path / "b.avif").write_bytes(base64.b64decode(AVIF))
-    with pytest.raises(StoreError, match="it has 3 channels of uint10, which pillow turns into 3 channels of uint8"):
+    with pytest.raises(
+        StoreError, match="it has 3 channels of uint10, which pillow would convert to 3 channels of uint8"
+    ):
         from_image(tmp_path / "b.avif")
 
 
@@ -324,7 +328,10 @@ def paged(path: Path, count: int = 4) -> list[torch.Tensor]:
 def test_of_several_pages_one_is_named_and_else_the_first_read(read: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "a.tif"
     pages = paged(path)
-    with pytest.warns(UserWarning, match=r"a.tif has 4 pages, of which the first is read; give page=0 for that one"):
+    with pytest.warns(
+        UserWarning,
+        match=r"a.tif has 4 pages, and only the first is read; choose one by page=, from page=0 for the first",
+    ):
         t = read(path)
     assert torch.equal(t[...].squeeze(), pages[0])
     for number, page in enumerate(pages):

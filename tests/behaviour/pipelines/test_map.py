@@ -348,8 +348,8 @@ UNKNOWN = "it is not known which of its dimensions are channels; give dims=..., 
         ((9, None), None, {"window": 4, "dims": (0,)}, "'dim_1' is unbounded, and a window cannot hold all of it"),
         ((None, 9), None, {}, UNKNOWN),
         ((9, 9, 3), None, {"window": (4, 4)}, UNKNOWN),
-        ((3, 9, 9), ("c", "y", "x"), {"window": (4, 4, 4)}, r"over \['y', 'x'\], and window has 3 entries; give dims"),
-        ((3, 9), None, {"window": (4, 4, 4)}, "and window has 3 entries"),
+        ((3, 9, 9), ("c", "y", "x"), {"window": (4, 4, 4)}, r"over \['y', 'x'\], but window has 3 entries; give dims"),
+        ((3, 9), None, {"window": (4, 4, 4)}, "but window has 3 entries"),
         ((3,), ("c",), {}, r"windows slide over \[\]; give dims"),
         ((3, 9, 9), None, {"dims": (1, 1)}, r"dims must be a tuple of names or numbers of different dimensions"),
         ((3, 9, 9), None, {"dims": ("y",)}, r"of which input 0 has \('dim_0', 'dim_1', 'dim_2'\), got \('y',\)"),
@@ -390,7 +390,10 @@ def test_windows_are_of_a_sensible_size_by_default() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 7, "scale": 0.5}, "7 pixels is not whole at scale 1/2: give window a multiple of 2, such as 8"),
+        (
+            {"window": 7, "scale": 0.5},
+            "7 pixels is not a whole number of pixels at scale 1/2: give window a multiple of 2, such as 8",
+        ),
         ({"halo": -1}, "halo must be an int from 0 on, or a tuple of 2, one for each dimension over which"),
         ({"halo": (1, 2, 3)}, r"got \(1, 2, 3\)"),
         ({"scale": 0}, "scale must be a positive int or a ratio such as 0.5"),

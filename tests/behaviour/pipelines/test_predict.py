@@ -314,7 +314,7 @@ def test_what_does_not_fit_the_window_is_explained() -> None:
         predicted(lambda _batch: "scores", picture)
     with pytest.raises(ValidationError, match=r"windows are \(24, 24\) pixels apart, which is not whole at scale 1/16"):
         predicted(nn.AvgPool2d(16), picture)
-    with pytest.raises(ValidationError, match="without channels; leave it out"):
+    with pytest.raises(ValidationError, match="without channels; leave reduce out"):
         predicted(lambda batch: batch[:, 0], picture, reduce="argmax")
     with pytest.raises(ValidationError, match=r"values of shape \(5, 64\), those of 64 pixels, .*got \(5,\)"):
         predicted(Net(), picture, reduce=lambda values: values.sum(1))
@@ -361,7 +361,11 @@ def test_an_error_of_the_first_batch_names_the_prediction() -> None:
         ((3, 50, 60), {"window": -1}, "window must be a positive int"),
         ((3, 50, 60), {"window": 32, "overlap": 25}, "overlap must be a number"),
         ((1, 3, 50, 60), {}, r"if the first one is a batch, give source\[0\]"),
-        ((3, 3, 50, 60), {"window": (32, 32)}, "windows slide over 2 of them, and only one more can be channels"),
+        (
+            (3, 3, 50, 60),
+            {"window": (32, 32)},
+            "windows slide over 2 of its dimensions, and at most one other dimension can be channels",
+        ),
         ((3, 50, 60), {"window": (32, 0)}, "window must be a positive int"),
         ((3, 50, 60), {"overlap": 1}, "overlap must be a number that is at least 0 and below 1"),
         ((3, 50, 60), {"overlap": (0.5,)}, "or a tuple of 2, one for each dimension"),
@@ -370,7 +374,7 @@ def test_an_error_of_the_first_batch_names_the_prediction() -> None:
         (
             (3, 50, 60),
             {"window": (32, 32, 32), "dims": ("c", "y", "x")},
-            "and window has 3 entries; give dims=",
+            "but window has 3 entries; give dims=",
         ),
     ],
     ids=str,

@@ -160,7 +160,7 @@ def test_labels_are_kept_where_windows_do_not_overlap(dtype: torch.dtype) -> Non
 
 def test_labels_of_windows_that_overlap_need_a_blend_that_takes_them() -> None:
     net = functools.partial(torch.argmax, dim=1)
-    with pytest.raises(ValidationError, match=r"windows of torch.int64 overlap.*blend='last' or overlap=0.*scores"):
+    with pytest.raises(ValidationError, match=r"pixels of torch.int64 have no mean.*blend='last' or overlap=0.*scores"):
         predicted(net, PICTURE)
     assert torch.equal(predicted(net, PICTURE, blend="last")[...], PICTURE.argmax(0))
     assert predicted(net, PICTURE, dtype="float32").dtype == torch.float32

@@ -255,7 +255,7 @@ def in_obstore(folder: Path) -> Any:
     ("make", "reason"),
     [
         (lambda folder: WithoutPath(raw(folder).open("rb")), "a scanner cannot be pickled"),
-        (lambda folder: h5py.File(fsspec.open(hdf5(folder)).open())["a"], "behind a file object have no path"),
+        (lambda folder: h5py.File(fsspec.open(hdf5(folder)).open())["a"], "was opened from a file object"),
         (lambda _folder: ts.array(VALUES), "tensorstore works on its own threads"),
         (in_obstore, "obstore works on its own threads"),
     ],
@@ -379,7 +379,7 @@ def test_an_hdf5_file_in_memory_is_not_the_one_of_its_name(tmp_path: Path) -> No
     with h5py.File(path, "w", driver="core", backing_store=False) as file:
         file["a"] = VALUES + 1
         t = from_array(file["a"], name="a")
-        with pytest.raises(pickle.PicklingError, match="in memory or behind a file object have no path"):
+        with pytest.raises(pickle.PicklingError, match="if its file is in memory or was opened from a file object"):
             pickle.dumps(t)
     with h5py.File(path, driver="core") as file:
         assert torch.equal(sent(from_array(file["a"], name="a"))[...], EXPECTED)

@@ -552,7 +552,10 @@ def test_what_is_no_array_of_numbers_is_refused_with_advice(kind: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"chunks": 0}, "chunks must be 'auto', a positive int, or one for each of 2 dimensions, got 0"),
+        (
+            {"chunks": 0},
+            "chunks must be 'auto', a positive int, or a tuple with one such int for each of 2 dimensions, got 0",
+        ),
         ({"chunks": (4,)}, r"got \(4,\)"),
         ({"chunks": (4, -1)}, r"got \(4, -1\)"),
         ({"chunks": True}, "got True"),

@@ -332,7 +332,7 @@ def test_one_row_or_number_overwrites_many_rows(filled: Place) -> None:
 
 def test_overwriting_refuses_what_does_not_fit(filled: Place) -> None:
     with filled.open("r+") as blob:
-        with pytest.raises(ValueError, match="3 rows are to be overwritten, got 2"):
+        with pytest.raises(ValueError, match="the index selects 3 rows, got values for 2"):
             blob[0:3] = numbered(2)
         with pytest.raises(IndexError, match="row 10 is out of range"):
             blob[10] = ROWS[0]

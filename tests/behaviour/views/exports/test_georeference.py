@@ -25,7 +25,7 @@ from infinite_tensor import (
 )
 from tests.behaviour.views.exports.scenes import names_in
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*out.tif is without nodata. its format")
+pytestmark = pytest.mark.filterwarnings("ignore:.*out.tif is without nodata. the format")
 """Of what is computed: `test_meaning` has a test of it."""
 
 UTM = CRS.from_epsg(32633)
@@ -153,7 +153,7 @@ def test_of_rasters_that_lie_in_different_places_none_is_kept(
     by: tuple[float, float], transform: Any, tmp_path: Path
 ) -> None:
     elsewhere = raster(tmp_path, moved_in(transform, *by))
-    with pytest.warns(MeaningLostWarning, match="disagree about CRS, transform, so none of that is kept"):
+    with pytest.warns(MeaningLostWarning, match="disagree about CRS, transform, so the tensor keeps none of these"):
         both = map_windows(lambda a, b: a + b, raster(tmp_path, transform), elsewhere, window=16)
     crs, found, _ = place_of(both, ..., tmp_path)
     assert (crs, found.is_identity) == (None, True)
@@ -179,7 +179,7 @@ def test_a_crs_that_no_geotiff_holds_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match=r"a GeoTIFF cannot hold the CRS of the raster, .*; write .npy or .zarr"):
         t.export(..., tmp_path / "out.tif")
     assert names_in(tmp_path) == before
-    with pytest.warns(MeaningLostWarning, match=r"out.npy is without CRS, transform, nodata: its format cannot store"):
+    with pytest.warns(MeaningLostWarning, match=r"out.npy is without CRS, transform, nodata: the format has no place"):
         t.export(..., tmp_path / "out.npy")
     assert np.array_equal(np.load(tmp_path / "out.npy"), PIXELS)
 

@@ -295,7 +295,7 @@ def test_a_format_that_is_given_holds_whatever_the_target_is_called(tmp_path: Pa
         ("s3://bucket/out.npy", {}, "format 'npy' needs a local path, got 's3://bucket/out.npy'; only Zarr"),
         ("out.npy", {"storage_options": {}}, "storage_options are only for Zarr"),
         ("out.npy", {"compute": "skip"}, "compute must be a bool, got 'skip'"),
-        ("out.npy", {"fill_value": 3}, "fill_value needs compute=False"),
+        ("out.npy", {"fill_value": 3}, "needs compute=False; give both"),
         ("out.npy", {"compute": False, "fill_value": 300}, "fill_value"),
         ("out.npy", {"progress": "yes"}, "progress must be"),
         ("out.npy", {"every": 2}, "every, max_pixels and palette are only for PNG, got format 'npy'; leave them out"),
