@@ -52,7 +52,7 @@ _OF_SPARSE = {
 def digest(module: nn.Module) -> str:
     """Return the SHA-256 of a network's structure and weights. Other weights give another digest.
 
-    For each submodule, the digest covers its class name, its `extra_repr`, and its mode if its code reads `training`. It
+    For each submodule, the digest covers its class name, its `extra_repr`, and `training` if its code reads that. It
     covers the name, dtype, shape and bytes of each parameter, of each buffer (even if it is not in the ``state_dict``),
     and of each tensor among the attributes. It also covers other entries of the ``state_dict``, such as the packed
     weights of a quantized layer, and modules and tensors in lists and dicts. For TorchScript, it covers everything that

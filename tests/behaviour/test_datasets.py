@@ -293,8 +293,8 @@ class TestGroup:
     @pytest.mark.parametrize(
         ("patch_size", "region", "said"),
         [
-            (6, sl[0:32, 0:32], r"dimension 0: .* multiples of 4, .* got 6 pixels from 0 on"),
-            (8, sl[0:32, 2:34], r"dimension 1: .* multiples of 4, .* got 8 pixels from 2 on"),
+            (6, sl[0:32, 0:32], r"dimension 0: .* multiples of 4, .* got start 0, patch_size 6"),
+            (8, sl[0:32, 2:34], r"dimension 1: .* multiples of 4, .* got start 2, patch_size 8"),
         ],
     )
     def test_parts_of_pixels_are_refused(self, kind: Kind, patch_size: int, region: Any, said: str) -> None:

@@ -80,7 +80,7 @@ def test_a_dimension_without_a_name_is_called_by_its_number(dims: Any, names: An
         *((("c", name, "x"), "printable") for name in ("y\n", "\ud800", b"y")),
         *((("c", "y" * count, "x"), "of 1 to 100 characters") for count in (101, 10_000)),
         (("c", "x", "x"), "dims must be different names: .* got 'x' for dimension 2"),
-        (("dim_1", "y", "x"), "dim_N for dimension N only, got 'dim_1' for dimension 0"),
+        (("dim_1", "y", "x"), "dim_N for dimension N only; got 'dim_1' for dimension 0"),
         (("c", "dim_7", "x"), "got 'dim_7' for dimension 1"),
         (("dim_" + "9" * 90, "y", "x"), "dim_N for dimension N only"),
     ],
@@ -273,7 +273,7 @@ def test_what_does_not_fit_a_dimension_tells_its_name(dims: Any, named: str) -> 
     kept = TensorWindow((4, 4), dimension_map=(0, None))
     with pytest.raises(ValidationError, match=rf"{named} has 3 pixels, and windows of 4 begin at 0\. Give"):
         built(image, kept, shape=(4, 3), dims=dims)
-    with pytest.raises(ValidationError, match=rf"the mask does not cover .*: along {named} its 2 pixels"):
+    with pytest.raises(ValidationError, match=rf"the mask does not cover .*: along {named} the 2 pixels"):
         narrow.plan(..., where=torch.ones(4, 2))
     strip = built(image, plane, shape=(4, None), dims=dims)
     with pytest.raises(ValidationError, match=rf"args_padding\[0\]\[1\]: {named} of '.*' is unbounded"):

@@ -208,7 +208,7 @@ class TestUncoveredPixels:
         ("mapped", "remedy"), [((None, 1), "a size and an offset that span"), ((0, 0), "another dimension_map")]
     )
     def test_what_stays_in_place_or_is_passed_by_needs_other_windows(self, mapped: Any, remedy: str) -> None:
-        with pytest.warns(UncoveredPixelsWarning, match=rf"they are 0\. Give {remedy}"):
+        with pytest.warns(UncoveredPixelsWarning, match=rf"uncovered pixels are 0\. Give {remedy}"):
             built(numbered, TensorWindow((4, 4), dimension_map=mapped), shape=(8, 8), edge="clip")
 
     @pytest.mark.filterwarnings("error::infinite_tensor.UncoveredPixelsWarning")

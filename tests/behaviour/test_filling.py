@@ -513,7 +513,7 @@ def test_what_is_stored_in_a_read_only_store_is_filled_already(tmp_path: Path) -
     with ZarrTileStore(tmp_path / "s", mode="r") as store:
         t = store.open("t")
         assert t.fill(slice(0, 64), progress=False).windows == 0
-        with pytest.raises(ValidationError, match="read-only, and lacks parts of tensor 't'"):
+        with pytest.raises(ValidationError, match="read-only, and lacks tiles of tensor 't'"):
             t.fill(slice(0, 65), progress=False)
 
 

@@ -142,7 +142,7 @@ def test_a_persistent_store_keeps_its_dtype_and_follows_a_device(tmp_path: Path)
     f = Typed()
     t = made(f, ZarrTileStore(tmp_path / "s", tile_size=8), tensor_id="t")
     before = t[0:8]
-    with pytest.raises(ValidationError, match=r"torch.float32.*cannot become torch.float64"):
+    with pytest.raises(ValidationError, match=r"torch.float32.*cannot be moved to torch.float64"):
         t.to(torch.float64)
     assert (t.dtype, t.device.type) == (torch.float32, "cpu")
     t.to("meta")

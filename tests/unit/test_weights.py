@@ -108,7 +108,9 @@ def test_a_definition_says_a_digest_of_given_weights() -> None:
     stored = mean_to_json(WeightedMean([1, 2]))
     unknown = mean_from_json(stored)
     assert unknown == WeightedMean(torch.tensor([[1.0, 2.0]]))
-    with pytest.raises(ValidationError, match=r"needs 'sha256:\w+', of which only .* is stored; give it to store.open"):
+    with pytest.raises(
+        ValidationError, match=r"needs 'sha256:\w+', but only its name is stored; give it to store.open"
+    ):
         weights_over(unknown, LINE)
 
 

@@ -300,7 +300,9 @@ def test_an_avif_of_more_than_8_bits_is_not_cut(tmp_path: Path) -> None:
 
 def test_inks_of_16_bits_are_no_colours(tmp_path: Path) -> None:
     path = written(tmp_path / "a.tif", numbers((4, 40, 60), "uint16"), "GTiff", photometric="CMYK")
-    with pytest.raises(StoreError, match=r"its bands are \('cyan', .*; from_raster\(path\) gives them as they are"):
+    with pytest.raises(
+        StoreError, match=r"its bands are \('cyan', .*; from_raster\(path\) reads them as they are stored"
+    ):
         from_image(path)
 
 

@@ -476,7 +476,7 @@ def test_what_numbers_of_a_data_array_stand_for_is_kept(nodata: float, tmp_path:
 def test_inputs_that_do_not_agree_lose_what_they_do_not_agree_about() -> None:
     here, there = weather(), weather().assign_coords(lat=np.linspace(50, 30, 41)).assign_attrs(units="m")
     tensors = [from_array(each) for each in (here, there)]
-    with pytest.warns(MeaningLostWarning, match="about attribute 'units', coordinate 'lat', so none"):
+    with pytest.warns(MeaningLostWarning, match="about attribute 'units', coordinate 'lat', so the tensor keeps none"):
         both = map_windows(lambda a, b: a * b, *tensors, window=(2, 16, 16))
     found = both.to_xarray()
     assert np.array_equal(found["lat"], np.arange(41))

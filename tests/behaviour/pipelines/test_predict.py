@@ -302,7 +302,7 @@ def test_the_output_may_have_another_resolution(layer: nn.Module, scale: Any, sh
 
 def test_what_does_not_fit_the_window_is_explained() -> None:
     picture = image(3, 50, 50)
-    with pytest.raises(ShapeMismatchError, match=r"\(32, 32\) pixels.* and returned \(30, 30\).* is it cropped"):
+    with pytest.raises(ShapeMismatchError, match=r"\(32, 32\) pixels.* and returned \(30, 30\).* it is cropped"):
         predicted(nn.Conv2d(3, 2, 3), picture)
     with pytest.raises(ShapeMismatchError, match=r"which is scale=1 and not 2; leave .*'64', '64'"):
         predicted(Net(), picture, scale=2)
@@ -312,11 +312,14 @@ def test_what_does_not_fit_the_window_is_explained() -> None:
         predicted(lambda batch: batch[0], picture)
     with pytest.raises(ValidationError, match=r"net must return a tensor, or a dict or tuple of tensors, got 'scores'"):
         predicted(lambda _batch: "scores", picture)
-    with pytest.raises(ValidationError, match=r"windows are \(24, 24\) pixels apart, which is not whole at scale 1/16"):
+    with pytest.raises(
+        ValidationError,
+        match=r"windows are \(24, 24\) pixels apart, which is not a whole number of pixels at scale 1/16",
+    ):
         predicted(nn.AvgPool2d(16), picture)
     with pytest.raises(ValidationError, match="without channels; leave reduce out"):
         predicted(lambda batch: batch[:, 0], picture, reduce="argmax")
-    with pytest.raises(ValidationError, match=r"values of shape \(5, 64\), those of 64 pixels, .*got \(5,\)"):
+    with pytest.raises(ValidationError, match=r"values of 64 pixels, of shape \(5, 64\), .*got \(5,\)"):
         predicted(Net(), picture, reduce=lambda values: values.sum(1))
 
 
@@ -368,7 +371,7 @@ def test_an_error_of_the_first_batch_names_the_prediction() -> None:
         ),
         ((3, 50, 60), {"window": (32, 0)}, "window must be a positive int"),
         ((3, 50, 60), {"overlap": 1}, "overlap must be a number that is at least 0 and below 1"),
-        ((3, 50, 60), {"overlap": (0.5,)}, "or a tuple of 2, one for each dimension"),
+        ((3, 50, 60), {"overlap": (0.5,)}, "or a tuple with 2 of these, one for each dimension"),
         ((3, 50, 60), {"batch_size": 0}, "batch_size must be a positive int up to 1048576, got 0"),
         ((3, 50, 60), {"dims": ("y", "x")}, "dims must be a tuple of 3 str, one per dimension"),
         (
@@ -724,5 +727,7 @@ def test_an_unknown_word_is_refused_before_a_store_is_created(word: str, advice:
 
 
 def test_a_reduction_that_fails_is_shown_what_it_was_given() -> None:
-    with pytest.raises(ValidationError, match=r"does not work on values of shape \(6, 64\).*positional argument"):
+    with pytest.raises(
+        ValidationError, match=r"does not work on the values of 64 pixels, of shape \(6, 64\).*positional argument"
+    ):
         predicted(flipped, SMALL, window=(8, 8), reduce=lambda: 0)

@@ -182,7 +182,7 @@ def test_numpy_is_taken_as_it_is(returned: Callable[[Any], Any]) -> None:
 
 
 def test_what_torch_has_no_dtype_for_is_told() -> None:
-    with pytest.raises(ValidationError, match="numpy array of object, which torch has no dtype for; convert it"):
+    with pytest.raises(ValidationError, match="numpy array of object, a dtype that torch does not have; convert it"):
         predicted(lambda batch: batch.numpy().astype(object), PICTURE)
 
 
@@ -218,7 +218,9 @@ def test_channels_of_a_signal_that_come_last_are_asked_for(classes: int) -> None
         return batch.movedim(1, -1) * torch.arange(1, 1 + classes)
 
     signal = image(5120)
-    with pytest.raises(ShapeMismatchError, match=r"returned \(\d,\), .*channels last.*movedim\(-1, 1\), .* scale=1/"):
+    with pytest.raises(
+        ShapeMismatchError, match=r"returned \(\d,\), .*channels are last.*movedim\(-1, 1\), .* scale=1/"
+    ):
         predicted(net, signal, window=512)
     found = predicted(lambda batch: net(batch).movedim(-1, 1), signal, window=512)
     torch.testing.assert_close(found[...], signal * torch.arange(1, 1 + classes)[:, None])
@@ -269,7 +271,10 @@ def test_the_largest_of_one_channel_is_refused(reduce: Any) -> None:
     ids=["half", "a step of 31.99", "of all outputs"],
 )
 def test_an_overlap_that_works_is_named(net: Any, size: int, overlap: float, advised: float) -> None:
-    with pytest.raises(ValidationError, match=rf"not whole at scale 1/\d+; give overlap={advised}, or another window"):
+    with pytest.raises(
+        ValidationError,
+        match=rf"not a whole number of pixels at scale 1/\d+; give overlap={advised}, or another window",
+    ):
         predicted(net, PICTURE, window=(size, size), overlap=overlap)
     predicted(net, PICTURE, window=(size, size), overlap=advised)
 

@@ -225,14 +225,14 @@ def test_write_takes_a_row_several_rows_and_their_numbers(place: Place, shape: t
 
 @pytest.mark.parametrize("shape", [(3, 2), (7,), (4, 6), (2, 3, 1), ()])
 def test_write_refuses_rows_of_another_shape(filled: Place, shape: tuple[int, ...]) -> None:
-    with filled.open("a") as blob, pytest.raises(ValueError, match=r"rows have shape \(2, 3\)"):
+    with filled.open("a") as blob, pytest.raises(ValueError, match=r"rows must have shape \(2, 3\)"):
         blob.write(torch.zeros(shape))
     assert len(filled.open()) == 10
 
 
 def test_write_refuses_another_dtype(filled: Place) -> None:
     with filled.open("a") as blob:
-        with pytest.raises(TypeError, match=r"rows are of torch.float32, got torch.float64; convert them"):
+        with pytest.raises(TypeError, match=r"rows must be of torch.float32, got torch.float64; convert them"):
             blob.write(numbered(1).double())
         with pytest.raises(TypeError, match="got list"):
             blob.write([1.0])  # type: ignore[arg-type]
