@@ -182,7 +182,7 @@ def test_a_blend_init_is_refused() -> None:
     ("blend", "message"),
     [
         ("hamming", "blend must be one of .*'mean', 'linear', 'hann', 'gaussian'.*got 'hamming'"),
-        (WeightedMean("gaussian", (0.1, 0.1, 0.1)), r"one per dimension of the window \(2\)"),
+        (WeightedMean("gaussian", (0.1, 0.1, 0.1)), r"one number per dimension of the window \(2\)"),
         (WeightedMean(torch.ones(5)), r"shape \(5,\) do not broadcast to windows of size \(4, 6\)"),
         (WeightedMean(torch.ones(1, 4, 6)), r"shape \(1, 4, 6\) do not broadcast"),
         (WeightedMean([1e-60]), "finite and positive in torch.float32"),
