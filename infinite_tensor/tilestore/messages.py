@@ -134,7 +134,8 @@ def check_functions(tensor_id: str, stored: Functions, given: Functions, store: 
         listed = "".join(f"\n  {line}" for line in found.firm)
         raise ValidationError(
             f"{store} already holds a tensor {tensor_id!r}, which was computed from other values:{listed}\n"
-            f"Give another tensor_id, or delete what is stored with store.clear_tensor({tensor_id!r})."
+            "Give another tensor_id, or delete what is stored, and what was computed from it, with "
+            f"store.clear_tensor({tensor_id!r}, dependants=True)."
         )
     for name in found.code:
         _warn_of_change(tensor_id, f"{_FUNCTIONS[name]} has different code than when {store} was filled")
@@ -151,8 +152,8 @@ def check_functions(tensor_id: str, stored: Functions, given: Functions, store: 
 
 def _warn_of_change(tensor_id: str, what: str) -> None:
     warnings.warn(
-        f"tensor {tensor_id!r}: {what}. Stored pixels are used unchanged; to recompute them, set version=..., "
-        f"call store.clear_tensor({tensor_id!r}), or give predict overwrite=True",
+        f"tensor {tensor_id!r}: {what}. Stored pixels are used unchanged, and missing ones are computed anew beside "
+        f"them. To recompute all, call store.clear_tensor({tensor_id!r}, dependants=True), or give another tensor_id",
         FunctionChangedWarning,
         stacklevel=_level_of_caller(),
     )

@@ -314,7 +314,7 @@ def _() -> None:
     InfiniteTensor((None, None), ones, TensorWindow((8, 8), (4, 4)), tile_store=stored(), tensor_id="x")
 
 
-@case("Stored pixels are used unchanged", FunctionChangedWarning, r"clear_tensor\('x'\)")
+@case("Stored pixels are used unchanged", FunctionChangedWarning, r"clear_tensor\('x', dependants=True\)")
 def _() -> None:
     stored()
     stored(f=lambda _: torch.zeros(4, 4))
