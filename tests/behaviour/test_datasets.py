@@ -456,7 +456,7 @@ def test_patches_of_a_group_lie_wherever_all_its_tensors_have_whole_pixels() -> 
 
 
 def test_a_grid_over_a_group_is_made_of_whole_pixels() -> None:
-    with pytest.raises(ValidationError, match=r"multiples of 4, .* every 6"):
+    with pytest.raises(ValidationError, match=r"multiples of 4, .* and stride 6"):
         GridDataset(WORLD, 8, stride=6, region=sl[0:32, 0:32])
     assert len(GridDataset(WORLD, 8, stride=4, region=sl[0:32, 0:32])) == 49
 
