@@ -303,5 +303,5 @@ def test_coverage_of_no_pixel_says_so(cli: CommandLine, store: Path) -> None:
 def test_view_asks_which_tensor_of_several(cli: CommandLine, store: Path) -> None:
     pytest.importorskip("bokeh")
     outcome = cli("view", store)
-    assert (outcome.code, "give an ID, of rows, twice" in outcome.err) == (2, True)
+    assert (outcome.code, "give the ID of one or more: rows, twice" in outcome.err) == (2, True)
     assert cli("view", store, "row", "--no-browser").code == 1
