@@ -68,7 +68,10 @@ def test_code_that_was_exported_in_another_process_says_that_its_tensor_is_not_h
     module.forward = lambda x: x + tensor[0:2, 0:2]
     torch.export.save(torch.export.export(module, (torch.ones(2, 2),)), path)
     done = run("-c", LOADING, path)
-    assert "ReferenceError: this compiled code reads an InfiniteTensor that no longer exists, or belongs" in done.stderr
+    assert (
+        "ReferenceError: this compiled code reads an InfiniteTensor that no longer exists, or that belongs"
+        in done.stderr
+    )
 
 
 def test_an_error_of_f_comes_through_compiled_code() -> None:

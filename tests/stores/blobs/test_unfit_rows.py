@@ -65,9 +65,9 @@ def test_a_tensor_without_plain_values_is_refused_and_changes_nothing(
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (ROWS.numpy().astype(">f4"), r"rows are of torch\.float32, got an array of >f4; convert it with \.astype"),
-        (ROWS.numpy().astype(object), r"rows are of torch\.float32, got an array of object"),
-        (np.array(["a", "b", "c"]), r"rows are of torch\.float32, got an array of <U1"),
+        (ROWS.numpy().astype(">f4"), r"rows must be of torch\.float32, got an array of >f4; convert it with \.astype"),
+        (ROWS.numpy().astype(object), r"rows must be of torch\.float32, got an array of object"),
+        (np.array(["a", "b", "c"]), r"rows must be of torch\.float32, got an array of <U1"),
     ],
 )
 def test_an_array_that_torch_does_not_know_is_a_type_error(blob: TensorBlob, array: Any, message: str) -> None:
