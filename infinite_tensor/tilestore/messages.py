@@ -265,7 +265,7 @@ def mismatch(tensor_id: str, lines: Sequence[str], store: object, changed_args: 
     return ValidationError(
         f"{store} already holds a tensor {tensor_id!r} with another definition:{listed}\n{stale}"
         "Give the new tensor another tensor_id, or delete the stored one with "
-        f"store.clear_tensor({tensor_id!r}).{advice}"
+        f"store.clear_tensor({tensor_id!r}, dependants=True).{advice}"
     )
 
 

@@ -220,7 +220,7 @@ def test_another_definition_is_refused_with_each_field_that_differs_and_open_tak
     assert fields.keys() == {"dtype", "blend", "blend_init", "version.seed", "tile_size", *windows}
     assert "stored 1, given 2" in fields["version.seed"]
     assert "stored [8, 8], given [7, 7]" in fields["tile_size"]
-    assert "clear_tensor('t')" in str(raised.value)
+    assert "clear_tensor('t', dependants=True)" in str(raised.value)
 
 
 def test_modes(make: Make) -> None:

@@ -90,7 +90,7 @@ def test_a_tensor_whose_arg_has_another_version_is_said_to_be_stale(store: TileS
     changed = ground_on(data, store, version=2)
     with pytest.raises(ValidationError, match=r"(?s)args\[0\].digest.*stale: args\[0\] \('ground'\) has") as caught:
         smooth_over(data, "mid", changed, store)
-    for told in ("in its version", "store.clear_tensor('mid')", "invalidate(region)"):
+    for told in ("in its version", "store.clear_tensor('mid', dependants=True)", "invalidate(region)"):
         assert told in str(caught.value)
     with pytest.warns(DependantsRemainWarning):
         store.clear_tensor("mid")
