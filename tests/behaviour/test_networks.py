@@ -73,7 +73,7 @@ def test_the_warning_says_that_weights_count(opened: Opened) -> None:
 
     with opened() as store:
         make(0.5)
-        with pytest.warns(FunctionChangedWarning, match=r"'t': .* weights of `net`, a .* have changed.* clear_tensor"):
+        with pytest.warns(FunctionChangedWarning, match=r"'t': .* weights of `net`, a .* have changed.*clear_tensor"):
             make(0.25)
 
 
