@@ -471,7 +471,10 @@ class WindowGrid:
         return first, last
 
     def bounds(self, indices: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the starts and stops, (N, ndim), of the tensor's pixels that windows, (N, coordinates), cover."""
+        """Return the starts and stops, (N, ndim), of the pixels that each window covers.
+
+        Windows are given as indices of shape (N, coordinates).
+        """
         starts = starts_of(self.window, indices)
         stops = starts + np.array(self.window.size, dtype=np.int64)
         for d, extent in self._clipped.items():

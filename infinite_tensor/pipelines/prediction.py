@@ -571,6 +571,6 @@ def _holding_all(dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
 
 
 def _is_wider(dtype: torch.dtype, than: torch.dtype) -> bool:
-    """Whether a dtype is of ints, some of which the float dtype `than` cannot represent."""
+    """Whether `dtype` is an integer dtype with values that the float dtype `than` cannot represent."""
     is_int = not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
     return is_int and than.is_floating_point and torch.iinfo(dtype).max > 2 / torch.finfo(than).eps

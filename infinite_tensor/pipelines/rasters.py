@@ -199,7 +199,7 @@ _BIG = 43
 
 
 class Turn(NamedTuple):
-    """From rows and columns in a file to those of the picture: they are first reversed, and then swapped."""
+    """How rows and columns of a file become those of the picture: first reverse them, then swap them, if set."""
 
     swapped: bool = False
     up: bool = False

@@ -393,7 +393,7 @@ class Averaging:
     def put(self, target: Array, incoming: Array, within: Sequence[slice], *, first: bool) -> None:
         """Add ``weights * incoming`` to `target`; for the first window, overwrite `target` instead.
 
-        `within` is the part of a window that `incoming` contains, for one or several windows.
+        `within` is the part of a window that `incoming` contains, of one window or of several.
         """
         weights = self._weights_on(as_tensor(target).device)[tuple(within)]
         if target.ndim > weights.ndim:

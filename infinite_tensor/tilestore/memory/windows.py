@@ -301,7 +301,8 @@ class KeptWindows:
     lock : threading.RLock
         Held while anything is looked up or changed.
     specs : dict of str to TensorSpec
-        The tensors. A read keeps the spec it finds here. If another object is here later, windows were dropped.
+        The tensors. A read remembers the spec that it finds here. If a different object is here later, windows were
+        dropped.
     windows : Windows
         The windows of these tensors.
     blended : LRU

@@ -385,7 +385,7 @@ def _say_place(place: Georeference, found: _Said) -> None:
 
 
 def _say_coordinate(coordinate: Coordinate, cutout: Cutout, bands: int, found: _Said) -> None:
-    """Add a coordinate: one along the channels as band descriptions, one without dimensions as a tag."""
+    """Add a coordinate: as band descriptions if it lies along the channels, or as a tag if it has no dimensions."""
     texts = coordinate.values.reshape(-1).astype(str).tolist()
     called, dims = coordinate.called, [*coordinate.dims]
     of_channels = called.lower() in CHANNELS if not dims else called == cutout.dims[dims[0]]

@@ -186,7 +186,7 @@ class Folder(Location):
         self.replace(DOCUMENT, [header.to_bytes()], sync=True)
 
     def replace(self, key: str, parts: Sequence[Any], size: int = 0, *, sync: bool = False) -> None:
-        """Replace the file `key` by one made of `parts`. If `size` is given, leave a hole so that they end there."""
+        """Replace the file `key` by `parts`. If `size` is given, leave a hole before the last, to end there."""
         partial = self.path / _PARTIAL
         descriptor = _created(partial)
         try:
