@@ -309,7 +309,7 @@ def _() -> None:
 # Stores.
 
 
-@case("already holds a tensor", ValidationError, r"stored \[4, 4\], given \[8, 8\].*\n.*clear_tensor\('x'\)")
+@case("already holds a tensor", ValidationError, r"stored \[4, 4\], given \[8, 8\].*\n.*clear_tensor\('x', dep")
 def _() -> None:
     InfiniteTensor((None, None), ones, TensorWindow((8, 8), (4, 4)), tile_store=stored(), tensor_id="x")
 

@@ -714,7 +714,7 @@ def test_other_weights_under_one_id_are_refused(kind: type, tmp_path: Path) -> N
 
         before = make(Net().eval())[...]
         assert torch.equal(make(Net().eval())[...], before)
-        with pytest.raises(ValidationError, match=r"the weights of `fn` have changed\n.*store.clear_tensor\('t'\)"):
+        with pytest.raises(ValidationError, match=r"the weights of `fn` have changed\n.*store.clear_tensor\('t', dep"):
             make(Net(gain=2.0).eval())
         with pytest.raises(ValidationError, match="version: stored"):
             make(Net().eval(), version="by hand")

@@ -259,7 +259,7 @@ def test_an_edited_file_is_told_with_what_to_do(tmp_path: Path) -> None:
     edit(array)
     (told,) = halved(from_array(array), tmp_path / "store")
     assert f"'{tmp_path / 'a.npy'}' has changed since" in told
-    assert "overwrite=True" in told
+    assert "store.clear_tensor('halved', dependants=True)" in told
     assert "name=" in told
 
 

@@ -213,7 +213,7 @@ def test_a_group_is_damaged(path: Path, member: Member, put: Callable[[Path], ob
     put(path / "g-g" / "zarr.json")
     found = member.call(used, path)
     assert found.right == [True, True]
-    assert _tells(found, rf"group 'g', g-g/zarr.json, is damaged \(({REASON})\); clear_group\('g'\) deletes it")
+    assert _tells(found, rf"group 'g', g-g/zarr.json, is damaged \(({REASON})\); delete it with clear_group\('g'\)")
 
 
 def test_the_mark_of_a_second_writer_counts(path: Path, member: Member, put: Callable[[Path], object]) -> None:
