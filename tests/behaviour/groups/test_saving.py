@@ -126,9 +126,7 @@ def test_tensors_may_be_in_other_stores_which_opening_is_told_of(tmp_path: Path)
         assert str(caught.value).count("holds another tensor 'x'") == 2
         given = here.open_group("all", members={"1": there.open("x"), "2": third.open("x")})
         assert (given[0:4] == expected).all()
-        with pytest.raises(
-            ValidationError, match=r"'1' of group 'all' is tensor 'x', .* has another definition"
-        ):
+        with pytest.raises(ValidationError, match=r"'1' of group 'all' is tensor 'x', .* has another definition"):
             here.open_group("all", members={"1": third.open("x")})
         with pytest.raises(ValidationError, match="stores must be a list of TileStores"):
             here.open_group("all", stores=["there.zarr"])
