@@ -22,7 +22,7 @@ from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import array_advice, as_index, members, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.layout import sizes_of
-from infinite_tensor.values.definition import CHANNELS
+from infinite_tensor.values.definition import channels_of
 
 Source: TypeAlias = InfiniteTensor | TensorGroup
 Several: TypeAlias = Sequence[Source] | Mapping[Any, Source]
@@ -502,11 +502,10 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
     box = _box(region, source.shape)
     dims = [d for d in range(source.ndim) if d not in box.squeezed]
     extents = tuple(None if source.shape[d] is None else box.stop[d] - box.start[d] for d in dims)
-    names = source.dims if isinstance(source, InfiniteTensor) else ()
-    channels = {k for k, d in enumerate(dims) if names and names[d].lower() in CHANNELS}
+    channels = {*dims} & {*(channels_of(source.dims) if isinstance(source, InfiniteTensor) else ())}
     if channels and None not in extents:
         # An int is for all other dimensions, as it is for the unbounded ones of a tensor that has some.
-        extents = tuple(extent if k in channels else None for k, extent in enumerate(extents))
+        extents = tuple(extent if d in channels else None for d, extent in zip(dims, extents, strict=True))
     sizes = sizes_of("patch_size", patch_size, extents)
     units = [_unit(source, d) for d in dims]
     every = units if stride is None else stride

@@ -17,7 +17,7 @@ from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.support.given import as_index, as_ratio, members, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.checks import constant_of
-from infinite_tensor.values.definition import CHANNELS
+from infinite_tensor.values.definition import channels_of
 
 _WINDOWS = (65_536, 256, 64, 16)
 """The longest side of a window that slides over one, two, three, or more dimensions, unless its halo is large."""
@@ -184,7 +184,7 @@ def slid_dims(
     """
     ndim = len(shape)
     unbounded = [d for d, extent in enumerate(shape) if extent is None]
-    channels = [d for d, name in enumerate(names) if name is not None and name.lower() in CHANNELS]
+    channels = channels_of(names)
     if numbers is not None:
         found = [*numbers]
     elif channels or None not in names:

@@ -49,6 +49,11 @@ CHANNELS = frozenset({"c", "channel", "channels", "band", "bands"})
 """Names of dimensions that windows and patches do not cut."""
 
 
+def channels_of(names: Iterable[str | None]) -> list[int]:
+    """Return the numbers of the dimensions that are named as channels."""
+    return [d for d, name in enumerate(names) if name is not None and name.lower() in CHANNELS]
+
+
 def names_of(dims: Dims, ndim: int) -> tuple[str, ...]:
     """Return a name for each dimension."""
     return tuple(map(default_name, range(ndim))) if dims is None else dims

@@ -30,7 +30,7 @@ from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.values.definition import CHANNELS, Number
+from infinite_tensor.values.definition import Number, channels_of
 from infinite_tensor.values.meaning import Meaning, nodata_in
 from infinite_tensor.views.frame import Frame, shown, shown_dtype, step_of
 
@@ -160,7 +160,7 @@ class Cutout:
         """
         if len(self.kept) != 3:
             return None
-        named = [d for d, name in enumerate(self.dims) if name.lower() in CHANNELS]
+        named = channels_of(self.dims)
         return named[0] if named else 0
 
     def image(self, form: str) -> tuple[int, int, int]:
