@@ -46,9 +46,9 @@ class _Part:
     node : Node
         The tensor.
     blocks : Blocks
-        The selection, in blocks that are each read at once.
+        The selection, cut into blocks. Each block is read at once.
     out : Tensor
-        The wanted pixels.
+        The tensor to which the wanted pixels are written.
     """
 
     node: Node
@@ -61,7 +61,7 @@ class _Part:
         size = self.blocks.pixels * self.node.spec.dtype.itemsize
         if True not in self.blocks.far:
             return size
-        # Pixels that lie far apart share no tile, here or upstream.
+        # Wanted pixels that lie far apart share no tile of this tensor or of upstream tensors.
         return max(size, len(self.blocks) * max([_largest_unit(node) for node in chain_of([self.node])]))
 
     @cached_property
@@ -115,7 +115,7 @@ def windows_to_compute(node: Node, selection: Selection) -> int:
     Raises
     ------
     TileAccessError
-        If a tensor without ``f`` lacks some of them.
+        If some of these windows belong to a tensor without ``f``.
     """
     with store_call(node.contents, CLAIMS), Views(CLAIMS.reader(None)) as views:
         access = views.of(node)
@@ -130,7 +130,7 @@ _Request: TypeAlias = tuple[Node, TensorSpec, _Selected]
 
 
 def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[list[_Selected], list[_Request]]:
-    """Allocate the results, and fill in what stores have in memory. Return them, and requests for all the rest."""
+    """Allocate result tensors, and fill those whose pixels are in memory. Return all, and requests for the others."""
     read: list[_Selected] = []
     absent: list[_Request] = []
     for node, wanted in requests:
@@ -148,7 +148,10 @@ def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[li
 def _filled(
     node: Node, selection: Selection, out: torch.Tensor, read: Callable[[Index, torch.Tensor], T]
 ) -> Iterable[T]:
-    """Read the blocks of a selection lazily, by calls of ``read(start, out)``. Yield the result of each call."""
+    """Fill `out` with the pixels of a selection by calls of ``read(start, box)``. Yield what the calls return.
+
+    With several blocks, each call runs only when its result is asked for.
+    """
     if not selection.is_thinned:
         return [read(selection.start, out)]
     blocks = Blocks.of(selection, node.spec.grid.window).cut(_BLOCK_BYTES // node.spec.dtype.itemsize)
@@ -156,7 +159,7 @@ def _filled(
 
 
 def _written(request: _Request, workers: int | None) -> bool:
-    """Let ``f`` write the regions of a request directly, if it can. Return whether it did."""
+    """If ``f`` can write regions, let it write the results of a request directly. Return whether it did."""
     node, _, parts = request
     writer, contents = node.computation.writer, node.contents
     if writer is None or contents.outlives_process or (workers or node.computation.workers) > 1:
@@ -168,7 +171,7 @@ def _written(request: _Request, workers: int | None) -> bool:
 
 
 def _compute(requests: Sequence[_Request], workers: int | None) -> bool:
-    """Read what is not in memory. Return False if everything must be read again, because a tensor was moved."""
+    """Compute and read what is requested. Return False if a tensor was moved meanwhile: then all must be read again."""
     nodes = resolved([node for node, _, _ in requests])
     with Views(CLAIMS.reader(workers)) as views:
         for node, (given, spec, _) in zip(nodes, requests, strict=True):
@@ -191,7 +194,7 @@ def _compute(requests: Sequence[_Request], workers: int | None) -> bool:
 
 
 def _read_at_once(parts: Sequence[_Part], views: Views) -> None:
-    """Read everything in one step. The order does not matter, because nothing is released before the end."""
+    """Compute all missing windows of the parts, and then read the parts. Nothing is released in between."""
     regions: dict[Node, list[Regions]] = {}
     for part in parts:
         regions.setdefault(part.node, []).append(part.bounds)
@@ -208,7 +211,10 @@ def _joined(bounds: Sequence[Regions]) -> Regions:
 
 
 def _read_in_steps(requests: Sequence[Sequence[_Part]], views: Views) -> None:
-    """Read large selections in blocks, all tensors at the same pace, so that windows they share are released early."""
+    """Read large selections block by block, and release windows early.
+
+    All tensors are read at the same pace, so that windows that they share need not stay in memory for long.
+    """
     sizes = [sum([part.nbytes for part in own]) for own in requests]
     parts: list[_Part] = []
     begins: list[FloatArray] = []
@@ -239,7 +245,7 @@ def _read_in_steps(requests: Sequence[Sequence[_Part]], views: Views) -> None:
 
 
 def _steps(weights: Sequence[float]) -> list[range]:
-    """Group neighbouring blocks into steps of about `_BLOCK_BYTES`."""
+    """Group blocks, given by their sizes in bytes, into steps of about `_BLOCK_BYTES`: ranges of block numbers."""
     steps, first, size = [], 0, 0.0
     for number, weight in enumerate(weights):
         size += weight
@@ -251,7 +257,7 @@ def _steps(weights: Sequence[float]) -> list[range]:
 
 @torch.inference_mode(mode=False)
 def stream(node: Node, selections: Iterable[Selection], workers: int | None = None) -> Iterator[list[torch.Tensor]]:
-    """Read selections in order, and compute windows in full batches. After each batch, yield what is ready."""
+    """Read selections in order, and compute windows in full batches. After each batch, yield the complete results."""
     streamed = _Stream(node, workers)
     try:
         for selection in selections:
@@ -298,7 +304,7 @@ class _Stream:
             self._views.close()
 
     def _computed(self, loop: Loop, *, to_the_end: bool) -> list[torch.Tensor]:
-        """Compute full batches, or everything. Read the selections that are ready, and release their pixels."""
+        """Compute full batches or, if `to_the_end`, all missing windows. Return the results that are now complete."""
         try:
             ready = loop.compute(to_the_end=to_the_end)
         finally:

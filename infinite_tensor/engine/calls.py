@@ -91,7 +91,7 @@ class Calls:
             put(position, window, *others)
 
     def _checked(self, output: object) -> list[Array]:
-        """Check what `f` returned for one window. Return the window of each tensor."""
+        """Check what `f` returned for one window. Return one array per tensor."""
         entries = _entries(output, self._keys)
         return [check.array_of(entry) for check, entry in zip(self._checks, entries, strict=True)]
 
@@ -130,7 +130,7 @@ class _Check:
             try:
                 array = output.numpy()
             except (RuntimeError, TypeError):
-                # For example, because it requires a gradient or is on another device.
+                # For example, the output requires a gradient or is on another device.
                 return self._slow(output)
             if array.dtype == self._dtype and array.shape == self._size:
                 return array
@@ -278,13 +278,13 @@ def _new(size: Sequence[int], upstream: Input) -> torch.Tensor:
 
 
 def _placed(parts: Sequence[tuple[int, int]]) -> list[tuple[int, slice]]:
-    """Place intervals one after the other in the result. Return the start and the place of each."""
+    """Lay intervals end to end in a result. Return, for each, its start and the slice of the result that it fills."""
     ends = list(itertools.accumulate(b - a for a, b in parts))
     return [(a, slice(end - (b - a), end)) for (a, b), end in zip(parts, ends, strict=True)]
 
 
 def _taken(block: Array, d: int, index: IntArray) -> Array:
-    """Return the entries of a block at `index` along dimension `d`. Copies, unless these are all entries in order."""
+    """Return the entries of a block at `index` along dimension `d`: the block itself if these are all, in order."""
     if len(index) == block.shape[d] and bool((index == np.arange(len(index))).all()):
         return block
     if isinstance(block, np.ndarray):
@@ -293,7 +293,7 @@ def _taken(block: Array, d: int, index: IntArray) -> Array:
 
 
 def _with_constants(upstream: Input, region: Array, start: Sequence[int]) -> Array:
-    """Fill in the constants beyond the ends of dimensions. Where two constants meet, the later dimension's wins."""
+    """Write the constants of the padding into a region that begins at `start`. In corners, the last dimension wins."""
     assert upstream.padding is not None
     for d, (extent, mode) in upstream.reads.padded.items():
         if mode == "constant":
@@ -308,9 +308,9 @@ class Deposits:
 
     The windows of a tensor lie side by side in blocks, so that stores can process neighbouring windows together.
 
-    Another thread that waits for some of the windows may call `send`. Otherwise both threads could wait for each
-    other, if this thread is in an ``f`` that waits for the other thread. An error of such a `send` is raised later, in
-    this thread.
+    Another thread may store the collected windows if it waits for one of them. Otherwise both threads could wait for
+    each other forever, if this thread is in an ``f`` that waits for the other thread. If storing them fails, the error
+    is raised later, in this thread.
     """
 
     def __init__(self, work: Work) -> None:
@@ -320,7 +320,7 @@ class Deposits:
         self._flush_requests = -1
         self._specs = [result.node.spec.gathered for result in workload.results]
         self._largest = max([math.prod(spec.grid.window.size) * spec.dtype.itemsize for spec in self._specs])
-        # A block would contain only one such large window, and copying it would take as long as blending it.
+        # If a window is so large that a block would contain only one, copying it takes as long as blending it.
         keeps = any(result.access.keeps_outputs for result in workload.results)
         self._straight = not keeps and 2 * self._largest > _BLOCK_BYTES
         self._first: Array = ()
@@ -363,7 +363,7 @@ class Deposits:
         self._positions = []
 
     def tend(self) -> None:
-        """Store what was collected, if this was last done a while ago or if a store was asked to flush."""
+        """Store the collected windows if the last time was a while ago. Flush stores that were asked to flush."""
         if time.monotonic() - self._sent > _LATEST_SECONDS:
             self.send()
         if Contents.flush_requests != self._flush_requests:
@@ -375,7 +375,7 @@ class Deposits:
                         store.flush_if_requested()
 
     def send(self) -> None:
-        """Store what was collected."""
+        """Store the collected windows."""
         with changing(), self._lock:
             begin, end = self._begin, self._end
             self._begin = end

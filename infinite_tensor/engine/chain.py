@@ -169,7 +169,7 @@ class Computation:
 
 
 def _with_meaning(spec: TensorSpec, f: Callable[..., Any] | None, args: Sequence[Node]) -> TensorSpec:
-    """Return the same spec, with the meaning of the pixels that the tensor inherits from its source or its args."""
+    """Return the spec with the `Meaning` of the pixels that the tensor inherits from its source or its args."""
     definition = spec.definition
     if definition.meaning is not None:
         return spec
@@ -244,7 +244,7 @@ class NodeHolder(Protocol):
 
 
 def node_of(tensor: NodeHolder) -> Node:
-    """Return the node of an `InfiniteTensor`. The attribute is private."""
+    """Return the node of an `InfiniteTensor`, which is a private attribute."""
     return tensor._node  # noqa: SLF001  (the only place that reads it)
 
 
@@ -268,7 +268,7 @@ class Input:
     window : TensorWindow
         The window through which it is read. The window index is the ctx of the computation that reads it.
     padding : tuple of Padding or None
-        The padding beyond the ends of each dimension.
+        The padding beyond the ends of each dimension; None if there is none.
     """
 
     node: Node
@@ -282,7 +282,7 @@ class Input:
 
 
 def resolved(nodes: Sequence[Node]) -> list[Node]:
-    """Return the same nodes, with chains in which one node stands for all equal tensors: the first with an ``f``.
+    """Return the same nodes. In their chains, the first node that has an ``f`` replaces all nodes of the same tensor.
 
     The same tensor may occur twice in a chain: once opened without ``f``, and once built with it.
     """
@@ -298,7 +298,7 @@ def resolved(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _first_with_f(nodes: Iterable[Node]) -> dict[Node, Node]:
-    """Map each tensor in the chains to the first equal tensor that has an ``f``, or to the first of all."""
+    """Map each tensor in the chains to the first equal one that has an ``f``; if none has, to the first equal one."""
     chosen: dict[Node, Node] = {}
     seen: set[int] = set()
     stack = [*nodes][::-1]
@@ -317,8 +317,8 @@ def _first_with_f(nodes: Iterable[Node]) -> dict[Node, Node]:
 def consumers_first(roots: Iterable[Node]) -> dict[Computation, list[Node]]:
     """Return the computations of `roots` and everything upstream, each before the computations that it reads.
 
-    Each is mapped to the tensors that it computes in this chain. If several computations have the same tensor, only one
-    of them computes it: one that has an ``f``, if there is one.
+    Maps each computation to the tensors that it computes in this chain. If several computations have the same tensor,
+    only one of them computes it: one that has an ``f``, if there is one.
     """
     return dict(reversed(_upstream_first(resolved([*roots]), {}).items()))
 

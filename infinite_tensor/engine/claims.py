@@ -3,14 +3,14 @@
 A read claims a window only when the call of ``f`` that computes it begins. So reads of the same region share its
 windows call by call. A read proceeds by depth: it begins with tensors that read no other tensor, and ends with the
 tensor that the user reads. At each depth, it first computes the windows that no other read has stored or is computing.
-Then it waits for the windows that other reads are computing. If an ``f`` raises there, it computes their remaining
-windows itself.
+Then it waits for the windows that other reads are computing. If ``f`` raises in another read, this read computes the
+windows that remain.
 
-So a thread waits only while another thread computes, unless an ``f`` reads a tensor itself. Such a nested read waits
-too. But it must not wait for a thread that itself waits, directly or through others, for the read around the nested
-one. Instead, it computes the windows which that thread has begun once more, with one call for each window. So an ``f``
-may read other windows of its own call. But if a call that computes only one window reads this window, the window
-needs itself, which is an error.
+So a thread waits only while another thread computes. The exception is a nested read: an ``f`` that itself reads a
+tensor. A nested read waits too, but not for a thread that waits, directly or through other threads, for the call of
+this ``f``. Instead, the nested read computes the windows that the waiting thread has begun, a second time and with one
+call for each window. So an ``f`` may read windows that are computed in the same call. But if a call computes only one
+window and reads this window, the window needs itself, which is an error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Work:
     reader : Reader
         The read.
     running : threading.Lock
-        Locked while the read runs. If it is unlocked, the read has ended in some way, and its claims are void.
+        Locked while the read runs. If it is unlocked, the read has ended, and its claims no longer count.
     peers : list of Work
         The works of all reads that need windows of this computation, including this work.
     is_shared : bool
@@ -53,9 +53,9 @@ class Work:
     workers : list of Worker
         The threads that compute the windows.
     left : list of int
-        Positions of the windows to compute. The positions that `next` has already returned come first.
+        The windows to compute, as positions in `indices`. Positions that `next` has already returned come first.
     met : list of int
-        Positions of the windows that other reads were computing when this read came to them.
+        The positions of windows that this read has left to other reads, which were computing them.
     """
 
     def __init__(self, workload: Workload, reader: Reader, running: threading.Lock) -> None:
@@ -79,7 +79,7 @@ class Work:
         return count if self._singly else self.workload.computation.batching.calls(count)
 
     def next(self) -> list[int]:
-        """Return positions for the next call: windows neither stored nor being computed. Empty if none are left."""
+        """Return the positions of windows for the next call, neither stored nor being computed; empty at the end."""
         while count := len(self.left) - self._had:
             size = self._largest if count >= self._largest else self.workload.computation.batching.first(count)
             turn = slice(self._had, self._had + size)
@@ -137,13 +137,13 @@ class Worker:
             send()
 
     def computes_only(self, computation: Computation, index: Index) -> bool:
-        """Whether its current call of ``f`` is for this window only."""
+        """Whether the worker's current call of ``f`` computes this window of this computation, and no other."""
         current = [self.work.indices[position] for position in self.current]
         return self.work.workload.computation == computation and current == [index]
 
 
 _calling: ContextVar[tuple[weakref.ref[Worker], ...]] = ContextVar("calling", default=())
-"""The workers whose ``f`` made this call, from the outermost read inward.
+"""The workers whose ``f`` is running around this code, the outermost first. There are several if reads are nested.
 
 Weak references, so that a copy of the context keeps no store alive. Reads on threads that an ``f`` starts are not
 recognized as nested.
@@ -162,7 +162,7 @@ def is_nested() -> bool:
 
 
 _Wait: TypeAlias = tuple[frozenset[int], Work]
-"""The waiting thread and the threads of the workers whose ``f`` it is in, and the work whose windows they wait for."""
+"""The ids of a waiting thread and of the threads whose ``f`` called it, and the work with the awaited windows."""
 
 
 class Claims:
@@ -173,7 +173,7 @@ class Claims:
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
-        # In a forked child, no other read runs: at most the one during which the process was forked.
+        # In a forked child, no read runs, except for the one (if any) during which the process was forked.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._works: dict[Computation, list[Work]] = {}
@@ -185,7 +185,7 @@ class Claims:
         return Reader(self._deposits, workers, notice)
 
     def join(self, plan: Sequence[Workload], reader: Reader, running: threading.Lock) -> list[tuple[int, list[Work]]]:
-        """Register the works of a read, until it calls `leave`. Return its works for each depth, sorted by depth."""
+        """Register the workloads of a read until it calls `leave`. Return a `Work` for each, grouped by depth."""
         for caller in _callers():
             if caller.thread == threading.get_ident():
                 # The f that runs on this thread may read windows that the thread has computed but not stored yet.
@@ -215,7 +215,7 @@ class Claims:
                         self._works.pop(work.workload.computation, None)
 
     def cut_through(self, error: BaseException) -> None:  # noqa: ARG002  (whatever it is)
-        """Drop the claims of a read that was interrupted before it could unregister its works."""
+        """Unregister the works of reads that have ended without doing so, because they were interrupted."""
         with self._lock:
             self._waits.pop(threading.get_ident(), None)
             for peers in self._works.values():
@@ -223,14 +223,14 @@ class Claims:
             self._changed.notify_all()
 
     def start(self, work: Work, send: Callable[[], None]) -> Worker:
-        """Make this thread a worker of a work until `stop`. Reads that begin in this context count as nested."""
+        """Register this thread as a worker until `stop`. Reads that begin on it in the meantime count as nested."""
         worker = Worker(work, send)
         with self._lock:
             work.workers.append(worker)
         return worker
 
     def stop(self, worker: Worker) -> None:
-        """Remove a worker. If ``f`` raised, other reads may now compute the windows that it has not stored."""
+        """Unregister a worker. Other reads may now compute the windows that it has begun but not stored."""
         _calling.reset(worker.token)
         with self._lock:
             worker.work.workers.remove(worker)
@@ -287,8 +287,8 @@ class Claims:
                 is_told = not held or self._wait(here, work)
             show_interrupt()
             if not is_told:
-                # One of these threads may have computed such a window already, and may now be in an `f` that waits for
-                # this thread in a way that `_waits_for` does not see.
+                # One of these threads may have computed an awaited window and not stored it, and may now be in an `f`
+                # that waits for this thread in a way that `_waits_for` does not see.
                 for holder in set(held.values()):
                     holder.send()
         return False
@@ -315,7 +315,7 @@ class Claims:
 
 
 def _check_needs(work: Work, positions: Sequence[int], callers: Sequence[Worker]) -> None:
-    """Raise ValidationError if an ``f`` that makes this read is computing one of the windows that are needed."""
+    """Raise ValidationError if this read needs the only window that a call of ``f`` around it is computing."""
     computation = work.workload.computation
     for position in positions:
         index = work.indices[position]

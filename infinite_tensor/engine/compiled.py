@@ -1,6 +1,7 @@
-"""Reads in code that torch compiles or exports. They are one custom operator, which the compiler does not look into.
+"""Reads in code that torch compiles or exports. Each is a call of one custom operator.
 
-The compiler knows only the shapes of its results, because torch cannot trace threads and storage.
+The compiler does not look into the operator, because torch cannot trace threads and storage. It knows only the shapes
+of the results.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _box(selection: Selection) -> list[int]:
 
 
 def _requests(tokens: str, boxes: Sequence[int]) -> list[tuple[Node, list[Selection]]]:
-    """Return each tensor with its selections."""
+    """Return the tensors that `tokens` names, each with its selections, which are encoded in `boxes`."""
     nodes = [_node_of(token) for token in tokens.split(" ")]
     count = len(boxes) // sum(4 * len(node.spec.shape) for node in nodes)
     numbers = iter([int(number) for number in boxes])
@@ -68,7 +69,7 @@ def _node_of(token: str) -> Node:
 
 
 def _unread(selection: Selection, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return an uninitialized tensor of the shape that the read returns."""
+    """Return an uninitialized tensor of the shape that a read of the selection returns."""
     pixels = selection.pick(torch.empty(selection.size, dtype=dtype, device="meta"))
     return torch.empty(pixels.shape, dtype=dtype, device=device)
 

@@ -18,17 +18,17 @@ from infinite_tensor.geometry.window import starts_of
 _Boxes: TypeAlias = tuple[IntArray, IntArray]
 
 _NOWHERE = 2**62
-"""The start of the bounds that stand for no region. Their end is the negative of it."""
+"""The start in bounds that stand for no region. The stop in these bounds is its negative."""
 
 
 @dataclass(frozen=True)
 class NumberedRegions:
-    """Regions of one tensor, numbered together with those of the other tensors in the same read.
+    """Regions of one tensor, with their numbers. All regions of a read, of any tensor, are numbered in one order.
 
     Attributes
     ----------
     numbers : int64 array of shape (N,)
-        The positions of the regions in the common order, ascending.
+        The number of each region, in ascending order.
     starts, stops : int64 array of shape (N, ndim)
         The bounds of the regions in pixels.
     """
@@ -68,7 +68,7 @@ class Lifetimes:
     Attributes
     ----------
     last_depth : int
-        The depth at which `roots` themselves are read, after all windows are computed.
+        The depth that stands for the user's reads of `roots`. It is greater than the depth of every computation.
     """
 
     def __init__(self, roots: Mapping[Node, NumberedRegions]) -> None:
@@ -84,11 +84,11 @@ class Lifetimes:
             read = [node for node in nodes if node in self._reach]
             numbers, low, high, whole = self._windows(computation, read)
             for node in computation.nodes:
-                # Windows of a tensor that nothing reads are stored and released.
+                # Nothing reads this output of f. But its windows are stored with the others, and must be released.
                 if node not in self._reach:
                     own = ArgReads(node.spec.grid.window, node.spec.shape, None)
                     self._reads(node, own, numbers, low, high, computation.depth)
-            # If the boxes contain windows that are not needed, not all of their windows are computed.
+            # Windows of earlier boxes are already computed, but only if every window of the boxes is needed.
             if whole:
                 new, low = _new(low, high)
                 numbers, low, high = numbers[new], low[new], high[new]
@@ -101,10 +101,10 @@ class Lifetimes:
         self._until = {node: np.maximum.accumulate(last, axis=0) for node, (_, last) in self._reach.items()}
 
     def _windows(self, computation: Computation, nodes: Sequence[Node]) -> tuple[IntArray, IntArray, IntArray, bool]:
-        """Return the box of windows of a computation that each region needs.
+        """Return, for each region, the box around the windows of a computation that it needs.
 
-        Returns the numbers of the regions that need any, the two corners of their boxes, and whether all windows in the
-        boxes are needed.
+        Returns the numbers of the regions that need any windows, the lower and the upper bounds of their boxes, and
+        whether all windows in the boxes are needed.
         """
         boxes = []
         for node in nodes:
@@ -119,9 +119,9 @@ class Lifetimes:
         return numbers, low[numbers], high[numbers], whole
 
     def _reads(self, node: Node, reads: ArgReads, numbers: IntArray, low: IntArray, high: IntArray, depth: int) -> bool:
-        """Record which pixels of a tensor boxes of windows read, at this depth of the chain.
+        """Record the pixels of a tensor that windows at this depth of the chain read. The windows are given as boxes.
 
-        Returns whether each box reads all pixels between its first and its last one.
+        Returns whether each box of windows reads all pixels between the first and the last pixel that it reads.
         """
         begin = starts_of(reads.window, low)
         end = starts_of(reads.window, np.maximum(high - 1, low)) + np.array(reads.window.size)
@@ -137,7 +137,7 @@ class Lifetimes:
         return all_of_it
 
     def _spread(self, numbers: IntArray, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
-        """Return bounds for every number of the common order: `_NOWHERE` for numbers without a region."""
+        """Return bounds with one row for each region number of the read: `_NOWHERE` for numbers not in `numbers`."""
         first = np.full((self._count, starts.shape[1]), _NOWHERE, dtype=np.int64)
         last = -first
         first[numbers], last[numbers] = starts, stops
@@ -153,7 +153,7 @@ class Lifetimes:
         return self._read_at[node]
 
     def before(self, node: Node, number: int) -> Sequence[int] | None:
-        """Return the first pixel, in every dimension, that region `number` or a later region may read; None if none."""
+        """Return, per dimension, the first pixel that regions from `number` on may read; None if they read none."""
         firsts = self._before[node]
         if number >= len(firsts) or firsts[number, 0] == _NOWHERE:
             return None
@@ -170,16 +170,17 @@ class Lifetimes:
 
 
 def _is_one(hull: _Boxes, box: _Boxes, other: _Boxes) -> bool:
-    """Whether the hull of each pair of boxes equals one of the two, and so contains no points outside of them."""
+    """Whether, in each pair of boxes, one box contains the other, so that their hull equals one of them."""
     each = [((hull[0] == given[0]) & (hull[1] == given[1])).all(axis=1) for given in (box, other)]
     return bool((each[0] | each[1]).all())
 
 
 def _new(low: IntArray, high: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
-    """Find the boxes that contain points outside of all earlier boxes. Return which do, and where these points begin.
+    """Return which boxes contain points outside of all earlier boxes, and the lower corner of these points.
 
-    One known box stands for the earlier boxes. A box that continues it along one dimension is added to it. A box that
-    reaches beyond it in any other way counts as new as a whole, and becomes the known box.
+    A single box, the known box, stands for all earlier boxes. If a box extends the known box along one dimension, the
+    two are joined. If a box reaches beyond it in any other way, all points of this box count as outside, and it becomes
+    the known box.
     """
     new, corners, nothing = np.ones(len(low), dtype=bool), low.copy(), [0] * low.shape[1]
     known = nothing, [*nothing]

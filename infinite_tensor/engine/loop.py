@@ -1,7 +1,7 @@
 """The common loop of reads, streams and fills. It computes the missing windows of regions in batches, sources first.
 
-Each step adds regions. Those of their missing windows that fill batches are computed at once, the others with a later
-step. A step may be read as soon as all of its windows are computed.
+Each step adds regions. Missing windows that fill a batch are computed at once. The others wait, and are computed with
+the windows of a later step. A step may be read as soon as all of its windows are computed.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Loop:
     nodes : iterable of Node
         The tensors.
     views : Views
-        The read.
+        The accesses of the read.
     release : callable, optional
-        ``release(depth)`` is called once all windows of the tensors at this depth of the chain are computed.
+        ``release(depth)`` is called as soon as all windows of the tensors at this depth of the chain are computed.
 
     Attributes
     ----------
@@ -55,12 +55,12 @@ class Loop:
         self._views = views
         self._release = release
         self._queues = [_Queue(node, views) for node in nodes]
-        # For each step that may not be read yet, and each tensor: how many windows must be computed before, in total.
+        # For each step that may not be read yet: how many windows of each tensor must be computed first, in total.
         self._unread: deque[list[int]] = deque()
         self.read = 0
 
     def add(self, regions: Sequence[Regions]) -> None:
-        """Add a step: for each tensor, its regions, which may be none."""
+        """Add a step, given the regions of each tensor. A tensor may have no regions in a step."""
         self._unread.append([queue.add(*each) for queue, each in zip(self._queues, regions, strict=True)])
 
     def compute(self, *, to_the_end: bool) -> range:
@@ -87,10 +87,13 @@ class _Queue:
         self._added = 0
 
     def add(self, starts: IntArray, stops: IntArray) -> int:
-        """Add regions. Return how many windows must be computed in total before these regions may be read."""
+        """Add the missing windows of regions.
+
+        Returns how many windows of the queue, counted from its beginning, must be computed before the regions are read.
+        """
         waiting = len(self._windows)
         if waiting:
-            # Some may be computed by now, because another tensor of the same read needed them too.
+            # Some waiting windows may be computed by now, because another tensor of the same read needed them too.
             absent = self._access.absent(self._windows)
             self._windows, self._numbers = self._windows[absent], self._numbers[absent]
             waiting = len(self._windows)
@@ -102,7 +105,7 @@ class _Queue:
         return self._added
 
     def take(self, *, all_of_them: bool) -> tuple[IntArray, int]:
-        """Take the windows to compute next. Return them, and how many are computed in total after these."""
+        """Remove and return the windows to compute next. Also return how many are computed after them, in total."""
         windows, count = self._windows, len(self._windows)
         count = count if all_of_them else self.node.computation.batching.full(count)
         self._windows, self._numbers = windows[count:], self._numbers[count:]
@@ -123,12 +126,12 @@ def run_steps(
     steps : sequence of range
         The numbers of the regions of each step.
     views : Views
-        The read.
+        The accesses of the read.
     """
     lifetimes = Lifetimes(regions) if len(steps) > 1 else None
 
     def release(depth: int) -> None:
-        """Release what only windows up to this depth of the chain read, now that they are computed."""
+        """Release pixels that only windows up to this depth of the chain read. All of these windows are computed."""
         if lifetimes is not None:
             unread = steps[loop.read].start if loop.read < len(steps) else steps[-1].stop
             for node, access in views.items():
@@ -149,7 +152,7 @@ def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], No
     """Compute windows that `views` reported missing. Before them, compute the missing windows that they need.
 
     Windows that another read is already computing are waited for. ``f`` runs under `torch.no_grad`.
-    ``after(depth)`` is called once all windows of the tensors at this depth of the chain are computed.
+    ``after(depth)`` is called as soon as all windows of the tensors at this depth of the chain are computed.
     """
     if torch.is_inference_mode_enabled():
         # Tensors created in inference mode could not be blended into later.
@@ -175,7 +178,7 @@ def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], No
 
 
 def _carry_out(work: Work) -> None:
-    """Compute the windows that no other read is computing."""
+    """Compute the windows of a work, except those that other reads are computing."""
     workers = work.reader.workers or work.workload.computation.workers
     if workers == 1 or work.calls <= 1:
         _work(work)

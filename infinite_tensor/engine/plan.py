@@ -59,7 +59,7 @@ class Result:
         return absent
 
     def deposit(self, positions: Sequence[int], outputs: Array) -> int:
-        """Store those windows at these positions that exist in the tensor. Return how many these are."""
+        """Store the windows at these positions, except windows outside of the tensor. Return how many were stored."""
         windows = self.windows[positions]
         if self.exists is not None:
             kept = self.exists[positions]
@@ -92,7 +92,7 @@ class Workload:
     sources: tuple[tuple[Access, IntArray], ...]
 
     def absent(self, positions: list[int]) -> list[int]:
-        """Return which positions are needed and still not stored. The read keeps the others in memory from now on."""
+        """Return the positions of windows still to be computed. From now on, the read keeps the others in memory."""
         if not positions:
             return []
         absent = reduce(np.logical_or, [result.absent(positions) for result in self.results])
@@ -169,7 +169,7 @@ def _among(windows: IntArray, some: IntArray | None) -> Mask:
 def _check_computable(node: Node, missing: Mapping[Node, IntArray]) -> None:
     if node.computation.f is None:
         raise _unavailable(node, missing[node])
-    # Persistent windows were computed from the args as the definition has them, before they were moved.
+    # The definition describes the args before they were moved, and so does what a persistent store contains.
     for at, (upstream, arg) in enumerate(zip(node.computation.inputs, node.spec.definition.args, strict=True)):
         if node.contents.outlives_process and upstream.node.spec.definition.digest != arg.digest:
             raise ValidationError(

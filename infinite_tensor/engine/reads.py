@@ -50,7 +50,7 @@ class Dropping:
     Attributes
     ----------
     count : int
-        How often windows were dropped, counted from the beginning of each drop.
+        The number of drops so far. A drop counts as soon as it begins.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Dropping:
         self._lock = threading.RLock()
 
     def carry_out(self, stores: Sequence[Contents], drop: Callable[[], T]) -> T:
-        """Call ``drop()``, which drops windows of these stores. No read of them and no other drop begins meanwhile."""
+        """Call ``drop()``, which drops windows of these stores. Meanwhile, no read of them and no other drop begins."""
         with store_call(*stores), self._lock:
             return self._paused(stores, drop)
 
@@ -86,7 +86,8 @@ class Views:
     reader : Reader
         The read.
     taken : mapping of Node to Tiles
-        For some tensors, the only tiles in which windows are stored. Other tensors are stored in all tiles.
+        Maps tensors to the only tiles in which their windows are stored. Windows of other tensors are stored in all
+        tiles.
     """
 
     def __init__(self, reader: Reader, taken: Mapping[Node, Tiles] | None = None) -> None:
