@@ -49,7 +49,7 @@ class Bands:
     along : int
         The dimension along which the steps of a band are arranged.
     extents : tuple of int
-        The size of a step in pixels, counted from the origin; the last step along each dimension may be smaller.
+        The size of a step in pixels. The first begins at the origin; the last along each dimension may be smaller.
     """
 
     target: Target
@@ -114,7 +114,8 @@ def cut_into_bands(target: Target, most_bytes: int, least_bands: int = 1, unit: 
 def side_by_side(cuts: Mapping[Node, Bands]) -> Iterator[dict[Node, NumberedRegions]]:
     """Yield the first bands of all regions, then the second bands, and so on. All regions have equally many bands.
 
-    Steps are numbered by how far along the band they end. So each step comes after the steps that it reads.
+    The steps of these bands are numbered in one order, by how far along its band each one ends. So each step comes
+    after the steps that it reads.
     """
     for bands in zip(*cuts.values(), strict=True):
         ends = [_how_far(band, each.along) for band, each in zip(bands, cuts.values(), strict=True)]
@@ -135,7 +136,7 @@ def _how_far(band: NumberedRegions, along: int) -> FloatArray:
 
 
 def held_bytes(cuts: Mapping[Node, Bands]) -> int:
-    """Return the most bytes that filling bands side by side keeps in memory: only what later steps need."""
+    """Return the most bytes that filling these bands side by side keeps in memory because later steps need them."""
     bands = next(side_by_side(cuts))
     lifetimes = Lifetimes({node: band.before(_ENOUGH_STEPS * len(cuts)) for node, band in bands.items()})
     return lifetimes.held_bytes({node for each in cuts.values() for node in each.target.chain})
@@ -144,7 +145,7 @@ def held_bytes(cuts: Mapping[Node, Bands]) -> int:
 def shard_of(
     layout: TileLayout, start: Sequence[int], stop: Sequence[int], rank: int, count: int
 ) -> tuple[Index, Index]:
-    """Cut the pixels ``[start, stop)`` between tiles into `count` parts, and return part `rank`. It may be empty."""
+    """Cut the pixels ``[start, stop)`` at borders of tiles into `count` shards. Return shard `rank`, maybe empty."""
     low, high = shard_of_tiles(*layout.box(start, stop), rank, count)
     size = layout.tile_shape
     first, last = (
@@ -190,10 +191,10 @@ def shard_of_tiles(low: Sequence[int], high: Sequence[int], rank: int, count: in
 
 
 def _halved(extents: Sequence[int], d: int, count: int) -> tuple[int, int, int, int, int]:
-    """Return the best cut along dimension `d`, as a tuple. Of the tuples for several dimensions, the smallest is best.
+    """Return the best place to cut a box of tiles along dimension `d`, if it is cut into `count` shards in all.
 
-    The entries are: the number of tiles in the largest shard, the negative extent, `d`, the place of the cut, and the
-    number of shards before the cut.
+    The result is a tuple: the number of tiles in the largest shard, the negative extent, `d`, the place of the cut, and
+    the number of shards before the cut. Of the tuples for several dimensions, the smallest is the best cut.
     """
     across = math.prod(extents) // extents[d]
     at = min(max(1, _rounded(extents[d] * (count // 2), count)), extents[d] - 1)

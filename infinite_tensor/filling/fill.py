@@ -122,7 +122,10 @@ def prepare(
     *,
     in_blocks: bool = True,
 ) -> Job:
-    """Prepare to fill regions of tensors, or a shard of these. With `levels`, fill tensors and levels block by block.
+    """Return the job that fills regions of tensors, or a shard of each region.
+
+    With `levels`, which has the levels of each tensor, the job also fills the levels over the regions. With
+    `in_blocks`, it fills tensors and levels together, block by block.
 
     Raises
     ------
@@ -161,7 +164,7 @@ def _job(targets: Sequence[Target], parts: Sequence[Sequence[Target]], max_memor
 
 
 def _families(targets: Sequence[Target]) -> list[list[Target]]:
-    """Group the regions of tensors that share an upstream tensor or read each other."""
+    """Group targets. Two are in one group if one tensor reads the other, or if both read a common tensor."""
     families: list[tuple[set[Computation], list[Target]]] = []
     for target in targets:
         chain, together, apart = {node.computation for node in chain_of([target.node])}, [target], []
@@ -175,7 +178,7 @@ def _families(targets: Sequence[Target]) -> list[list[Target]]:
 
 
 def _passes_of(parts: Sequence[Sequence[Target]], max_memory: int | None) -> list[tuple[dict[Node, Bands], int]]:
-    """Return the passes of all parts, in order. If several need too much memory, raise the error of the largest."""
+    """Return the passes that fill all parts, in order. If parts do not fit, raise the error of the largest part."""
     found, refused = [], []
     for targets in parts:
         try:
@@ -188,7 +191,7 @@ def _passes_of(parts: Sequence[Sequence[Target]], max_memory: int | None) -> lis
 
 
 def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dict[Node, Bands], int]]:
-    """Return the passes, each with the memory that it needs. Regions share a pass if memory allows it."""
+    """Return the passes that fill the targets, each with the memory it needs. Targets share a pass if memory allows."""
     nodes = [target.node for target in targets]
     caches, held = _kept(targets, max_memory), _held(targets, max_memory)
     if len(set(nodes)) == len(nodes):
@@ -215,14 +218,14 @@ def _kept(targets: Sequence[Target], max_memory: int | None) -> int:
 
 
 def _held(targets: Sequence[Target], max_memory: int | None) -> int:
-    """Return how many bytes the caches of the stores and the tiles that wait to be written leave for the fill."""
+    """Return how many bytes remain for the fill beside the caches of the stores and tiles that wait to be written."""
     return _DEFAULT_HELD if max_memory is None else max_memory - _kept(targets, max_memory) - _OVERHEAD
 
 
 def _least(nodes: Sequence[Node], beside_caches: int) -> int:
-    """Return the smallest `max_memory`, in whole MiB, that leaves `beside_caches` bytes beside the caches.
+    """Return the smallest `max_memory`, in whole MiB, with which the caches leave `beside_caches` bytes free.
 
-    The caches grow with `max_memory`, up to a limit.
+    The caches of the stores grow with `max_memory`, up to a limit.
     """
     stores, most, least = _stores_of(chain_of(nodes)), 0, beside_caches
     while most < least:
@@ -254,7 +257,7 @@ def _stores_of(nodes: Sequence[Node]) -> list[TileStore]:
 
 
 def is_filled(request: Request) -> bool:
-    """Whether a fill would have no window to compute."""
+    """Whether a fill of the request would compute no window."""
     target = _to_fill(node_of(request.tensor), request)
     if target is None or target.node.computation.copied:
         return True
@@ -295,9 +298,10 @@ def _to_fill(node: Node, request: Request, shard: tuple[int, int] | None = None)
 
 
 def _masked(node: Node, request: Request, start: Index, stop: Index, *, confined: bool = False) -> Target | None:
-    """Return the target for those tiles over ``[start, stop)`` that the request's mask selects; None if there are none.
+    """Return the target for the pixels ``[start, stop)``, with the tiles that the request's mask selects.
 
-    With a mask, or if `confined` as for a shard, nothing is stored outside these tiles.
+    Returns None if there are no pixels. With a mask, or if `confined` because the pixels are a shard, nothing is stored
+    outside the tiles of the target.
     """
     if is_empty(start, stop):
         return None
@@ -366,7 +370,7 @@ def _reports(job: Job, before: Mapping[Node, tuple[int, int]], tally: Tally) -> 
 def _fill(
     wanted: Mapping[Node, NumberedRegions], taken: Mapping[Node, TakenTiles], tally: Tally, workers: int | None
 ) -> None:
-    """Compute and store the missing parts of the regions of one band, side by side."""
+    """Compute and store what is missing in the given regions: those of one band of each tensor, side by side."""
     rest, steps = _renumbered({node: _unfinished(node, band) for node, band in wanted.items()})
     sizes, stores = _sizes(rest) if rest else [], [node.contents for node in rest]
     tally.pass_parts(sum(_sizes(wanted)) - sum(sizes))
@@ -375,7 +379,7 @@ def _fill(
 
 
 def _wanted(target: Target, band: NumberedRegions) -> NumberedRegions:
-    """Return the wanted regions of a band's steps. All regions of a step have the number of the step."""
+    """Return the regions of a band that the target wants. A step may have several; all get the step's number."""
     if target.wanted is None:
         return band
     regions = itertools.starmap(target.regions, zip(band.starts.tolist(), band.stops.tolist(), strict=True))
@@ -394,9 +398,9 @@ def _unfinished(node: Node, band: NumberedRegions) -> NumberedRegions:
 
 
 def _renumbered(bands: Mapping[Node, NumberedRegions]) -> tuple[dict[Node, NumberedRegions], list[range]]:
-    """Renumber the regions of all bands without gaps, each with a separate number.
+    """Give each region of the bands a number of its own, without gaps. Until now, all regions of a step share one.
 
-    Returns the bands that have regions, and the range of numbers of each step.
+    Returns the bands that have regions, and for each step, the range of the new numbers of its regions.
     """
     of_each = [band.numbers for band in bands.values()]
     steps = np.concatenate(of_each)
@@ -422,7 +426,7 @@ def _sizes(bands: Mapping[Node, NumberedRegions]) -> list[int]:
 
 
 def writable(job: Job) -> Job:
-    """Return the job without tensors in read-only stores. Raise ValidationError if one of these is not complete."""
+    """Return the job without tensors in read-only stores. Raise ValidationError if such a tensor lacks tiles."""
     for target in job.targets:
         node, regions = target.node, zip(*target.all_regions, strict=True)
         if node.contents.read_only and not all(node.contents.is_complete(node.spec, *each) for each in regions):
@@ -448,7 +452,7 @@ def check_shared(job: Job) -> None:
 
 
 def _lend(job: Job, lent: threading.Lock) -> None:
-    """Limit the caches of the stores during a fill, except those of memory stores that are filled themselves."""
+    """Limit the caches of the stores while `lent` is locked, except memory stores of tensors that the job fills."""
     filled = {id(target.node.store) for target in job.targets}
     for store in job.stores:
         if id(store) not in filled or contents_of(store).outlives_process:

@@ -128,7 +128,10 @@ class Fillable(ABC):
             raise
 
     def _prepared(self, region: object, options: FillOptions) -> tuple[Job, list[NodeHolder]]:
-        """Return the job of a fill, and the tensors and levels that it fills. Raises all errors that need no pixel."""
+        """Return the job of a fill, and the tensors and levels to fill.
+
+        Raises every error that can be found without computing pixels.
+        """
         pyramid, on_cluster = options.get("pyramid", False), options.get("client") is not None
         requests = self._requests(region, options.get("where"))
         levels: list[list[InfiniteTensor]] = []
@@ -176,8 +179,9 @@ class Fillable(ABC):
 
         Downstream tensors are found in two ways. Tensors that are alive in this process are found in any store. A
         tensor that is only stored is found if it is in the store of a tensor whose windows are dropped, and its stored
-        definition names such a tensor as an arg, by its `tensor_id`. If a tensor depends on the wrong windows through a
-        tensor that has no id, or that is in another store, it is found only while the tensor between them is alive.
+        definition names a tensor whose windows are dropped as an arg, by `tensor_id`. If a tensor depends on the wrong
+        windows through a tensor that has no id, or that is in another store, it is found only while the tensor between
+        them is alive.
 
         Reads in progress in this process may still return old pixels, but store none. Other processes, and other store
         objects on the same path, keep what they have in memory, and may store what they compute from it: close them

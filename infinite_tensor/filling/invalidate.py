@@ -131,7 +131,7 @@ def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
 def _drop_in(
     stores: Mapping[int, Contents], requests: Requests, *, dependants: bool
 ) -> Invalidation | dict[int, Contents]:
-    """Drop wrong windows if `stores` includes the stores of all tensors affected; otherwise return these stores.
+    """Drop the wrong windows if `stores` has all stores that they are in. Otherwise return all stores that they are in.
 
     Meanwhile no read begins in `stores`, so nothing new can depend on what will be dropped.
     """

@@ -153,7 +153,7 @@ class PlacedMask:
         which the mask begins.
     over : tuple of (int, int)
         The pixels ``[first, last)`` of the mask that lie over the filled region. If a tensor of a group has coarse
-        pixels, they may reach past these pixels.
+        pixels, the coarse pixels may reach past them.
     """
 
     values: Any
@@ -249,13 +249,13 @@ class WantedTiles:
         return int(np.count_nonzero(self.wanted))
 
     def within(self, start: Sequence[int], stop: Sequence[int]) -> WantedTiles:
-        """Return the part of the box that contains the pixels ``[start, stop)``, with its wanted tiles."""
+        """Return a smaller box: the tiles over the pixels ``[start, stop)``. The same tiles are wanted."""
         low, high = self.layout.box(start, stop)
         inside = tuple(slice(a - first, b - first) for a, b, first in zip(low, high, self.low, strict=True))
         return WantedTiles(self.layout, tuple(low), self.wanted[inside])
 
     def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
-        """Return the bounds of regions: the part of the pixels ``[start, stop)`` that lies in wanted tiles.
+        """Return the bounds of regions that together are the pixels of ``[start, stop)`` in wanted tiles.
 
         No two regions share a tile. If all tiles are wanted, there is one region.
         """
@@ -321,7 +321,7 @@ class Target:
         Which of these pixels to fill. None fills all of them, and also stores the parts of their windows that lie in
         other tiles.
     is_level : bool
-        Whether the tensor is a level of a pyramid, so that all that its windows read is filled before or with it.
+        Whether the tensor is a level of a pyramid. All pixels that its windows read are filled before it or with it.
     """
 
     node: Node
@@ -338,7 +338,7 @@ class Target:
         return chain_of([self.node])
 
     def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
-        """Return the bounds of regions that make up the wanted part of ``[start, stop)``. They do not cut tiles."""
+        """Return the bounds of regions that make up the wanted part of ``[start, stop)``. No region cuts a tile."""
         if self.wanted is None:
             return np.array([start], dtype=np.int64), np.array([stop], dtype=np.int64)
         return self.wanted.regions(start, stop)
@@ -376,11 +376,11 @@ class TakenTiles:
 
 
 def taken_tiles(filled: Sequence[Target], targets: Sequence[Target]) -> dict[Node, TakenTiles]:
-    """Return, for each tensor that is filled with a mask or as a shard, the tiles that are stored.
+    """Return, for each tensor of a pass that is filled with a mask or as a shard, the only tiles to store.
 
-    Other tensors are left out. So is a tensor that other tensors read, because they may need the tiles that its mask
-    excludes. Levels do not need these tiles. But a window of a level may read what a later pass fills, so the tiles of
-    all passes count.
+    Tensors that are filled without either are left out. So is a tensor that other filled tensors read, because they may
+    need tiles that its mask excludes. Levels are an exception: they need only wanted tiles of the tensor below. But
+    they may need tiles that a later pass fills, so the wanted tiles of all passes count.
 
     Parameters
     ----------
@@ -410,7 +410,7 @@ def _over(start: int, stop: int, scale: Fraction, origin: Fraction) -> tuple[int
 
 
 def _any_in_slices(values: Any, ranges: Sequence[_Ranges]) -> BoolArray:
-    """Return, for each box in the product of the ranges, whether it contains a wanted pixel of the mask."""
+    """Return, for each combination of ranges of all dimensions, whether this box of the mask has a wanted pixel."""
     longest = max(
         (d for d, of_d in enumerate(ranges) if len(of_d) > 1),
         key=lambda d: ranges[d][-1][1] - ranges[d][0][0],

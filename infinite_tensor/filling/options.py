@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 _SIMILAR = 0.75
-"""How similar two words must be for one to be a guess for the other: 'preprocess' is no misspelt 'progress'."""
+"""How similar an option and an unknown word must be for a hint. 'preprocess' is not taken for 'progress'."""
 
 
 class FillOptions(TypedDict, total=False):
@@ -68,9 +68,9 @@ class FillOptions(TypedDict, total=False):
 
 
 def check_fill_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise TypeError for a word that is no option, and ValidationError for a value that no fill accepts.
+    """Raise TypeError for an unknown option, and ValidationError for a value that no fill accepts.
 
-    `function` is the function that was called with them, for messages.
+    Messages name `function`, the public function that was called with the options.
     """
     unknown = next((name for name in options if name not in FillOptions.__annotations__), None)
     if unknown is not None:

@@ -30,7 +30,9 @@ def with_levels(base: Target, levels: Sequence[Node]) -> list[Target]:
 
 
 def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Target]]:
-    """Yield the parts of a tensor and its levels that are filled together, so that levels follow their tensor soon.
+    """Cut a tensor and its levels into blocks, and yield, for each block, the parts of them to fill together.
+
+    So the levels of a block are filled soon after the block, and not after the whole tensor.
 
     Parameters
     ----------
@@ -40,7 +42,7 @@ def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Ta
         The most bytes of the tensor that one part contains, if possible.
     """
     base = targets[0]
-    # How many pixels of the tensor one pixel of each level covers (sizes), and one tile or window of it (blocks).
+    # For each level: how many pixels of the tensor one of its pixels covers (sizes), or one tile or window (blocks).
     sizes = [(1,) * len(base.start), *scales([_coarsening(target.node) for target in targets[1:]])]
     blocks = [_layout(base).tile_shape]
     for target, size in zip(targets[1:], sizes[1:], strict=True):
@@ -74,7 +76,7 @@ def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Ta
 
 
 def _part(target: Target, bounds: Sequence[Sequence[int]]) -> Target | None:
-    """Return the part of a target within these bounds, rounded up to whole tiles."""
+    """Return the part of a target within bounds, rounded up to borders of tiles; None if no tile of it is wanted."""
     edges = [
         [
             min(max(-(-n // tile) * tile, a), b)
@@ -111,7 +113,7 @@ def _above(below: Target, level: Node) -> Target | None:
     filled = cast("WantedTiles", below.wanted or WantedTiles.all_of(finer, below.start, below.stop))
     wanted = np.array(filled.wanted)
     for d, (factor, end) in enumerate(zip(factors, ends, strict=True)):
-        # For each tile: the windows that it touches, the pixels that they read, and the finer tiles of these.
+        # For each tile: the pixels below that the windows over the tile read, and the finer tiles with these pixels.
         edges = np.arange(low[d], high[d] + 1) * coarser.tile_shape[d]
         window = level.spec.grid.window.size[d]
         first, last = edges[:-1] // window * window * factor, -(-edges[1:] // window) * window * factor

@@ -1,4 +1,4 @@
-"""`FillPlan`: the cost of a fill. Counts the windows of each tensor that are needed, and that are not stored yet."""
+"""`FillPlan`: the cost of a fill. Counts, for each tensor, the windows that are needed and those not stored yet."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a fill needs of a chain if nothing is stored.
+    """What a fill needs of each tensor in a chain if nothing is stored.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Estimate:
     exact : bool
         Whether the numbers are exact; otherwise they are bounds.
     outside : RegionError or None
-        The error to raise if a window is known to read beyond the end of an arg.
+        The error that the fill raises because a window reads beyond the end of an arg; None if no such window is known.
     """
 
     demands: list[Demand]
@@ -149,7 +149,7 @@ def _add(
 
 
 def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
-    """Return how many tiles over these pixels no window covers. Where windows move diagonally, it is a lower bound."""
+    """Return how many tiles over these pixels no window covers. If windows move diagonally, there may be more."""
     tile_grid, grid = node.contents.layout(node.spec).grid, node.spec.grid
     tiles, covered = WindowSet(), WindowSet()
     for part in pixels:
@@ -161,7 +161,7 @@ def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
 
 
 def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Demand], bool]:
-    """Return what filling the targets takes, apart from what is stored, and whether these demands are exact.
+    """Return the demands of filling the targets, without what is already stored, and whether they are exact.
 
     Each demand comes before those of the tensors that it reads. If the demands are not exact, they ignore masks and
     stored windows. With `named`, they are always exact.
@@ -187,7 +187,7 @@ def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Dem
 
 
 def share_of(targets: Sequence[Target]) -> Fraction:
-    """Return the fraction of the targets' tiles that is wanted."""
+    """Return the fraction of the tiles of the targets that are wanted."""
     return Fraction(sum(target.tile_count for target in targets), sum(target.box_count for target in targets) or 1)
 
 
@@ -200,7 +200,7 @@ def _hull(pixels: Pixels) -> tuple[list[int], list[int]]:
 
 
 def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> list[Demand]:
-    """Return the demands, counted window by window. So they are exact whatever is stored."""
+    """Return the demands, counted window by window. So they are exact even if some windows are stored."""
     pixels: dict[Node, list[Boxes]] = {}
     for target in targets:
         pixels.setdefault(target.node, []).append(target.all_regions)
@@ -235,7 +235,7 @@ def _add_named(
         made = made[grid.exist(made)]
         needed = made if pixels is None else unique_points(np.concatenate([grid.points(*_joined(pixels)), made]))
     else:
-        # If f has only one output, that is in the plan only if something reads it.
+        # If f has only one output, it is called only if something reads this output.
         assert pixels is not None
         needed = grid.points(*_joined(pixels))
     pixels = pixels or [grid.bounds(made)]
@@ -287,7 +287,7 @@ def shares_of(demand: Demand, count: int) -> Iterator[Share]:
 
 
 def in_shares(demand: Demand, count: int) -> Demand:
-    """Return what a fill needs of a stored tensor if its shards are filled separately."""
+    """Return the demand for a tensor that is filled in `count` separate shards. A tensor in memory has no shards."""
     if not demand.node.contents.outlives_process:
         return demand
     missing = sum(share.missing for share in shares_of(demand, count))

@@ -160,7 +160,7 @@ def _minutes(seconds: float) -> str:
 
 
 def is_watched() -> bool:
-    """Whether a user sees a bar that is redrawn on standard error: it is a terminal, or this is a notebook."""
+    """Whether standard error can show a bar that is redrawn in place: on a terminal, or in a notebook."""
     if type(sys.stderr).__module__ == "rich.file_proxy":
         # A live display of rich prints each state of the bar as a line above it.
         return False
@@ -177,7 +177,7 @@ def _bar_class() -> Any:
     from tqdm import TqdmWarning  # noqa: PLC0415
 
     with warnings.catch_warnings():
-        # It asks for ipywidgets, which nobody needs to see a bar.
+        # The warning asks users to install ipywidgets, but a text bar works without it.
         warnings.simplefilter("ignore", TqdmWarning)
         from tqdm.auto import tqdm  # noqa: PLC0415
 

@@ -243,7 +243,7 @@ def _write(pixels: torch.Tensor, _start: Index, box: torch.Tensor) -> None:
 
 
 def _read_around(access: Access, lacks: torch.Tensor, start: Index, box: torch.Tensor) -> None:
-    """Read the pixels of a block that `lacks` does not mark, in boxes."""
+    """Read, box by box, the pixels of a block that are not marked in `lacks`."""
     sides = []
     for d, extent in enumerate(lacks.shape):
         changes = lacks.diff(dim=d).movedim(d, 0).reshape(extent - 1, lacks.numel() // extent).any(1)
