@@ -18,7 +18,7 @@ from infinite_tensor.geometry.window_sets import FARTHEST, BoxUnion, IndexProduc
 PADDINGS = ("error", "constant", "edge", "reflect", "symmetric", "wrap")
 
 _MOST_IMAGES = 16
-"""If padding repeats a pixel more often than this along a dimension, all places along it count as reading it."""
+"""If padding repeats a pixel more often than this along a dimension, all windows along it count as readers of it."""
 
 
 class ArgReads:
@@ -49,7 +49,7 @@ class ArgReads:
         self._size = np.array(window.size, dtype=np.int64)
 
     def regions(self, starts: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the starts and stops of the boxes that windows read which begin at `starts`, (N, ndim).
+        """For windows that begin at `starts`, (N, ndim), return the starts and stops of the boxes that they read.
 
         A window reads one box, more if it wraps around an end, and none if it contains only constant padding.
         """
@@ -73,7 +73,8 @@ class ArgReads:
     def parts(self, d: int, start: int) -> list[tuple[int, int]]:
         """Return the intervals of dimension `d` that the window beginning at `start` reads, in the window's order.
 
-        Empty if the window contains only constant padding. Intervals ascend, even if they are read mirrored.
+        Empty if the window contains only constant padding. Each interval is ``(start, stop)`` with ``start < stop``,
+        even if the window reads it mirrored.
         """
         stop = start + self.window.size[d]
         if d not in self.padded:
@@ -124,7 +125,7 @@ class ArgReads:
 
 
 def positions(mode: str, extent: int, start: int, size: int) -> IntArray:
-    """Return the pixel inside to which each of `size` pixels from `start` is mapped; -1 for constant padding."""
+    """Return, for each of `size` pixels from `start` on, the pixel of the arg that is read; -1 for a constant."""
     pixels = np.arange(start, start + size, dtype=np.int64)
     if mode == "constant":
         return np.where((pixels >= 0) & (pixels < extent), pixels, -1)
@@ -132,7 +133,7 @@ def positions(mode: str, extent: int, start: int, size: int) -> IntArray:
 
 
 def _mapped(mode: str, extent: int, pixels: IntArray) -> IntArray:
-    """Return the pixels inside to which a mode other than "constant" maps `pixels`."""
+    """Map pixels to pixels inside the arg, by a mode other than "constant"."""
     if mode == "edge":
         inside = np.clip(pixels, 0, extent - 1)
     elif mode == "wrap":
@@ -147,7 +148,7 @@ def _mapped(mode: str, extent: int, pixels: IntArray) -> IntArray:
 
 
 def _images(mode: str, extent: int, starts: IntArray, stops: IntArray) -> list[tuple[IntArray, IntArray]]:
-    """Map each non-empty interval to the pixels inside: one interval, or two for "wrap". These may be empty."""
+    """Map non-empty intervals to intervals inside the arg: one for each, or two for "wrap". Some may be empty."""
     if mode == "constant":
         return [(np.clip(starts, 0, extent), np.clip(stops, 0, extent))]
     if mode == "wrap":
@@ -158,7 +159,7 @@ def _images(mode: str, extent: int, starts: IntArray, stops: IntArray) -> list[t
     first, last = _mapped(mode, extent, starts), _mapped(mode, extent, stops - 1)
     low, high = np.minimum(first, last), np.maximum(first, last)
     if mode != "edge":
-        # If the interval contains a mirror, that is the lowest or the highest pixel of its image.
+        # If an interval contains a mirror, its image reaches the end of the arg at this mirror.
         period = 2 * extent if mode == "symmetric" else max(1, 2 * extent - 2)
         low[(stops - 1) // period > starts // period] = 0
         high[(stops - extent) // period > (starts - extent + 1) // period] = extent - 1

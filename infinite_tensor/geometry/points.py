@@ -29,7 +29,7 @@ _FEW = 16
 """Below this number of points, Python is faster than numpy."""
 
 MOST_PAIRS = 2**25
-"""Like `MOST_AT_ONCE`, if windows count once for each region that needs them. In arrays, they take less memory."""
+"""The limit in place of `MOST_AT_ONCE` for windows in an array, each counted once per region that needs it."""
 
 
 def points_of_boxes(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:

@@ -322,7 +322,7 @@ class Blocks:
 
 
 def _cut(wanted: range, rows: int, offset: int) -> list[int]:
-    """Cut a dimension into cells of `rows` pixels, aligned to `offset`. Return the first wanted pixel of each cell."""
+    """Cut a dimension at `offset` and every `rows` pixels from there. Return the first wanted pixel of each piece."""
     first, last = ((pixel - offset) // rows for pixel in (wanted[0], wanted[-1]))
     borders = [cell * rows + offset for cell in range(first + 1, last + 1)]
     return [wanted[0], *[wanted[-((wanted[0] - border) // wanted.step)] for border in borders]]

@@ -321,8 +321,8 @@ def followed(window: TensorWindow) -> tuple[int | None, ...]:
 def whole_strides(grid: WindowGrid, tile: Sequence[int], pixels: float, most: float) -> list[int]:
     """Return the extents of a box of about `pixels` pixels that is as square as possible.
 
-    In dimensions along which windows move, extents are multiples of `tile`. If `tile` itself has more than `most`
-    pixels, it is halved.
+    In dimensions along which windows move, extents are multiples of `tile`. If the box has more than `most` pixels, its
+    longest extents are halved.
     """
     sizes, room = list(tile), pixels / math.prod(tile)
     for number, d in enumerate(sorted(grid.moving, key=lambda d: -sizes[d])):
@@ -356,9 +356,9 @@ def coordinates_of(window: TensorWindow) -> int:
 
 
 def narrow(window: TensorWindow, starts: IntArray, stops: IntArray, low: IntArray, high: IntArray) -> None:
-    """Narrow N boxes of windows to those that intersect N regions. Changes the bounds of the boxes in place.
+    """Shrink N boxes of windows, in place. Box n keeps only windows that intersect region n.
 
-    Box n is ``[low[n], high[n])``; it is compared with region ``[starts[n], stops[n])``. Afterwards ``high`` may be
+    Box n is ``[low[n], high[n])``, and region n is ``[starts[n], stops[n])``. If no window remains, ``high`` may end up
     below ``low``.
     """
     for d, (k, size, stride, offset) in enumerate(
@@ -375,20 +375,20 @@ def narrow(window: TensorWindow, starts: IntArray, stops: IntArray, low: IntArra
 
 
 _MOST_ALONG_DIAGONAL = 2**18
-"""If more windows than this lie along a diagonal, the pixels that they cover are not counted: all pixels count."""
+"""If more windows than this lie along a diagonal, their pixels are not counted: all pixels count as covered."""
 
 
 def _just_enough(size: int, stride: int, offset: int, extent: int) -> tuple[int, int]:
     """Return the first and the last of the windows that are needed to cover ``[0, extent)``.
 
-    If windows leave gaps, either of these two windows may lie outside.
+    If windows leave gaps, either of these two windows may lie outside of this interval.
     """
     first = -offset // stride
     return first, max(first, -((size + offset - extent) // stride))
 
 
 def _covered(dims: Sequence[tuple[int, int, int, int]], first: int, last: int) -> int:
-    """Return how many pixels windows cover in dimensions that move together.
+    """Return how many pixels the windows `first` to `last` cover in dimensions that follow the same coordinate.
 
     Each dimension is given as (size, stride, offset, extent).
     """
@@ -403,7 +403,7 @@ def _covered(dims: Sequence[tuple[int, int, int, int]], first: int, last: int) -
     windows = np.arange(first, last + 1)[:, None]
     size, stride, offset, extent = np.array(dims, dtype=np.int64).T
     low, high = np.maximum(windows * stride + offset, 0), np.minimum(windows * stride + offset + size, extent)
-    # The windows that cover a pixel are consecutive. Subtract what each shares with the next, so that it counts once.
+    # The windows that cover a pixel are consecutive. Subtract the pixels that each shares with the next one.
     shared = np.maximum(high[:-1] - low[1:], 0)
     return int((high - low).prod(axis=1).sum() - shared.prod(axis=1).sum())
 
@@ -451,7 +451,7 @@ class WindowGrid:
         for d, (k, size, stride, offset, extent) in enumerate(self.dimensions):
             if extent is None:
                 continue
-            # Either all pixels of a window must lie in the dimension, or at least one.
+            # At least so many pixels of a window must lie in the dimension: all of them, or one.
             least = size if d not in self._clipped else 1
             if k is None:
                 exists &= least - size <= offset <= extent - least
@@ -483,7 +483,7 @@ class WindowGrid:
         return starts, stops
 
     def inside(self, start: Sequence[int], stop: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the part of ``[start, stop)`` inside the tensor. Only cuts dimensions whose ends windows may pass."""
+        """Cut ``[start, stop)`` off at the ends of the tensor, but only in dimensions that windows may reach past."""
         if not self._clipped:
             return start, stop
         low, high = list(start), list(stop)
@@ -593,7 +593,10 @@ class WindowGrid:
 
     @cached_property
     def row_dim(self) -> int | None:
-        """The dimension along which rows of windows lie: the only one that follows the last coordinate, or None."""
+        """The dimension along which rows of windows lie: the one that follows the last coordinate.
+
+        None if no dimension follows it, or several do.
+        """
         followers = [d for d, k in enumerate(self._followed) if k == self.ndim - 1]
         return followers[0] if len(followers) == 1 else None
 

@@ -104,7 +104,7 @@ class Intervals:
 
 @dataclass(frozen=True)
 class IndexProduct:
-    """All windows whose index takes each coordinate from a set of integers, in all combinations.
+    """Windows given by one set of integers per coordinate: all combinations of these integers are window indices.
 
     Attributes
     ----------
@@ -129,7 +129,7 @@ class IndexProduct:
                 low = np.maximum(-((offset + size - 1 - starts) // stride), grid.first[k])
                 high = np.minimum((stops - 1 - offset) // stride, grid.last[k])
                 sets[k].append(_merged(low, high))
-        # A coordinate that no dimension follows is 0, or empty if there is no window at all.
+        # The set of a coordinate that no dimension follows contains only 0, or nothing if there is no window at all.
         whole = [
             range(a, b + 1) if of == [] else reduce(_common, of)
             for a, b, of in zip(grid.first, grid.last, sets, strict=True)
@@ -172,7 +172,7 @@ class IndexProduct:
 
 
 class WindowSet:
-    """The windows that the tensors downstream need of one tensor: a union of products."""
+    """The windows of one tensor that downstream tensors need, as a union of `IndexProduct`."""
 
     def __init__(self) -> None:
         self.parts: list[IndexProduct] = []
@@ -266,7 +266,7 @@ class BoxUnion:
 
     @classmethod
     def of(cls, low: npt.ArrayLike, high: npt.ArrayLike) -> BoxUnion:
-        """Return the union of boxes ``[low, high)``, which may be empty. If there are very many, it may be larger."""
+        """Return the union of boxes ``[low, high)``. If there are very many, return one box around all of them."""
         bounds = np.stack([np.asarray(low, dtype=np.int64), np.asarray(high, dtype=np.int64)], axis=1)
         bounds = bounds[(bounds[:, 0] < bounds[:, 1]).all(axis=1)]
         bounds = unique_rows(bounds.reshape(len(bounds), 2 * bounds.shape[2])).reshape(-1, *bounds.shape[1:])
@@ -278,7 +278,7 @@ class BoxUnion:
         return bool(len(self.low))
 
     def joined(self, other: BoxUnion) -> BoxUnion:
-        """Return the union of both."""
+        """Return the points of this union and of another one, as one union."""
         return BoxUnion.of(np.concatenate([self.low, other.low]), np.concatenate([self.high, other.high]))
 
     @property
@@ -310,7 +310,7 @@ class BoxUnion:
 
 
 def same_windows(windows: BoxUnion, coordinates: int, grid: WindowGrid) -> BoxUnion:
-    """Return the windows on another grid that have the same first coordinates as `windows`, and then zeros."""
+    """Return the windows of `grid` whose first `coordinates` coordinates are as in `windows`, and the others 0."""
     low, high = _every_window(grid, len(windows.low))
     low[:, :coordinates] = np.maximum(low[:, :coordinates], windows.low[:, :coordinates])
     high[:, :coordinates] = np.minimum(high[:, :coordinates], windows.high[:, :coordinates])
