@@ -1,7 +1,8 @@
 """Blocks of pixels: where their memory comes from, and views of them that are fast to slice.
 
-Large blocks are mapped to huge pages of the operating system. The first write to huge pages takes a third of the time.
-They are returned to the system as soon as they are freed, whereas an allocator keeps memory between smaller blocks.
+Large blocks are mapped to huge pages of the operating system. The first write to a huge page takes a third of the time
+that ordinary pages take. Large blocks are returned to the system as soon as they are freed, whereas an allocator keeps
+memory that lies between smaller blocks.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def keep_at_hand() -> None:
 
 
 class _FreedBlocks:
-    """Keeps freed pages for reuse, because the system clears new pages, which takes longer than filling them.
+    """Keeps freed pages for reuse. The system clears new pages, and this takes longer than to fill them with pixels.
 
     If another thread or the garbage collector interferes, some pages may not be reused, but none get two users.
     """
@@ -101,7 +102,7 @@ class _FreedBlocks:
         self._users: dict[int, weakref.ref[memoryview]] = {}
 
     def take(self, nbytes: int) -> memoryview:
-        """Return pages. They come back here when the returned view is dropped."""
+        """Return a view of new or reused pages. When the view is dropped, its pages are kept here for reuse."""
         try:
             pages = self._pages[nbytes].pop()
         except (KeyError, IndexError):
@@ -120,7 +121,7 @@ class _FreedBlocks:
         return view
 
     def _make_room(self) -> None:
-        """Drop pages, those freed first before the others, until there are few enough sizes and bytes."""
+        """Drop kept pages until few enough sizes and bytes are left. Begin with the size that was freed longest ago."""
         while (kept := self._pages.copy()) and (
             len(kept) >= _KEPT_SIZES or sum(size * len(held) for size, held in kept.items()) >= _KEPT_BYTES
         ):
@@ -179,7 +180,7 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def copied(array: Array) -> Array:
-    """Return a contiguous copy, in memory that `new_block` returned."""
+    """Return a contiguous copy. A large copy is in memory from `new_block`."""
     if array.nbytes < _BLOCK_BYTES:
         return array.copy() if isinstance(array, np.ndarray) else array.clone(memory_format=torch.contiguous_format)
     tensor = as_tensor(array)

@@ -5,7 +5,7 @@ folders.
 
 Files and folders are written next to their target, and renamed when they are complete. Until then their name is
 ``.<name>.partial``, under which the next attempt finds them. Only one process at a time writes there. If an earlier
-attempt has left a folder and a file is needed, or vice versa, this process deletes it.
+attempt has left a folder where a file is needed, or a file where a folder is needed, this process deletes it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _told: set[tuple[str, str]] = set()
 
 
 def tell_weaker(place: object, lack: str) -> None:
-    """Warn that a place lacks something and so guarantees less. Each process warns once for each place and lack."""
+    """Warn that a file system lacks a feature and so guarantees less. Each process warns once per place and lack."""
     told = str(place), lack
     if told not in _told:
         _told.add(told)
@@ -197,7 +197,7 @@ class OpenFile:
 
 @contextmanager
 def unfinished_file(path: Path) -> Iterator[Path]:
-    """Yield an empty file next to `path`, which no other process writes. At the end, delete it if it still exists."""
+    """Yield an empty file next to `path` that no other process writes to. At the end, delete it if it still exists."""
     unfinished = _beside(path)
     with _alone(unfinished, _create_file, stat.S_ISREG, path) as is_left:
         os.truncate(unfinished, 0)
@@ -319,7 +319,7 @@ def _is_there(descriptor: int, path: Path) -> bool:
 
 
 def _has_another_name(descriptor: int) -> bool:
-    """Whether a file already has its final name too, because its writer was killed before it removed this name.
+    """Whether a file also has its final name, because its writer was killed before it removed the unfinished name.
 
     If so, the file may already be in use.
     """

@@ -2,8 +2,9 @@
 
 `atexit` runs after all threads except daemons have ended. So it also flushes results that a thread stores after the
 last line of the main thread. `atexit` does not run in children of multiprocessing. There, `threading._register_atexit`,
-which `concurrent.futures` uses as well, runs when the main thread ends. From then on it accepts no more functions,
-although a running thread may import a module of ours only now. So the functions are kept in lists of this module.
+which `concurrent.futures` uses as well, runs functions when the main thread ends. From then on, no function can be
+registered with it. But a thread that is still running may import a module of this library only then. So this module
+registers a function of its own, which calls the functions in a list. Modules add theirs to this list.
 
 A `torch.utils.data.DataLoader` ends its workers by SIGTERM if they are persistent, or if they take more than five
 seconds to end by themselves. Then the exit functions of the interpreter do not run.
@@ -50,12 +51,12 @@ def flush_all() -> None:
 
 
 def end_before_flush(end: Callable[[], object]) -> None:
-    """Call ``end()`` when the main thread has ended, before stores are flushed."""
+    """Register ``end`` to be called when the main thread has ended, before stores are flushed."""
     _first_ends.append(end)
 
 
 def end_after_flush(end: Callable[[], object]) -> None:
-    """Call ``end()`` when the interpreter exits, after stores are flushed for the last time."""
+    """Register ``end`` to be called when the interpreter exits, after stores are flushed for the last time."""
     _last_ends.append(end)
 
 
@@ -108,6 +109,6 @@ def _end(asked: SimpleQueue[None]) -> None:
     os._exit(0)
 
 
-# The function registered last is called first. It must run before that of the pools, which finish their queues; they
-# register when they are imported.
+# The function registered last is called first. Ours must be called before the function of the thread pools, which
+# finishes their queues. The import of the pools above has already registered that one.
 threading._register_atexit(_end_and_flush)  # type: ignore[attr-defined]  # noqa: SLF001  (see above)

@@ -30,7 +30,7 @@ class Calling(ABC):
     stored : bool
         Whether its results are stored for later runs, so that changes of these functions matter.
     looked : Reach or None
-        Everything that it reached before its first call; None if that could not be inspected.
+        Everything that these functions used before the first call; None if that could not be inspected.
     """
 
     told = True
@@ -39,7 +39,7 @@ class Calling(ABC):
 
     @abstractmethod
     def _reaches(self) -> Mapping[str, object]:
-        """Map names, as messages show them, to the user's functions and to all that determines their arguments."""
+        """Return the user's functions, and everything that determines their arguments, by their names in messages."""
 
 
 class RegionWriter(Unmovable):
@@ -58,7 +58,7 @@ class RegionWriter(Unmovable):
 
     @property
     def copies(self) -> bool:
-        """Whether it only copies pixels that are already in memory, which windows in a store would only duplicate."""
+        """Whether it only copies pixels that are already in memory. Stored windows would only duplicate them."""
         return False
 
     @abstractmethod

@@ -2,12 +2,12 @@
 
 Python raises KeyboardInterrupt between any two lines of the main thread, and on no other thread. So the outermost call
 into a store (`store_call`) replaces the handler of SIGINT by one that only records the signal. When the call ends, it
-calls the former handler. `act_as_ctrl_c` is a handler that has another signal deferred in the same way.
+calls the former handler. If `act_as_ctrl_c` is the handler of another signal, this signal is deferred in the same way.
 
-In three cases Ctrl-C takes effect at once during a call. While a function of the user runs (`running_f`), and while
-nothing is being changed, for example because a thread waits for a lock (`at_rest`), the former handler is restored. A
-thread that waits for a condition checks for a recorded Ctrl-C. Code that only looks at a store (`looking`) needs none
-of this.
+In two parts of a call, the former handler is restored, so that Ctrl-C takes effect at once: while a function of the
+user runs (`running_f`), and while nothing is being changed (`at_rest`), for example because the thread waits for a
+lock. A thread that waits for a condition checks again and again whether a Ctrl-C is recorded. Code that only looks at a
+store (`looking`) may be interrupted at any point.
 
 Other exceptions can come from outside too: another signal handler may raise one, or one may be thrown into a thread.
 They may leave a change half done. A call that ends by such an exception reports it to its stores, which must then be
@@ -108,7 +108,7 @@ class _TakesNote:
         self.note(self._former, number, frame)
 
     def note(self, handler: Any, number: int, frame: FrameType | None) -> None:
-        """Record an interrupt, which takes effect by this handler; or let it take effect now, outside of a call."""
+        """Record an interrupt, for which `handler` is called later. Outside of a call, call `handler` now."""
         call, first = _here.call, not self.has_noted
         self._noted = handler if first and call is not None and call.is_within(frame) else None
         if not self.has_noted:
@@ -120,7 +120,7 @@ class _TakesNote:
         handler = _signal.getsignal(SIGINT)
         if handler is not self:
             self._former = handler
-        # Unless interrupts are ignored, end the process, or are not handled by Python.
+        # Interrupts that are ignored, end the process, or are not handled by Python are not recorded.
         if callable(self._former):
             _signal.signal(SIGINT, self)
 
@@ -145,7 +145,7 @@ _ctrl_c = _TakesNote()
 
 
 def act_as_ctrl_c(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt as Ctrl-C does: a handler for another signal, even where SIGINT is ignored."""
+    """Handle another signal as Ctrl-C is handled: raise KeyboardInterrupt. This works even if SIGINT is ignored."""
     if _here.call is None or _here.call.is_shown:
         default_int_handler(number, frame)
     else:
@@ -205,7 +205,7 @@ class store_call:  # noqa: N801  (reads as a statement: ``with store_call(conten
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
-            # Nothing is half done either while interrupts take effect.
+            # While interrupts take effect, nothing is half done.
             if error is not None and not self.is_shown and error is not _here.known and _is_from_outside(error):
                 for store in self.stores.values():
                     store.cut_through(error)
@@ -254,13 +254,13 @@ def _is_from_outside(error: BaseException) -> bool:
         return True
     handlers = [_signal.getsignal(number) for number in valid_signals()]
     codes = [getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers]
-    # A backend may have raised another error from it.
+    # A backend may have caught the exception from outside, and raised another error from it.
     traces = [each.__traceback__ for each in (error, error.__cause__) if each is not None]
     return any(frame.f_code in codes for trace in traces for frame, _ in traceback.walk_tb(trace))
 
 
 def looking(store: object) -> threading.Lock:
-    """Return the lock that this thread holds while it only looks at a store. An interrupt may end that at any point.
+    """Return the lock that this thread holds while it only looks at a store. Meanwhile, interrupts take effect.
 
     Raises
     ------
