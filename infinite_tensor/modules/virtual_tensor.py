@@ -433,7 +433,7 @@ class _Placement:
         self.set_to_meta = moved.is_meta
 
     def settle(self) -> None:
-        """Leave meta if the module has memory after it has loaded a state; move to meta if it has none."""
+        """After the module has loaded a state, move the buffer to the device of its tensors, maybe meta."""
         owner, buffer, device = self.living_owner(), self.buffer, self.device
         if _all_on_meta(owner):
             device = torch.device("meta")
@@ -496,7 +496,7 @@ def _prepare_load(
     metadata: Mapping[str, Any],
     *_rest: object,
 ) -> None:
-    """Adopt the dtype of a state before a module loads it, and accept states with and without the buffer."""
+    """Before a module loads a state, give the buffer the dtype in it. A state without the buffer is accepted too."""
     key = prefix + attribute
     # Private to torch, which has no public way to find this out.
     if attribute in module._non_persistent_buffers_set:  # noqa: SLF001  (there is no public way)
@@ -512,6 +512,6 @@ def _prepare_load(
 
 
 def _follow_load(attribute: str, module: nn.Module, _keys: object) -> None:
-    """Move to the device of the tensors of a module, after it and its submodules have loaded a state."""
+    """After a module and its submodules have loaded a state, move the buffer to the device of their tensors."""
     for placement in _placements(module, attribute):
         placement.settle()
