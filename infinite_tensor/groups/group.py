@@ -184,7 +184,7 @@ class TensorGroup(Fillable):
     def _unknown(self, key: Key) -> KeyError:
         return KeyError(f"key {show(key)} is not in the group, which has {', '.join(map(show, self._members))}")
 
-    # Whether a key leads to a tensor or to a nested group is not known before: Any spares users of tensors an assert.
+    # Type checkers cannot know whether a key names a tensor or a nested group. With Any, users need no assert.
     @overload
     def get(self, key: str | tuple[str, ...]) -> InfiniteTensor | Any | None: ...
     @overload
@@ -317,8 +317,8 @@ class TensorGroup(Fillable):
         -------
         TensorDict or list of TensorDict
             Nested as the group is. The shared dimensions come first in every tensor, the others after them. The
-            batch size is the extent of the region along the shared dimensions, up to the first one in which tensors
-            have different scales. For a nested TensorDict, only the tensors in it count.
+            batch size is the extent of the region along the leading shared dimensions, those before the first one in
+            which tensors have different scales. For a nested TensorDict, only the tensors in it count.
         """
         workers = checked_workers(workers)
         regions = [parse(region, self.shape) for region in (indices if isinstance(indices, list) else [indices])]

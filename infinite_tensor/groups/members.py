@@ -39,7 +39,7 @@ class GroupMember:
     tensor : InfiniteTensor
         The tensor.
     dims : tuple of int
-        The shared dimensions of the tensor: entry d is the one for dimension d of the group.
+        The shared dimensions of the tensor. Entry d is the dimension that corresponds to dimension d of the group.
     scale : tuple of Fraction
         Per shared dimension, how many pixels of the tensor lie along one pixel of the group.
     """
@@ -66,7 +66,7 @@ class GroupMember:
         Raises
         ------
         RegionError
-            If an int does not select a single pixel of the tensor, or a step would have to be scaled.
+            If an int does not select a single pixel of the tensor, or there is a step in a dimension with a scale.
         """
         entries: list[slice] = [slice(None)] * self.tensor.ndim
         steps, squeezed = [1] * self.tensor.ndim, []
@@ -196,7 +196,7 @@ def shape_of(members: Members) -> Shape:
 
 
 def names_of_shared(members: Members) -> tuple[str, ...]:
-    """Return the name of each shared dimension: the one name that members give it, otherwise a default name."""
+    """Return a name for each shared dimension: the one that members give it; a default if they give none or several."""
     found = []
     for d, owns in enumerate(zip(*(member.dims for member in members.values()), strict=True)):
         each = zip(members.values(), owns, strict=True)
@@ -206,11 +206,11 @@ def names_of_shared(members: Members) -> tuple[str, ...]:
 
 
 def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
-    """Create group members of the outputs of one ``f``, which share the dimensions that follow its window index.
+    """Create group members of the outputs of one ``f``. They share the dimensions that follow the window index.
 
-    The ratio of their strides to those of the first output gives their scales. A dimension is not shared if, in every
-    output, a single window covers it, as for the channels of images. If any output has a dimension that follows no
-    index, this rule does not apply.
+    The scale of an output is its stride divided by the stride of the first output. A dimension is not shared if, in
+    every output, a single window covers it, as for the channels of images. The last rule does not apply if any output
+    has a dimension that follows no coordinate of the index.
     """
     grids = [node_of(tensor).spec.grid for tensor in tensors.values()]
     told = any(None in followed(grid.window) for grid in grids)
@@ -228,7 +228,7 @@ def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
 
 
 def _is_whole(grid: WindowGrid, k: int) -> bool:
-    """Return whether a single window covers the whole dimension that follows a coordinate."""
+    """Return whether a single window covers the whole dimension that follows window coordinate `k`."""
     d = followed(grid.window).index(k)
     return grid.first[k] == grid.last[k] and grid.window.size[d] == grid.shape[d]
 
