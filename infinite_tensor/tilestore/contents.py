@@ -34,7 +34,7 @@ class Tiles(Protocol):
 
 
 class Access(ABC):
-    """What one read needs of one tensor, kept until its last use.
+    """One read's view of one tensor. It keeps what the read needs until the read has used it.
 
     A read adds the regions it wants, deposits the windows that were missing, and then reads the regions.
     An access has its own references to everything it needs, so the limits of the store's cache never affect a read in
@@ -51,7 +51,7 @@ class Access(ABC):
 
     @abstractmethod
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:
-        """Look up what is stored of regions ``[start, stop)``, and return the windows that must be computed.
+        """Look up which windows of regions ``[start, stop)`` are stored, and return the windows that must be computed.
 
         Parameters
         ----------
@@ -66,14 +66,14 @@ class Access(ABC):
 
     @abstractmethod
     def whole(self, tiles: Sequence[Index]) -> list[Index]:
-        """Look up what is stored of tiles, and return the tiles that lack no window. Only these may be read.
+        """Look up the given tiles, and return those of which all windows are stored. Only these may be read.
 
         Unlike `add`, this does not list missing windows, because nothing will be computed.
         """
 
     @abstractmethod
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
-        """Look again for windows that `add` reported as missing, and return which are still missing.
+        """Look again for windows that `add` reported as missing. For each, return whether it is still missing.
 
         Does no I/O. When other reads deposit some of the missing windows later, this access can use them too.
         """
@@ -92,7 +92,7 @@ class Access(ABC):
 
     @abstractmethod
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Fill `out` with the pixels from `start` on. The region was added, and all of its windows are available."""
+        """Fill `out` with the pixels from `start` on. The region was added before, and all its windows are there."""
 
     @abstractmethod
     def keep(self, start: Sequence[int] | None) -> None:
@@ -102,12 +102,12 @@ class Access(ABC):
         """
 
     def confine(self, tiles: Tiles) -> None:  # noqa: B027  (a store in memory keeps windows, not tiles)
-        """Store only the parts of windows in these tiles. Must be called before `add`."""
+        """Store only those parts of windows that are inside the given tiles. Must be called before `add`."""
 
     @property
     @abstractmethod
     def outdated(self) -> bool:
-        """Whether windows of the tensor were dropped after the read began. Then deposited windows are not stored."""
+        """Whether windows of the tensor were dropped after the read began. If so, `deposit` stores nothing."""
 
     @abstractmethod
     def detach(self) -> None:
@@ -152,11 +152,11 @@ class BlendedForRead:
             self._bounds, self._tiles = bounds, {}
 
     def look_again(self) -> None:
-        """Try tiles that lacked windows again. Called when more windows have arrived."""
+        """Let `get` try again to make the tiles that lacked windows. Called when more windows have arrived."""
         self._lacking = set()
 
     def get(self, index: Index, make: Callable[[], Blended | None]) -> Blended | None:
-        """Return a tile, blended now if necessary, or None if it lacks windows."""
+        """Return a tile, which `make` blends if this has not been done yet. Return None if the tile lacks windows."""
         tile = self._tiles.get(index)
         if tile is None and index not in self._lacking:
             tile = make()
@@ -261,7 +261,10 @@ class Contents(ABC):
         """
 
     def with_tile_size(self, spec: TensorSpec) -> TensorSpec:
-        """Return `spec` with the tile size given for it in this store, so that another store object uses that too."""
+        """Return `spec` with the tile size that was given for it or for this store.
+
+        If this spec is sent to another process, the store object there uses the same tile size.
+        """
         return spec
 
     @abstractmethod
@@ -282,7 +285,7 @@ class Contents(ABC):
         """While the lock `held` is locked, let the cache grow by at most `room` bytes, and not beyond `cache_limit`."""
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:  # noqa: ARG002
-        """If all pixels of a region are in memory, copy them from `start` on into `out`. Return whether they are.
+        """Fill `out` with the pixels from `start` on if all of them are in memory. Return whether they are.
 
         This is the fast path for reads that need no plan. If it returns False, the content of `out` is undefined.
         """
@@ -306,7 +309,7 @@ class Contents(ABC):
         """Convert everything kept of `spec` to another device or dtype; if that fails, nothing is changed."""
 
     def refresh(self, tensor_id: str) -> None:  # noqa: B027  (memory has no other writers)
-        """Flush, then drop incomplete tiles from memory. So later reads find what other processes added to them."""
+        """Flush, then drop incomplete tiles from memory, so that later reads see what other processes add to them."""
 
     @abstractmethod
     def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:
@@ -371,7 +374,7 @@ class Contents(ABC):
         """
 
     def generation(self, spec: TensorSpec) -> tuple[str, str] | None:  # noqa: ARG002  (memory is not shared)
-        """A value that changes when the tensor is cleared or windows are dropped by any process; None if unknown."""
+        """A value that changes when any process clears the tensor or drops windows of it; None if unknown."""
         return None
 
     def paused(self) -> AbstractContextManager[object]:

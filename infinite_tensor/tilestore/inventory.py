@@ -187,7 +187,7 @@ class Inventory:
     def of_windows(
         cls, grid: WindowGrid, layout: TileLayout, windows: Sequence[Index], start: Sequence[int], stop: Sequence[int]
     ) -> Inventory:
-        """Make the inventory of the tiles that contain the pixels ``[start, stop)`` from the windows that are kept."""
+        """Make the inventory of the tiles that contain the pixels ``[start, stop)``, if these `windows` are kept."""
         if not windows:
             return cls(layout)
         box = np.array(layout.box(start, stop), dtype=np.int64)
@@ -235,7 +235,10 @@ class Inventory:
 
 
 def windows_over_tiles(grid: WindowGrid, layout: TileLayout, tiles: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the box of windows that cover each tile, as low and high of shape (N, ndim), like the given `tiles`."""
+    """For each tile, return the box of windows that cover it.
+
+    `tiles` and both results, the low and the high ends of the boxes, have shape (N, ndim).
+    """
     size = np.array(layout.tile_shape, dtype=np.int64)
     ends = np.array([np.iinfo(np.int64).max if n is None else n for n in layout.shape], dtype=np.int64)
     return grid.boxes(tiles * size, np.minimum(tiles * size + size, ends))

@@ -100,7 +100,7 @@ def usual_tile(spec: TensorSpec) -> Index:
 
 
 def _gathered_tile(spec: TensorSpec, strides: Sequence[int]) -> list[int]:
-    """The default tile with a reduction: one stride, or a few strides if they are small.
+    """The default tile of a tensor with a reduction: one stride of the windows, or a few if strides are small.
 
     Tiles are small because all tiles of a strip are in memory at once.
     """
@@ -112,7 +112,7 @@ def _gathered_tile(spec: TensorSpec, strides: Sequence[int]) -> list[int]:
 
 
 def tile_of(spec: TensorSpec, size: object) -> Index:
-    """The tile shape for a given size. With a reduction, the first dimension has all values it gives for a pixel."""
+    """Return the tile shape for a `tile_size`. A tile has all values that a reduction, if any, gives for a pixel."""
     tile, reduction = tile_shape_of(spec.shape, size), spec.reduction
     return tile if reduction is None or reduction.out_channels is None else (reduction.out_channels, *tile[1:])
 
@@ -154,7 +154,7 @@ class Record:
         return self._holder is not None and self._holder() is not None
 
     def holder(self) -> Holder:
-        """The object by which specs keep the record alive."""
+        """Return the object that specs refer to, to keep the record alive."""
         holder = None if self._holder is None else self._holder()
         if holder is None:
             holder = Holder(self)
@@ -163,12 +163,15 @@ class Record:
 
     @cached_property
     def gathered(self) -> TileLayout:
-        """The same tiles, in the tensor where windows are gathered for a reduction; without a reduction, `layout`."""
+        """The layout of the tiles before a reduction, in which windows are gathered; without a reduction, `layout`."""
         return self.layout if self.spec.reduction is None else gathered_layout(self.spec.reduction, self.layout)
 
 
 class Holder:
-    """Keeps a record alive. The record refers to its holder weakly, and so knows whether it has a living holder."""
+    """Specs refer to this object to keep a record alive.
+
+    The record refers to it weakly, and so can tell whether any spec is in use.
+    """
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -225,7 +228,7 @@ class TileLayout:
         return low, [-(-b // n) for b, n in zip(stop, self.tile_shape, strict=True)]
 
     def whole(self, start: Sequence[int], stop: Sequence[int]) -> tuple[Index, Index]:
-        """The pixels of all tiles that contain some of the pixels ``[start, stop)``."""
+        """The bounds, in pixels, of all tiles that contain some of the pixels ``[start, stop)``."""
         low, high = self.box(start, stop)
         return self.start(tuple(low)), self.stop(tuple([i - 1 for i in high]))
 
@@ -258,7 +261,7 @@ def layout_of(shape: Shape, tile: Index, dtype: torch.dtype, reduction: Reductio
 
 
 def gathered_layout(reduction: Reduction, layout: TileLayout) -> TileLayout:
-    """Return the same tiles, in the tensor where windows are gathered before a reduction."""
+    """Return the layout of the same tiles before the reduction, in which windows are gathered."""
     shape, tile = (gathered_shape(reduction, extents) for extents in (layout.shape, layout.tile_shape))
     return TileLayout(shape, tuple([n for n in tile if n is not None]), reduction.dtype)
 

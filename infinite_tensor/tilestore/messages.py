@@ -65,7 +65,7 @@ def damaged_group(store: object, group_id: str, where: str, error: ValueError) -
 
 
 def in_the_way(store: object, where: str, what: str) -> StoreError:
-    """The error for data of another program at the place of `what`, a tensor or a group."""
+    """The error for data of another program that is stored where `what`, a tensor or a group, belongs."""
     return StoreError(
         f"{store}: {where!r} is not of this library, but is where {what} is kept; choose another id, or move it away"
     )
@@ -173,7 +173,7 @@ def warn_of_opaque(spec: TensorSpec) -> None:
 
 
 def warn_of_other_code(spec: TensorSpec) -> None:
-    """Issue a FunctionChangedWarning for a tensor whose ``f`` got other code after the tensor was built."""
+    """Issue a FunctionChangedWarning for a tensor whose ``f`` no longer has the code that it had when it was built."""
     _warn_of_change(spec.tensor_id, "the code of its f has been replaced since the tensor was built")
 
 
@@ -229,7 +229,7 @@ def _remedies(grid: WindowGrid) -> Iterator[str]:
 
 
 def _level_of_caller() -> int:
-    """The stacklevel of the line outside this package that made the call."""
+    """The `stacklevel` with which a warning names the line outside this package from which it was called."""
     level, frame = 1, sys._getframe(1)  # noqa: SLF001  (other ways are slower)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("infinite_tensor."):
         level, frame = level + 1, frame.f_back

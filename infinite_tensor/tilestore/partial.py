@@ -262,7 +262,7 @@ class TileInProgress:
         self.spoilt = False
 
     def merge(self, partial: PartialTile) -> None:
-        """Add what is stored of the tile. If it does not fit the tile, raise DamagedPartialError and add nothing."""
+        """Add the stored windows of the tile. If they do not fit it, raise DamagedPartialError and add nothing."""
         self.logged = True
         self._check_fits(partial)
         if partial.prefix is not None and partial.prefix_length > self._prefix_length:
@@ -402,7 +402,7 @@ class TileInProgress:
         self._begin_with(tile, self._prefix_length + count)
 
     def _begin_with(self, tile: Array, length: int) -> None:
-        """Use `tile`, into which `length` windows were blended, as the prefix. Finish it if these are all windows."""
+        """Use `tile`, into which `length` windows were blended, as the prefix. Finish it if no window is missing."""
         if length == self.total:
             tile = self._finished(tile)
         self._prefix, self._prefix_length = tile, length

@@ -113,7 +113,7 @@ class StoredTensor:
         return found
 
     def spec(self, tensor_id: str) -> TensorSpec:
-        """The tensor with this id, on the CPU. Its blend may be known by name only."""
+        """Return the spec of this tensor under an id, on the CPU. Its blend may be known by name only."""
         definition = self.definition
         blend, blend_init = blend_of(definition.blend), scalar_from_json(definition.blend_init)
         reduction = None if definition.reduction is None else reduction_from_json(definition.reduction)
