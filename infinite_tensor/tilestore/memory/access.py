@@ -34,7 +34,7 @@ class MemoryAccess(Access):
     kept : KeptWindows
         The windows of the store.
     spec : TensorSpec
-        The registered object for the tensor.
+        The registered spec of the tensor.
     """
 
     def __init__(self, check_open: Callable[[], None], kept: KeptWindows, spec: TensorSpec) -> None:

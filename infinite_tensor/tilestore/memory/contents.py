@@ -94,11 +94,11 @@ class MemoryContents(Contents):
             kept.shrink_blended()
 
     def layout(self, spec: TensorSpec) -> TileLayout:
-        """The tiles in which blended pixels are kept."""
+        """How the tensor is cut into tiles, in which blended pixels are kept."""
         return self.kept.layout(spec)
 
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
-        """Which windows are in memory, listed by tile of blended pixels."""
+        """Which windows are in memory, for each tile of `layout`."""
         with self.lock:
             self.check_open()
             layout = self.kept.layout(spec)
@@ -231,7 +231,7 @@ class MemoryContents(Contents):
         return list(self._groups)
 
     def check_current(self, spec: TensorSpec) -> None:
-        """Raise StoreError if the store is closed, or if the tensor was cleared or invalidated: `spec` is outdated."""
+        """Raise StoreError if the store is closed, or if `spec` is outdated: its tensor was cleared or invalidated."""
         self.check_open()
         if not self.kept.is_current(spec):
             raise changed_meanwhile(self, spec.tensor_id)

@@ -382,7 +382,7 @@ class KeptWindows:
                     held.awaited -= rows.keys()
 
     def take_or_await(self, spec: TensorSpec, held: Held, indices: Sequence[Index]) -> None:
-        """Pass to a read the given windows that are in memory now, and each other one as soon as it is put here."""
+        """Pass the given windows to a read: at once if they are in memory, otherwise as soon as they are put here."""
         with self.lock:
             found = self.take(spec, indices)
             held.rows.update(found)
