@@ -122,7 +122,10 @@ class TileAccess(Access):
         self._cache.make_room()
 
     def _rows_of(self, windows: IntArray) -> Iterable[tuple[int, int]]:
-        """The begin and end of each row. If windows do not advance along a single dimension, each window is a row."""
+        """Split windows into rows, and return the begin and end of each.
+
+        If windows do not advance along a single dimension, each window is a row.
+        """
         if self._record.spec.grid.row_dim is None:
             return itertools.pairwise(range(len(windows) + 1))
         return rows_of(windows)
@@ -163,7 +166,10 @@ class TileAccess(Access):
             out.copy_(block)
 
     def _blended_tile(self, tile: Index, entry: TileInProgress) -> Blended | None:
-        """If many regions read a tile in progress, the part of it that this read needs, blended once; else None."""
+        """Return the part of a tile in progress that this read needs, blended once for all its regions.
+
+        Return None if there are only a few regions, or if the part lacks windows.
+        """
         return self._blended.get(tile, partial(self._blend, tile, entry)) if self._blended.worthwhile else None
 
     def _blend(self, tile: Index, entry: TileInProgress) -> Blended | None:
@@ -189,7 +195,7 @@ class TileAccess(Access):
         self._cache.unpin(self._record, pinned, self._reader)
 
     def confine(self, tiles: Tiles) -> None:
-        """Ignore pieces in other tiles; see `Access.confine`."""
+        """Ignore the parts of windows in all other tiles; see `Access.confine`."""
         self._taken = tiles
 
     @property

@@ -61,7 +61,7 @@ class Backend(ABC):
 
     @abstractmethod
     def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[PartialTile | None]:
-        """Read all that was written of each partial tile, merged by `PartialTile.merged`, or None if nothing was."""
+        """Read all parts of each partial tile, merged by `PartialTile.merged`. Return None for a tile without parts."""
 
     @abstractmethod
     def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
@@ -90,7 +90,7 @@ class Backend(ABC):
         return name
 
     def _is_ours(self, name: str) -> bool:  # noqa: ARG002
-        """Whether something that is stored under the name of a document, but is unreadable, belongs to this library."""
+        """Whether this library wrote the unreadable data that is stored under the name of a document."""
         return True
 
     def _check_definition(self, definition: Mapping[str, Any]) -> None:  # noqa: B027  (most need nothing)
@@ -180,7 +180,9 @@ class Backend(ABC):
         return None
 
     def _bind_again(self, tensor_id: str, bound: object) -> None:  # noqa: B027  (most need nothing)
-        """Called with an object that `_bind_tensor` returned, if weak references to it may have been cleared too early.
+        """Restore weak references to `bound`, which `_bind_tensor` returned.
+
+        Called when these may have been cleared too early.
 
         When the garbage collector frees a store, it clears weak references to objects of the store before the store
         hands its pending tiles to the writer.
@@ -320,7 +322,10 @@ class Documents:
         return found
 
     def some_ids(self, kind: str, most: int) -> tuple[list[str], int]:
-        """The first ids, up to `most`, as derived from names, and how many more there may be. Checks no document."""
+        """Derive the first ids, up to `most`, from names. Return them, and how many more there may be.
+
+        Checks no document.
+        """
         names = sorted(self._backend._list_documents(kind))
         looked = names[: 2 * most]
         found = zip(looked, self._backend._read_documents(looked), strict=True)
@@ -375,7 +380,7 @@ class Documents:
 
 
 def _id_in(name: str, document: Document) -> str | None:
-    """The id in a document, if the document has the name that belongs to this id."""
+    """Return the id in a document if `name` is the name for this id, else None."""
     kind = kind_of(name)
     given = document.get(f"{KINDS[kind]}_id") if isinstance(document, dict) else None
     return given if isinstance(given, str) and name_of(given, kind) == name else None

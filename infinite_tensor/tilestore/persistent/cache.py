@@ -77,7 +77,10 @@ class TileCache:
         self._dirty_since: float | None = None
 
     def complete(self, record: Record, box: tuple[Sequence[int], Sequence[int]]) -> dict[Index, torch.Tensor] | None:
-        """The tiles in a box if all are complete and in memory, and every failed write was reported; else None."""
+        """Return the tiles in a box if all are complete and in memory, else None.
+
+        Also return None if a write has failed and this has not been reported yet.
+        """
         tiles: dict[Index, torch.Tensor] = {}
         with self.lock:
             for tile in itertools.product(*map(range, *box)):
@@ -141,7 +144,7 @@ class TileCache:
     def _fetch_some(
         self, record: Record, wanted: Sequence[Index], reader: weakref.ref[object], entries: dict[Index, Entry]
     ) -> list[Index]:
-        """Put the tiles that no other thread is loading into `entries`. Wait for the others, and return them."""
+        """Put tiles into `entries`, except those that other threads are loading. Wait for these, and return them."""
         loading = threading.Lock()
         with loading:
             with self.lock:
@@ -210,7 +213,7 @@ class TileCache:
         return False
 
     def changed(self, record: Record, tiles: Iterable[TileInProgress]) -> None:
-        """Send complete tiles to storage. Called when windows were added to `tiles`.
+        """Called when windows were added to `tiles`: send those that are complete now to storage.
 
         Does nothing if the tensor has been cleared since.
         """
@@ -229,7 +232,7 @@ class TileCache:
         Raises
         ------
         StoreError
-            If too much could not be stored, and fails again.
+            If the tiles that could not be stored take too much memory, and storing them fails again.
         """
         if self._writer.stuck():
             self._writer.retry(self._write())
@@ -277,7 +280,7 @@ class TileCache:
         self._drop(lambda key, _entry: key[0] is record)
 
     def hand_over(self, old: Record, new: Record, but: BoxUnion) -> None:
-        """Move a tensor's stored tiles in memory from its old record to its new record, which is already current.
+        """Move the stored tiles that are in memory from a tensor's old record to its new one, which is current already.
 
         Waits for a write that is under way. After that, nothing of the old record is written.
 
@@ -299,9 +302,9 @@ class TileCache:
                 self.entries.put((new, tile), entries[tile], entries[tile].nbytes)
 
     def drop_stored(self, tensor_id: str | None = None, *, in_progress: bool = False) -> None:
-        """Drop tiles of one tensor, or of all, if they can be read back; with `in_progress`, only tiles in progress.
+        """Drop those tiles of one tensor, or of all, that can be read back from storage.
 
-        Call it after a flush.
+        With `in_progress`, drop only tiles in progress. Call this after a flush.
         """
         self._drop(
             lambda key, entry: (
@@ -312,7 +315,7 @@ class TileCache:
         )
 
     def drop_unheld(self) -> None:
-        """If there are many unused tensors, keep tiles of the last used few only. Drop the others that are stored.
+        """If many tensors are unused, drop stored tiles of all of them, except for the few that were used last.
 
         A tile keeps the record of its tensor in memory, which may take far more memory than the tile.
         """

@@ -86,7 +86,7 @@ class PersistentContents(Contents):
         self.tiles.renew()
 
     def cut_through(self, error: BaseException) -> None:
-        """Store nothing more."""
+        """Store nothing more, because memory may be inconsistent."""
         super().cut_through(error)
         self.tiles.give_up()
 
@@ -110,7 +110,7 @@ class PersistentContents(Contents):
             return spec.beside(record.spec.definition)
 
     def with_tile_size(self, spec: TensorSpec) -> TensorSpec:
-        """`spec` with the tile size that was given for it, or for this store."""
+        """Return `spec` with the tile size that was given for it or for this store."""
         with self.lock:
             return replace(spec, tile_size=self.registry.given_tile(spec))
 
@@ -122,7 +122,7 @@ class PersistentContents(Contents):
 
     @property
     def cache_limit(self) -> int | None:
-        """`cache_size_bytes`."""
+        """The limit of the cache in bytes; see `cache_size_bytes`."""
         return self.tiles.entries.max_bytes
 
     @store_method
@@ -132,7 +132,7 @@ class PersistentContents(Contents):
             self.tiles.entries.lend(held, room)
 
     def layout(self, spec: TensorSpec) -> TileLayout:
-        """The tiles that are stored."""
+        """How the tensor is cut into the tiles that are stored."""
         with self.lock:
             self.check_open()
             return self.registry.record_of(spec).layout
@@ -178,7 +178,7 @@ class PersistentContents(Contents):
         return True
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
-        """Copy a region if all its tiles are complete and in memory, and every failed write was reported."""
+        """Copy a region if all its tiles are complete and in memory, unless a failed write is not reported yet."""
         record = self._record_in_memory(spec)
         if record is None or out.device.type != "cpu":
             return False
@@ -340,7 +340,7 @@ class PersistentContents(Contents):
                 backend._delete_tensor(tensor_id)
 
     def check_current(self, record: Record) -> None:
-        """Raise StoreError if the store is closed, or if the tensor was cleared or invalidated: `record` is outdated.
+        """Raise StoreError if the store is closed, or if `record` is outdated: its tensor was cleared or invalidated.
 
         If this raises no error, everything that was read before belongs to the tensor.
         """

@@ -67,7 +67,7 @@ def kind_of(name: str) -> str:
 
 
 def id_of(name: str) -> str | None:
-    """The id from which `name_of` made `name`; None if the name does not contain it whole."""
+    """The id from which `name_of` made `name`; None if the name was cut, or is not a name that `name_of` makes."""
     kind = kind_of(name)
     try:
         encoded = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), name.removeprefix(kind).encode())

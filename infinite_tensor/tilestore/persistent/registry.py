@@ -64,7 +64,7 @@ class Registry:
         return record
 
     def record_of(self, spec: TensorSpec, original: Mapping[str, Any] | None = None) -> Record:
-        """Return the record of a tensor, which its spec keeps alive.
+        """Return the record of a tensor. The spec of the tensor keeps the record alive.
 
         Raises ValidationError if another tensor has the same id. `original` may be the stored definition of another
         tensor; a new tensor is then encoded like that tensor.
@@ -128,7 +128,7 @@ class Registry:
         return stored
 
     def _find_or_create(self, spec: TensorSpec, original: Mapping[str, Any] | None) -> Record:
-        """Compare the tensor with what is stored under its id, or create it there."""
+        """Find the tensor in storage under its id, and compare the definitions. If nothing is there, create it."""
         tensor_id, given = spec.tensor_id, self.given_tile(spec)
         stored = self._storage.read_definition(tensor_id, "register")
         if stored is None:
@@ -146,13 +146,13 @@ class Registry:
 
 
 def _as_stored(spec: TensorSpec, stored: Definition) -> TensorSpec:
-    """The tensor with the names of dimensions and the meaning of pixels as stored, not as given."""
+    """Return `spec` with the names of dimensions and the meaning of pixels as stored, not as given."""
     definition = replace(spec.definition, dims=stored.dims, meaning=stored.meaning)
     return replace(spec, definition=definition, held=None)
 
 
 def _new_definition(spec: TensorSpec, layout: TileLayout) -> dict[str, Any]:
-    """What is stored of a tensor when it is created."""
+    """The definition that is stored when a tensor is created."""
     return {
         "format": FORMAT,
         "tensor_id": spec.tensor_id,
@@ -162,7 +162,7 @@ def _new_definition(spec: TensorSpec, layout: TileLayout) -> dict[str, Any]:
 
 
 def _checked_tile(storage: Storage, spec: TensorSpec, given: Index | None, found: StoredTensor) -> Index:
-    """Return the tile size of a stored tensor. Raise ValidationError if it or the definition is not as given."""
+    """Return the tile size of a stored tensor. Raise ValidationError if the tensor differs from `spec`."""
     if found.tile_size is None:
         raise StoreError(
             f"{storage}: the stored definition of tensor {spec.tensor_id!r} is invalid: its tile_size is missing. "

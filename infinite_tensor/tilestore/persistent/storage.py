@@ -187,13 +187,13 @@ class Storage:
         }
 
     def known_partials(self, record: Record, tiles: Sequence[Index]) -> dict[Index, Known]:
-        """For each incomplete tile that is stored, the windows it contains in storage."""
+        """Map each incomplete tile that is stored to its stored windows."""
         parts = self.read_partials(record, tiles)
         begun = [self._merged(record, TileInProgress(record, tile), part) for tile, part in parts.items()]
         return {entry.tile: entry.known() for entry in begun if not entry.empty}
 
     def _merged(self, record: Record, begun: TileInProgress, part: PartialTile | None) -> TileInProgress:
-        """Merge the stored part of a tile into the tile. If the part is damaged, warn and leave the tile as it is."""
+        """Merge the stored part of a tile into `begun`, and return that. If the part is damaged, only warn."""
         if part is not None:
             try:
                 begun.merge(part)
@@ -247,7 +247,7 @@ class Storage:
 
         If a tensor fails, the others are still stored, unless the storage cannot be reached. Removes from `jobs` the
         tiles that were stored or need not be stored any more. The lock is held while tiles in progress are looked at,
-        but not during I/O. `_backend` is an argument so that whoever keeps this call keeps the store alive.
+        but not during I/O. `_backend` is an argument so that a reference to this call keeps the store alive.
         """
         by_record: dict[Record, dict[Index, TileInProgress]] = {}
         for (record, tile), job in jobs.items():

@@ -116,7 +116,7 @@ class Writer(Generic[K, J]):
         self._wait_for(lambda: not self._queued and not self._writing)
 
     def cancel(self, matches: Callable[[K], bool]) -> None:
-        """Remove the jobs whose keys match. Wait until a write of such jobs that is under way has ended."""
+        """Remove the jobs whose keys match. If some of them are being written, wait until that has ended."""
         with self._lock:
             for key in filter(matches, list(self._queued)):
                 del self._queued[key]
