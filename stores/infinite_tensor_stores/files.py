@@ -43,7 +43,7 @@ _DELETING = 4
 
 
 class Unreadable(bytes):
-    """Placeholder for an object that exists but is not read. Code that does not check finds it empty, hence damaged.
+    """Placeholder for an object that exists but is not read. It is empty, so code that does not check finds damage.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ def content(data: bytes) -> bytes:
 
 
 def parsed(document: bytes) -> dict[str, Any]:
-    """Return the JSON object in `document`. Raise ValueError for anything else, however nested or encoded."""
+    """Return the JSON object in `document`. Raise ValueError if there is none, or if it is nested too deep."""
     try:
         found = json.loads(content(document))
     except RecursionError as error:
@@ -118,7 +118,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[tuple[int, os.stat_result]]
 
 
 def read_opened(descriptor: int, found: os.stat_result, most: int) -> bytes:
-    """Read a file that `opened` has opened. Return `Unreadable` if it has, or grows to, more than `most` bytes."""
+    """Read a file that `opened` has opened. Return `Unreadable` if it has more than `most` bytes."""
     if found.st_size > most:
         return Unreadable.too_large(found.st_size, most)
     parts: list[bytes] = []
@@ -173,7 +173,7 @@ def own_path(root: Path, key: str) -> Path:
 
 @contextmanager
 def left_alone() -> Iterator[None]:
-    """A context in which a link that leads out of the store ends the operation with a warning, not an error."""
+    """A context that ends with a warning, not an error, if it meets a link that leads out of the store."""
     try:
         yield
     except LeadsOutError as error:
@@ -256,7 +256,7 @@ class FileStore(LocalStore):
 
 
 def _folders_of_chunks(array: Path) -> list[str]:
-    """The folders, but not links, directly in the folder of chunks of an array. Empty if there is no array."""
+    """List the folders directly in ``c``, an array's folder of chunks, without links. Empty if there is no ``c``."""
     chunks = array / "c"
     if chunks.is_symlink() or not chunks.is_dir():
         return []
@@ -265,7 +265,7 @@ def _folders_of_chunks(array: Path) -> list[str]:
 
 
 def _created(path: Path) -> int:
-    """A descriptor of a new file. Creates its folder if necessary."""
+    """Create a file, and its folder if necessary. Return the descriptor of the file."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
         return os.open(path, flags, 0o666)

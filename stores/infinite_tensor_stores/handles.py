@@ -24,7 +24,9 @@ T = TypeVar("T")
 
 
 class TensorHandle(ABC):
-    """One incarnation of a tensor in a storage. Its methods are those of `Backend`, without the argument `tensor_id`.
+    """A tensor in a storage. Its methods are those of `Backend`, without the argument `tensor_id`.
+
+    If a tensor is cleared and created again, it gets a new handle, for its new incarnation.
 
     Parameters
     ----------
@@ -121,7 +123,7 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
 
     @abstractmethod
     def _handle_of(self, definition: Mapping[str, Any]) -> Handle:
-        """Return the handle for an intact definition. Raise ValueError or OSError if something else is stored."""
+        """Return the handle for an intact definition. Raise ValueError or OSError if stored data does not match it."""
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> Handle:
         handle = self._handle_of(definition)

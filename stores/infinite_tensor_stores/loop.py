@@ -85,7 +85,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class _Threads(ThreadPoolExecutor):
-    """An executor with a thread of `support.threads` for each call. The standard one starts no threads at exit."""
+    """An executor that starts a thread of `support.threads` for each call, even at exit, unlike the standard one."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Call a function on a thread."""

@@ -58,7 +58,7 @@ def shared_store(target: str | os.PathLike[str]) -> HDF5TileStore | ZarrTileStor
     Raises
     ------
     ValidationError
-        If nothing is at the path, and it ends as the files do that `export` writes.
+        If nothing is at the path, and its ending is one for which `export` writes a file.
     """
     place = os.fspath(absolute(target))
     with _opening:

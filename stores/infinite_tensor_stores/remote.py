@@ -91,7 +91,7 @@ class MaskedFileSystem:
 
 
 class FilesInMemory(MaskedFileSystem):
-    """fsspec's file system in memory. It creates a file on another thread, in two steps, a check and a write."""
+    """fsspec's file system in memory. fsspec creates a file in two steps, a check and a write; `create` is atomic."""
 
     creates = True
 

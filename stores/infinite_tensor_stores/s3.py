@@ -89,10 +89,10 @@ class S3Store(RemoteStore):
 
 
 class S3Requests(MaskedFileSystem):
-    """A file system with one S3 request for each operation of zarr on an object.
+    """A file system that sends one S3 request for each operation of zarr on an object.
 
-    s3fs creates the client from the options of `files`. A request that fails for a reason that may pass is retried as
-    long as an answer can come within `timeout` seconds. An attempt fails if no data moves for a third of that time.
+    s3fs creates the client from the options of `files`. If a request fails for a temporary reason, it is retried
+    as long as an answer can come within `timeout` seconds. An attempt fails if no data moves for a third of that time.
     """
 
     creates = True
@@ -178,7 +178,10 @@ class S3Requests(MaskedFileSystem):
         return answer
 
     async def _begun(self, request: Coroutine[Any, Any, Any], upload: _Upload) -> Any:
-        """Wait until an answer begins. The client's own time-outs do not cover an upload that stalls."""
+        """Return the answer to a request as soon as it begins. Raise TimeoutError if the upload or the answer stalls.
+
+        The client's own time-outs do not cover an upload that stalls.
+        """
         task = asyncio.ensure_future(request)
         try:
             while (left := upload.moved + self._patience - time.monotonic()) > 0:
@@ -198,7 +201,7 @@ class S3Requests(MaskedFileSystem):
         return client
 
     def _explained(self, error: Exception) -> OSError:
-        """Return the builtin error for `error`. It is one of `_MAY_PASS` if a retry may succeed."""
+        """Translate an error of a request into a builtin one. It is one of `_MAY_PASS` if a retry may succeed."""
         if isinstance(error, boto.ClientError):
             return self._answered(error)
         if isinstance(error, boto.NoCredentialsError):
@@ -215,7 +218,7 @@ class S3Requests(MaskedFileSystem):
         )
 
     def _answered(self, error: Any) -> OSError:
-        """Return the builtin error for an error that S3 has sent as its answer."""
+        """Translate an error that S3 has sent as its answer into a builtin one."""
         code = error.response.get("Error", {}).get("Code")
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if status == 429 or status >= 500 or code in _CODES_THAT_PASS:
@@ -241,14 +244,14 @@ class _Upload(io.BytesIO):
 
 
 def _like(fs: S3FileSystem, timeout: float) -> S3FileSystem:
-    """A new file system that is not shared. It has the options of `fs`, and default time-outs if they have none."""
+    """Return a new, unshared file system with the options of `fs`. Time-outs that these lack get defaults."""
     config = {**dict.fromkeys(_LIMITS, timeout / 3), **_SETTINGS, **fs.config_kwargs}
     options = {**fs.storage_options, "config_kwargs": config, "skip_instance_cache": True}
     return type(fs)(*fs.storage_args, **options)
 
 
 async def _close(clients: set[Any]) -> None:
-    """Close the clients of this process. Those that a forked child has inherited belong to its parent."""
+    """Close clients, except those that were inherited in a fork: they belong to the parent process."""
     while clients:
         if _owners.get(client := clients.pop()) == os.getpid():
             del _owners[client]

@@ -69,7 +69,10 @@ def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, 
 
 
 def check_format(version: object, owner: object, advice: str = "") -> None:
-    """Raise StoreError if the format version of a store is later than ours, or invalid, which `advice` is for."""
+    """Raise StoreError if the format version of a store is later than ours, or invalid.
+
+    `advice` says what to do if it is invalid.
+    """
     number = as_index(version)
     if number is None or number < 1:
         raise StoreError(f"{owner} has format {version!r:.200}, which does not exist; it may be damaged. {advice}")
@@ -86,7 +89,7 @@ def local_path(target: str) -> Path:
     Raises
     ------
     ValidationError
-        If it is another URL, a URL that pathlib has changed, or a path below the home directory of an unknown user.
+        If it is another URL, a URL that has lost a slash in pathlib, or a path in the home folder of an unknown user.
     """
     scheme, is_url, rest = target.partition("://")
     if is_url:
@@ -146,7 +149,7 @@ def check_timeout(timeout: object) -> float:
 
 
 def check_concurrency(concurrency: object) -> int:
-    """Return `concurrency` if so many requests may be under way at a time. Else raise ValidationError."""
+    """Return `concurrency` if it is an allowed number of requests under way at a time. Else raise ValidationError."""
     number = as_index(concurrency)
     if number is None or not 1 <= number <= MOST_CONCURRENT:
         raise ValidationError(f"concurrency must be an int from 1 to {MOST_CONCURRENT}, got {quoted(concurrency)}")
@@ -158,7 +161,7 @@ def zarr_store(
 ) -> Store:
     """Return the zarr Store for a path, an fsspec URL or a Store.
 
-    A call with the same arguments in a forked or spawned process returns the same store, with connections and an event
+    In a forked or spawned process, a call with the same arguments opens the same store, with connections and an event
     loop of that process.
 
     Parameters
