@@ -91,7 +91,7 @@ class ChunkCodec:
         return on_threads(_checked, stored, threads_for(sum(map(len, stored))))
 
     def threads(self, chunks: int) -> int:
-        """The number of threads with which to encode or decode some chunks."""
+        """The number of threads with which to encode or decode this many chunks."""
         return threads_for(self._size * chunks)
 
     def decoded(self, data: bytes) -> npt.NDArray[Any] | Exception:
@@ -112,7 +112,7 @@ class ChunkCodec:
         return b"".join([view.data, checksum.to_bytes(_CRC_LENGTH, "little")])
 
     def _decompressed(self, data: Bytes) -> npt.NDArray[Any]:
-        """Decompress a block. If `data` claims another size, raise ValueError before memory is allocated.
+        """Decompress a block. If `data` states another size than a block has, raise ValueError and allocate no memory.
 
         Without compressors, the block may be a view of `data`.
         """
@@ -172,7 +172,10 @@ def _size_in(compressor: Any, data: Bytes) -> int | None:
 
 
 def content_size(frame: bytes) -> int | None:
-    """Return the decompressed size that a Zstandard frame (RFC 8878) states. None if it states none or is no frame."""
+    """Return the decompressed size that a Zstandard frame (RFC 8878) states, or None.
+
+    None means that the frame states no size, or that `frame` is something else.
+    """
     if len(frame) < 6 or frame[:4] != _ZSTD_MAGIC:
         return None
     descriptor = frame[4]
@@ -229,7 +232,7 @@ def _documents_of(dtype: str, compressors: list[Any]) -> Sequence[Any]:
 
 
 def normal_form(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an array's ``zarr.json`` in a normal form: the specification allows several with the same meaning.
+    """Return an array's ``zarr.json`` in a normal form. The specification allows several forms with the same meaning.
 
     The specification: https://zarr-specs.readthedocs.io/en/latest/v3/core/. Raises ValueError if `document` is invalid.
     """

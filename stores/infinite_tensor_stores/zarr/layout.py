@@ -34,7 +34,7 @@ _TEMPORARY = re.compile(r"[^/]*\.[0-9a-f]{32}\.partial")
 
 @dataclass(frozen=True)
 class Place:
-    """Where the tiles of one incarnation of a tensor are.
+    """Where the tiles of a tensor are. A tensor that is cleared and created again is a new incarnation, in a new place.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class Place:
         return f"{self.array}/c/{'/'.join(map(str, chunk))}"
 
     def log(self, tile: Index) -> str:
-        """Prefix of the log of a partial tile. The parts of the log also contain this as the name of the tile."""
+        """Prefix of the keys of a partial tile's log. It is also the name of the tile inside each part of the log."""
         return f"{self.logs}/0.{'.'.join(map(str, tile))}"
 
     def tile_of_chunk(self, key: str) -> Index | None:
@@ -171,7 +171,7 @@ def array_bytes(definition: Mapping[str, Any]) -> bytes:
 def is_temporary(key: str, of: str | None = None) -> bool:
     """Whether a key is a temporary file of zarr's LocalStore, left by a process that ended before it renamed the file.
 
-    With `of`, whether the file would have been renamed to `of`.
+    If `of` is given, the file must also be one that would have been renamed to `of`.
     """
     name = key.rpartition("/")[2]
     return _TEMPORARY.fullmatch(name) is not None and (of is None or name.startswith(f"{of.rpartition('.')[0]}."))
@@ -218,7 +218,7 @@ def attributes_in(document: bytes, node: str = "group") -> dict[str, Any] | None
 
 
 def member_in(attributes: Mapping[str, Any]) -> str | None:
-    """The tensor or group that attributes of this library define; None for the mark of a store."""
+    """Name the tensor or group that these attributes define, for messages. None if they are the mark of a store."""
     for kind in ("tensor", "group"):
         if f"{kind}_id" in attributes:
             return f"{kind} {attributes[f'{kind}_id']!r:.200}"
@@ -232,13 +232,13 @@ def attributes_of_others(document: bytes) -> list[str]:
 
 
 def marked(document: bytes, mark: Mapping[str, Any]) -> bytes:
-    """The ``zarr.json`` of a group, perhaps of another program, with `mark` as the attributes of this library."""
+    """Return the ``zarr.json`` of a group with `mark` added as the attributes of this library; all else stays."""
     found = parsed(document)
     return dumped({**found, "attributes": {**found.get("attributes", {}), ATTRIBUTE: mark}})
 
 
 def array_in(document: bytes) -> str | None:
-    """Say, for messages, which array a ``zarr.json`` describes, and what to do. Return None if it is of no array."""
+    """If a ``zarr.json`` describes an array, say which array, and what to do, for a message. Else return None."""
     found = _readable(document)
     if found.get("node_type") != "array":
         return None
@@ -259,7 +259,7 @@ def has_our_mark(document: bytes) -> bool:
 
 
 def is_zarr_of_others(document: bytes) -> bool:
-    """Whether a ``zarr.json`` is certainly not from this library, even if one of its bytes may be damaged."""
+    """Whether a ``zarr.json`` is certainly from another program. One damaged byte in ours does not make this True."""
     try:
         parsed(document)
     except ValueError:
@@ -315,7 +315,7 @@ def ome_of(definition: Mapping[str, Any], path: str) -> dict[str, Any] | None:
 
 
 def why_no_ome(definition: Mapping[str, Any]) -> str | None:
-    """Why a tensor has no OME-Zarr metadata; None if it has."""
+    """The reason why a tensor has no OME-Zarr metadata, or None if it has this metadata."""
     return _misfit(layout_of(definition)[0])
 
 

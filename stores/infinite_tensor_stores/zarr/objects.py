@@ -73,7 +73,7 @@ class Objects:
 
     @property
     def is_of_others(self) -> bool:
-        """Whether the Store is of an unknown class. Then only zarr's interface of it is used."""
+        """Whether the Store is of an unknown class. If so, only methods of zarr's `Store` are called."""
         return not isinstance(self.store, LocalStore | MemoryStore | RemoteStore)
 
     def forget(self) -> None:
@@ -164,7 +164,7 @@ class Objects:
         return self.each(size, keys)
 
     def freed(self, keys: Iterable[str]) -> list[str]:
-        """Delete empty folders at the keys of objects, and return the keys that can then be written.
+        """Delete empty folders that are in the way of objects to be written. Return the keys that are then free.
 
         Keys behind a link out of the store are left out, with a warning.
         """
@@ -172,7 +172,7 @@ class Objects:
         return [key for key in keys if root is None or _is_free(root, key)]
 
     def alone_in(self, folder: str) -> AbstractContextManager[None]:
-        """`disks.alone_in` on a local disk; on other storage, a context that keeps no other process out."""
+        """On a local disk, a context that keeps others out of a folder; see `disks.alone_in`. Else, it does nothing."""
         return nullcontext() if self.root is None else alone_in(self.root / folder)
 
     # Single objects, for `each` and `run`.
@@ -215,7 +215,10 @@ class Objects:
         return True
 
     async def _insist(self, action: Callable[[], Awaitable[None]], harmless: type[OSError]) -> None:
-        """Change files, and try again if another process has deleted or added some of them meanwhile."""
+        """Call `action`, which changes files. On a local disk, call it again a few times if it raises `harmless`.
+
+        That happens if another process deletes or adds files meanwhile.
+        """
         for _ in range(0 if self.root is None else _RETRIES):
             try:
                 await action()
@@ -284,8 +287,8 @@ def concurrently(
 ) -> list[R]:
     """Run ``call(argument)`` for all arguments on the event loop, `concurrency` of them at a time.
 
-    If some fail, the others are still carried out, unless so many fail in a row that the storage itself must be out of
-    order. When no call is in progress any more, the first error is raised.
+    If some calls fail, the others are still made. Only if so many fail in a row that the storage itself must be out of
+    order, no more are made. When no call is in progress any more, the first error is raised.
     """
     wanted = list(arguments)
     if not wanted:
@@ -294,7 +297,7 @@ def concurrently(
 
 
 def _at_once(call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Return the result of ``await call(*args, **kwargs)``. `call` must never suspend."""
+    """Return the result of ``await call(*args, **kwargs)`` without an event loop. `call` must never suspend."""
     try:
         call(*args, **kwargs).send(None)
     except StopIteration as end:
@@ -308,7 +311,7 @@ class _OutOfOrderError(Exception):
 
 
 class _Failures:
-    """The errors of several calls. They are stopped when too many have failed in a row."""
+    """Collects the errors of several calls. If too many calls fail in a row, no more are made."""
 
     def __init__(self, most: int = _FEWEST_FAILURES) -> None:
         self._most = most
@@ -358,7 +361,7 @@ async def _together(call: Callable[[T], Awaitable[R]], arguments: Sequence[T], c
     waiting = iter(enumerate(arguments))
 
     async def work() -> None:
-        """Make one call after the other, until all have been taken or too many have failed."""
+        """Run `call` for one argument after the other, until none is left or too many calls have failed."""
         for number, argument in waiting:
             try:
                 results[number] = await call(argument)
@@ -392,7 +395,7 @@ def _check_folder(path: Path) -> None:
 
 
 def _is_free(root: Path, key: str) -> bool:
-    """Delete an empty folder, or a link to a folder, at the key of an object, and return whether the key is free."""
+    """Return whether an object can be written at a key. First delete an empty folder or a link to a folder there."""
     with left_alone():
         path = own_path(root, key)
         if path.is_dir():

@@ -159,7 +159,7 @@ class Root:
         )
 
     def _open_of_others(self, mode: str) -> None:
-        """Open a Store of an unknown class. Raise StoreError if the mode writes but the Store lacks what that needs."""
+        """Open a Store of an unknown class. Raise StoreError if the mode allows writing, but the Store does not."""
         # Zarr does this with a Store that it is given, unless it has been opened.
         sync(StorePath.open, self._objects.store, "")
         if mode == "r":
@@ -236,7 +236,7 @@ class Root:
         return ours
 
     def _strangers(self) -> list[str]:
-        """Keys at the root that do not belong to this library, but not more than a few."""
+        """At most a few of the keys at the root that do not belong to this library."""
 
         async def find() -> list[str]:
             strangers: list[str] = []
@@ -251,12 +251,12 @@ class Root:
         return self._objects.run(find)
 
     def ours(self) -> dict[str, list[str]]:
-        """The folders of tensors and groups, even without a definition, each with the names directly in it."""
+        """Map each folder of a tensor or group, even one without a definition, to the names directly in it."""
         folders = self._objects.each(self._look, self._named_as_ours())
         return {folder.name: folder.inside for folder in folders if folder.stranger is None}
 
     def is_of_others(self, name: str) -> bool:
-        """Whether another program has written what is stored in place of the definition of a tensor or group."""
+        """Whether another program wrote the ``zarr.json`` where the definition of a tensor or group belongs."""
         (document,) = self._objects.get([f"{name}/{DOCUMENT}"])
         # `_look` comes last, because it costs more.
         return (
@@ -266,7 +266,7 @@ class Root:
         )
 
     def check_free(self, name: str, what: str) -> None:
-        """Raise StoreError if something of others is at the place for `what`, a tensor or a group."""
+        """Raise StoreError if another program has data in the folder `name`, which is for `what`, a tensor or group."""
         # On remote storage, a listing would be an additional request. There, nothing is checked; mode 'w' reports it.
         stranger = None if self._objects.root is None else self._objects.run(self._look, name).stranger
         if stranger is not None:
@@ -421,7 +421,7 @@ class Sweep:
         return replace(self._collected, partial_tiles=len(self.logs), partial_bytes=self._collected.bytes)
 
     def _delete_logs(self, name: str, chosen: Callable[[Place, Mapping[Index, Log]], list[Index]]) -> None:
-        """Of the logs of a tensor, delete those that ``chosen(place, logs)`` returns.
+        """Delete the logs of the tiles that ``chosen(place, logs)`` returns; `logs` has all logs of the tensor.
 
         If the definition of the tensor is damaged, keep all logs.
         """
@@ -451,7 +451,7 @@ class Sweep:
         return list(itertools.compress(wanted, self._objects.exist(map(place.chunk, wanted))))
 
     def _place(self, name: str) -> Place | None:
-        """The keys of a tensor; None if it has no intact definition."""
+        """The `Place` of a tensor; None if the tensor has no intact definition."""
         try:
             definition = self._definition(name)
         except (ValueError, StoreError):

@@ -84,19 +84,22 @@ class Writers:
         self._written, self._announced = TileSet(), True
 
     def doubt(self, tiles: Iterable[Index]) -> list[str]:
-        """The keys to read before `candidates` is called for some tiles: the key of the announcement, or no key."""
+        """Return the keys that must be read before `candidates` is called for these tiles.
+
+        This is the key of the announcement, or nothing if it does not matter whether there is an announcement.
+        """
         written = self._written
         return [] if written is None or all(map(written.__contains__, tiles)) else [self._mark]
 
     def candidates(self, tiles: Iterable[Index], found: Sequence[bytes | None]) -> list[Index]:
-        """The tiles of which something may be stored, given what was found under the keys of `doubt`."""
+        """The given tiles of which something may be stored. `found` was read under the keys that `doubt` returned."""
         if found.count(None) < len(found):
             self._written = None
         written = self._written
         return [tile for tile in tiles if written is None or tile in written]
 
     def will_write(self, objects: Objects, tiles: Iterable[Index]) -> None:
-        """Must be called before anything of the tiles is written."""
+        """Announce this writer if necessary, and remember the tiles. Must be called before any of them is written."""
         if not self._announced:
             objects.put({self._mark: b""})
             self._announced = True
@@ -106,7 +109,7 @@ class Writers:
             written.update(tiles)
 
     def leave(self) -> None:
-        """Be one of several writers from now on. Called in a forked child, because its parent may write too."""
+        """From now on, expect other writers. Called in a forked child, because its parent may write too."""
         self._written, self._announced = None, False
 
 
@@ -121,7 +124,10 @@ class Logs:
         self._lengths: dict[str, int] = {}
 
     def read(self, first: Mapping[str, bytes | None], most: int) -> dict[str, list[bytes]]:
-        """Read logs, given their first parts. A part has at most `most` bytes. Stop before the first missing part."""
+        """Read all parts of logs, given the first part of each; a log ends before its first missing part.
+
+        A part of more than `most` bytes is not read, but returned as `Unreadable`.
+        """
         logs: dict[str, list[bytes]] = {log: [] for log in first}
         grown = {log: part for log, part in first.items() if part is not None}
         while grown:
@@ -171,7 +177,7 @@ class Logs:
 
 
 class ZarrTensor(TensorHandle):
-    """The tiles of one incarnation of a tensor.
+    """The tiles of a tensor. A tensor that is cleared and created again is a new incarnation, with its own object.
 
     Parameters
     ----------
@@ -292,7 +298,7 @@ class ZarrTensor(TensorHandle):
         return (part[0] for part in parts if part is not None)
 
     def _check_place(self, document: bytes | None) -> None:
-        """Raise StoreError if `document`, read from the place of the definition, shows that the tensor is gone."""
+        """Raise StoreError if the tensor is gone. `document` was read under the key of its definition."""
         if self.released:
             # This store itself has cleared the tensor, or was closed.
             return
