@@ -380,7 +380,10 @@ class TensorBlob(Dataset[torch.Tensor]):
         )
 
     def _snapshot_length(self, header: Header, wanted: int | None) -> int:
-        """How many rows a snapshot takes, according to `header`, which may be newer than what this object knows."""
+        """Return the number of rows of a snapshot: `wanted`, or all rows. Raise an error if there are not so many.
+
+        `header` is the last commit, of which this object may not know yet.
+        """
         if header.version != self._rows.header.version or (wanted or 1) > self._rows.length:
             self._rows.refresh()
         if header.changing:
@@ -470,8 +473,8 @@ class TensorBlob(Dataset[torch.Tensor]):
         index
             As for reading.
         values : torch.Tensor, numpy.ndarray or number
-            A number, or a tensor or array of the blob's dtype with one row for all rows, or one row for each row that
-            `index` selects.
+            A number, or a tensor or array of the blob's dtype. It has one row for each row that `index` selects, or a
+            single row for all of them.
         """
         self._check_writable("overwritten")
         if self._mode[0] == "a" or self._mode == "w":

@@ -154,7 +154,7 @@ class Header:
 
     @property
     def version(self) -> dict[str, Any]:
-        """The incarnation and the edits, as the `version` in the definition of a tensor of these rows."""
+        """The incarnation and the edits. A tensor that reads these rows has them as the `version` in its definition."""
         return {"blob": self.incarnation, "edits": self.edits}
 
     @property

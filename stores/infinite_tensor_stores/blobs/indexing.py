@@ -43,10 +43,10 @@ def parts_of(rows: range | RowNumbers, block_size: int) -> Iterator[BlockPart]:
 
 
 def indexable(tensor: torch.Tensor, rows: range | RowNumbers) -> Any:
-    """Return the view of a contiguous tensor, a tensor or an array, that is fastest to index with the parts of `rows`.
+    """Return a view of a contiguous tensor that is fast to index with the positions that `parts_of` yields for `rows`.
 
-    torch copies slices on several threads, but numpy is faster with arrays of row numbers. If a number occurs twice in
-    an assignment, its last row stays.
+    For a range, the view is a tensor, because torch copies slices on several threads. For row numbers it is an array,
+    because numpy is faster with these. If an assignment has a number twice, the last row given for it is kept.
     """
     if isinstance(rows, range):
         return tensor

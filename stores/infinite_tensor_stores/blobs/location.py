@@ -98,7 +98,7 @@ class Location(Objects):
 
     @contextmanager
     def reporting(self, what: str) -> Iterator[None]:
-        """A context that turns exceptions of the storage into a StoreError. Its message has the blob and `what`."""
+        """A context that turns exceptions of the storage into a StoreError, which names the blob and says `what`."""
         try:
             yield
         except (RegionError, ValidationError, MemoryError):
@@ -145,7 +145,7 @@ class Location(Objects):
         """Delete the lock file and the file of an unfinished write, which exist on a local disk only."""
 
     def vanish(self) -> None:
-        """Delete the empty place itself. Does nothing for a prefix, which disappears with its objects."""
+        """Delete the place itself, which is empty. A prefix disappears with its objects, so nothing is done for it."""
 
     def claim(self) -> Right:
         """Get the right to write. Raise StoreError if another writer has it. On a local disk, create the folder."""
@@ -186,7 +186,10 @@ class Folder(Location):
         self.replace(DOCUMENT, [header.to_bytes()], sync=True)
 
     def replace(self, key: str, parts: Sequence[Any], size: int = 0, *, sync: bool = False) -> None:
-        """Replace the file `key` by `parts`. If `size` is given, leave a hole before the last, to end there."""
+        """Replace the file `key` by one that contains `parts`.
+
+        If `size` is given, the new file has this size: a hole before the last part fills it up.
+        """
         partial = self.path / _PARTIAL
         descriptor = _created(partial)
         try:
@@ -237,7 +240,7 @@ def location_of(target: Any, storage_options: dict[str, Any] | None, timeout: fl
 
 
 def _created(path: Path) -> int:
-    """Create a file, and return its descriptor. Delete a file that a killed writer left, or a link to another place."""
+    """Create a file, and return its descriptor. If a killed writer left a file or a link there, delete that first."""
     while True:
         try:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

@@ -182,7 +182,7 @@ def created(location: Location, most_blocks: int | None, wanted: Wanted) -> Rows
 
 
 def delete(location: Location) -> None:
-    """Delete a blob, or what is left of one, if there is one."""
+    """Delete a blob, even an incomplete one. Do nothing if there is none."""
     wait_for_dropped()
     with location.reporting("cannot be deleted"):
         if _document(location, "is there, and is not a TensorBlob") is None and not location.names():
@@ -201,7 +201,10 @@ def delete(location: Location) -> None:
 
 
 def _document(location: Location, what: str) -> Document | None:
-    """Return the document of a blob, perhaps damaged, or None. Raise StoreError if something else is there."""
+    """Return the document of a blob, which may be damaged, or None if there is none.
+
+    Raise StoreError if something else is there; the message names it and says `what`.
+    """
     document = location.document()
     nothing = document is None or is_empty(document.content)
     if nothing and (stranger := location.stranger()) is not None:
@@ -213,7 +216,7 @@ def _document(location: Location, what: str) -> Document | None:
 
 @contextmanager
 def _claimed(location: Location) -> Iterator[Right]:
-    """Claim the right to write; it is released if an exception leaves the context."""
+    """A context that begins with the right to write. It releases the right only if an exception is raised in it."""
     right = location.claim()
     try:
         yield right

@@ -170,7 +170,10 @@ class Rows:
             return self.length
 
     def confirm(self) -> None:
-        """Ensure that `header` was the last commit when blocks were loaded. Raises the errors of `refresh`."""
+        """If blocks were loaded since `header` was read, read it again, because the writer may have changed their rows.
+
+        Raises the errors of `refresh`.
+        """
         with self.lock:
             if self._unconfirmed:
                 self._follow()
@@ -258,7 +261,7 @@ class Rows:
     # Writing.
 
     def append(self, row: object) -> bool:
-        """Append one row to the buffer of the last block. If more than that is needed, do nothing and return False.
+        """Append a row if it only has to be copied into the buffer of the last block. Return whether it was appended.
 
         This is the fast path for writing row by row. The caller holds the lock.
         """
@@ -291,7 +294,7 @@ class Rows:
                 self._commit_full()
 
     def overwrite(self, numbers: range | RowNumbers, rows: torch.Tensor) -> None:
-        """Overwrite the rows with these numbers. If a number occurs twice, its last row stays."""
+        """Overwrite the rows with these numbers. If a number occurs twice, the last row given for it is kept."""
         with self._changing("cannot be written"):
             self._take(numbers, rows.contiguous())
 
@@ -394,7 +397,10 @@ class Rows:
             self._commit(rows, self.header.edits)
 
     def _buffer(self, number: int, stop: int) -> torch.Tensor:
-        """The buffer of a block. Rows before `stop` are being written."""
+        """Return the buffer of a block, a new one if necessary.
+
+        This may store another buffer to save memory. Its rows before `stop` are valid, even if `length` excludes them.
+        """
         buffer = self._buffers.get(number)
         if buffer is None:
             # Later writes may come from outside the caller's inference mode, so create it outside too.
@@ -412,7 +418,7 @@ class Rows:
         return buffer
 
     def _save(self, numbers: Iterable[int], stop: int) -> None:
-        """Store the rows before `stop` of some blocks from their buffers. What cannot be stored stays in memory."""
+        """Store some blocks from their buffers, only rows before `stop`. What cannot be stored stays in memory."""
         kept = [number for number in sorted(numbers) if number in self._buffers and number * self._size < stop]
         self._store({number: self._buffers[number][: stop - number * self._size] for number in kept})
 

@@ -210,7 +210,10 @@ class Lease:
         return begun
 
     def _other(self, *, clean: bool = False) -> str | None:
-        """The holder of another lease that has not expired, or None. If None, `clean` deletes all other leases."""
+        """Return the holder of another lease that has not expired, or None.
+
+        If there is none and `clean` is True, delete the leases that have expired.
+        """
         keys = [key for page in self._objects.pages(FOLDER) for key in page if key != self._key]
         for key, document in zip(keys, self._objects.get(keys), strict=True):
             holder, renewed = _read(document)
