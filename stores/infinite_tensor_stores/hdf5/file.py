@@ -47,7 +47,7 @@ _MARGIN = 2**20
 
 
 def reserve(h5: Any, nbytes: int) -> None:
-    """Allocate disk space for `nbytes` more of data in an open file. Raise OSError if the disk is full."""
+    """Allocate disk space in an open file for `nbytes` more bytes of data. Raise OSError if the disk is full."""
     descriptor, end = h5.id.get_vfd_handle(), h5.id.get_filesize()
     if os.fstat(descriptor).st_size < end + nbytes + _MARGIN:
         allocate(descriptor, end, nbytes + _MARGIN)
@@ -88,7 +88,7 @@ class SharedFile:
 
     @property
     def vanished(self) -> bool:
-        """Whether the file has been deleted or replaced. Whatever is written to it now is lost then."""
+        """Whether the file has been deleted or replaced. If so, whatever is written to it now is lost."""
         own = os.fstat(self.h5.id.get_vfd_handle())
         if own.st_nlink:
             return False
@@ -133,7 +133,10 @@ class SharedFile:
             self.groups.setdefault(name, slots)
 
     def finish(self, slots: TileSlots, tile: Index) -> None:
-        """Delete the log of a tile. If the tile is complete, do so at the next flush, even if the tensor is unused."""
+        """Delete the log of a tile: at the next flush if the tile is complete, otherwise now.
+
+        The flush deletes it even if nobody uses the tensor any more.
+        """
         if slots.has([tile])[0]:
             self.finished.add(slots)
         else:
@@ -181,7 +184,7 @@ class SharedFile:
             return collected
 
     def _slots(self, name: str) -> TileSlots | None:
-        """The slots of a tensor, or None if its definition is damaged: `verify` reports that, gc leaves it alone."""
+        """Return the slots of a tensor, or None if its definition is damaged: gc leaves such a tensor alone."""
         try:
             definition = checked(document_in(self.h5[name][DEFINITION]), name)
         except (KeyError, ValueError, StoreError):
@@ -343,7 +346,10 @@ def _is_other_file(path: Path) -> bool:
 
 
 def _shared(path: Path, mode: str, owner: object) -> SharedFile | None:
-    """Return the file if another store of this process has it open, else None. Raise StoreError if modes do not fit."""
+    """Return the file if another store of this process has it open, else None.
+
+    Raise StoreError if it cannot be used in `mode` while the other store has it open.
+    """
     shared = _known.get(_identity(path.stat())) if path.exists() else None
     if shared is None or not shared.h5:
         return None

@@ -139,7 +139,7 @@ def read_document(h5: Any, name: str) -> dict[str, Any] | ValueError | None:
 
 
 def document_at(h5: Any, name: str) -> Any | None:
-    """Return the dataset of a group of tensors, or None if there is nothing or something else."""
+    """Return the dataset that defines a group of tensors, or None if there is no such dataset."""
     h5py, folder = import_h5py(), group_at(h5, FOLDER)
     hard = folder is not None and isinstance(folder.get(name, getlink=True), h5py.HardLink)
     found = folder[name] if folder is not None and hard else None

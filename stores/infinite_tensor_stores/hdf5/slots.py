@@ -299,7 +299,7 @@ class TileSlots:
         return "" if self._table is None else str(self._table.attrs.get("drops", ""))
 
     def mark_drop(self) -> None:
-        """Record that tiles are being deleted."""
+        """Change the text `drops`, because tiles are being deleted."""
         if self._table is not None:
             self._table.attrs["drops"] = secrets.token_hex(8)
 

@@ -42,7 +42,7 @@ from infinite_tensor_stores.targets import MODES, Mode, absolute, check_mode, lo
 
 
 class HDF5Tensor(TensorHandle):
-    """The tiles of one incarnation of a tensor.
+    """The tiles of a tensor. A tensor that is cleared and created again is a new incarnation, with its own object.
 
     The lock of the file is held for one batch at a time, so that reads and background writes take turns.
 
@@ -92,7 +92,7 @@ class HDF5Tensor(TensorHandle):
         return list(map(self.partial_from, map(self.slots.log.place, tiles), parts))
 
     def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
-        """Add a part to the log of each tile; None deletes the log of a tile that is complete."""
+        """Add a part to the log of each tile. None deletes the log, for example because the tile is complete."""
         log = self.slots.log
         for tile, part in partials.items():
             if part is None:
