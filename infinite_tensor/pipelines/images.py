@@ -30,7 +30,7 @@ class ImageReader(Reader):
     path : path
         Path of the file.
     name : str or None
-        Identifies the content; if it is None, a digest of the file does.
+        Identifies the content. If it is None, a digest of the file identifies the content.
     page : int or None
         The page to read, if the file has several; None is the first, with a warning if there are others.
     """
@@ -51,8 +51,8 @@ class ImageReader(Reader):
                 _check_held(image, said)
                 self.shape, self.dtype = _form_of(image, said)
                 if not image.tile:
-                    # pillow has decoded it, so use its shape: a PNG may give its orientation at the end, an icon its
-                    # channels.
+                    # pillow has decoded the image already. Take the shape from its pixels: a PNG may give its
+                    # orientation only at the end, and an icon its channels only when it is decoded.
                     self._pixels = _pixels_of(image, self.dtype)
                     self.shape = tuple(self._pixels.shape)
         except _NotHeldError as reason:
@@ -105,7 +105,7 @@ def _looked_at(path: str) -> tuple[str, Stamps]:
 
 
 class _NotHeldError(Exception):
-    """Why pillow cannot return the values of a file, and their dtype if it is known."""
+    """Raised if pillow cannot return the values of a file: says why, and their dtype if it is known."""
 
     def __init__(self, why: str, dtype: str = "") -> None:
         super().__init__(why)
@@ -119,7 +119,7 @@ def _opened_image(path: str) -> Iterator[Any]:
     except ImportError as error:
         raise ImportError("from_image needs the package pillow: pip install pillow") from error
     try:
-        # Given a path, pillow maps grey pixels into memory as if they were turned already.
+        # Give pillow an open file. Given a path, it would map grey pixels into memory as if they were turned already.
         with Path(path).open("rb") as file, Image.open(file) as image:
             yield image
     except InfiniteTensorError:
@@ -134,8 +134,8 @@ def _opened_image(path: str) -> Iterator[Any]:
 
 
 def _pages_of(image: Any) -> list[int]:
-    """The frames of pillow that are separate images."""
-    # In these formats, other frames belong to the first: its layers, or its depth.
+    """The numbers of those frames of a file that are separate images."""
+    # In these formats, the other frames are layers of the first frame, or its depth.
     frames = 1 if image.format in ("MPO", "PSD") else getattr(image, "n_frames", 1)
     if image.format != "TIFF" or frames == 1:
         return list(range(frames))
@@ -145,8 +145,8 @@ def _pages_of(image: Any) -> list[int]:
 
 
 def _is_part(image: Any, frame: int) -> bool:
-    """Whether a frame of a TIFF is a smaller copy, or a mask, of one before it."""
-    # If pillow has no mode for the frame, it has still read the tags.
+    """Whether a frame of a TIFF is only a smaller copy, or a mask, of an earlier frame."""
+    # If pillow has no mode for the frame, it raises an error, but only after it has read the tags.
     with contextlib.suppress(SyntaxError):
         image.seek(frame)
     return frame > 0 and bool(image.tag_v2.get(_SUBFILE_TYPE, 0) & _REDUCED_OR_MASK)
@@ -155,7 +155,7 @@ def _is_part(image: Any, frame: int) -> bool:
 _SUBFILE_TYPE, _REDUCED_OR_MASK = 254, 1 | 4
 
 _SHOWN_AS = {"P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB"}
-"""Modes of pillow whose numbers are not colours that a network knows, and the modes that they are converted to."""
+"""Modes of pillow that networks do not expect, such as palettes, each with the mode to which it is converted."""
 
 
 def _mode_of(image: Any) -> str:
@@ -174,7 +174,7 @@ def _pixels_of(image: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _form_of(image: Any, said: _Samples) -> tuple[tuple[int, ...], torch.dtype]:
-    """The shape and dtype that an image will have."""
+    """The shape and dtype of the tensor that an image becomes when it is read."""
     mode = _mode_of(image)
     turned = turn_of(image.getexif().get(0x0112, 1)).swapped
     if turned and image.format == "TIFF":
@@ -191,7 +191,7 @@ def _form_of(image: Any, said: _Samples) -> tuple[tuple[int, ...], torch.dtype]:
 
 
 class _Samples(NamedTuple):
-    """The values of each pixel: how many, and a dtype, which may have any number of bits."""
+    """How many values each pixel has, and the name of their dtype, which may have any number of bits: "uint12"."""
 
     channels: int
     dtype: str
@@ -211,7 +211,7 @@ def _made_of(image: Any) -> _Samples:
 
 
 def _said_of(image: Any, path: str) -> _Samples:
-    """The samples that a file declares; for formats whose values pillow never changes, those that pillow returns."""
+    """The values that a file declares. If pillow never changes values of its format, the values that pillow returns."""
     find = _SAID.get(image.format)
     if find is None:
         return _made_of(image)
@@ -220,7 +220,7 @@ def _said_of(image: Any, path: str) -> _Samples:
 
 
 def _check_held(image: Any, said: _Samples) -> None:
-    """Raise _NotHeldError if pillow changes values, or drops some."""
+    """Raise _NotHeldError if pillow would change or drop values of a file."""
     made = _made_of(image)
     wider = made.dtype == "int32" and said.dtype in ("int16", "uint16")
     if image.mode not in _PALETTES and said != made and not (wider and said.channels == made.channels):
@@ -278,16 +278,16 @@ _SAID: dict[str, Callable[[Any, mmap.mmap], _Samples]] = {
     "PPM": _in_ppm,
     "AVIF": lambda image, data: _made_of(image)._replace(dtype=_AVIF[data[data.find(b"av1C") + 6] & 0x60]),
     "SGI": lambda image, data: _made_of(image)._replace(dtype=_unsigned(8 * data[3])),
-    # Its integers are signed, except those of 8 bits.
+    # Integers in FITS files are signed, except those of 8 bits.
     "FITS": lambda image, _: _Samples(
         1, "float64" if ";64" in str(image.tile) else _made_of(image).dtype.replace("uint16", "int16")
     ),
     "DDS": lambda image, _: _Samples(3, "float16") if "BC6" in str(image.tile) else _made_of(image),
 }
-"""Formats whose values may differ from those of pillow's modes, and how to find the declared ones."""
+"""Formats whose values pillow may change, each with a function that finds the values that a file declares."""
 
 
-# With rasterio.
+# Reading with rasterio instead of pillow.
 
 
 _COLOURS = {"undefined", "gray", "red", "green", "blue", "alpha"}
@@ -307,7 +307,7 @@ def _raster_instead(path: str, page: object, reason: _NotHeldError) -> RasterRea
         raise StoreError(f"{refused}; rasterio may read it: pip install rasterio") from error
     except StoreError as error:
         raise StoreError(f"{refused}, and rasterio does not open it; {_ELSEWHERE}") from error
-    # A palette in the file would be known to pillow; GDAL also makes one if 0 is white.
+    # If pillow knows the dtype, the file contains no palette. GDAL also reports a palette if the value 0 means white.
     if set(colours) - _COLOURS - ({"palette"} if reason.dtype else set()):
         raise StoreError(f"{refused}, and its bands are {colours}; from_raster(path) reads them as they are stored")
     if reason.dtype.startswith("int") and not raster.dtype.is_signed:

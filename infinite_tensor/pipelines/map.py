@@ -1,4 +1,4 @@
-"""Functions applied to whole tensors, window by window; windows, halos and crops follow from the arguments."""
+"""`map_windows`: applies a function to whole tensors, window by window."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def map_windows(
     tensor_id: str | None = None,
     version: object = None,
 ) -> InfiniteTensor:
-    """A tensor whose windows are computed by `fn` from regions of other tensors, when they are read.
+    """A tensor that computes each window when it is read, by calling `fn` with regions of other tensors.
 
     Windows slide over all dimensions that are not channels, finite or unbounded. Dimensions named c, channel, channels,
     band or bands are channels. If the dimensions have no names, and the first of several is the only finite one, that
@@ -48,8 +48,9 @@ def map_windows(
     give `dims`. Dimensions over which windows do not slide are passed to `fn` whole.
 
     With several inputs, windows slide over the same number of dimensions of each, and `halo`, `scale` and `padding` may
-    be a tuple with one entry per input. Any of these, and `window`, may be a tuple with one entry per dimension over
-    which windows slide; with several inputs, a tuple of such tuples: ``padding=(("wrap", "reflect"),) * 2``.
+    be a tuple with one entry per input. `window` and these arguments may also be a tuple with one entry per dimension
+    over which windows slide. With several inputs, `halo`, `scale` and `padding` are then a tuple of such tuples:
+    ``padding=(("wrap", "reflect"),) * 2``.
 
     Parameters
     ----------
@@ -165,7 +166,7 @@ def _tensors(inputs: Sequence[Any]) -> list[InfiniteTensor]:
 
 
 def _derived_id(fn: Callable[..., Any], made: InfiniteTensor) -> str | None:
-    """An id that is unique to a function and its inputs; None if a function holds what cannot be inspected."""
+    """An id that identifies a function and its inputs; None if a function uses an object that cannot be inspected."""
     beside = ("device", "meaning")
     definition: dict[str, Any] = {name: value for name, value in made.to_json().items() if name not in beside}
     functions = definition["functions"]
@@ -192,7 +193,7 @@ class _Mapped(CallingNetworks):
         return {"fn": self.__wrapped__}
 
     def __call__(self, ctx: object, *regions: Any) -> torch.Tensor:
-        """Compute one window, or, given lists, a stack of the windows of a batch."""
+        """Compute one window. If `ctx` is a list, compute one window for each of its entries, and stack them."""
         self.modes.check()
         if isinstance(ctx, list):
             return self._called([torch.stack(each) for each in regions], (len(ctx),))

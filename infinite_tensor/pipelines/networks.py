@@ -1,4 +1,4 @@
-"""Calls networks on their device, in the mode that they are in, with batches of one size."""
+"""Calls networks on their device, with batches that all have the same size, without changing their training mode."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ Outputs: TypeAlias = dict[str | None, torch.Tensor]
 
 
 class CallingNetworks(Calling):
-    """Calls user functions, but refuses while a network in them is in training mode, if its code depends on that."""
+    """Calls user functions. Raises an error if a network in them is in training mode and its code reads the mode."""
 
     @cached_property
     def modes(self) -> Modes:
-        """The modes of the networks in the functions."""
+        """The `Modes` of the networks in the functions, which check that they are not in training mode."""
         return Modes(Reach(self, "f").networks)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle all but the modes: in another process, the functions may refer to other networks."""
+        """Pickle everything except `modes`, because in another process the functions may refer to other networks."""
         return {name: value for name, value in self.__dict__.items() if name != "modes"}
 
 
 class BatchedNetwork(CallingNetworks):
-    """The ``f`` of a prediction: calls a network with batches of regions, all of one size.
+    """The ``f`` of a prediction: calls a network with batches of regions. All batches have the same size.
 
-    A batch with fewer regions is filled up by repeating the last one. Most networks round differently in batches of
-    another size; with one size, the bits of a window do not depend on how many others are computed with it.
+    If there are too few regions for a batch, the last region is repeated. Most networks round differently in batches of
+    another size. With a single size, the bits of a window do not depend on how many other windows are in its batch.
 
     Parameters
     ----------
     net : callable
-        ``net(batch) -> output``: takes shape (N, channels, *window) and returns shape (N, ...), or a dict or tuple of
-        such outputs.
+        ``net(batch) -> output``: `batch` has shape (N, channels, *window), and `output` has shape (N, ...), or is a
+        dict or tuple of such outputs.
     batch_size : int
-        N.
+        The number of regions in a batch: N.
     device : torch.device
         Device that batches are moved to.
     channel_dim : int or None
-        The dimension of a region that holds the channels; None if there is none, so that `net` is given one of size 1.
+        The dimension of a region that holds the channels. If it is None, a channel dimension of size 1 is added.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class BatchedNetwork(CallingNetworks):
         self._kept: dict[Index, Outputs] = {}
         reach = Reach(self, "f")
         self.modes = Modes(reach.networks)
-        # Lazy modules have no weights before a call.
+        # Lazy modules have no weights before their first call.
         self.looked = None if any(is_lazy(each) for net in reach.networks for each in net.parameters()) else reach
         self._dtypes = _dtypes_of(net)
         only = isinstance(net, nn.Module) and len(self._dtypes) == 1
@@ -89,11 +89,11 @@ class BatchedNetwork(CallingNetworks):
         """Set, before the first call, whether a version identifies the network and whether its outputs are stored."""
         self.told, self.stored = told, stored
         if stored and self.looked is not None:
-            # Hashed now: a call may fill containers that it reaches.
+            # Hash values now, because a call of the network may fill containers that it reaches.
             _ = self.looked.values
 
     def returns(self, expected: Mapping[str | None, tuple[tuple[int, ...], torch.dtype]]) -> None:
-        """Set the shape that each output must have for one window, and the dtype in which it is returned."""
+        """Set, for each output, the shape that it must have for one window, and the dtype to which it is converted."""
         self._expected = expected
 
     def forget(self) -> None:
@@ -102,7 +102,7 @@ class BatchedNetwork(CallingNetworks):
 
     def first(self, ctxs: Sequence[Index], regions: Sequence[torch.Tensor]) -> Outputs:
         """Call the network with its first regions, and keep the outputs for later calls with the same windows."""
-        # The network may reuse its output buffer.
+        # Copy the outputs, because the network may reuse its output buffer.
         outputs = {name: output.clone() for name, output in self._outputs(regions).items()}
         for at, ctx in enumerate(ctxs):
             self._kept[ctx] = {name: output[at : at + 1] for name, output in outputs.items()}
@@ -123,7 +123,10 @@ class BatchedNetwork(CallingNetworks):
         return found.get(None, found)
 
     def _outputs(self, regions: Sequence[torch.Tensor]) -> Outputs:
-        """The outputs of the network for up to a batch of regions, on the CPU, including those of repeated regions."""
+        """Call the network once, with at most one batch of regions, and return its outputs on the CPU.
+
+        If regions are repeated to fill the batch, their outputs are included.
+        """
         repeated = [*regions, *[regions[-1]] * (self.batch_size - len(regions))]
         batch = torch.stack(repeated)
         batch = batch.unsqueeze(1) if self._channel_dim is None else batch.movedim(1 + self._channel_dim, 1)
@@ -141,9 +144,9 @@ class BatchedNetwork(CallingNetworks):
         return self.net(batch)
 
     def _check_as_before(self, outputs: Outputs) -> None:
-        """Raise ShapeMismatchError if a batch has other outputs than the first batch of the prediction."""
+        """Raise ShapeMismatchError if outputs have other names or shapes than those of the prediction's first batch."""
         before = {name: shape for name, (shape, _) in self._expected.items()}
-        # An output with one result per window lacks dimensions; compare it as if each of these had one pixel.
+        # An output with one result per window lacks the window's dimensions. Compare it as if each had one pixel.
         lacking = {name: (1,) * (len(before.get(name, ())) + 1 - output.ndim) for name, output in outputs.items()}
         now = {name: (*output.shape[1:], *lacking[name]) for name, output in outputs.items()}
         if before and now != before:
@@ -172,7 +175,7 @@ class BatchedNetwork(CallingNetworks):
 def _tensor_of(array: np.ndarray[Any, Any], named: str) -> torch.Tensor:
     check_unmasked(array, f"net returned{named}")
     try:
-        # torch takes no other byte order and no negative strides, and warns about arrays that are read-only.
+        # torch accepts only the native byte order and no negative strides, and warns about read-only arrays.
         return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
     except TypeError as error:
         raise ValidationError(
@@ -182,7 +185,7 @@ def _tensor_of(array: np.ndarray[Any, Any], named: str) -> torch.Tensor:
 
 
 def _on_cpu(output: torch.Tensor) -> torch.Tensor:
-    """The output on the CPU. From a GPU it is copied to pinned memory, in a fraction of the time."""
+    """The output on the CPU. From a GPU, it is copied to pinned memory, which takes a fraction of the time."""
     if not output.is_cuda:
         return output.cpu()
     copied = output.to("cpu", non_blocking=True)
@@ -195,18 +198,18 @@ def _told(shapes: Mapping[str | None, tuple[int, ...]]) -> str:
 
 
 def device_of(net: object) -> torch.device:
-    """The device of the parameters of the networks in a function; the CPU if there are none."""
+    """The device of the first network parameter that a function uses; the CPU if it uses none."""
     return next((each.device for network in networks_in((net,)) for each in network.parameters()), torch.device("cpu"))
 
 
 def _dtypes_of(net: object) -> set[torch.dtype]:
-    """The floating-point dtypes of the parameters of the networks in a function."""
+    """The floating-point dtypes of all network parameters that a function uses."""
     parameters = [each for network in networks_in((net,)) for each in network.parameters()]
     return {each.dtype for each in parameters if each.is_floating_point()}
 
 
 def _named(returned: object) -> dict[str | None, object]:
-    """The outputs by their names; those that are None are left out, unless there are no others."""
+    """Map names to the outputs that a network returned. Outputs that are None are left out, unless all are None."""
     if isinstance(returned, Mapping):
         named = {str(name): output for name, output in returned.items()}
     elif isinstance(returned, tuple | list):

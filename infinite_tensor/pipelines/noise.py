@@ -29,7 +29,7 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
 
 _BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
-"""The number of bits that a dtype can always represent of a number from 0 to below 1."""
+"""For each dtype, the largest p for which it can represent all multiples of 2**-p from 0 to below 1."""
 _SIDE = 64
 _CELL = _SIDE**2
 """Pixels of a cell."""
@@ -38,12 +38,12 @@ _WINDOW_CELLS = 8
 _BATCH = 8
 _CACHE_BYTES = 2**25
 _PART = 2**16
-"""Pixels that are drawn at once: they fit the cache of a core, and fewer would take more calls."""
+"""Pixels that are drawn at once: they fit into the cache of a core. Fewer pixels at once would take more calls."""
 _SERIAL = 2048
-"""Numbers that are rounded at once: torch rounds more on several threads, which a forked child lacks."""
+"""Numbers that are rounded at once. To round more numbers, torch would use threads, which a forked child lacks."""
 
 Address: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-"""A key and a counter, each as a tuple of words, lowest word first."""
+"""Where a sequence of random words begins: a key and a counter, each as a tuple of words, lowest word first."""
 
 
 def noise(
@@ -185,12 +185,12 @@ def window_rng(seed: int, ctx: Sequence[int]) -> np.random.Generator:
 
 
 def cell_address(seed: int, stream: int, place: Sequence[int], counters: int) -> Address:
-    """The address of the first word of a cell of noise, if each cell takes this number of counters."""
+    """The address of the first random word of a cell of noise. Each cell takes `counters` values of the counter."""
     return _address(seed, stream, counters * (place[-1] + 2**52), len(place), place[:-1])
 
 
 def generator_address(seed: int, ctx: Sequence[int]) -> Address:
-    """The address of the first word of a generator, which may draw 2^66 words."""
+    """The address of the first random word of a generator from `window_rng`. The generator may draw 2^66 words."""
     return _address(seed, 0, 0, 128 + len(ctx), ctx)
 
 
@@ -213,7 +213,7 @@ _WHOLE = np.dtype("<i8"), _WORD
 
 
 class _Local(threading.local):
-    """A generator for each thread."""
+    """A Philox generator for each thread."""
 
     def __init__(self) -> None:
         self._generator = np.random.Philox(0)
@@ -221,7 +221,7 @@ class _Local(threading.local):
 
     def words(self, address: Address, count: int) -> npt.NDArray[np.uint64]:
         """Draw `count` words, beginning at an address."""
-        # As tuples: writing them into arrays takes longer than drawing a hundred words.
+        # Assign tuples: writing into the arrays of the state would take longer than drawing a hundred words.
         now = self._state["state"]
         now["key"], now["counter"] = address
         self._generator.state = self._state
@@ -231,17 +231,17 @@ class _Local(threading.local):
 _LOCAL = _Local()
 
 _Span: TypeAlias = tuple[int, int, int, slice]
-"""The part of an interval in one cell: index of the cell, first pixel and end in it, and slice of the interval."""
+"""The part of an interval in one cell: index of the cell, start and stop in the cell, and slice of the interval."""
 
 
 @dataclass(frozen=True)
 class _Draws(RegionWriter):
-    """Computes noise.
+    """The ``f`` of `noise`.
 
     Attributes
     ----------
     seed, stream : int
-        The key.
+        The key of the random words.
     normal : bool
         Whether numbers are normal, not uniform.
     dtype : torch.dtype
@@ -275,18 +275,18 @@ class _Draws(RegionWriter):
         return windows
 
     def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether the tensor is as `noise` makes it; see `RegionWriter.writes`."""
+        """Whether the tensor has the windows, dtype and device that `noise` gave it; see `RegionWriter.writes`."""
         return (tuple(size), dtype, device.type) == (self.size, self.dtype, "cpu")
 
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:
-        """What to do instead of moving it; see `Unmovable.instead`."""
+        """What to do instead of moving the tensor to another device or dtype; see `Unmovable.instead`."""
         if dtype is self.dtype:
             return f"noise is drawn on the CPU; move what is read: t[...].to({str(device)!r})"
         made = f"make it with noise(..., dtype={dtype}), or " if dtype in _BITS else ""
         return f"noise comes in the dtype that it was made with; {made}convert what is read: t[...].to({dtype})"
 
     def write(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Draw the pixels from `start` on; see `RegionWriter.write`."""
+        """Write the pixels from `start` on into `out`; see `RegionWriter.write`."""
         for begin, part in _parts(start, self._pixels(out)):
             drawn, bits = self._begun(part)
             self._draw(begin, bits, drawn)
@@ -297,7 +297,7 @@ class _Draws(RegionWriter):
         return (out.view(torch.int16) if self.dtype is torch.bfloat16 else out).numpy()
 
     def _begun(self, pixels: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
-        """The array in which to draw what becomes `pixels`, and the number of bits to draw for each."""
+        """The array into which to draw bits, and their number per pixel. `_finish` turns these bits into `pixels`."""
         computed = torch.float64 if self.dtype is torch.float64 else torch.float32
         straight = self.dtype is computed and pixels.flags.c_contiguous
         drawn = pixels if straight else new_block(pixels.shape, computed, torch.device("cpu")).numpy()
@@ -310,7 +310,7 @@ class _Draws(RegionWriter):
             np.copyto(pixels, drawn if self.dtype.itemsize > 2 else self._rounded(drawn))
 
     def _rounded(self, drawn: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Round numbers to a dtype of 16 bits."""
+        """Round numbers to the dtype of the tensor, which has 16 bits."""
         numbers = torch.from_numpy(drawn).view(-1)
         rounded = new_block(drawn.shape, self.dtype, torch.device("cpu"))
         for part, target in zip(torch.split(numbers, _SERIAL), torch.split(rounded.view(-1), _SERIAL), strict=True):
@@ -318,7 +318,10 @@ class _Draws(RegionWriter):
         return self._pixels(rounded)
 
     def _draw_windows(self, ctx: Sequence[int], bits: int, pixels: npt.NDArray[Any]) -> None:
-        """Write the upper bits of the words of a row of windows, signed for normal numbers and not yet scaled."""
+        """Write, for each pixel of a row of windows, the upper bits of its random word, as a number without scaling.
+
+        The first window has index `ctx`. For a normal distribution, these numbers are signed.
+        """
         cells = _cells_of(pixels)
         counts = cells.shape[1 : len(ctx) + 1]
         words = _CELL * pixels.itemsize // 8
@@ -333,10 +336,10 @@ class _Draws(RegionWriter):
             np.copyto(target, upper.reshape(target.shape), casting="unsafe")
 
     def _draw(self, start: Sequence[int], bits: int, pixels: npt.NDArray[Any]) -> None:
-        """Write the upper bits of the words of any region, as `_draw_windows` does."""
+        """Like `_draw_windows`, but for any region, which begins at pixel `start`."""
         columns = _spans(start[-1], pixels.shape[-1], _cell_of(pixels.ndim)[-1])
         if pixels.ndim == 1:
-            # Each cell is one row.
+            # With one dimension, a cell is a single row of pixels.
             self._draw_row([], (0, 0, 1, slice(None)), columns, bits, pixels[None])
             return
         rows = _spans(start[-2], pixels.shape[-2], _SIDE)
@@ -349,14 +352,18 @@ class _Draws(RegionWriter):
     def _draw_row(
         self, place: list[int], row: _Span, columns: Sequence[_Span], bits: int, pixels: npt.NDArray[Any]
     ) -> None:
-        """Write the parts of a row of neighbouring cells; `place` is their index without its last entry."""
+        """Like `_draw`, for the part of a region that lies in one row of cells.
+
+        `place` is the index of these cells without its last entry. `row` is the part of the region's rows, and
+        `columns` are the parts of its columns, that lie in these cells.
+        """
         _, top, bottom, _ = row
         width, itemsize = _SIDE if place else _CELL, pixels.itemsize
         in_counter = 4 * 8 // itemsize
         counters = _CELL // in_counter
         key, (counter, *others) = cell_address(self.seed, self.stream, [*place, columns[0][0]], counters)
         for _, left, right, at in columns:
-            # From the first pixel of the first row to the last one of the last row.
+            # Draw words from the first pixel of the top row to the last pixel of the bottom row.
             first, last = top * width + left, (bottom - 1) * width + right
             begin, end = first // in_counter, -(-last // in_counter)
             upper = self._upper((key, (counter + begin, *others)), 4 * (end - begin), bits, itemsize)
@@ -366,7 +373,7 @@ class _Draws(RegionWriter):
             counter += counters
 
     def _upper(self, address: Address, count: int, bits: int, itemsize: int) -> npt.NDArray[Any]:
-        """The upper bits of words, signed for normal numbers."""
+        """Draw `count` words, and return the upper bits of each word or half word, signed for a normal distribution."""
         signed, unsigned = _HALVES if itemsize == 4 else _WHOLE
         upper = _LOCAL.words(address, count).view(signed if self.normal else unsigned)
         upper >>= 8 * itemsize - bits
@@ -375,7 +382,7 @@ class _Draws(RegionWriter):
 
 
 def _cell_of(ndim: int) -> tuple[int, ...]:
-    """The extents of a cell."""
+    """The extents of a cell of noise that has `ndim` dimensions."""
     return (_CELL,) if ndim == 1 else (*(1,) * (ndim - 2), _SIDE, _SIDE)
 
 
@@ -389,7 +396,7 @@ def _spans(start: int, length: int, size: int) -> list[_Span]:
 
 
 def _parts(start: Sequence[int], pixels: npt.NDArray[Any]) -> Iterator[tuple[Sequence[int], npt.NDArray[Any]]]:
-    """Split a region between cells into parts of few pixels, along the first dimensions rather than the last."""
+    """Split a region at borders of cells into parts of at most `_PART` pixels; split its first dimensions first."""
     if pixels.size <= _PART:
         yield start, pixels
         return
@@ -404,7 +411,7 @@ def _parts(start: Sequence[int], pixels: npt.NDArray[Any]) -> Iterator[tuple[Seq
 
 
 def _cells_of(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A view of stacked windows whose axes are the window, the index of a cell in it, and the pixels of the cell."""
+    """View stacked windows with these axes: the window, the index of a cell in it, and the pixels of the cell."""
     if pixels.ndim == 2:
         return pixels.reshape(len(pixels), -1, _CELL)
     *others, rows, columns = pixels.shape
@@ -412,12 +419,12 @@ def _cells_of(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def to_uniform(numbers: Floats, bits: int) -> None:
-    """Turn the upper bits of words, as non-negative numbers, into numbers from 0 to below 1, without rounding."""
+    """Scale non-negative numbers of `bits` bits, in place, to numbers from 0 to below 1. Nothing is rounded."""
     numbers *= 2.0**-bits
 
 
 def to_normal(numbers: Floats, bits: int) -> None:
-    """Turn the upper bits of words, as signed numbers, into normal random numbers."""
+    """Turn signed random numbers of `bits` bits, in place, into normal random numbers."""
     # Adding 0.5 makes the range symmetric within -1/2 and 1/2. Nothing is rounded yet.
     numbers += 0.5
     numbers *= 2.0**-bits
@@ -425,7 +432,7 @@ def to_normal(numbers: Floats, bits: int) -> None:
 
 
 def _window_size(shape: object) -> tuple[int, ...]:
-    """The size of a window: about as long in each dimension, and no longer than the tensor.
+    """The size of a window: about the same in each dimension, with no more cells than the tensor has.
 
     An invalid shape is not checked here: the tensor refuses it.
     """
@@ -495,12 +502,12 @@ class _Rational(NamedTuple):
         return value
 
     def of(self, dtype: type[np.floating[Any]]) -> _Rational:
-        """For numbers of a dtype."""
+        """The same quotient, for numbers of this dtype."""
         return _Rational(_scalars(self.above, dtype), _scalars(self.below, dtype))
 
 
 class _Algorithm(NamedTuple):
-    """PPND7 or PPND16.
+    """The constants of PPND7 or PPND16, the two variants of algorithm AS 241.
 
     Attributes
     ----------
@@ -520,7 +527,7 @@ class _Algorithm(NamedTuple):
     logarithm: Sequence[Any]
 
     def of(self, dtype: type[np.floating[Any]]) -> _Algorithm:
-        """For numbers of a dtype."""
+        """The same constants, for numbers of this dtype."""
         far = None if self.far is None else self.far.of(dtype)
         return _Algorithm(self.central.of(dtype), self.tail.of(dtype), far, _scalars(self.logarithm, dtype))
 
@@ -595,7 +602,7 @@ def make_normal(offsets: Floats) -> None:
         np.subtract(0.180625, distance, out=distance)
         (tails,) = np.nonzero(distance < 0)
         beyond = part[tails]
-        # Avoids a division by zero there.
+        # The polynomials are not meant for tails, and could divide by zero there.
         distance[tails] = 0
         part *= algorithm.central(distance)
         part[tails] = _of_tails(algorithm, beyond)

@@ -65,7 +65,7 @@ _Several: TypeAlias = Mapping[Any, Any] | tuple[Any, ...] | list[Any]
 
 
 class _Options(FillOptions, total=False):
-    """The keyword arguments of `predict` on which it does not depend whether it returns a group."""
+    """The keyword arguments that all overloads of `predict` share."""
 
     window: Required[int | Sequence[int]]
     overlap: float | Sequence[float]
@@ -161,11 +161,12 @@ def predict(
     net : callable
         ``net(batch) -> output``: `batch` has shape ``(batch_size, channels, *window)``; `output` has shape
         ``(batch_size, channels, *size)`` or ``(batch_size, *size)``, or ``(batch_size, classes)`` for one result per
-        window, which is stored as one pixel per window. It may be a numpy array. A dict, dataclass or tuple of such
-        outputs gives a group, without the entries that are None. A batch of integers is given as float32, not scaled;
-        floats in the dtype of the parameters of `net`, if `net` is a module and they have only one, otherwise as
-        float32, unless a network in `net` has parameters of their dtype. `net` runs under `torch.no_grad`. A network
-        in `net` or `reduce` must not be in training mode if its code reads `training`: call ``net.eval()`` first.
+        window, which is stored as one pixel per window. `output` may be a numpy array. A dict, dataclass or tuple of
+        such outputs gives a group, without the entries that are None. A batch of integers is converted to float32, not
+        scaled. If `net` has parameters, but none in the dtype of the batch, floats are then converted: to the dtype
+        of the parameters, if `net` is a module and they have only one, otherwise to float32. `net` runs under
+        `torch.no_grad`. A network in `net` or `reduce` must not be in training mode if its code reads `training`: call
+        ``net.eval()`` first.
     source : InfiniteTensor or array
         The tensor over which windows slide. An array is passed to `from_array`.
     store : TileStore, str or path, optional
@@ -176,7 +177,7 @@ def predict(
         Fraction of a window that its neighbour shares, at least 0 and below 1.
     blend, sigma_scale
         How overlapping windows are blended, as for `InfiniteTensor`; `sigma_scale` is used by "gaussian" only. "max"
-        and "min" compare windows with each other only; a function starts from pixels that are 0.
+        and "min" compare windows only with each other, but a function starts from pixels that are 0.
     dims : tuple of str, optional
         Names of the dimensions of `source`; "c", "channel", "channels", "band" and "bands" are channels. Default: its
         own names. Without names, if `source` has one dimension more than `window` has entries, the first is channels.
@@ -210,13 +211,13 @@ def predict(
     version : JSON value, optional
         Anything else that identifies what is computed, such as the hash of a checkpoint.
     overwrite : bool
-        Delete what `store` has under `tensor_id`, after the first batch has been computed. If the prediction is
-        computed from it, that is a ValidationError.
+        Delete what `store` has under `tensor_id`, after the first batch has been computed. A ValidationError is raised
+        if the prediction is computed from a tensor that would be deleted.
     **options
         Those of `InfiniteTensor.fill`: see `FillOptions`. `where` is in the same pixels as `region`. `max_memory`
-        includes batches and what `net` returns for them, not what it allocates inside; less of it means that the image
-        is processed in narrower bands. ``pyramid=True`` means "mode" for integers, which are taken as labels, "mean"
-        for floats, and "nearest" if both are stored, or for a dict of reductions of a single output.
+        includes batches and what `net` returns for them, but not what `net` allocates inside. With a lower limit, the
+        image is processed in narrower bands. ``pyramid=True`` means "mode" for integers, which are taken as labels,
+        "mean" for floats, and "nearest" if both are stored, or for a dict of reductions of a single output.
 
     Returns
     -------
@@ -319,7 +320,7 @@ def predict(
 def _results(
     found: Mapping[str | None, Returned], reduce: object, dtype: Any, scales: Mapping[str | None, tuple[Fraction, ...]]
 ) -> tuple[dict[str | None, Result], Reductions | None]:
-    """The result to store of each output; and for several reductions of a single output, how one tensor stores them."""
+    """What to store of each output, by name. If `reduce` is a dict for a single output, also its `Reductions`."""
     scores = found.get(None)
     if scores is None or not isinstance(reduce, Mapping):
         return {
@@ -339,7 +340,7 @@ def _results(
 
 
 def _method_of(outputs: Mapping[str | None, Output], together: Reductions | None) -> bool | Method:
-    """The method of the pyramid: integers are taken as labels."""
+    """The method that ``pyramid=True`` stands for. Integers are taken as labels."""
     dtypes = map(checked_dtype, (output.dtype for output in outputs.values()))
     labels = {not (dtype.is_floating_point or dtype.is_complex) for dtype in dtypes}
     if together is not None or len(labels) > 1:
@@ -362,11 +363,15 @@ def _stoppable(store: object, *, overwrite: bool) -> Iterator[None]:
 
 
 _ALL = Mask(lambda _pixels: True, dims=())
-"""With a mask, a fill stores no scores that windows have outside the region: scores take far more room than labels."""
+"""A mask that is True everywhere.
+
+With a mask, a fill stores nothing of what windows compute outside the region. These would be scores, which take far
+more room than labels.
+"""
 _LARGEST_BATCH = 2**20
 _LITTLE_BYTES = 2**20
 _CACHE_BYTES = 2**24
-"""The cache of a source made from an array, and of a store in memory, which would hold all tiles a second time."""
+"""The cache size of a source made from an array, and of a store in memory. A store in memory has all tiles anyway."""
 
 
 def _made(
@@ -390,7 +395,7 @@ def _made(
 
 
 def _together(outputs: TensorGroup) -> TensorGroup:
-    """A group that shares the dimensions over which windows slide, in pixels of the finest output.
+    """The outputs as a group, which is indexed in pixels of the finest output along the dimensions of the window.
 
     The group depends neither on the order in which a network returns its outputs, nor on the size of the image.
     """
@@ -414,7 +419,7 @@ def _version(names: Iterable[str | None], version: object) -> object:
 
 
 def stored_prediction(store: TileStore, tensor_id: str) -> dict[str, dict[str, Any]]:
-    """The stored definitions of a prediction by their ids: of its tensor, or of each output of a group."""
+    """The stored definitions of a prediction by tensor id: one for a single output, or one per output of a group."""
     found = {tensor_id: store.tensor_definition(tensor_id)} if tensor_id in store else {}
     for name in store.tensor_ids(f"{tensor_id}/"):
         definition = store.tensor_definition(name)
@@ -425,7 +430,7 @@ def stored_prediction(store: TileStore, tensor_id: str) -> dict[str, dict[str, A
 
 
 def _check_none_is_read(given: Sequence[object], store: TileStore, stored: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ValidationError if the prediction is computed from a tensor that would be deleted."""
+    """Raise ValidationError if the prediction is computed from a tensor in `stored`, which would be deleted."""
     for tensor in _chain_of(given):
         if tensor.tensor_id in stored and _is_stored_as(stored[tensor.tensor_id], tensor, store):
             raise ValidationError(
@@ -454,7 +459,7 @@ def _read_of_mask(where: object) -> object:
 
 
 def _is_stored_as(definition: Mapping[str, Any], tensor: InfiniteTensor, store: TileStore) -> bool:
-    """Whether a tensor is the one that a store has under its id. The store may be open twice, under two names."""
+    """Whether `definition` in `store` belongs to this tensor. The store may be open twice, under two names."""
     if tensor.tile_store is store:
         return True
     created = definition.get("incarnation")
@@ -462,10 +467,10 @@ def _is_stored_as(definition: Mapping[str, Any], tensor: InfiniteTensor, store: 
 
 
 class _Look:
-    """The ``f`` of a tensor with one pixel per window; reading it calls a network with its first windows."""
+    """The ``f`` of a tensor with one pixel per window. Reading pixels calls the network for their windows."""
 
     def __init__(self, f: BatchedNetwork) -> None:
-        # Errors name the function inside it.
+        # Errors then name the wrapped function instead of this object.
         self.__wrapped__ = f
         self.returned: Outputs = {}
 
@@ -482,7 +487,7 @@ def _first_windows(
     edge: object,
     tensor_id: str,
 ) -> dict[str | None, Returned]:
-    """Call the network with its first batch of windows, describe what it returns, and keep that for the fill."""
+    """Call the network with the first batch of windows, keep its outputs for the fill, and return their description."""
     look = _Look(f)
     windows = InfiniteTensor(
         (None,) * len(sliding.size),
@@ -493,7 +498,7 @@ def _first_windows(
         args_padding=sliding.padding,
         batch_size=f.batch_size,
         dtype=torch.bool,
-        # Errors name it.
+        # Errors name this id.
         tensor_id=tensor_id,
     )
     windows[sliding.first(region, edge, f.batch_size)]
@@ -501,20 +506,23 @@ def _first_windows(
 
 
 def _batch_bytes(sliding: Sliding, found: Mapping[str | None, Returned], batch_size: int) -> int:
-    """Bytes of a batch and of its output, which is held twice: on the device and the CPU, or in two dtypes."""
+    """The bytes of a batch and of its output. The output is held twice: on the device and the CPU, or in two dtypes."""
     read = math.prod(sliding.window.size) * torch.float32.itemsize
     return batch_size * (read + 2 * sum(each.nbytes for each in found.values()))
 
 
 @contextmanager
 def _beside_batches(max_memory: object, batches: int, batch_size: int) -> Iterator[int | None]:
-    """The memory that batches leave for the rest; if that is too little, the error says how much is needed in all."""
+    """Give the ``with`` block the part of `max_memory` that batches do not need.
+
+    If this part is too small for the block, raise an error that says how much memory is needed in total.
+    """
     most = checked_bytes("max_memory", max_memory)
     if most is None:
         yield None
         return
     try:
-        # At least 1: a limit below the batches then fails as too small, and the error states the full need.
+        # Give at least 1. If the limit is below the batches, the block then fails, and the message has the total.
         yield max(1, most - batches)
     except MemoryTooSmallError as error:
         raise ValidationError(
@@ -526,11 +534,13 @@ def _beside_batches(max_memory: object, batches: int, batch_size: int) -> Iterat
 
 @contextmanager
 def _keeping_little(store: TileStore, sliding: Sliding, max_memory: int | None) -> Iterator[None]:
-    """Keep few complete tiles of a prediction, and little of what it is computed from, in memory during its fill.
+    """During a fill, keep little of the prediction, and of the tensors that it is computed from, in memory.
 
-    Nothing reads these tiles again, and a fill holds what its next steps read of the tensors upstream. Only bands,
-    which a memory limit makes, read something twice. If thousands of small blocks stayed in memory between the large
-    ones of each batch, the holes around them could not be used again: the process would grow with the image.
+    Complete tiles of the prediction are not read again. The fill itself holds what its next steps read of the tensors
+    upstream. These are read twice only if a memory limit cuts the image into bands; they then keep their caches.
+
+    Thousands of small blocks between the large blocks of each batch would fragment the memory, so that the process
+    would grow with the image.
     """
     under_way = threading.Lock()
     with under_way:
@@ -543,7 +553,7 @@ def _keeping_little(store: TileStore, sliding: Sliding, max_memory: int | None) 
 
 
 def _mask_of(sliding: Sliding, region: object, where: object) -> object:
-    """The ``where`` of the fill of a region.
+    """The option ``where`` with which to fill a region.
 
     Raises
     ------
@@ -558,7 +568,7 @@ def _mask_of(sliding: Sliding, region: object, where: object) -> object:
         raise ValidationError(f"dimensions {names} of the source are unbounded: give a region, as in sl[0:512, 0:512]")
     entries = members(region) or (region,)
     if all(as_index(entry) is not None for entry in entries):
-        # A single pixel is hardly meant: (0, 64) looks like the ends of a slice.
+        # The user hardly means a single pixel: (0, 64) was probably meant as the ends of a slice.
         raise RegionError(f"region must have slices, as in sl[0:64, 0:64], got {quoted(region)}")
     if len(entries) > len(sliding.size):
         raise ValidationError(
@@ -598,9 +608,9 @@ def _tensor_of(source: Any, dims: Any) -> InfiniteTensor:
 
 
 def _empty_one_like(store: TileStore | None) -> TileStore:
-    """An empty store in memory, on which a fill raises the errors that it raises on another one.
+    """An empty store in memory, with which a fill raises the same errors as with `store`.
 
-    None stands for a store that does not exist yet.
+    If `store` is None, the store does not exist yet.
     """
     if isinstance(store, MemoryTileStore):
         return MemoryTileStore(store.cache_size_bytes)
@@ -619,7 +629,7 @@ def _empty_one_like(store: TileStore | None) -> TileStore:
 
 
 def _is_new(store: object) -> bool:
-    """Whether nothing lies at a local path yet. False for a URL, where this would take requests."""
+    """Whether `store` is a local path where nothing exists yet. URLs are not looked up: this would take requests."""
     local = isinstance(store, str | Path) and "://" not in str(store)
     return local and not os.path.lexists(Path(str(store)).expanduser())
 

@@ -1,4 +1,4 @@
-"""Where the windows of a prediction lie on its source, and what is stored of the output of a network for them."""
+"""Where the windows of a prediction lie on its source, and what is stored of each output of a network."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Sliding:
         return window_over(self.source, dict(zip(self.numbers, slid, strict=True)))
 
     def edges(self, edge: Any, channels: int = 0) -> Any:
-        """The `edge` of an output that has this number of dimensions for channels before those of the windows."""
+        """The `edge` of an output whose first dimensions, as many as `channels`, are not dimensions of the window."""
         if not any(self.offset):
             return edge
         return (*[edge] * channels, *["all" if offset else edge for offset in self.offset])
@@ -129,7 +129,7 @@ class Sliding:
         return [self.source.shape[d] for d in self.numbers]
 
     def first(self, region: object, edge: object, count: int) -> list[Index]:
-        """The first windows over a region, at least one and at most `count`."""
+        """The indices of the first windows over a region: at least one, and at most `count`."""
         ndim = len(self.size)
         try:
             start, stop, *_ = parse(... if region is None else members(region) or (region,), tuple(self.extents))
@@ -157,13 +157,13 @@ class Sliding:
         return WindowGrid(TensorWindow(self.size, self.stride, self.offset), extents, edges)
 
     def given_scale(self, given: object) -> tuple[Fraction, ...] | None:
-        """The scale that a user has given, if any."""
+        """The scale that a user has given, with one entry per dimension of the window; None if none was given."""
         if given is None:
             return None
         return tuple(of_dimensions("scale", given, len(self.size), as_ratio, "a positive number such as 2 or 0.5"))
 
     def scale_of(self, shape: Sequence[int], given: tuple[Fraction, ...] | None) -> tuple[Fraction, ...]:
-        """The scale of an output of this shape; ShapeMismatchError if it cannot be found, or is not the given one."""
+        """The scale of an output of this shape; ShapeMismatchError if it cannot be inferred, or is not `given`."""
         size = tuple(shape[-len(self.size) :])
         if is_single := {*size} == {1}:
             # One pixel per stride.
@@ -213,7 +213,7 @@ def _stride(size: int, share: float) -> int:
 
 
 def _share_for(size: int, stride: int, unit: int) -> float:
-    """The overlap with the fewest digits that gives this stride, rounded to the nearest multiple of `unit`."""
+    """The overlap, with as few digits as possible, that gives the multiple of `unit` nearest to `stride` as stride."""
     step = min(range(unit, size + 1, unit), key=lambda n: abs(n - stride))
     # If 0.8 gives a stride of 31.99 pixels, which is cut to 31, an overlap slightly below 0.8 is needed.
     shares = (round(1 - (step + more) / size, digits) for digits in range(17) for more in (0, 0.5))
@@ -250,16 +250,16 @@ _SHARES = _share, "a number that is at least 0 and below 1"
 
 @dataclass(frozen=True)
 class Returned:
-    """One output of a network for one window.
+    """The shape and dtype of one output of a network for one window.
 
     Attributes
     ----------
     channels : int or None
-        Values per pixel; None where there is no dimension for them.
+        Values per pixel; None if the output has no channel dimension.
     size : tuple of int
-        Pixels.
+        Pixels along each dimension of the window.
     computed : torch.dtype
-        Its dtype. If the output is known only from a stored prediction without a reduction, the stored dtype.
+        The dtype. If the output is known only from a stored prediction without a reduction, this is the stored dtype.
     """
 
     channels: int | None
@@ -282,7 +282,7 @@ class Returned:
         return math.prod(self.shape) * self.computed.itemsize
 
     def reduced_by(self, reduce: object, dtype: Any, scale: tuple[Fraction, ...]) -> Result:
-        """The result that is stored after this reduction, in this dtype."""
+        """What is stored of the output with these arguments of `predict`; if `dtype` is None, a dtype is chosen."""
         if reduce is None:
             stored = self.computed if dtype is None else dtype
             return Result(self, scale, None, stored, self.channels)
@@ -310,7 +310,7 @@ class Returned:
 
 
 def _reduction(given: Any, channels: int, dtype: torch.dtype) -> tuple[Reduction, torch.dtype | None]:
-    """The reduction that `reduce` stands for; for a function, also the dtype of its results, found by calling it."""
+    """The `Reduction` for an argument `reduce`. If it is a function, also the dtype that it returns when tried."""
     if word(given) is not None or not callable(given):
         return Reduction(given, channels, dtype=dtype), None
     try:
@@ -354,14 +354,14 @@ class Result:
     channels: int | None
 
     def output(self, sliding: Sliding, blend: Any, edge: str) -> Output:
-        """The tensor that stores it, as an `Output`."""
+        """The arguments of the tensor that stores this result, as an `Output`."""
         shape = (
             sliding.count(edge)
             if self.seen.is_single
             else [None if n is None else math.ceil(n * by) for n, by in zip(sliding.extents, self.scale, strict=True)]
         )
         stride = [int(n * scale) for n, scale in zip(sliding.stride, self.scale, strict=True)]
-        # With one pixel per window, pixel 0 is that of window 0, wherever that begins.
+        # With one pixel per window, pixel 0 belongs to window 0, wherever this window begins.
         begin = (0,) * len(stride) if self.seen.is_single else sliding.offset
         offset = [int(n * scale) for n, scale in zip(begin, self.scale, strict=True)]
         channels = [] if self.channels is None else [self.channels]
@@ -385,7 +385,7 @@ class Result:
         return checked_dtype(self.stored) if self.reduction is None else self.seen.computed
 
     def _blend_init(self, blend: Any) -> Any:
-        """The value from which a maximum or minimum starts: 0 could be more extreme than all values."""
+        """The initial value of pixels: the lowest of the dtype for a maximum, the highest for a minimum, or None."""
         dtype = self.blended
         if self.seen.is_single or dtype.is_complex or not (blend is torch.maximum or blend is torch.minimum):
             return None
@@ -398,7 +398,7 @@ class Result:
         return ends[blend is torch.minimum]
 
     def _blend(self, blend: Any, window: TensorWindow) -> Any:
-        """The blend of its windows; "last" for single results, and instead of a mean of integers without overlap."""
+        """The blend of the windows. It is "last" for single results, and for means of integers that do not overlap."""
         if self.seen.is_single:
             return "last"
         if not isinstance(blend, WeightedMean):
@@ -418,7 +418,7 @@ class Result:
 def returned_by(
     name: str | None, output: torch.Tensor, sliding: Sliding, scale: tuple[Fraction, ...] | None
 ) -> Returned:
-    """Describe an output for a batch of windows; ShapeMismatchError if its shape does not fit these."""
+    """Describe an output for a batch of windows. Raise ShapeMismatchError if its shape does not fit the windows."""
     shape, ndim = tuple(output.shape[1:]), len(sliding.size)
     pixels = sliding.size if scale is None else tuple(map(operator.mul, sliding.size, scale))
     if not shape or (len(shape) == 1 and (ndim > 1 or shape != pixels)):
@@ -437,7 +437,7 @@ def returned_by(
 def returned_before(
     tensor_id: str, definitions: Mapping[str, Mapping[str, Any]], sliding: Sliding
 ) -> dict[str | None, Returned]:
-    """The outputs that the network returned when the prediction was begun; empty if not all of them are stored."""
+    """The outputs of the network, as an earlier call stored their definitions; empty if some are not stored."""
     found: dict[str | None, Returned] = {}
     for name, stored in definitions.items():
         size, reduction, args = stored["output_window"]["size"], stored.get("reduce"), stored["args"]
@@ -448,7 +448,7 @@ def returned_before(
             return {}
         if name != tensor_id and len(outputs) != len(definitions):
             return {}
-        # The stored windows may have another size: scale what was returned to the present one.
+        # The stored windows may have another size, so scale the size of the output to the present windows.
         read, pixels = [args[0]["window"]["size"][d] for d in sliding.numbers], tuple(size[-len(sliding.size) :])
         if {*pixels} != {1}:
             pixels = tuple(map(lambda now, then, given: now * then // given, sliding.size, pixels, read))
@@ -462,7 +462,7 @@ def returned_before(
 
 
 def reduction_for(name: str | None, reduce: object, outputs: Mapping[str | None, Returned]) -> object:
-    """The reduction of one output."""
+    """The reduction of one output. `reduce` is one reduction for all outputs, or a dict."""
     if not isinstance(reduce, Mapping):
         return reduce
     names = [str(each) for each in reduce]
@@ -473,7 +473,7 @@ def reduction_for(name: str | None, reduce: object, outputs: Mapping[str | None,
 
 @dataclass(frozen=True)
 class Channels:
-    """The ``fn`` of a `map` that takes one result out of the tensor that stores several as channels.
+    """The ``fn`` of a `map` that returns one of several results, which one tensor stores as channels.
 
     Attributes
     ----------
@@ -524,12 +524,12 @@ class Reductions:
 
     @property
     def told(self) -> list[str]:
-        """The results and their functions by name, for the definition."""
+        """One text per result for the definition: its name and its function."""
         names = ["" if each is None else reduction_to_json(each)["function"] for each in self._reductions]
         return [f"{name}: {function}" for name, function in zip(self._channels, names, strict=True)]
 
     def result(self, seen: Returned, scale: tuple[Fraction, ...]) -> Result:
-        """The result that is stored."""
+        """What is stored: one `Result` with the channels of all results."""
         count = max(each.stop for each in self._channels.values())
         return Result(seen, scale, Reduction(self, seen.channels or 0, count, seen.computed), self._dtype, count)
 
@@ -543,7 +543,7 @@ class Reductions:
         return dict(zip(self._channels, functions, strict=True))
 
     def group(self, made: InfiniteTensor, store: TileStore) -> TensorGroup:
-        """The results by name, which read from the tensor that stores them; `store` caches windows that were read."""
+        """A group with one tensor per result. They read from `made`, and `store` caches the windows that they read."""
         dims = tuple(range(1, made.ndim))
         tensors = {
             name: made.map(

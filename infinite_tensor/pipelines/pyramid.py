@@ -24,13 +24,13 @@ _SPACE = frozenset("zyx")
 _SIDES = (65_536, 256, 32, 8)
 """The longest side of a window over one, two, three, or more dimensions."""
 _MOST_PIXELS = 2**22
-"""The most pixels that a window reads; sides are shorter where they would read more."""
+"""The most pixels that a window reads. If a window would read more, its sides are shortened."""
 _MOST_IN_ONE = 2**16
-"""The most pixels of which one is made. They are added one by one, and long sums in float32 lose small terms."""
+"""The most pixels that may become one. They are added one by one, and long sums in float32 lose small terms."""
 _MOST_BESIDE = 16
-"""A window covers the dimensions that are not coarsened whole if they have at most this many pixels together."""
+"""Dimensions that are not coarsened are not cut into windows if they have at most this many pixels together."""
 _MOST_HALVED = 4
-"""The most times that windows are halved so that they read few pixels of the finest tensor."""
+"""How often windows are halved at most, so that they read fewer pixels of the finest tensor."""
 _LEAST_KEPT = 2**24
 """The least cache for each level that is computed in memory, in bytes."""
 _SMALL = 512
@@ -61,9 +61,9 @@ def pyramid(
 ) -> list[InfiniteTensor]:
     """See `InfiniteTensor.pyramid`.
 
-    With `kept_bytes`, each level is cached in memory, in a separate store of this size, so that levels do not displace
-    each other. Windows of all levels then cover about the same number of pixels of the tensor, and read only what is
-    near.
+    With `kept_bytes`, each level is cached in memory, in a separate store of this size, so that no level removes
+    another from the cache. Windows of all levels then cover about the same number of pixels of the tensor, so that a
+    read of a small region computes little around it.
     """
     factors = _factors(tensor, 2)
     method = method or _stored_method(tensor) or method_for(tensor)
@@ -102,7 +102,7 @@ def pyramid(
 
 
 def _check_stored_method(tensor: InfiniteTensor, method: str) -> None:
-    """Raise ValidationError if the store of a tensor holds levels of another method."""
+    """Raise ValidationError if the store of a tensor holds levels that were made with another method."""
     kept = _stored_method(tensor)
     if kept not in (None, method):
         raise ValidationError(
@@ -113,7 +113,7 @@ def _check_stored_method(tensor: InfiniteTensor, method: str) -> None:
 
 
 def levels_over(tensor: InfiniteTensor, extents: Sequence[int], method: bool | Method) -> list[InfiniteTensor]:
-    """The levels that a fill of a region of these extents also computes; none for a small region."""
+    """The levels that a fill computes together with a region of these extents; none if the region is small."""
     ends = [own if given is None else given for given, own in zip(tensor.shape, extents, strict=True)]
     number = _number_of(ends, _factors(tensor, 2))
     return tensor.pyramid(number, None if method is True else cast("Method", str(method))) if number else []
@@ -151,15 +151,15 @@ def levels_to_show(
     tensor : InfiniteTensor
         The tensor.
     nodata : Code or None
-        What is known of its missing pixels.
+        The value that marks missing pixels, if it is known.
     start, shape : tuple of int
         The box.
     wanted : bool, int or str
         True for as many levels as the box needs, an int for a number of levels, a str for a method.
     compute : bool
-        Whether they may be computed.
+        Whether levels that are not stored may be computed.
     tile_bytes : int
-        Bytes of a tile of the view, whether it shows the tensor or a level.
+        The bytes of a tile of the view, which are the same for the tensor and for each level.
 
     Raises
     ------
@@ -187,7 +187,7 @@ def levels_to_show(
     boxes = [box_above(start, shape, [factor**k for factor in factors]) for k in range(1, number + 1)]
     if not compute or (fit and all(level.is_filled(box) for level, box in zip(held, boxes, strict=False))):
         return held[:number]
-    # A tile of a level is made of 2, 4 or 8 tiles of the level before, whose windows reach beyond them.
+    # A tile of a level is computed from 2, 4 or 8 tiles of the finer level. Windows also read pixels around these.
     kept_bytes = max(_LEAST_KEPT, 4 * math.prod(factors) * tile_bytes)
     return pyramid(tensor, number, method, nodata, None, kept_bytes=kept_bytes)
 
@@ -204,7 +204,7 @@ def _number_of(extents: Sequence[int], factors: Sequence[int], most: int = _SMAL
 
 
 def without_levels(ids: Sequence[str]) -> list[str]:
-    """The ids of the tensors of a store that are not levels of others."""
+    """Leave out the ids of tensors that are levels of other tensors in `ids`."""
     known = {*ids}
     return [each for each in ids if each.rpartition("/level-")[0] not in known]
 
@@ -226,7 +226,7 @@ def stored_levels(tensor: InfiniteTensor) -> list[InfiniteTensor]:
 
 
 def _stored_level(below: Sequence[InfiniteTensor]) -> InfiniteTensor | None:
-    """The level that follows a tensor and its first levels, if the store holds it."""
+    """The level after those in `below`, a tensor and its first levels; None if the store does not hold it."""
     tensor = below[0]
     try:
         level = tensor.tile_store.open(f"{tensor.tensor_id}/level-{len(below)}", args=[below[-1]])
@@ -274,7 +274,7 @@ def _coarser(
 
 
 def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
-    """The factor for each dimension."""
+    """The factor for each dimension. A single int is for z, y and x, or for the last two of unnamed dimensions."""
     entries, one, names = members(given), as_index(given), names_of(tensor)
     if entries is None and one is not None:
         named = [d for d, name in enumerate(names) if str(name).lower() in _SPACE]
@@ -303,9 +303,9 @@ def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
 
 
 def _window(tensor: InfiniteTensor, factors: Sequence[int], halved: int) -> list[int]:
-    """The size of a window: one length for all coarsened dimensions, and all of the others if they have few pixels.
+    """The size of a window: one length along all coarsened dimensions, and the whole extent along the others.
 
-    The length is halved `halved` times.
+    The length is halved `halved` times. If the other dimensions have many pixels, the size along them is 1.
     """
     coarsened = [d for d, factor in enumerate(factors) if factor > 1] or [tensor.ndim - 1]
     sides = [1 if extent is None else extent for extent in tensor.shape]

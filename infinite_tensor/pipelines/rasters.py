@@ -1,4 +1,4 @@
-"""Reads parts of rasters and their metadata with rasterio, as torch tensors that are turned as EXIF says."""
+"""Reads parts of rasters as torch tensors, and their metadata, with rasterio. Turns pictures as EXIF says."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class RasterReader(Reader):
     @property
     def colours(self) -> tuple[str, ...]:
         """The colour interpretation of each band, by its name in rasterio."""
-        # Use a new handle: if GDAL has reported a bad tag on another one, rasterio raises that at a later call.
+        # Open a new handle: if GDAL reported a bad tag through an old one, rasterio raises this error at a later call.
         with _opened_raster(self._path) as raster:
             return tuple(each.name for each in raster.colorinterp)
 
@@ -114,7 +114,7 @@ class RasterReader(Reader):
 
 
 def page_of(path: str, page: object, count: int) -> int:
-    """Check which of `count` pages to read; None is the first, with a warning if there are others."""
+    """Return the number of the page to read, out of `count`. None is the first, with a warning if there are others."""
     if page is None:
         if count > 1:
             warnings.warn(
@@ -137,7 +137,7 @@ def _has_place(raster: Any) -> bool:
 
 
 def _dtype_of_bands(raster: Any) -> torch.dtype:
-    """The dtype of the values in a file; GDAL may read them as a larger one."""
+    """The dtype of the values that a file stores. GDAL may read them in a larger dtype."""
     if raster.dtypes[0] == "complex_int16":
         return torch.complex64
     half = raster.dtypes[0] == "float32" and raster.tags(1, ns="IMAGE_STRUCTURE").get("NBITS") == "16"
@@ -156,7 +156,7 @@ def _opened_raster(path: str) -> Any:
 
 
 def meaning_of_raster(raster: Any) -> Meaning:
-    """The metadata that rasterio finds in a file whose dimensions are bands, rows and columns."""
+    """The metadata of a raster, for a tensor whose dimensions are bands, rows and columns."""
     from rasterio.enums import ColorInterp, MaskFlags  # noqa: PLC0415  (of an extra)
 
     gcps, crs = raster.gcps
@@ -195,18 +195,21 @@ def meaning_of_raster(raster: Any) -> Meaning:
 
 _TAG = 0x0112
 _BIG = 43
-"""The version of a TIFF of more than 4 GiB."""
+"""The version in the header of a BigTIFF, the variant of TIFF for files of more than 4 GiB."""
 
 
 class Turn(NamedTuple):
-    """How rows and columns of a file become those of the picture: first reverse them, then swap them, if set."""
+    """How to turn the pixels of a file so that they become the picture.
+
+    First, reverse the rows if `up` is set, and the columns if `left` is set. Then swap both if `swapped` is set.
+    """
 
     swapped: bool = False
     up: bool = False
     left: bool = False
 
     def ordered(self, rows: Any, columns: Any) -> tuple[Any, Any]:
-        """Swap a value for rows and one for columns if the picture swaps these; from file to picture, or back."""
+        """Swap a value for rows and a value for columns if `swapped` is set; from file to picture, or back."""
         return (columns, rows) if self.swapped else (rows, columns)
 
     def in_file(self, rows: slice, columns: slice, extents: tuple[int, int]) -> tuple[slice, slice]:
@@ -287,7 +290,7 @@ _EXIF = {"PNG": _exif_in_png, "WEBP": _exif_in_webp}
 
 
 def _in_directory(file: BinaryIO, at: int, begin: int = 0) -> int:
-    """The orientation in one directory of a TIFF that begins in a file at `begin`."""
+    """The orientation in the TIFF directory at position `at`; 1 if it has none. The TIFF begins at position `begin`."""
     file.seek(begin)
     order = _order(file)
     big = _unpacked(file, f"{order}H")[0] == _BIG

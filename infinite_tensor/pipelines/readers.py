@@ -60,7 +60,7 @@ class Reader(ABC):
     device : torch.device
         The device of the tensors that it returns.
     chunks : tuple of int or None
-        Extents of what the source decodes at once, up to 128 MiB.
+        Extents of the blocks that the source decodes as a whole, up to 128 MiB; None if it has no such blocks.
     in_memory : bool
         Whether reading takes no longer than copying.
     in_file : bool
@@ -75,7 +75,7 @@ class Reader(ABC):
     in_file = True
 
     def read(self, region: Box) -> torch.Tensor:
-        """Read one region, of slices with both ends; the result may be a view of the source itself.
+        """Read one region, whose slices have a start and a stop. The result may be a view of the source itself.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class Reader(ABC):
         )
 
     def stamps(self) -> Stamps:
-        """Stamps by file name that reveal changes of files of which `digest` covers only samples."""
+        """Stamps of files by name, if `digest` covers only samples of them. A changed stamp reveals a changed file."""
         sampled = self.in_file and is_large(self.shape, self.dtype.itemsize)
         return {shown(place): stamp for place, stamp in self._stamps().items()} if sampled else {}
 
@@ -216,7 +216,7 @@ def _extents_of(array: Any) -> tuple[int, ...]:
 
 
 def _prepared(array: Any) -> Any:
-    """The object to take slices of; ValidationError if tensors cannot hold its values."""
+    """The object to slice instead of the given array; ValidationError if tensors cannot hold its values."""
     if isinstance(array, torch.Tensor):
         return dense(array, "a")
     if library_of(array) == "xarray":
@@ -239,7 +239,7 @@ def _prepared(array: Any) -> Any:
 
 
 def _lies_elsewhere(array: Any) -> bool:
-    """Whether the values of an array lie anywhere else than in the memory of this process."""
+    """Whether the values of an array lie in a file, or elsewhere outside the memory of this process."""
     if isinstance(array, torch.Tensor):
         return _file_of(array) is not None
     if isinstance(array, np.ndarray):
@@ -256,7 +256,7 @@ def _file_of(array: Any) -> str | None:
 
 
 def torch_dtype_of(given: Any, array: Any) -> torch.dtype:
-    """The torch dtype for that of an array; ValidationError if tensors cannot have it."""
+    """The torch dtype for `given`, the dtype of an array; ValidationError if tensors cannot have it."""
     try:
         dtype = given if isinstance(given, torch.dtype) else np.dtype(getattr(given, "numpy_dtype", given))
     except TypeError:
@@ -293,11 +293,11 @@ _WIDER = (
     ("int", "int8"),
     ("uint", "uint8"),
 )
-"""For dtypes that tensors do not have, by the beginning of their names: a dtype that can hold all their values."""
+"""Beginnings of names of dtypes that tensors do not have, each with a dtype that can hold all values of these."""
 
 
 def _chunks_of(array: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
-    """Extents of what an array decodes at once, up to 128 MiB."""
+    """Extents of the blocks that an array decodes as a whole, up to 128 MiB; None if it has no such blocks."""
     chunks = _said_chunks(array, shape)
     if isinstance(chunks, list | tuple) and len(chunks) == len(shape) and all(chunks):
         # Dask has the extents of all chunks along each dimension.
@@ -327,7 +327,7 @@ def _said_chunks(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def as_tensor(block: Any, array: Any = None) -> torch.Tensor:
-    """Turn what an array returned into a tensor, which may be a view of it."""
+    """Turn a block that an array returned into a tensor, which may be a view of the block."""
     if isinstance(block, torch.Tensor):
         return block
     if hasattr(block, "todense"):
@@ -375,7 +375,7 @@ _CODES = {
 
 
 def meaning_of_array(array: Any, dims: Sequence[str]) -> Meaning | None:
-    """The metadata of an xarray array whose dimensions have these names here; None for other arrays."""
+    """The metadata of an xarray array, for a tensor with dimensions named `dims`; None for other arrays."""
     if not type(array).__module__.startswith("xarray."):
         return None
     # The attribute `infinite_tensor` of an export describes that export only.
@@ -400,7 +400,7 @@ def meaning_of_array(array: Any, dims: Sequence[str]) -> Meaning | None:
 
 
 def _said(attrs: Mapping[Any, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The attributes that JSON can hold, and names of the others for messages."""
+    """The attributes that JSON can hold, and the names of the other attributes, for messages."""
     said, lost = {}, []
     for name, value in attrs.items():
         try:

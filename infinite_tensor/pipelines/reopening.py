@@ -38,7 +38,7 @@ try:
 except ImportError:
 
     class Pickler(pickle.Pickler):  # type: ignore[no-redef]
-        """The pickler of the standard library, for when no function needs cloudpickle."""
+        """The pickler of the standard library, which is used if cloudpickle is not installed."""
 
         def reducer_override(self, obj: Any) -> Any:  # noqa: ARG002
             """Pickle any object in the usual way."""
@@ -137,7 +137,7 @@ def opened_in_child(array: Any) -> Any:
     Raises
     ------
     Exception
-        If an object in it is not known to be safe, and cannot be pickled.
+        If an object in the array is not known to be fork-safe, and cannot be pickled.
     """
     _parents.append(array)
     walk = _ToChild()
@@ -146,21 +146,21 @@ def opened_in_child(array: Any) -> Any:
 
 
 class _ToChild(_ToOtherProcess):
-    """Pickles only what is not fork-safe."""
+    """Pickles an array for a forked child. Fork-safe objects in it are not pickled, but kept as they are."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kept: list[Any] = []
 
     def persistent_id(self, obj: Any) -> int | None:
-        """The index in `kept` of an object that stays as it is."""
+        """Put a fork-safe object into `kept`, and return its index there; return None for other objects."""
         if not is_fork_safe(obj):
             return None
         self.kept.append(obj)
         return len(self.kept) - 1
 
     def reducer_override(self, obj: Any) -> Any:
-        """As for another process, except for objects that would lead back to files or locks of the parent."""
+        """Pickle an object as for another process, unless it would then use files or locks of the parent."""
         # An ObjectStore of zarr pickles the store that it wraps by itself, so look at that one.
         library, kind = library_of(obj.store if isinstance(obj, ObjectStore) else obj), type(obj).__name__
         if library in _WITH_THREADS:
@@ -179,7 +179,7 @@ class _InChild(pickle.Unpickler):
         self._kept = walk.kept
 
     def persistent_load(self, pid: int) -> Any:
-        """The object that stayed as it is."""
+        """Return the fork-safe object with this index in `kept`."""
         return self._kept[pid]
 
 
@@ -199,14 +199,14 @@ _PARALLEL = {"numpy", "torch", "zarr", "tensorstore", "infinite_tensor"}
 _WRAPPERS = {"dask", "xarray"}
 """Libraries whose arrays can be read by several threads if the objects that they hold can."""
 _ONE_STATE = {"netCDF4": "HDF5", "h5py": "HDF5"}
-"""Libraries with one global state for all open files, and the name of the library that has it."""
+"""Libraries with one global state for all open files, each with the name of the library that owns this state."""
 
 
 def locks_of(array: Any) -> tuple[Lock, ...]:
     """The locks to hold, in this order, while an array is read.
 
-    There is one lock for all arrays of a library with a global state, and otherwise one for each file object that an
-    array holds, or for the array itself if it holds none that can be seen.
+    All arrays of a library with a global state share one lock. Otherwise, there is one lock for each file object that
+    the array holds. If no file object is found in it, there is one lock for the array itself.
     """
     library = library_of(array)
     if library in _PARALLEL:
@@ -224,14 +224,14 @@ def locks_of(array: Any) -> tuple[Lock, ...]:
 
 
 class _Looking(_ToChild):
-    """Finds what an array shares with other arrays, without calling methods of unknown classes."""
+    """Finds files and global states that an array may share with other arrays. Calls no methods of unknown classes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shared: set[Hashable] = set()
 
     def persistent_id(self, obj: Any) -> int | None:
-        """Note what is shared; return 0 for an object that need not be searched, None for others."""
+        """Record an object that may be shared. Return 0 if the object need not be searched for others, else None."""
         kind = type(obj)
         if library_of(obj) == "netCDF4":
             self.shared.add(_ONE_STATE["netCDF4"])
@@ -242,7 +242,7 @@ class _Looking(_ToChild):
         return 0
 
     def reducer_override(self, obj: Any) -> Any:
-        """Replace an object by what it holds."""
+        """Pickle, instead of an object, a list of the objects that it holds."""
         if isinstance(obj, FunctionType):
             held = [cell.cell_contents for cell in obj.__closure__ or ()]
         elif library_of(obj) in (*_WRAPPERS, "builtins", "collections", "functools"):
@@ -256,7 +256,7 @@ class _Looking(_ToChild):
 
 
 def _mapped(array: Any) -> Opened | None:
-    """How to open an array of numpy or torch that is mapped from a file; None for a small one, pickled by value."""
+    """How to open an array of numpy or torch that is mapped from a file; None if it is small, or not mapped."""
     if type(array) not in (np.ndarray, np.memmap, torch.Tensor) or array.nbytes < _SMALLEST_MAP:
         return None
     if isinstance(array, np.ndarray):
@@ -426,7 +426,7 @@ def _open_variable(group: Any, name: str, mask: bool, scale: bool, always_mask: 
 
 
 def _of_zarr(obj: Any) -> Opened | None:
-    """How to open an array again: by its store and its path there; or a store: by its absolute path."""
+    """How to open an array again, by its store and its path in the store; or a store, by its absolute path."""
     if isinstance(obj, zarr.Array):
         return _open_zarr, (obj.store_path.store, obj.store_path.path, obj.metadata.zarr_format)
     if type(obj) is LocalStore:
@@ -440,7 +440,7 @@ def _of_zarr(obj: Any) -> Opened | None:
 
 
 def _is_of_fsspec_in_memory(store: Store) -> bool:
-    """Whether it is a store for ``memory://``, which each process has for itself."""
+    """Whether a store keeps its data under ``memory://``, which is separate in each process."""
     return isinstance(store, FsspecStore) and "memory" in store.fs.protocol
 
 

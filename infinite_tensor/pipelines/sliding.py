@@ -1,7 +1,7 @@
 """How the windows of a tensor slide over its inputs: along which dimensions, how far, and with which halo.
 
 A `Slide` is one dimension of one input over which windows slide. An `Along` is one dimension of the output, with the
-sizes that may be returned along it. The windows of all tensors follow from these.
+sizes that a returned window may have along it. Both together determine the windows of all tensors.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from infinite_tensor.values.definition import channels_of
 _WINDOWS = (65_536, 256, 64, 16)
 """The longest side of a window that slides over one, two, three, or more dimensions, unless its halo is large."""
 _HALOS = 6
-"""A side should be at least this many times as long as its halo."""
+"""The side of a window should be at least this many times as long as its halo."""
 _MOST_PIXELS = 2**22
-"""The most pixels of a window that is made longer because of its halo, in the input and in the output."""
+"""A window that is enlarged because of its halo has at most this many pixels, in the input and in the output."""
 
 _Entry = TypeVar("_Entry")
 
@@ -38,7 +38,7 @@ class Slide:
     d : int
         Its number in the input.
     extent : int or None
-        Pixels of the input.
+        Its length in pixels of the input.
     halo : int
         Pixels of the input that are read around the window on each side.
     scale : Fraction
@@ -63,11 +63,11 @@ class Along:
     Attributes
     ----------
     extent : int or None
-        Its pixels.
+        Its length in pixels.
     size : int
-        The pixels of a window.
+        The length of a window along it, in pixels.
     name : str or None
-        If a user has given one.
+        Its name, if a user has given one.
     number : int or None
         Its position among the dimensions over which windows slide; None if it is kept whole.
     slides : tuple of Slide
@@ -82,12 +82,12 @@ class Along:
 
     @property
     def padded(self) -> int | None:
-        """The pixels of a window with the halo of the first input; None if nothing slides, or they are not whole."""
+        """The length of a window with the halo of the first input; None if it is kept whole or not a whole number."""
         margin = self.slides[0].margin if self.slides else None
         return None if margin is None or margin.denominator > 1 else self.size + 2 * int(margin)
 
     def crop(self, found: int) -> slice | None:
-        """Where the window lies in `found` pixels; None unless these are the window, with or without a halo."""
+        """Where the window lies in `found` pixels, which may include a halo; None if this number of pixels is wrong."""
         margin, odd = divmod(found - self.size, 2)
         known = not odd and margin in (0, *[slide.margin for slide in self.slides])
         return slice(margin, margin + self.size) if known else None
@@ -117,7 +117,7 @@ class Source:
         return window_over(self.tensor, slid)
 
     def padding(self, given: object) -> object:
-        """Expand a padding that has an entry per dimension over which windows slide; return any other unchanged."""
+        """Expand a padding from one entry per slide to one per dimension of the input; return others unchanged."""
         entries = None if is_one_padding(given) else members(given)
         if entries is None or len(entries) != len(self.slides):
             return given
@@ -125,7 +125,7 @@ class Source:
 
 
 def window_over(tensor: InfiniteTensor, slid: Mapping[int, tuple[int, int, int, int]]) -> TensorWindow:
-    """Windows over a tensor, given size, stride, offset and coordinate of some dimensions; the others are whole."""
+    """A window over a tensor. `slid` has size, stride, offset and coordinate of some dimensions; others are whole."""
     whole = [slid.get(d, (extent or 1, extent or 1, 0, None)) for d, extent in enumerate(tensor.shape)]
     return TensorWindow(*zip(*whole, strict=True))
 
@@ -171,11 +171,11 @@ def slid_dims(
     Parameters
     ----------
     shape, names
-        Of a tensor.
+        The shape and the dimension names of a tensor.
     count : int or None
         The number of dimensions over which windows slide, if it is known.
     numbers : sequence of int, optional
-        These dimensions, if they are known.
+        The numbers of these dimensions, if they are known.
 
     Raises
     ------
@@ -206,12 +206,14 @@ def slid_dims(
 
 
 def window_advice(window: object, shape: Sequence[int | None]) -> str:
-    """Advice for a `window` that is one int, from which the number of dimensions over which it slides is not known.
+    """Advice to give `window` as a tuple, which tells over how many dimensions it slides, instead of one int.
+
+    Empty if this would not help.
 
     Raises
     ------
     ValidationError
-        If it is not a positive int.
+        If `window` is a single value, but not a positive int.
     """
     if window is None or members(window) is not None:
         return ""
@@ -249,7 +251,7 @@ def _slid(at: int, tensor: InfiniteTensor, dims: object, window: object) -> list
 
 
 def _numbers(at: int, tensor: InfiniteTensor, dims: object) -> list[int]:
-    """The dimensions of an input that `dims` names, in its order."""
+    """The numbers of the dimensions that `dims` lists by name or number, in the same order."""
     numbers = []
     for entry in members(dims) or ():
         name, d = word(entry), as_index(entry)
@@ -271,12 +273,12 @@ def _from_zero(value: object) -> int | None:
 
 
 def positive(value: object) -> int | None:
-    """A positive int, or None."""
+    """Return `value` as an int if it is a positive int, otherwise None."""
     return _from_zero(value) or None
 
 
 def _of_inputs(name: str, given: object, count: int) -> Sequence[object]:
-    """One entry for each input, of which there are `count`."""
+    """Expand an argument, which is one value for all inputs or a tuple, to one entry for each of `count` inputs."""
     entries = None if count == 1 else members(given)
     if entries is None:
         return [given] * count
@@ -292,7 +294,10 @@ def _of_inputs(name: str, given: object, count: int) -> Sequence[object]:
 def of_dimensions(
     name: str, given: object, count: int, read: Callable[[object], _Entry | None], expected: str
 ) -> list[_Entry]:
-    """One entry for each dimension over which windows slide, of which there are `count`."""
+    """Expand an argument, one value or a tuple, to one entry for each of `count` dimensions over which windows slide.
+
+    `read` converts an entry, and returns None for an invalid one. `expected` describes an entry in the message.
+    """
     entries = members(given)
     found = [read(entry) for entry in ((given,) * count if entries is None else entries)]
     known = [entry for entry in found if entry is not None]
@@ -305,7 +310,7 @@ def of_dimensions(
 
 
 def paddings_of(sources: Sequence[Source], padding: object) -> object:
-    """The `args_padding` of the output."""
+    """The `args_padding` of the output, from the argument `padding`."""
     if is_one_padding(padding):
         return padding
     entries = _of_inputs("padding", padding, len(sources))
@@ -313,12 +318,12 @@ def paddings_of(sources: Sequence[Source], padding: object) -> object:
 
 
 def is_one_padding(given: object) -> bool:
-    """Whether a padding is meant for all dimensions."""
+    """Whether `given` is a single padding, which is meant for all dimensions."""
     return members(given) is None or constant_of(given) is not None
 
 
 def output_of(sources: Sequence[Source], window: object, channels: object) -> list[Along]:
-    """The dimensions of the output: as those of the first input, but for the channels and the scale.
+    """The dimensions of the output. They are those of the first input, except for channels and scale.
 
     Raises
     ------
@@ -364,7 +369,7 @@ def _with_channels(output: list[Along], kept: Sequence[int], channels: object) -
 def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
     """The size of a window of the output, along each dimension over which it slides."""
     first = sources[0].slides
-    # A side that is a multiple of this, in pixels of the first input, is whole in the output and in all inputs.
+    # If a side is a multiple of its unit, in pixels of the first input, it is whole in the output and in all inputs.
     units = [
         math.lcm(*[(slide.scale / source.slides[j].scale).denominator for source in sources], slide.scale.denominator)
         for j, slide in enumerate(first)
@@ -387,7 +392,7 @@ def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
 
 
 def _default_sides(sources: Sequence[Source]) -> list[int]:
-    """The longest sides of windows, in pixels of the first input; long enough for the halo not to waste work."""
+    """The longest sides of windows by default, in pixels of the first input. With them, the halo wastes little work."""
     first = sources[0].slides
     side = _WINDOWS[min(len(first), len(_WINDOWS)) - 1]
     finer = [max(Fraction(1), slide.scale) for slide in first]
@@ -410,7 +415,7 @@ def _extent(sources: Sequence[Source], j: int) -> int | None:
     """The extent of the output along a dimension, in its pixels; None if it is unbounded in all inputs."""
     slides = [source.slides[j] for source in sources]
     covered = [None if slide.extent is None else math.ceil(slide.extent * slide.scale) for slide in slides]
-    # The last pixel of a coarse input may reach beyond the end of a fine one.
+    # The last pixel of a coarse input may reach beyond the end of a fine input.
     found = min((pixels for pixels in covered if pixels is not None), default=None)
     for at, (slide, pixels) in enumerate(zip(slides, covered, strict=True)):
         if found is not None and pixels not in (None, found) and slide.extent != math.ceil(found / slide.scale):

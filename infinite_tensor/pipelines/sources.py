@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 
 _USEFUL_BYTES = 2**20
-"""Size of a block: small enough for a patch of 64 pixels, and large enough for the overhead of a block."""
+"""The most bytes of a block, unless a single chunk is larger. Small patches need small blocks, but each has a cost."""
 _CACHE_BYTES = 2**27
-"""Cache of a source. With blocks of 1 MiB it holds two rows of blocks of a colour image 40,000 pixels wide."""
+"""Bytes of a source's cache: enough for two rows of blocks of 1 MiB of a colour image that is 40,000 pixels wide."""
 
 
 T = TypeVar("T", bound=InfiniteTensor)
@@ -248,11 +248,11 @@ class Blocks(RegionWriter):
         return {file: Item(repr(file), f"#{stamp}", STAMP) for file, stamp in self.stamps.items()}
 
     def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
-        """One block. Of the code here, the fingerprint of a source covers only this method."""
+        """Return block `ctx`. The fingerprint of a source covers no other code of this class."""
         return self.block(ctx)
 
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:
-        """What to do instead of moving it; see `RegionWriter.instead`."""
+        """What to do instead of moving the tensor to another device or dtype; see `RegionWriter.instead`."""
         if dtype is self.reader.dtype:
             return f"it is read as it is stored; move what is read: t[...].to({str(device)!r})"
         return (
@@ -266,7 +266,7 @@ class Blocks(RegionWriter):
         return self.reader.in_memory
 
     def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether the values are in memory, and the tensor is as it was made; see `RegionWriter.writes`."""
+        """Whether the values are in memory, with this window size, dtype and device; see `RegionWriter.writes`."""
         reader = self.reader
         return reader.in_memory and (self.size, reader.dtype, reader.device) == (tuple(size), dtype, device)
 
@@ -276,7 +276,7 @@ class Blocks(RegionWriter):
         as_array(out)[...] = as_array(pixels)
 
     def block(self, ctx: tuple[int, ...]) -> torch.Tensor:
-        """One block. Its pixels beyond the end of the array have arbitrary values."""
+        """Return block `ctx`. Its pixels beyond the end of the array have arbitrary values."""
         starts = map(operator.mul, ctx, self.size)
         inside = self.reader.read(
             tuple(
@@ -306,7 +306,7 @@ def _source(
 
 
 def least_cache_of(size: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Bytes of two blocks, so that windows across the border of two blocks read each of them only once."""
+    """The bytes of two blocks. With such a cache, windows across the border of two blocks read each block only once."""
     return 2 * math.prod(size) * dtype.itemsize
 
 
@@ -318,7 +318,7 @@ def tensor_over(
     meaning: Meaning | None = None,
     **options: Any,
 ) -> T:
-    """A tensor of the blocks of a reader; without a version, a digest identifies the content."""
+    """A tensor whose windows are blocks of what a reader reads. If `version` is None, a digest is the version."""
     return kind(
         reader.shape,
         Blocks(reader, size, named=version is not None, meaning=meaning),
@@ -367,7 +367,7 @@ def _checked_name(name: object) -> str | None:
 
 
 def _block_of(reader: Reader, chunks: object) -> tuple[int, ...]:
-    """The extents of a block."""
+    """The extents of a block, from the argument `chunks`."""
     shape = reader.shape
     if word(chunks) == "auto":
         find = _even_block if reader.chunks is None else _block_of_chunks
@@ -383,7 +383,7 @@ def _block_of(reader: Reader, chunks: object) -> tuple[int, ...]:
 
 
 def _even_block(shape: tuple[int, ...], _chunks: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """A block about as long in each dimension, so that patches of any shape lie in few blocks."""
+    """A block of about the same length in each dimension, so that a patch of any shape lies in few blocks."""
     side = 1
     while side < max(shape) and math.prod(min(n, 2 * side) for n in shape) * itemsize <= _USEFUL_BYTES:
         side *= 2
