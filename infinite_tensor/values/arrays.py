@@ -36,7 +36,7 @@ CHUNK_BYTES = 2**27
 
 
 def is_large(shape: Sequence[int], itemsize: int) -> bool:
-    """Whether an array is too large for a digest of all bytes. Then its digest covers checksums or samples."""
+    """Whether an array is too large for a digest of all bytes. If so, its digest covers checksums or samples."""
     return math.prod(shape) * itemsize > _ALL_BYTES
 
 
@@ -48,7 +48,7 @@ def digest_of_regions(
     in_file: bool,
     chunks: Sequence[int] | None = None,
 ) -> str:
-    """Return the SHA-256 of values as bytes in C order.
+    """Return the SHA-256 of the values of an array, as bytes in C order.
 
     Beyond 64 MiB, it is the SHA-256 of samples if the array is in a file, otherwise the SHA-256 of the CRC-32C
     checksums of each 4 MiB. A sample is a run of values of up to 4 KiB. 64 samples are spread evenly along each
@@ -250,7 +250,7 @@ def stamps_of_raster(path: str, files: Iterable[str]) -> Stamps:
 
 
 def stamps_of_array(array: Any, file: str | None) -> Stamps:
-    """Return the stamps of an array of any library that is not in memory. If it is mapped from a file, give `file`."""
+    """Return the stamps of an array that is not in memory. `file` is the file that it is mapped from, if any."""
     library = type(array).__module__.partition(".")[0]
     if file is not None or library == "h5py":
         # A view of one field of a table has no `file`, but its dataset has.

@@ -56,7 +56,7 @@ than two threads.
 _SAME_EVERYWHERE = (torch.fmax, torch.fmin)
 """Blends that give the same bits for any shape of block and any position of a pixel in it."""
 _SAME_INTEGERS = (torch.maximum, torch.minimum)
-"""Blends that do this unless there are NaNs or -0.0: torch's vector and scalar loops pick different NaNs or zeros."""
+"""Blends that do so for integers. Of two NaNs, or 0.0 and -0.0, torch's vector and scalar loops pick different ones."""
 
 _Box: TypeAlias = tuple[Index, Index]
 
@@ -121,15 +121,15 @@ class Blender:
         self._row_parts: dict[tuple[bool, ...], list[_Part]] = {}
 
     def begun(self, target: Array) -> Array:
-        """Return a block of the accumulator's dtype, to fold all windows over `target` into. It may be `target`."""
+        """Return a block of the accumulator's dtype into which all windows over `target` are folded; maybe `target`."""
         if self.accumulator == self._dtype:
             return target
         return as_array(torch.empty(target.shape, dtype=self.accumulator, device=as_tensor(target).device))
 
     def finish(self, block: Array, start: Sequence[int], target: Array) -> None:
-        """Write the final pixels of a block that begins at `start`, with all windows folded into it, to `target`.
+        """Compute the final pixels from `block`, into which all windows are folded, and write them to `target`.
 
-        `block` and `target` may be the same block. They are, if there is nothing left to do.
+        Both begin at pixel `start`, and may be the same block.
         """
         if self._mean is not None:
             self._mean.divide(block, start, target)
@@ -144,7 +144,7 @@ class Blender:
             block.fill_(init)
 
     def prepare(self, block: Array, start: Sequence[int]) -> None:
-        """Prepare a block that begins at pixel `start` for folding all its windows into it, by `blank`.
+        """Call `blank` on a block before its windows are folded into it. The block begins at pixel `start`.
 
         Does nothing if every pixel is copied from its first window anyway.
         """
@@ -226,7 +226,7 @@ class Blender:
             last = min(len(row), -((low[axis] - end) // stride))
             if first >= last or not all(map(operator.lt, low, high)):
                 continue
-            # Windows of which the target contains a whole stride form a block of cells, one for each window.
+            # The target contains a whole stride of each window from `inner` to `outer`. Fold these strides at once.
             inner, outer = max(first, -((low[axis] - begin) // stride)), min(last, (end - low[axis]) // stride)
             if outer - inner < 2:
                 inner = outer = last

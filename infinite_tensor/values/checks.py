@@ -99,7 +99,7 @@ def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], definition
 
 
 def checked_paddings(args: Sequence[Any], given: object) -> tuple[tuple[Padding, ...] | None, ...]:
-    """Return, for each arg, one padding per dimension, or None without padding, from the user's `args_padding`.
+    """Return, for each arg, one padding per dimension, or None if it has no padding. `given` is `args_padding`.
 
     Raises
     ------
@@ -181,7 +181,7 @@ def checked_windows(args: Sequence[Any], windows: Sequence[object]) -> tuple[Ten
 
 
 def check_followed(name: str, window: TensorWindow, coordinates: int) -> None:
-    """Check that a window only follows coordinates of the consumer's ctx, which has `coordinates` entries."""
+    """Check that a window follows only coordinates that exist: `ctx` has as many entries as `coordinates`."""
     for d, k in enumerate(followed(window)):
         if k is not None and k >= coordinates:
             raise ValidationError(

@@ -46,7 +46,7 @@ class Blocks(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Blocks of one size along a dimension: their numbers, their pixels, and the weight of each pixel in a block."""
+    """Blocks of one size along a dimension: their indices, their pixels, and the weight of each pixel in a block."""
 
     blocks: slice
     pixels: slice
@@ -189,7 +189,7 @@ def _over(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
 def _best(
     better: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], entries: _Entries, nodata: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return the best pixel of each block. A number is better than NaN."""
+    """Return the best pixel of each block; `better` picks one of two. Any number is better than a missing pixel."""
     best, *others = [pixels for _, pixels in entries]
     for pixels in others:
         found = better(best, pixels)
@@ -266,8 +266,8 @@ class Coarsening:
     along: int | None = None
 
     def __call__(self, ctx: Sequence[int], region: torch.Tensor) -> torch.Tensor:
-        """One window of the coarser tensor, zeros beyond its end."""
-        # Stored tensors remember the code of this method, and warn where it is another one: it is to stay as it is.
+        """Return one window of the coarser tensor. Its pixels beyond the end of this tensor are 0."""
+        # Do not change this method: stored tensors remember its code, and warn if it has changed.
         return self._window(ctx, region)
 
     def _window(self, ctx: Sequence[int], region: torch.Tensor) -> torch.Tensor:
@@ -320,7 +320,7 @@ class Coarsening:
 
     @classmethod
     def of_version(cls, version: object, shape: Shape, dtype: torch.dtype) -> Self | None:
-        """Return the coarsening that `version` records, for a finer tensor of this shape and dtype; None if none."""
+        """Return the coarsening that `version` records, if any. The finer tensor has this shape and dtype."""
         said: Any = version.get(KEY) if isinstance(version, dict) else None
         if not isinstance(said, dict):
             return None
@@ -343,7 +343,7 @@ class Coarsening:
 
 
 def scales(levels: Sequence[Coarsening]) -> list[tuple[int, ...]]:
-    """Return, for each level and dimension, how many pixels of the tensor make one pixel. The lowest level is first."""
+    """Return, for each level and dimension, how many pixels of the tensor make one pixel. The finest level is first."""
 
     def product(below: Sequence[int], factor: Sequence[int]) -> tuple[int, ...]:
         return tuple(map(operator.mul, below, factor))

@@ -243,7 +243,7 @@ class Definition:
 
     @cached_property
     def gathered(self) -> Definition:
-        """The definition of the gathered tensor, in which windows are blended. Without a reduction, it is this one."""
+        """The definition of the gathered tensor, in which windows are blended; this definition without a reduction."""
         if self.reduction is None:
             return self
         reduction = reduction_from_json(self.reduction)
@@ -493,7 +493,7 @@ def functions_of(
     *,
     told: bool = False,
 ) -> Functions:
-    """Return the functions of a tensor and everything upstream. `told`: whether the user has set a version."""
+    """Return the functions of a tensor and of everything upstream. `told` says whether the user has set a version."""
     ours = f if isinstance(f, Calling) else None
     if ours is not None and not ours.stored:
         return Functions()

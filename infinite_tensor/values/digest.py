@@ -28,7 +28,7 @@ from infinite_tensor.values.objects import assigned_by, bare, name_of, parts_of_
 _LEAF = 1 << 22
 """The size in bytes of the parts that are hashed separately, so that threads can share the work."""
 _MOST_LISTED = 1000
-"""The most modules and tensors that are covered of one list or dict in a module."""
+"""How many modules and tensors of one list or dict in a module are covered at most."""
 
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _MANGLED = re.compile(rb"[./]?___torch_mangle_\d+")
@@ -371,7 +371,7 @@ def mode_matters(module: nn.Module) -> bool:
 
 def _graph_reads_mode(scripted: Any) -> bool:
     """Whether TorchScript code reads the attribute `training` of the module itself. It has no bytecode to look into."""
-    if not hasattr(scripted, "inlined_graph"):  # nor a `forward`
+    if not hasattr(scripted, "inlined_graph"):  # so it has no `forward`
         return False
     graph = scripted.inlined_graph
     itself = next(graph.inputs()).debugName()

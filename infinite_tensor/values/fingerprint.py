@@ -393,7 +393,7 @@ class _Walk:
         return True
 
     def _expand_class(self, kind: type, *, made: bool) -> None:
-        """Walk a class's code once, and those of its attributes that code names. Skip constructors unless `made`."""
+        """Walk the code of a class once, and the attributes that code names. Skip constructors unless `made`."""
         if (id(kind), made) in self._expanded:
             return
         self._expanded[id(kind), made] = kind
@@ -426,7 +426,7 @@ class _Walk:
             self.uses = before | Uses(self.uses.globals, self.uses.attributes, self.uses.imported)
 
     def _attributes(self, owner: object, held: Mapping[str, object], place: _Place) -> None:
-        """Walk the attributes of an object or a Python module that walked code names."""
+        """Walk those attributes of an object or a Python module whose names occur in walked code."""
         assigned, kind = self.known.assigned, type(owner)
         if issubclass(kind, types.ModuleType):
             assigned |= self.known.rebound
@@ -491,7 +491,7 @@ class _Walk:
         if package in _TELLING_NOTHING or issubclass(kind, (*_RANDOM, *_STREAMS)):
             return None
         if issubclass(kind, torch.autocast):
-            # Entering it assigns its other attributes. Devices are not compared.
+            # Entering the context assigns its other attributes. Devices are not compared.
             enabled = value._enabled  # type: ignore[attr-defined]  # noqa: SLF001  (it has no public name)
             self._say(place, f"autocast to {value.fast_dtype}" if enabled else "no autocast")  # type: ignore[attr-defined]
             return None
@@ -501,7 +501,7 @@ class _Walk:
             self._attributes(value, held, place if place.of else place._replace(path=kind_name(value)))
             return None
         if _is_array(kind):
-            # Like sources. The library of the array may change without a change of its values.
+            # Cover the values, as for sources. The library of the array may change while its values stay the same.
             large = _is_large_array(value)
             self._say(place._replace(kind=STAMP if large else _STATE), lambda: _array_said(value, large=large))
         elif package not in sys.stdlib_module_names or package in _HOLDING:
@@ -513,7 +513,7 @@ class _Walk:
         return None
 
     def _ours(self, value: Any, place: _Place) -> None:
-        """Walk an object of this library. Its method `_reaches` tells what it reaches."""
+        """Walk an object of this library, through the objects that its method `_reaches` returns."""
         if id(value) in self._expanded:
             return
         self._expanded[id(value)] = value
@@ -526,7 +526,7 @@ class _Walk:
                 self._put(each, _Place(name, "", (*place.within, id(value))))
 
     def _may_be_imported(self, module: str) -> bool:
-        """Whether a module belongs to the project. Looks it up without importing anything."""
+        """Whether a module that code may import belongs to the project. The module is looked up, but not imported."""
         found = PathFinder.find_spec(top(module))
         return found is not None and self._is_project(module, found.origin)
 
@@ -636,7 +636,7 @@ def _is_ours(module: str) -> bool:
 
 
 def _package_of(function: object) -> str | None:
-    """Return the package of a function whose installed code may count; None for torch, numpy and the like."""
+    """Return the package of a function, whose code counts even if installed; None for torch, numpy and the like."""
     function = innermost(function)
     module = getattr(function if isinstance(function, types.FunctionType) else type(function), "__module__", "") or ""
     package = top(module)

@@ -119,7 +119,7 @@ class Functions:
         return functions
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the record. Without args, pickle the functions, because they are pickled with the tensor anyway."""
+        """Pickle only the record; without args, pickle the functions, which are pickled with the tensor anyway."""
         if self._record is None and not self._upstream:
             return partial(type(self), told=self._told), (self._own,)
         # Functions upstream are not pickled, because chains may be long.

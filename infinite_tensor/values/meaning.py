@@ -33,7 +33,7 @@ _LONGEST = 2**18
 _MOST_BYTES = 2**28
 """The most bytes of all coordinates that are read from a store, as a guard against decompression bombs."""
 _SAME_SIZE, _SAME_PLACE = 1e-6, 1e-3
-"""The most that rounding changes the size of a pixel, and its place, as a fraction of a pixel."""
+"""How much rounding may change the size of a pixel, and its place, at most: a fraction of a pixel."""
 
 
 class Seen(NamedTuple):
@@ -317,7 +317,7 @@ class Coordinate(Fact):
         return bool(np.allclose(a, b, rtol=0, atol=_SAME_PLACE * float(np.abs(np.diff(a)).min())))
 
     def fields(self) -> dict[str, Any] | None:
-        """See `Fact`. Numbers are compressed as second differences of their bits: even steps have few distinct ones."""
+        """See `Fact`. Numbers are stored as second differences of their bits, which compress well if steps are even."""
         little = self.values.dtype.newbyteorder("<")
         stored: Any = self.values.reshape(-1).tolist()
         if little.kind != "U":

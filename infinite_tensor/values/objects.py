@@ -191,7 +191,7 @@ def sha256_of(said: Iterable[str]) -> str:
 
 
 def plain(value: Any) -> str | None:  # noqa: PLR0911  (one case for each kind)
-    """Return a text that identifies a value without members; None for others. Strings may be secret: hash them."""
+    """Return a text that identifies a value without members; None for others. Strings may be secret, and are hashed."""
     kind = type(value)
     if value is None or kind in (bool, float, complex):
         return repr(value)

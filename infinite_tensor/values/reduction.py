@@ -151,7 +151,7 @@ def reduced(reduction: Reduction, values: torch.Tensor) -> torch.Tensor:
 
 
 def unknown_in(blend_or_reduction: object) -> Unknown | None:
-    """Return the `Unknown` in a blend or a reduction: a function or weights known only by name; None without one."""
+    """Return the `Unknown` in a blend or a reduction: a function or weights known only by name. None without one."""
     found = blend_or_reduction
     if isinstance(found, WeightedMean):
         found = found.weights

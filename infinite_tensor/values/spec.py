@@ -121,14 +121,14 @@ class TensorSpec:
         return tuple([label_of(d, name) for d, name in enumerate(names_of(self.definition.dims, len(self.shape)))])
 
     def beside(self, stored: Definition) -> TensorSpec:
-        """Return the same tensor. Names and meaning that were not given are taken from the stored definition."""
+        """Return the same spec. Dimension names and meaning that were not given are taken from `stored`."""
         dims, meaning = joined_dims(stored.dims, self.definition.dims), self.definition.meaning or stored.meaning
         if self.definition.dims == dims and self.definition.meaning is meaning:
             return self
         return replace(self, definition=replace(self.definition, dims=dims, meaning=meaning))
 
     def moved(self, device: torch.device, dtype: torch.dtype) -> TensorSpec:
-        """Return the same tensor on another device, in another dtype."""
+        """Return the spec of the same tensor on this device, in this dtype."""
         definition = replace(self.definition, dtype=dtype)
         if self.reduction is None:
             definition = replace(definition, blend_init=json_scalar("blend_init", self.blend_init, dtype))

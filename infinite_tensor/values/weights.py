@@ -33,7 +33,7 @@ _Profile: TypeAlias = npt.NDArray[np.float32]
 _LEAST_GAUSSIAN = 1e-3
 _SIGMA_SCALE = 0.125
 _SIGMA_SCALES = 1e-6, 1e6
-"""The limits of a scale, within which no power of it overflows."""
+"""The limits of `sigma_scale`. Between them, no power of it overflows."""
 _SERIAL = 2**14
 """Up to this number of elements, torch uses no threads."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -393,7 +393,7 @@ class Averaging:
     def put(self, target: Array, incoming: Array, within: Sequence[slice], *, first: bool) -> None:
         """Add ``weights * incoming`` to `target`; for the first window, overwrite `target` instead.
 
-        `within` is the part of a window that `incoming` contains, of one window or of several.
+        `incoming` contains the part `within` of one window, or of each of several windows.
         """
         weights = self._weights_on(as_tensor(target).device)[tuple(within)]
         if target.ndim > weights.ndim:
@@ -496,7 +496,10 @@ _Blocks: TypeAlias = tuple[Array, Array, Array]
 
 
 def parts_of(blocks: _Blocks) -> list[_Blocks]:
-    """Cut two blocks of one shape, and a factor that broadcasts to it, into parts of at most `AT_ONCE`, on the CPU."""
+    """Cut two blocks of the same shape, and a factor that broadcasts to this shape, into small parts.
+
+    Parts have at most `AT_ONCE` elements. Blocks on a GPU are not cut.
+    """
     target, values, factor = blocks
     count = math.prod(target.shape)
     if count <= AT_ONCE or as_tensor(target).device.type != "cpu":
