@@ -109,7 +109,7 @@ def clear_direct_caches(store: TileStore) -> None:
 
 
 def _limit_cache(store: TileStore, limit: object) -> None:
-    """Apply ``cache_limit`` to a memory store; other stores ignore it."""
+    """Set the limit of a memory store to ``cache_limit``. Leave other stores unchanged."""
     number = as_index(limit)
     if limit is not None and (number is None or number < 0):
         raise ValidationError(f"cache_limit must be a number of bytes or None for no limit, got {quoted(limit)}")
@@ -120,7 +120,7 @@ def _limit_cache(store: TileStore, limit: object) -> None:
 def _set_tile_size(
     store: TileStore, tensor_id: str, tile_size: int | Sequence[int] | None
 ) -> int | Sequence[int] | None:
-    """Apply ``tile_size`` to a persistent store, and return the former tile size; other stores ignore it."""
+    """Set the tile size for a tensor of a persistent store, and return the former one. Ignore other stores."""
     contents = contents_of(store)
     if not isinstance(contents, PersistentContents):
         return None

@@ -36,7 +36,7 @@ _Item_co = TypeVar("_Item_co", covariant=True)
 
 
 class _Reads(Protocol[_Patch]):
-    """What a tensor and a group have in common for a type checker: the type of a region that is read."""
+    """For type checkers: a tensor or a group, whose `read` returns patches of type `_Patch`."""
 
     def read(self, indices: list[Any], *, workers: int | None = None) -> list[_Patch]:
         """See `InfiniteTensor.read`."""
@@ -103,7 +103,7 @@ class _PatchGrid:
 
 
 class _Patches(Dataset[_Item_co]):
-    """Patches, each with a number: its position in the lexicographic order of the corners."""
+    """The patches of a dataset, numbered in the lexicographic order of their first pixels."""
 
     def __init__(
         self, sources: Sources, patch_size: object, stride: object, region: object, transform: Transform | None
@@ -150,11 +150,11 @@ class _Patches(Dataset[_Item_co]):
         return self._length
 
     def _number(self, index: int) -> int:
-        """Return the number of the patch at an index from 0 up to the length."""
+        """Return the number of the patch that the item `index` is. `index` is not negative."""
         return index
 
     def region(self, index: int) -> Any:
-        """Return the region that an item reads.
+        """Return the region that is read for an item.
 
         Parameters
         ----------
@@ -231,7 +231,7 @@ class _Patches(Dataset[_Item_co]):
         return tuple(reversed(corner))
 
     def _arranged(self, values: Sequence[_T]) -> _T | list[_T] | tuple[_T, ...] | dict[Any, _T]:
-        """Arrange one value per tensor or group in the structure in which they were given."""
+        """Arrange one value per tensor or group as the user gave these: alone, or in a list, tuple or dict."""
         if isinstance(self._sources, dict):
             return dict(zip(self._sources, values, strict=True))
         if isinstance(self._sources, Source):
@@ -342,7 +342,7 @@ class GridDataset(_Patches[_Item_co]):
 
 
 class PatchDataset(_Patches[_Item_co]):
-    """Patches at random places in a region; seed and epoch determine the places in every process, on every machine.
+    """Patches at random places in a region. The same seed and epoch give the same places in every process.
 
     If the region has ``n`` places for a patch, in lexicographic order, item ``i`` is at place ``n * h // 2**512``,
     where ``h`` is the BLAKE2b digest of the text ``f"{seed} {i}"`` as a big-endian number of 512 bits. After
@@ -498,13 +498,13 @@ def _leaves(sources: object) -> list[Source]:
 
 
 def _cut(source: Source, patch_size: object, stride: object, region: object) -> _PatchGrid:
-    """Return how a tensor or group is cut into patches; a stride of None allows every possible place."""
+    """Return how a tensor or group is cut into patches. With a stride of None, patches may begin at every pixel."""
     box = _box(region, source.shape)
     dims = [d for d in range(source.ndim) if d not in box.squeezed]
     extents = tuple(None if source.shape[d] is None else box.stop[d] - box.start[d] for d in dims)
     channels = {*dims} & {*(channels_of(source.dims) if isinstance(source, InfiniteTensor) else ())}
     if channels and None not in extents:
-        # An int is for all other dimensions, as it is for the unbounded ones of a tensor that has some.
+        # An int as patch_size applies to all dimensions except channels, as if these were the unbounded ones.
         extents = tuple(extent if d in channels else None for d, extent in zip(dims, extents, strict=True))
     sizes = sizes_of("patch_size", patch_size, extents)
     units = [_unit(source, d) for d in dims]
@@ -523,7 +523,10 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
 
 
 def _unit(source: Source, d: int) -> int:
-    """Return the smallest number of pixels along a dimension that is whole pixels of every tensor that is read."""
+    """Return the smallest number of pixels of `source` along `d` that is a whole number in each of its tensors.
+
+    A pixel of a group may be only a part of a pixel of a coarser tensor. For a single tensor, this number is 1.
+    """
     scales = [source.scale(key) for key in source.keys(True, True)] if isinstance(source, TensorGroup) else []
     return math.lcm(*(scale[d].denominator for scale in scales))
 

@@ -85,7 +85,10 @@ def _check_given(store: TileStore, tensor_id: str, definition: Definition, args:
 
 
 def _open_args(store: TileStore, tensor_id: str, stored: StoredTensor) -> tuple[InfiniteTensor, ...]:
-    """Open the args that are in the store, each after its own args. A loop, because recursion fails on long chains."""
+    """Open the args of a tensor, or return an empty tuple if the store lacks one of them.
+
+    Args of args are opened too. This is a loop, because recursion would fail on long chains of tensors.
+    """
     opened: dict[str, InfiniteTensor] = {}
     found = {tensor_id: stored}
     held = {tensor_id: _held_args(store, found, tensor_id)}
@@ -109,7 +112,7 @@ def _open_args(store: TileStore, tensor_id: str, stored: StoredTensor) -> tuple[
 
 
 def _held_args(store: TileStore, found: dict[str, StoredTensor], name: str) -> list[str]:
-    """Return the ids of the args of a stored tensor that are in the store and have the same definition as before."""
+    """Return the ids of the args that are in the store with the definition that tensor `name` was computed from."""
     held = []
     for arg in found[name].definition.args:
         key = arg.tensor_id
@@ -166,9 +169,9 @@ def _bind(
 
 @dataclass(frozen=True)
 class _PickledComputation:
-    """One computation of a pickled chain, with its tensors.
+    """A pickled ``f`` with the tensors that it computes: one element of a list in which args come first.
 
-    `args` are the positions of its args in the list of all tensors of the earlier computations.
+    `args` says where its args are in the list of all tensors of the elements before it.
     """
 
     tensors: tuple[TensorInStore, ...]
@@ -179,7 +182,10 @@ class _PickledComputation:
 
 
 def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tuple[list[_PickledComputation], int]]:
-    """Return the result of ``__reduce__``. The chain is a list, args first, because deep nesting cannot be pickled."""
+    """Return what ``__reduce__`` of a tensor returns: the tensor and all upstream tensors as one flat list, args first.
+
+    Nested objects would be the obvious form, but pickle fails on deep nesting.
+    """
     numbers: dict[int, int] = {}
     parts = []
     # Args come before the tensors that read them.
@@ -219,7 +225,7 @@ def for_reading(tensor: InfiniteTensor, readers: dict[TileStore, TileStore]) -> 
 
 
 def reader_of(store: TileStore, readers: dict[TileStore, TileStore]) -> TileStore:
-    """Return the same store, opened read-only; see `for_reading`."""
+    """Return `store` opened read-only, or unchanged if it is in memory. `readers` are as in `for_reading`."""
     if store.read_only or not contents_of(store).outlives_process:
         return store
     if store not in readers:
@@ -235,7 +241,7 @@ def reader_of(store: TileStore, readers: dict[TileStore, TileStore]) -> TileStor
 
 
 def _tensor_key(tensor: InfiniteTensor) -> int:
-    """Return a key of this tensor object. Objects with equal definitions may have different ``f``, so keys differ."""
+    """Return a key that only this tensor object has. Its definition is no such key: other ``f`` may share it."""
     return id(node_of(tensor).tensor)
 
 

@@ -81,7 +81,7 @@ class Shared:
     args : tuple of ArgDefinition
         The args that `f` reads.
     upstream : tuple of Functions
-        The functions of the args.
+        For each arg, the functions that compute it.
     device : torch.device
         Where `f` returns windows.
     version : object

@@ -1165,7 +1165,7 @@ class InfiniteTensor(Fillable):
 
         @classmethod
         def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> None:
-            """Refuse to be an argument of a function of torch: that would read all pixels."""
+            """Raise TypeError if a function of torch gets an InfiniteTensor: it would have to read all pixels."""
             given = [each for arg in (*args, *(kwargs or {}).values()) for each in members(arg) or (arg,)]
             tensors = [each for each in given if isinstance(each, InfiniteTensor)]
             example = tensors[0]._example if tensors else "t[0:512, 0:512]"  # noqa: SLF001  (its own)
@@ -1175,7 +1175,7 @@ class InfiniteTensor(Fillable):
             )
 
         def _refuse_arithmetic(self, *_: object) -> None:
-            """Refuse to be an operand, for the same reason."""
+            """Raise TypeError for operators such as ``+``: they would have to read all pixels."""
             raise TypeError(
                 f"an InfiniteTensor has no arithmetic; read a region first, as in {self._example} + 1, or compute a "
                 "new tensor, as in t.map(lambda x: x + 1)"
@@ -1259,7 +1259,7 @@ def tensors_of(
     args: tuple[InfiniteTensor, ...],
     kind: type[InfiniteTensor] = InfiniteTensor,
 ) -> list[InfiniteTensor]:
-    """Create the tensors that one ``f`` computes from these args, registered with their stores."""
+    """Create the tensors that one ``f`` computes from `args`, and register them with their stores."""
     tensors = []
     for node in Computation.registered(stored, f, batching, map(node_of, args)).nodes:
         tensor = kind.__new__(kind)
@@ -1293,7 +1293,7 @@ def _shared(
     tensor_id: object,
     version: object,
 ) -> tuple[Shared, tuple[InfiniteTensor, ...]]:
-    """Check what a user declares about an ``f``, and return it with the args."""
+    """Check the arguments that all outputs of an ``f`` share. Return them, and the args as tensors."""
     check_callable(f)
     for name, value in (("args", args), ("args_windows", windows)):
         if value is not None and members(value) is None:
@@ -1316,7 +1316,10 @@ def _shared(
 def _in_store(
     specs: Collection[TensorSpec], given: object, shared: Shared, args: Sequence[InfiniteTensor], *, named: bool
 ) -> list[TensorInStore]:
-    """Check, as far as possible now, that args have the pixels to read; then place the tensors in the given store."""
+    """Place the tensors of `specs` in the store `given`, opening it if it is a path or a URL.
+
+    First raise ValidationError if it is already certain that windows read beyond the ends of an arg.
+    """
     for spec in specs:
         check_windows(spec.tensor_id, spec.grid, spec.labels)
         check_args(spec.tensor_id, spec.grid, args, shared.args)
@@ -1345,7 +1348,7 @@ def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
 def arg_definitions(
     args: Sequence[InfiniteTensor], windows: Sequence[TensorWindow], paddings: Sequence[tuple[Padding, ...] | None]
 ) -> tuple[ArgDefinition, ...]:
-    """Return what a definition records about its args."""
+    """Return the entries for args in the definition of a tensor that reads them."""
     return tuple(
         ArgDefinition(window, node.spec.definition, node.spec.tensor_id if node.tensor.named else None, padding)
         for node, window, padding in zip(map(node_of, args), windows, paddings, strict=True)
