@@ -21,18 +21,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any, str]
 else:
-    # Before click 8.5, it takes fewer type arguments, or none.
+    # Before click 8.5, ParamType takes fewer type arguments, or none.
     ParamType = click.ParamType
 
 
 class _Written(ParamType):
-    """A parameter that a function parses; the error for a text that it refuses gives an example."""
+    """A parameter whose text is parsed by the function `read`. The error for invalid text shows `example`."""
 
     def __init__(self, name: str, read: Callable[[str], Any], example: str) -> None:
         self.name, self._read, self._example = name, read, example
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse a text; if it is not valid, fail with an example of one that is."""
+        """Parse a text. If it is not valid, fail with an example of a valid one."""
         try:
             return self._read(value)
         except (TypeError, ValueError):
@@ -54,7 +54,7 @@ def _end(text: str) -> int | None:
 
 
 def _several(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a function that reads one number for all dimensions, or one for each."""
+    """Return a function that parses one number for all dimensions, or a number for each, separated by commas."""
 
     def read(text: str) -> Any:
         found = tuple(map(kind, text.split(",")))
@@ -110,7 +110,7 @@ REFERENCE = _Reference()
 
 
 def _path_module(place: str) -> Any:
-    # As for a script, modules in the current folder are found.
+    # Find modules in the current folder too, as Python does for a script.
     sys.path.insert(0, str(Path.cwd()))
     try:
         return import_module(place)
@@ -149,9 +149,9 @@ def _reduction(text: str) -> tuple[str | None, Any]:
 
 
 def reductions(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> Any:
-    """One reduction for all outputs, or, as in ``labels=argmax``, reductions by the names of outputs.
+    """Return one reduction for all outputs, or a dict of reductions by the names of outputs.
 
-    Each is a name, such as argmax, or a reference.
+    A text is a reduction, or begins with an output: ``labels=argmax``. A reduction is a name or a reference.
     """
     found = dict(map(_reduction, texts))
     if len(found) < len(texts) or (None in found and len(found) > 1):
@@ -170,7 +170,7 @@ region = click.option(
 
 
 def module(told: str, *, required: bool = False) -> Callable[[F], F]:
-    """The option that names a tensor, or a group of tensors, in a Python file."""
+    """Return the option ``--module``, which names a tensor or a group in a Python file; `told` ends its help text."""
 
     def checked(_context: click.Context, _option: click.Parameter, found: Any) -> Any:
         if found is not None and not isinstance(found, infinite_tensor.InfiniteTensor | infinite_tensor.TensorGroup):
@@ -210,7 +210,7 @@ def fill_options(command: F) -> F:
 
 
 def region_of(tensor: Any, given: Any) -> Any:
-    """The given region, or all of a finite tensor; UsageError if there is none for an unbounded tensor."""
+    """Return the given region; without one, all of a finite tensor. Raise UsageError if the tensor is unbounded."""
     unbounded = [name for name, extent in zip(tensor.dims, tensor.shape, strict=True) if extent is None]
     if given is None and unbounded:
         example = ",".join("0:512" if extent is None else ":" for extent in tensor.shape)
@@ -222,7 +222,7 @@ def region_of(tensor: Any, given: Any) -> Any:
 
 
 def source_at(place: str, dims: tuple[str, ...] | None) -> Any:
-    """The source of `predict`: an array, image or raster in a file, a Zarr array, or an object in a Python file."""
+    """Open the source of `predict`: an array, image or raster file, a Zarr array, or an object in a Python file."""
     if _is_reference(place):
         return REFERENCE(place)
     path = Path(place)

@@ -127,7 +127,7 @@ def predict(
         **options,
     )
     outputs = [made] if isinstance(made, infinite_tensor.InfiniteTensor) else list(made.values(True, True))
-    # Several reductions of one output are stored in one tensor, which each of them reads.
+    # With several reductions of one output, each result is a tensor that reads the one stored tensor.
     kept = [t if f"{t.tensor_id}/".startswith(f"{tensor_id}/") else t.args[0] for t in outputs]
     stored = {t.tensor_id: t for t in kept}
     with next(iter(stored.values())).tile_store:

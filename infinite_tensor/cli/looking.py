@@ -237,7 +237,7 @@ _OTHER_ROWS = 6
 
 
 def _print_map(tensor: Any, region: Any, tile: Sequence[int], stored: Any, uncovered: Any) -> None:
-    """Print a map of the last two dimensions that have several tiles; a cell covers all of the other dimensions."""
+    """Print a map of the last two dimensions that have several tiles. Each cell covers all other dimensions."""
     from infinite_tensor.geometry.regions import parse  # noqa: PLC0415  (needs torch)
 
     columns, rows = shutil.get_terminal_size((100, 46))
@@ -260,7 +260,7 @@ def _print_map(tensor: Any, region: Any, tile: Sequence[int], stored: Any, uncov
 
 
 def _cells(stored: Any, uncovered: Any, dims: Sequence[int], scale: int) -> list[str]:
-    """The lines of a map, with two characters for each cell; a cell covers `scale` tiles along each side."""
+    """Return the lines of a map. A cell is two characters, and stands for `scale` tiles along each of its sides."""
     import numpy as np  # noqa: PLC0415  (importing it takes as long as the rest of a command)
 
     def summed(tiles: Any) -> Any:
@@ -313,7 +313,7 @@ def view(store: str, tensor_ids: tuple[str, ...], computed: Any, port: int, brow
             raise click.UsageError(
                 f"{store} holds {len(ids)} tensors; give the ID of one or more: {', '.join(ids) or 'there are none'}"
             )
-        # Both are read-only by now, so their texts differ only if the stores do.
+        # Both stores are opened read-only, so their texts are equal if they are the same store.
         shown_already = [each.tensor_id for each in given if str(each.tile_store) == str(opened)]
         stored = [opened.open(each) for each in dict.fromkeys(ids) if each not in shown_already]
         first, *others = [*given, *stored]

@@ -65,7 +65,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 
 def cell(name: str, value: Any) -> str:
-    """A value as a line of text; an empty one for None and for empty values."""
+    """Return a value as one line of text, which is empty for None and for empty values."""
     if value is None:
         return ""
     if name == "bytes":
@@ -74,7 +74,7 @@ def cell(name: str, value: Any) -> str:
         return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
     if isinstance(value, list | tuple):
         texts = list(map(str, value))
-        # As Python shows a tuple, except for names.
+        # Names are joined by commas; other values are shown as Python shows a tuple.
         is_names = all(isinstance(each, str) for each in value)
         value = ", ".join(texts) if is_names else f"({', '.join(texts)}{',' * (len(texts) == 1)})"
     return plain(value)
@@ -94,7 +94,7 @@ def print_json(value: object) -> None:
 
 
 def print_report(report: object, *, as_json: bool) -> None:
-    """Print a report of the library as JSON or as text, which is a table."""
+    """Print a report of the library, as JSON or as a table."""
     if as_json:
         print_json(report)
     else:
@@ -102,7 +102,7 @@ def print_report(report: object, *, as_json: bool) -> None:
 
 
 def keep_for_json(context: click.Context, _option: click.Parameter, wanted: bool) -> bool:
-    """With ``--json``, redirect what user code prints to standard error, so that the output is only the JSON."""
+    """With ``--json``, print the output of user code on standard error: standard output then has only the JSON."""
     if wanted:
         context.obj = sys.stdout
         context.with_resource(redirect_stdout(sys.stderr))
@@ -110,7 +110,7 @@ def keep_for_json(context: click.Context, _option: click.Parameter, wanted: bool
 
 
 def jsonable(value: Any) -> Any:
-    """Convert a value of the library to JSON values; for a report, these include its properties, such as totals."""
+    """Convert a value of the library to JSON values. Dataclasses include properties, such as totals."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         told = [name for name, each in vars(type(value)).items() if isinstance(each, property) and name[0] != "_"]
         names = [*(field.name for field in dataclasses.fields(value)), *told]
@@ -128,7 +128,7 @@ def jsonable(value: Any) -> Any:
 
 
 def counted(count: int, word: str) -> str:
-    """A number with its noun, such as "3 tiles"."""
+    """Return a number with its noun, such as "3 tiles"."""
     return f"{count:,} {word}{'s' * (count != 1)}"
 
 

@@ -1,4 +1,4 @@
-"""Runs a command, from its arguments to its exit code. Errors are printed as a line, not as a traceback of ours."""
+"""Runs a command, from its arguments to its exit code. An error of the library is printed without a traceback."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def run(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM, by which schedulers and services end a process, act as Ctrl-C, unless SIGTERM is ignored."""
+    """Make SIGTERM act like Ctrl-C, unless it is ignored. Schedulers and services end processes by SIGTERM."""
     here = threading.current_thread() is threading.main_thread()
     if not here or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         yield
         return
-    # SIGINT may be ignored, as in what a script starts in the background.
+    # Not by raising SIGINT: processes that a script starts in the background ignore it.
     former = signal.signal(signal.SIGTERM, act_as_ctrl_c)
     try:
         yield
@@ -95,11 +95,11 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def _stopped(ended: BaseException) -> int:
-    """The exit code after the user has answered no, or a signal has ended the command."""
+    """Print why a command was stopped, and return its exit code: the user answered no, or a signal ended it."""
     if isinstance(ended, click.Abort) and not isinstance(ended.__context__, KeyboardInterrupt):
         note("Nothing was changed.")
         return FAILED
-    # The library adds notes to the interrupt of a command that can be continued.
+    # The library adds a note to a KeyboardInterrupt if running the command again continues it.
     said = (
         "finished work is stored; run the command again to continue" if hasattr(ended, "__notes__") else "by a signal"
     )
@@ -123,7 +123,7 @@ def _failed(error: BaseException) -> int:
 
 
 def _refused(error: OSError) -> int:
-    """Print an error of the system, about a path or about printing, and return the exit code."""
+    """Print an OSError, which is about a path or about the output, and return the exit code."""
     if error.filename is not None:
         tell("Error", f"{error.filename!r}: {error.strerror}")
         return FAILED
@@ -137,7 +137,7 @@ def _refused(error: OSError) -> int:
 
 
 def _in_options(message: str) -> str:
-    """A message of the library about its arguments, reworded for options of the command."""
+    """Reword a message of the library: name options of the command in place of arguments in Python."""
     return re.sub(r"; mode '[^;\n]* creates one[^;\n]*", "", message).replace("overwrite=True", "--overwrite")
 
 
@@ -149,7 +149,7 @@ _BETWEEN = (
 
 
 def _theirs(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback that begins with user code; None if it contains none."""
+    """Return a traceback from its first frame of user code on, or None if it has no such frame."""
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         trace = trace.tb_next
     return trace
