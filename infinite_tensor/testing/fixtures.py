@@ -50,23 +50,23 @@ HOSTILE_IDS = {
 
 
 class Ramp:
-    """The ``f`` of the tensors in the tests. Its values identify window and pixel, and it records its calls."""
+    """The ``f`` of the tensors in the tests. Values depend on window and pixel; `calls` lists the windows computed."""
 
     def __init__(self) -> None:
         self.calls: list[Index] = []
 
     def __call__(self, ctx: Index, *regions: torch.Tensor) -> torch.Tensor:
-        """One window."""
+        """Return the window `ctx`."""
         self.calls.append(ctx)
         ramp = torch.arange(16.0).reshape(4, 4) / 3 + 0.1 * ctx[0] + 1e4 * ctx[1]
         return sum((region[:4, :4] for region in regions), ramp)
 
 
 class OtherRamp(Ramp):
-    """An ``f`` with other values."""
+    """An ``f`` whose values differ from those of `Ramp`."""
 
     def __call__(self, ctx: Index, *regions: torch.Tensor) -> torch.Tensor:
-        """The negative of a `Ramp`."""
+        """Return the negative of what a `Ramp` returns."""
         return -super().__call__(ctx, *regions)
 
 
@@ -81,12 +81,12 @@ def reader_of(store: PersistentTileStore | MemoryTileStore, f: Ramp, tensor: Inf
 
 
 def declare(store: PersistentTileStore, name: str = "t", dtype: torch.dtype = torch.float32) -> None:
-    """Declare a tensor to a store for as long as the store object lives, for tests that call storage methods."""
+    """Create a tensor that lives as long as the store object, for tests that call storage methods with its id."""
     vars(store).setdefault("_declared", []).append(tensor_on(store, Ramp(), name, dtype=dtype))
 
 
 def pixels(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
-    """Pixels of random bits, which include -0.0 and NaNs with payloads if the dtype has these."""
+    """Return pixels of random bits. They include -0.0 and NaNs with payloads if the dtype has these."""
     generator = torch.Generator().manual_seed(seed)
     size = (*shape, dtype.itemsize)
     raw = torch.randint(0, 2 if dtype is torch.bool else 256, size, dtype=torch.uint8, generator=generator)
@@ -147,7 +147,7 @@ class BackendTests:
     def _open(
         self, location: Any, *declared: str, dtype: torch.dtype = torch.float32, **options: Any
     ) -> PersistentTileStore:
-        """Open the store and declare tensors to it."""
+        """Open the store, and create a tensor in it for each id in `declared`."""
         store = self.open_store(location, **{"tile_size": TILE, **options})
         for name in declared:
             declare(store, name, dtype)
@@ -156,23 +156,23 @@ class BackendTests:
     def _write(
         self, location: Any, tiles: Tiles, partials: Partials | None = None, dtype: torch.dtype = torch.float32
     ) -> None:
-        """Write tiles and partial tiles through a store object, and close it."""
+        """Write tiles and partial tiles of tensor "t" through a store object, and close it."""
         with self._open(location, "t", dtype=dtype) as store:
             store._write_tiles("t", tiles)
             store._write_partials("t", partials or {})
 
     def _tiles(self, location: Any, tiles: Sequence[Index], dtype: torch.dtype = torch.float32) -> list[Any]:
-        """Read tiles through a newly opened store object."""
+        """Read tiles of tensor "t" through a newly opened store object."""
         with self._open(location, "t", dtype=dtype) as store:
             return list(store._read_tiles("t", tiles))
 
     def _partials(self, location: Any, tiles: Sequence[Index], dtype: torch.dtype = torch.float32) -> list[Any]:
-        """Read partial tiles through a newly opened store object."""
+        """Read partial tiles of tensor "t" through a newly opened store object."""
         with self._open(location, "t", dtype=dtype) as store:
             return list(store._read_partials("t", tiles))
 
     def _open_with(self, method: str, location: Any, *declared: str) -> PersistentTileStore:
-        """Open the store for a test of an optional method; skip the test if the backend does not have it."""
+        """Open the store for a test of the optional `method`. Skip the test if the backend does not have this method."""
         store = self._open(location, *declared)
         if not offers(store, method):
             store.close()

@@ -49,7 +49,7 @@ class DefinitionTests(BackendTests):
         assert (stored["tensor_id"], stored["tile_size"]) == ("t", [TILE, TILE])
 
     def test_an_unknown_tensor_has_no_definition(self, location: Any) -> None:
-        """Asking for it returns None, and is not an error."""
+        """Reading the definition of an unknown tensor returns None, and is not an error."""
         with self._open(location) as store:
             assert store._read_definition("t") is None
 
@@ -83,7 +83,7 @@ class DefinitionTests(BackendTests):
 
     @pytest.mark.parametrize("tensor_id", HOSTILE_IDS.values(), ids=HOSTILE_IDS)
     def test_a_hostile_id_is_stored_safely_or_refused(self, location: Any, tensor_id: str, tmp_path: Path) -> None:
-        """Nothing is written outside the store, and other tensors are unchanged."""
+        """An id like a path writes nothing outside the store, and other tensors are unchanged."""
         with self._open(location) as store:
             expected = tensor_on(store, Ramp(), "x")[0:9, 0:9]
             try:
@@ -101,7 +101,7 @@ class DefinitionTests(BackendTests):
             assert [path for path in tmp_path.iterdir() if path != location] == []
 
     def test_ids_that_differ_only_in_case_are_two(self, location: Any) -> None:
-        """They name two tensors, also on file systems that ignore case."""
+        """Such ids name different tensors, also on file systems that ignore case."""
         ids = ("map", "Map", "MAP", "=4Dap", "m=41p")
         with self._open(location) as store:
             for number, name in enumerate(ids):
@@ -143,7 +143,7 @@ class DefinitionTests(BackendTests):
     def test_forms_of_tile_size(
         self, location: Any, shape: tuple[int | None, ...], tile_size: Any, tile: list[int]
     ) -> None:
-        """It may be an int, one int per unbounded dimension, or one per dimension; tiles reach past a finite end."""
+        """A tile size may be one int per unbounded dimension, or one per dimension. Tiles may reach past a finite end."""
         window = TensorWindow((3, 4, 5), stride=(3, 3, 3))
         ramp = torch.arange(60.0).reshape(3, 4, 5)
 
@@ -186,7 +186,7 @@ class GroupTests(BackendTests):
             assert stored["members"] == _GROUP["members"]
 
     def test_a_group_and_a_tensor_may_have_one_id(self, location: Any) -> None:
-        """Listing, verifying or clearing one does not affect the other, and `gc` deletes no group."""
+        """Listing, verifying or clearing the tensor or the group does not affect the other. `gc` deletes no group."""
         with self._open_with("_read_group", location) as store:
             tensor = tensor_on(store, Ramp())
             tensor[0:10, 0:10]
@@ -207,7 +207,7 @@ class GroupTests(BackendTests):
 
     @pytest.mark.parametrize("name", HOSTILE_IDS.values(), ids=HOSTILE_IDS)
     def test_a_group_of_a_hostile_id_is_kept_in_the_store(self, location: Any, name: str, tmp_path: Path) -> None:
-        """Nothing is written outside the store, and other groups are unchanged."""
+        """An id like a path writes nothing outside the store, and other groups are unchanged."""
         with self._open_with("_read_group", location) as store:
             beside = set(tmp_path.parent.iterdir())
             contents_of(store).store_group(name, {**_GROUP, "group_id": name})
@@ -222,10 +222,10 @@ class GroupTests(BackendTests):
 
 
 class LifeTests(BackendTests):
-    """What reads return, through any number of store objects."""
+    """Reads return the same pixels through any number of store objects."""
 
     def test_a_tensor_that_is_made_again_calls_f_zero_times(self, location: Any) -> None:
-        """Its values equal those of a store in memory, bit for bit."""
+        """Stored pixels equal those of the same tensor in a memory store, bit for bit."""
         expected = tensor_on(MemoryTileStore(), Ramp())[-20:25, -9:30]
         with self._open(location) as store:
             assert same_bits(tensor_on(store, Ramp())[-20:25, -9:30], expected)
@@ -245,7 +245,7 @@ class LifeTests(BackendTests):
                 tensor[0:12, 0:40]
 
     def test_partial_tiles_survive_a_close(self, location: Any) -> None:
-        """A session computes only windows that no earlier session computed; all bits are those of a single session."""
+        """A reopened store computes only windows that are not stored. All pixels equal those of a single read."""
         expected = tensor_on(MemoryTileStore(), Ramp())[-6:18, -6:18]
         f = Ramp()
         for corner in ((5, 5), (-6, 12), (12, -6), (-6, -6), (2, 2)):
@@ -275,7 +275,7 @@ class LifeTests(BackendTests):
         assert len(g.calls) == calls
 
     def test_what_is_invalidated_is_computed_anew_also_by_the_next_store_object(self, location: Any) -> None:
-        """Everything computed from it is computed anew too; tiles elsewhere stay."""
+        """After an invalidate, tensors computed from the pixels are computed anew too. Tiles elsewhere stay."""
         with self._open_with("_delete_tiles", location) as store:
             tensor = tensor_on(store, Ramp())
             reader_of(store, Ramp(), tensor)[0:20, 0:20]
@@ -295,7 +295,7 @@ class LifeTests(BackendTests):
         assert not {index for index in f.calls + g.calls if max(index) > 3}
 
     def test_a_closed_store_says_so_and_with_opens_it_again(self, location: Any) -> None:
-        """Closing twice is not an error, and existing tensor objects work again."""
+        """Closing twice is not an error. Tensor objects work again once ``with`` has opened their store again."""
         f = Ramp()
         store = self._open(location)
         tensor = tensor_on(store, f)
@@ -313,7 +313,7 @@ class LifeTests(BackendTests):
             store.flush()
 
     def test_two_stores_at_once_lose_nothing_and_agree(self, location: Any) -> None:
-        """Each of the two stores adds to the partial tiles of the other."""
+        """Two store objects on one location add windows to the same partial tiles in turn."""
         self._needs_two_stores()
         expected = tensor_on(MemoryTileStore(), Ramp())[0:15, 0:15]
         first, second, f = Ramp(), Ramp(), Ramp()
@@ -343,7 +343,7 @@ class UpkeepTests(BackendTests):
                 store.verify("x")
 
     def test_a_damaged_tile_is_missing_and_listed_and_a_repair_drops_it(self, location: Any) -> None:
-        """Other tiles stay. After the tile is written again, nothing is damaged."""
+        """A repair deletes only the damaged tile. After the tile is written again, nothing is damaged."""
         if type(self).damage_tile is BackendTests.damage_tile:
             pytest.skip("the suite's class does not define damage_tile")
         tiles: dict[Index, torch.Tensor] = {(0, j): pixels(torch.float32, TILE, TILE, seed=j) for j in range(-2, 2)}
@@ -366,7 +366,7 @@ class UpkeepTests(BackendTests):
             assert same_bits(store._read_tiles("t", [(0, -1)])[0], tiles[0, -1])
 
     def test_garbage_goes_and_what_is_in_use_stays(self, location: Any) -> None:
-        """The log of a tile is garbage once the tile is complete."""
+        """What was stored of a tile while it was partial is garbage once the tile is complete."""
         ones = torch.ones(TILE, TILE)
         with self._open_with("_collect_garbage", location) as store:
             f = Ramp()

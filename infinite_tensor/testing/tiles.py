@@ -1,4 +1,7 @@
-"""Tests of complete and partial tiles: how storage methods keep them, and how copies move them between stores."""
+"""Tests of complete and partial tiles: how storage methods keep them, and how copies move them between stores.
+
+A partial tile lacks windows. Its `prefix` is the blend of its first windows, and its `pieces` are later windows.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from infinite_tensor.tilestore.persistent.backend import offers
 from infinite_tensor_stores import ZarrTileStore
 
 _FAR = 2**51 // TILE
-"""Tiles from -_FAR to _FAR - 1 contain all pixels."""
+"""The tiles from -_FAR to _FAR - 1 along a dimension contain all pixels that a tensor can have."""
 
 
 class TileTests(BackendTests):
@@ -46,7 +49,7 @@ class TileTests(BackendTests):
         assert all(same_bits(tile, tiles.get(index)) for tile, index in zip(found, asked, strict=True))
 
     def test_a_tile_of_nothing_but_fill_values_is_there(self, location: Any) -> None:
-        """Such a tile is not taken for an absent one."""
+        """A tile that has only fill values is not taken for an absent one."""
         self._write(location, {(0, 0): torch.zeros(TILE, TILE)})
         there, absent = self._tiles(location, [(0, 0), (0, 1)])
         assert same_bits(there, torch.zeros(TILE, TILE))
@@ -72,7 +75,7 @@ class TileTests(BackendTests):
         assert all(map(same_bits, prefixes, tiles.values()))
 
     def test_equal_indices_of_two_tensors_do_not_meet(self, location: Any) -> None:
-        """Each tensor has separate tiles."""
+        """A tile of one tensor is not taken for the tile of another tensor with the same index."""
         ones = torch.ones(TILE, TILE)
         with self._open(location, "a", "b") as store:
             store._write_tiles("a", {(0, 0): ones})
@@ -83,7 +86,7 @@ class TileTests(BackendTests):
             assert same_bits(store._read_tiles("a", [(0, 0)])[0], ones)
 
     def test_deleted_tiles_are_gone_and_can_come_back(self, location: Any) -> None:
-        """A store object that has not read them deletes complete and partial tiles; other tiles stay."""
+        """A store object can delete complete and partial tiles that it has not read. Other tiles stay."""
         ones = torch.ones(TILE, TILE)
         with self._open_with("_delete_tiles", location, "t") as store:
             store._write_tiles("t", {(0, 0): ones, (-1, 7): ones, (1, 1): ones})
@@ -106,7 +109,7 @@ class TileTests(BackendTests):
         assert begun.prefix_length == 1
 
     def test_each_deletion_of_tiles_is_told_to_all(self, location: Any) -> None:
-        """Store objects that are already open are told too, and only for the tensor concerned."""
+        """A deletion changes the `_generation` of the tensor, and of no other one, in all open store objects."""
         ones = torch.ones(TILE, TILE)
         with self._open_with("_generation", location, "t", "other") as store, self._open(location, "t") as second:
             store._write_tiles("t", {(0, 0): ones, (0, 1): ones})
@@ -121,11 +124,11 @@ class TileTests(BackendTests):
 
 
 class PartialTileTests(BackendTests):
-    """Everything added to a partial tile stays until it is deleted."""
+    """What is added to a partial tile stays until the tile is deleted."""
 
     @each_dtype
     def test_partial_tiles_keep_every_bit(self, location: Any, dtype: torch.dtype) -> None:
-        """The prefix and each piece keep every bit."""
+        """The prefix and each piece of a partial tile keep every bit."""
         prefix, piece, other = (pixels(dtype, *shape) for shape in ((TILE, TILE), (2, 3), (1, 4)))
         self._write(location, {}, {(0, 0): PartialTile(prefix, 2, {(0, -7): piece, (1, 2**50): other})}, dtype=dtype)
         found, absent = self._partials(location, [(0, 0), (0, 1)], dtype=dtype)
@@ -144,7 +147,7 @@ class PartialTileTests(BackendTests):
         with self._open(location, "t") as store:
             store._write_partials("t", {(0, 0): PartialTile(pieces={(0, 5): a})})
             store._write_partials("t", {(0, 0): PartialTile(long, 3, {(0, 6): b})})
-        # This store object has read nothing yet, so it must find the end of the log itself.
+        # The second store object has read nothing yet, so it must find out by itself what is already stored.
         self._write(location, {}, {(0, 0): PartialTile(short, 1, {(0, 7): c}), (9, 9): PartialTile(short, 1)})
         (found,) = self._partials(location, [(0, 0)])
         assert found is not None
@@ -154,14 +157,14 @@ class PartialTileTests(BackendTests):
         assert all(same_bits(found.pieces[0, 5 + n], piece) for n, piece in enumerate((a, b, c)))
 
     def test_a_partial_tile_is_no_complete_one(self, location: Any) -> None:
-        """Nor is a complete tile a partial one."""
+        """Reads of complete tiles do not find partial ones, or the reverse."""
         ones = torch.ones(TILE, TILE)
         self._write(location, {(0, 1): ones}, {(0, 0): PartialTile(ones, 1)})
         assert self._tiles(location, [(0, 0)]) == [None]
         assert self._partials(location, [(0, 1)]) == [None]
 
     def test_a_deleted_partial_tile_is_gone_and_can_begin_anew(self, location: Any) -> None:
-        """All its parts are deleted and other tiles stay. Deleting an absent partial tile is not an error."""
+        """The prefix and all pieces are deleted; other tiles stay. Deleting an absent partial tile is not an error."""
         ones = torch.ones(TILE, TILE)
         with self._open(location, "t") as store:
             for length in (1, 2, 3):
@@ -215,7 +218,7 @@ class PartialTileTests(BackendTests):
 
 
 _REGION = sl[-30:30, -30:30]
-"""Contains everything that these tests store, for backends that cannot list tiles."""
+"""Contains all tiles that these tests store. A backend that cannot list tiles needs such a region for a copy."""
 
 
 class CopyTests(BackendTests):
@@ -223,7 +226,7 @@ class CopyTests(BackendTests):
 
     @pytest.fixture(name="beside")
     def _beside(self) -> Iterator[ZarrTileStore]:
-        """A second store, of this library."""
+        """A Zarr store in memory, to copy to and from."""
         with ZarrTileStore(MemoryStore(), tile_size=TILE) as store:
             yield store
 
@@ -250,7 +253,7 @@ class CopyTests(BackendTests):
     def test_a_copy_continues_and_computes_nothing_that_was_stored(
         self, location: Any, beside: ZarrTileStore, forth: bool
     ) -> None:
-        """Partial tiles continue too; what is computed later has the bits of a tensor that was never copied."""
+        """Copied partial tiles get their missing windows. The pixels equal those of a tensor that was never copied."""
         expected = tensor_on(MemoryTileStore(), Ramp())[-6:24, -6:24]
         f = Ramp()
         with self._open(location) as store:
@@ -265,7 +268,7 @@ class CopyTests(BackendTests):
         assert len(f.calls) == len(set(f.calls))
 
     def test_a_damaged_tile_is_left_out_of_a_copy(self, location: Any, beside: ZarrTileStore) -> None:
-        """The copy reports it, and the target does not have it."""
+        """The report of the copy counts the damaged tile, and the target does not have it."""
         if type(self).damage_tile is BackendTests.damage_tile:
             pytest.skip("the suite's class does not define damage_tile")
         tiles: dict[Index, torch.Tensor] = {(0, j): pixels(torch.float32, TILE, TILE, seed=j) for j in range(3)}
@@ -279,7 +282,7 @@ class CopyTests(BackendTests):
         assert [tile is None for tile in found] == [False, True, False]
 
     def test_a_backend_that_cannot_list_tiles_asks_for_a_region(self, location: Any, beside: ZarrTileStore) -> None:
-        """Other backends copy everything, wherever it lies."""
+        """A backend that can list tiles copies all of them, however far apart they are."""
         far: Index = (2**50 // TILE, -(2**50) // TILE)
         with self._open(location, "t") as store:
             store._write_tiles("t", {far: torch.ones(TILE, TILE), (0, 0): torch.ones(TILE, TILE)})
@@ -290,7 +293,7 @@ class CopyTests(BackendTests):
                     store.copy("t", beside, progress=False)
 
     def test_encoded_tiles_are_those_that_were_stored(self, location: Any) -> None:
-        """Encoded tiles can be read from one tensor and written to another. Backends without an encoding skip this."""
+        """An encoded tile can be read from one tensor and written to another. Skipped if the backend encodes no tiles."""
         tile = pixels(torch.float32, TILE, TILE)
         with self._open(location, "t", "u") as store:
             store._write_tiles("t", {(0, 0): tile})
