@@ -150,7 +150,7 @@ class _Patches(Dataset[_Item_co]):
         return self._length
 
     def _number(self, index: int) -> int:
-        """Return the number of the patch that the item `index` is. `index` is not negative."""
+        """Return the number of the patch that item `index` reads; `index` is not negative."""
         return index
 
     def region(self, index: int) -> Any:
@@ -342,7 +342,7 @@ class GridDataset(_Patches[_Item_co]):
 
 
 class PatchDataset(_Patches[_Item_co]):
-    """Patches at random places in a region. The same seed and epoch give the same places in every process.
+    """Patches at random places in a region. Seed and epoch determine the places, on every machine alike.
 
     If the region has ``n`` places for a patch, in lexicographic order, item ``i`` is at place ``n * h // 2**512``,
     where ``h`` is the BLAKE2b digest of the text ``f"{seed} {i}"`` as a big-endian number of 512 bits. After
@@ -504,7 +504,7 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
     extents = tuple(None if source.shape[d] is None else box.stop[d] - box.start[d] for d in dims)
     channels = {*dims} & {*(channels_of(source.dims) if isinstance(source, InfiniteTensor) else ())}
     if channels and None not in extents:
-        # An int as patch_size applies to all dimensions except channels, as if these were the unbounded ones.
+        # An int as patch_size is for all dimensions except channels, so treat those as unbounded.
         extents = tuple(extent if d in channels else None for d, extent in zip(dims, extents, strict=True))
     sizes = sizes_of("patch_size", patch_size, extents)
     units = [_unit(source, d) for d in dims]

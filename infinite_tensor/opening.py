@@ -171,7 +171,7 @@ def _bind(
 class _PickledComputation:
     """A pickled ``f`` with the tensors that it computes: one element of a list in which args come first.
 
-    `args` says where its args are in the list of all tensors of the elements before it.
+    `args` has the positions of its args among the tensors of all earlier elements.
     """
 
     tensors: tuple[TensorInStore, ...]
@@ -182,9 +182,9 @@ class _PickledComputation:
 
 
 def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tuple[list[_PickledComputation], int]]:
-    """Return what ``__reduce__`` of a tensor returns: the tensor and all upstream tensors as one flat list, args first.
+    """Return the result of ``__reduce__`` of a tensor: it contains the tensor and all upstream tensors in a flat list.
 
-    Nested objects would be the obvious form, but pickle fails on deep nesting.
+    Args come first in the list. They are not nested in the tensors that read them: pickle fails on deep nesting.
     """
     numbers: dict[int, int] = {}
     parts = []
@@ -241,7 +241,7 @@ def reader_of(store: TileStore, readers: dict[TileStore, TileStore]) -> TileStor
 
 
 def _tensor_key(tensor: InfiniteTensor) -> int:
-    """Return a key that only this tensor object has. Its definition is no such key: other ``f`` may share it."""
+    """Return a key that only this tensor object has: tensors with equal definitions may have different ``f``."""
     return id(node_of(tensor).tensor)
 
 

@@ -86,7 +86,7 @@ def _ended_by_sigterm() -> Iterator[None]:
     if not here or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         yield
         return
-    # Not by raising SIGINT: processes that a script starts in the background ignore it.
+    # SIGTERM must not raise SIGINT, which is ignored in processes that a script starts in the background.
     former = signal.signal(signal.SIGTERM, act_as_ctrl_c)
     try:
         yield

@@ -172,7 +172,7 @@ class BackendTests:
             return list(store._read_partials("t", tiles))
 
     def _open_with(self, method: str, location: Any, *declared: str) -> PersistentTileStore:
-        """Open the store for a test of the optional `method`. Skip the test if the backend does not have this method."""
+        """Open the store for a test of the optional `method`. Skip the test if the backend lacks it."""
         store = self._open(location, *declared)
         if not offers(store, method):
             store.close()

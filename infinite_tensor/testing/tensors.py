@@ -83,7 +83,7 @@ class DefinitionTests(BackendTests):
 
     @pytest.mark.parametrize("tensor_id", HOSTILE_IDS.values(), ids=HOSTILE_IDS)
     def test_a_hostile_id_is_stored_safely_or_refused(self, location: Any, tensor_id: str, tmp_path: Path) -> None:
-        """An id like a path writes nothing outside the store, and other tensors are unchanged."""
+        """A hostile id, such as a path, writes nothing outside the store, and other tensors are unchanged."""
         with self._open(location) as store:
             expected = tensor_on(store, Ramp(), "x")[0:9, 0:9]
             try:
@@ -143,7 +143,7 @@ class DefinitionTests(BackendTests):
     def test_forms_of_tile_size(
         self, location: Any, shape: tuple[int | None, ...], tile_size: Any, tile: list[int]
     ) -> None:
-        """A tile size may be one int per unbounded dimension, or one per dimension. Tiles may reach past a finite end."""
+        """A tile size has one int per unbounded dimension, or one per dimension. Tiles may reach past a finite end."""
         window = TensorWindow((3, 4, 5), stride=(3, 3, 3))
         ramp = torch.arange(60.0).reshape(3, 4, 5)
 
@@ -207,7 +207,7 @@ class GroupTests(BackendTests):
 
     @pytest.mark.parametrize("name", HOSTILE_IDS.values(), ids=HOSTILE_IDS)
     def test_a_group_of_a_hostile_id_is_kept_in_the_store(self, location: Any, name: str, tmp_path: Path) -> None:
-        """An id like a path writes nothing outside the store, and other groups are unchanged."""
+        """A hostile id, such as a path, writes nothing outside the store, and other groups are unchanged."""
         with self._open_with("_read_group", location) as store:
             beside = set(tmp_path.parent.iterdir())
             contents_of(store).store_group(name, {**_GROUP, "group_id": name})

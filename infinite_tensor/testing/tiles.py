@@ -293,7 +293,7 @@ class CopyTests(BackendTests):
                     store.copy("t", beside, progress=False)
 
     def test_encoded_tiles_are_those_that_were_stored(self, location: Any) -> None:
-        """An encoded tile can be read from one tensor and written to another. Skipped if the backend encodes no tiles."""
+        """An encoded tile can be read from one tensor and written to another. Skipped without an encoding."""
         tile = pixels(torch.float32, TILE, TILE)
         with self._open(location, "t", "u") as store:
             store._write_tiles("t", {(0, 0): tile})
