@@ -52,7 +52,7 @@ class Cutout:
     kept : tuple of int
         The dimensions that the written array has: those that were not indexed by an int.
     fill_value : number or None
-        What is written where a tile is not stored; None if the user has not said.
+        The number that is written where no tile is stored; None if the user has not given one.
     step : int
         Every `step`-th row and column of an image is written.
     """
@@ -131,7 +131,7 @@ class Cutout:
         return replace(self, step=step_of(extents, every, max_pixels))
 
     def picked(self, *, compute: bool, workers: int | None) -> Pixels:
-        """Return all pixels to write, in one read."""
+        """Read all pixels that are to be written, at once."""
         end = tuple([a + n for a, n in zip(self.frame.origin, self.frame.shape, strict=True)])
         squeezed = tuple([d for d in range(len(end)) if d not in self.kept])
         selection = Selection(self.frame.origin, end, self.steps, squeezed)
@@ -139,24 +139,24 @@ class Cutout:
         return shown(self.tensor.read(selection, workers=workers) if compute else view[selection])
 
     def of_kept(self, entries: Sequence[Any]) -> tuple[Any, ...]:
-        """Pick from entries, one per dimension of the tensor, those of the written dimensions."""
+        """Return the entries of the written dimensions. `entries` has one for each dimension of the tensor."""
         return tuple([entries[d] for d in self.kept])
 
     def place(self, start: Sequence[int], stop: Sequence[int]) -> Place:
-        """Return where pixels ``[start, stop)`` of the tensor are in the written array."""
+        """Return the slices of the written array that contain the pixels ``[start, stop)`` of the tensor."""
         begin = [slice(a - o, b - o) for a, b, o in zip(start, stop, self.frame.origin, strict=True)]
         return self.of_kept(begin)
 
     def pixels(self, box: torch.Tensor) -> Pixels:
-        """Return a box of the tensor as it is written."""
+        """Return a box of pixels as an array of the written dtype and dimensions."""
         array = shown(box)
         return array.reshape(self.of_kept(array.shape))
 
     @property
     def channels(self) -> int | None:
-        """The written dimension of channels, or bands; None if there is none.
+        """The number of the written dimension that is channels or bands; None unless there are three dimensions.
 
-        Of three dimensions, it is the first that is named like channels, otherwise the first.
+        It is the first dimension that is named like channels, otherwise the first one.
         """
         if len(self.kept) != 3:
             return None
@@ -164,7 +164,7 @@ class Cutout:
         return named[0] if named else 0
 
     def image(self, form: str) -> tuple[int, int, int]:
-        """Return the number of channels, rows and columns; ValidationError, naming `form`, for other shapes."""
+        """Return the number of channels, rows and columns. Raise ValidationError, naming `form`, if it is no image."""
         if len(self.kept) not in (2, 3):
             raise ValidationError(
                 f"format {form!r} is for images of 2 dimensions, or 3 with channels, but the region has shape "
@@ -181,7 +181,7 @@ class Sink(NamedTuple):
     Attributes
     ----------
     unit : tuple of int
-        Extents of a unit, per dimension of the tensor; whole units are written at a time.
+        Extents of a unit, per dimension of the tensor. Only whole units are written.
     put : callable
         ``put(place, pixels)`` writes one or more whole units of pixels.
     has : callable
@@ -204,7 +204,7 @@ def explained(target: str) -> Iterator[None]:
         raise StoreError(f"cannot write {target!r}: {type(error).__name__}: {error}") from error
 
 
-# Step by step, in bounded memory for any region.
+# Writing step by step, in bounded memory whatever the size of the region.
 
 Use: TypeAlias = Callable[[Sequence[int], torch.Tensor], None]
 Source: TypeAlias = Callable[[NumberedRegions, Use], None]
@@ -212,7 +212,7 @@ Source: TypeAlias = Callable[[NumberedRegions, Use], None]
 
 
 def computed(tensor: InfiniteTensor, workers: int | None, boxes: NumberedRegions, use: Use) -> None:
-    """Call `use` with the pixels of boxes, as a read returns them: missing windows are computed and stored."""
+    """Read boxes, and call `use` with the pixels of each. Missing windows are computed and stored."""
     (node,) = resolved([node_of(tensor)])
     spec = node.spec
     with store_call(node.contents, CLAIMS):
@@ -234,13 +234,13 @@ def computed(tensor: InfiniteTensor, workers: int | None, boxes: NumberedRegions
 
 
 def stored(view: StoredOnly, boxes: NumberedRegions, use: Use) -> None:
-    """Call `use` with the pixels of boxes from stored tiles, with a fill value elsewhere."""
+    """Read boxes without computing, and call `use` with the pixels of each. Missing tiles have the fill value."""
     for start, stop in zip(boxes.starts.tolist(), boxes.stops.tolist(), strict=True):
         use(start, view[tuple(itertools.starmap(slice, zip(start, stop, strict=True)))])
 
 
 def units_in(extents: Sequence[int], unit: Sequence[int]) -> int:
-    """Return the number of units that a box of pixels is written in."""
+    """Return the number of units in a box of pixels, where the last unit along a dimension may be cut off."""
     return math.prod(-(-extent // n) for extent, n in zip(extents, unit, strict=True))
 
 
@@ -248,7 +248,7 @@ def units_in(extents: Sequence[int], unit: Sequence[int]) -> int:
 def stream(
     cutout: Cutout, sink: Sink, source: Source, tally: Tally, target: str, part: tuple[Index, Index] | None = None
 ) -> None:
-    """Write all pixels of a cutout that its sink does not have yet, and count its units.
+    """Write the pixels of a cutout that are not written yet, and count the units of all pixels in `tally`.
 
     With a `part`, write only pixels ``[start, stop)`` of the tensor; both ends must lie between units.
 

@@ -59,8 +59,8 @@ class _Form(NamedTuple):
     unsaid
         The metadata that the file leaves out, worded for messages.
     sidecars
-        Suffixes of files that GDAL writes next to an image, with its statistics, masks and overviews. GDAL would apply
-        those of a replaced file to the new one.
+        Suffixes of files that GDAL writes next to an image, with its statistics, masks and overviews. They are deleted
+        with a replaced image, because GDAL would apply them to the new one.
     """
 
     check: Callable[[Cutout], None]
@@ -206,7 +206,7 @@ def _export_zarr(
 
 @contextmanager
 def _begun(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> Iterator[Path]:
-    """Create the folder, yield the path of an unfinished file, and rename this file to `path` at the end."""
+    """Create the folder of `path`, and yield the path of a temporary file. At the end, rename this file to `path`."""
     for each in (path, *sidecars):
         check_free(each, Path.is_file, "is not a file", overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,14 +216,14 @@ def _begun(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> Iterator
 
 @contextmanager
 def _explaining(opened: AbstractContextManager[Any], target: str) -> Iterator[Any]:
-    """Enter and exit `opened`. Errors of these two steps name the target; errors in between are unchanged."""
+    """Enter and exit `opened`. Make errors of these two steps name the target; leave errors in between unchanged."""
     opening = ExitStack()
     with explained(target):
         found = opening.enter_context(opened)
     try:
         yield found
     except BaseException as error:
-        # An error on closing has the same cause. It is raised instead only if it says that the disk is full.
+        # Closing probably fails for the same reason. Its error is raised instead only if it says that the disk is full.
         try:
             opening.__exit__(type(error), error, error.__traceback__)
         except Exception as closing:
@@ -286,7 +286,7 @@ def _source_of(tensor: InfiniteTensor, options: Options) -> Source:
 
 
 def _fill_values(cutouts: Mapping[str, Cutout], options: Options) -> dict[str, Any] | None:
-    """Return what arrays contain where nothing is stored; None if everything is computed."""
+    """For each array, return the value of pixels that are not stored. Return None if these are computed."""
     if options.compute:
         return None
     views = {path: StoredOnly(cutout.tensor, options.fill_value) for path, cutout in cutouts.items()}
@@ -298,8 +298,8 @@ def _identity(
 ) -> str | None:
     """Return a hash that identifies the exported pixels, or None if repeating the export may give other pixels.
 
-    Pixels may differ if only stored tiles are exported, because these change. They may also differ if the tensor is not
-    stored, because its definition does not determine all of its pixels.
+    A repeated export may give other pixels if it exports only what is stored, because that changes. It also may if the
+    tensor is not stored, because the definition alone does not determine all pixels.
     """
     nodes = [node_of(cutout.tensor) for cutout in cutouts.values()]
     # The pixels of levels follow from those of the tensor, which comes first.

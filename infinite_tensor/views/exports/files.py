@@ -162,7 +162,7 @@ def opened_tiff(cutout: Cutout, path: Path) -> Iterator[Sink]:
         return
     scratch = [path.with_name(path.name + ending) for ending in _SCRATCH]
     try:
-        # Left over from an export that was killed.
+        # Delete the files of an export that was killed.
         _delete(scratch)
         with _opened_tiles(cutout, scratch[0], side) as (sink, only_labels):
             yield sink
@@ -211,7 +211,7 @@ def _copy_optimized(source: Path, path: Path, side: int, resampling: str) -> Non
 
 @contextmanager
 def _opened_tiles(cutout: Cutout, path: Path, side: int) -> Iterator[tuple[Sink, Callable[[], bool]]]:
-    """Create a tiled TIFF; yield its sink, and a function that tells whether all pixels written so far are labels."""
+    """Create a tiled TIFF. Yield its sink, and a function that tells if all pixels written so far are labels."""
     from rasterio.windows import Window  # noqa: PLC0415  (of an extra)
 
     bands, rows, columns = cutout.image("tiff")
@@ -272,7 +272,10 @@ def _rasterio() -> Any:
 
 
 def _unit_of(cutout: Cutout, bands: int, side: int) -> Index:
-    """Return the box to write at a time: a block of all bands if these are interleaved, else of those of one tile."""
+    """Return the extents of the boxes to write, per dimension of the tensor.
+
+    A box is a block of the file, with all bands if bands are interleaved. Otherwise it has the bands of one tile.
+    """
     unit = [min(n, extent) for n, extent in zip(cutout.frame.tile, cutout.frame.shape, strict=True)]
     for number, d in enumerate(cutout.kept):
         if number != cutout.channels:
@@ -299,7 +302,7 @@ def _dtype_of(cutout: Cutout) -> np.dtype[Any]:
 
 
 def _mask_of(cutout: Cutout) -> Callable[[slice, slice], Any] | None:
-    """Return a function that reads the mask of some rows and columns of the file; None if there is no mask."""
+    """Return a function that reads the raster's mask for some rows and columns of the file; None without a mask."""
     reader, (y, x) = getattr(cutout.tensor.f, "reader", None), cutout.frame.origin[-2:]
     known = [code for code in cutout.meaning.of(Code) if code.called == "mask"]
     if not known or not isinstance(reader, RasterReader) or cutout.kept[-2:] != (1, 2):
@@ -363,7 +366,7 @@ def _said_of(cutout: Cutout) -> _Said:
 
 
 def _say_place(place: Georeference, found: _Said) -> None:
-    """Add a georeference: a file has either a transform or ground control points."""
+    """Add a georeference to `found`. A file has either a transform or ground control points, not both."""
     from rasterio import Affine  # noqa: PLC0415  (of an extra)
     from rasterio.control import GroundControlPoint  # noqa: PLC0415
     from rasterio.crs import CRS  # noqa: PLC0415
@@ -385,7 +388,7 @@ def _say_place(place: Georeference, found: _Said) -> None:
 
 
 def _say_coordinate(coordinate: Coordinate, cutout: Cutout, bands: int, found: _Said) -> None:
-    """Add a coordinate: as band descriptions if it lies along the channels, or as a tag if it has no dimensions."""
+    """Add a coordinate to `found`: as band descriptions if it lies along the channels, as a tag without dimensions."""
     texts = coordinate.values.reshape(-1).astype(str).tolist()
     called, dims = coordinate.called, [*coordinate.dims]
     of_channels = called.lower() in CHANNELS if not dims else called == cutout.dims[dims[0]]
@@ -426,7 +429,7 @@ def _say_code(code: Code, cutout: Cutout, bands: int, found: _Said) -> None:
 
 
 def _say_coordinates(cutout: Cutout, rows: int, columns: int, found: _Said) -> None:
-    """Add the transform of evenly spaced coordinates, and their CRS."""
+    """If the coordinates of rows and columns are evenly spaced, add them to `found` as a transform with their CRS."""
     from rasterio import Affine  # noqa: PLC0415  (of an extra)
 
     known = cutout.meaning.of(Coordinate)

@@ -105,8 +105,8 @@ def _opened_folder(content: Content, path: Path, *, overwrite: bool) -> Iterator
             group.begin()
             yield group
             for left in folder.rglob("*.partial"):
-                # A process that was killed while it wrote a chunk leaves such a file. A folder is an array with this
-                # name.
+                # A process that was killed while it wrote a chunk leaves such a file. But a folder of such a name is an
+                # array.
                 if left.is_file():
                     remove(left)
             publish(folder, path, overwrite=overwrite)
@@ -121,7 +121,7 @@ def _root_of(path: Path) -> bytes | None:
 
 
 def _is_export(document: bytes | None) -> bool:
-    """Whether a document is the root of an export, or the mark of an unfinished one."""
+    """Whether a document was written by export: in the root of a finished group, or to mark an unfinished one."""
     try:
         return _MARK in json.loads(document or b"{}")["attributes"]
     except (ValueError, KeyError, TypeError):
@@ -155,11 +155,11 @@ class _Group:
 
     @property
     def may_continue(self) -> bool:
-        """Whether a later export can continue this one: it has an identity, and chunks were written."""
+        """Whether this export has an identity and has written chunks, so that a later export can continue it."""
         return self._content.identity is not None and any(map(self._chunks, self._content.cutouts))
 
     def make_room(self, target: str, *, overwrite: bool) -> None:
-        """Delete an unfinished export, or one to overwrite; raise ValidationError for anything else at the target."""
+        """Delete an unfinished export; with `overwrite`, also a finished one. Anything else is a ValidationError."""
         root, note = self._objects.get([DOCUMENT, UNFINISHED])
         if root is None and not _is_export(note):
             if next(self._objects.pages("", 1), None) is None:
@@ -169,7 +169,7 @@ class _Group:
             raise ValidationError(f"{target!r} already exists; give another target, or overwrite=True")
         if root is not None and not _is_export(root):
             raise ValidationError(f"{target!r} was not written by export, so it is not overwritten")
-        # So if this process is killed now, the next export does not mistake the remaining chunks for its own.
+        # Drop the identity first. If this process is killed, the next export then does not use the remaining chunks.
         self._objects.put(_note(None))
         # Delete the root document first, so that nobody opens an incomplete group.
         self._objects.delete([DOCUMENT])
@@ -178,7 +178,7 @@ class _Group:
         self._objects.delete(names)
 
     def _chunks(self, path: str) -> set[str]:
-        """Return the keys of the chunks of an array that exist."""
+        """Return the keys of the chunks that are already written of the array at `path`."""
         keys = itertools.chain.from_iterable(self._objects.pages(path))
         return set(filter(_CHUNK.fullmatch, (key.removeprefix(f"{path}/") for key in keys)))
 
@@ -203,7 +203,7 @@ class _Group:
         return self._content.shown[path].document(fill_value, _COMPRESSORS, zarr_attributes(nodata))
 
     def finish(self) -> None:
-        """Write everything except chunks; the root document, which makes it a group, comes last."""
+        """Write everything except chunks. Write the root document last, because it makes the folder a group."""
         content = self._content
         written, chunks_beside = documents_of(
             content.shown,
@@ -241,7 +241,7 @@ class _Array:
         self._objects.put({f"{self._path}/{_key(chunk)}": data for chunk, data in found if data is not None})
 
     def _encoded(self, place: Place, pixels: Pixels, chunk: Index) -> bytes | None:
-        """Encode a chunk from its `pixels` in the region; return None if the chunk is left out."""
+        """Cut a chunk out of `pixels`, which are at `place`, and encode it. Return None if it has only fill values."""
         box = [
             slice(i * n - b.start, (i + 1) * n - b.start)
             for i, n, b in zip(chunk, self._chunk_shape, place, strict=True)
