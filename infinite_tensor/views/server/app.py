@@ -118,7 +118,7 @@ class _Routes:
         self._ending = asyncio.Event()
 
     def end(self) -> None:
-        """Stop waiting for responses, since clients are about to be disconnected."""
+        """Answer open requests with an error now, because the server is about to disconnect all clients."""
         self._ending.set()
 
     @asynccontextmanager
@@ -137,7 +137,7 @@ class _Routes:
         return HTMLResponse(f"<!doctype html><title>infinite-tensor</title>{told}<ul>{rows}</ul>")
 
     async def tensor(self, request: Request) -> Response:
-        """Return a key of a Zarr hierarchy, or a map tile."""
+        """Return the response to a request for a key of a Zarr hierarchy, or for a map tile."""
         if request.method == "OPTIONS":
             return Response(status_code=204, headers={"Allow": _METHODS})
         name, _, path = request.path_params["path"].partition("/")
@@ -174,7 +174,7 @@ async def _left(request: Request) -> None:
 
 
 def _response(request: Request, answer: Response) -> Response:
-    """Return the response, or 304 if the client has it cached."""
+    """Return `answer`, or a response with status 304 if the client already has it in its cache."""
     known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
     if "etag" in answer.headers and (answer.headers["etag"] in known or known == ["*"]):
         kept = ("etag", "cache-control", "x-content-type-options")

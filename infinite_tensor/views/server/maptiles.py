@@ -34,7 +34,8 @@ def stored_image(
 ) -> tuple[Array, Array]:
     """Return the stored pixels of a map tile, and a mask of the missing ones.
 
-    Where a level lacks a pixel, the first of the pixels that it stands for is taken from the next finer level.
+    If a pixel is not stored in the level of the tile, it is taken from the next finer level that has it stored: there,
+    the first of the pixels that it summarizes is used.
     """
     box = tile.box(plane.extents)
     assert box is not None
@@ -68,7 +69,11 @@ def tiles_of(level: InfiniteTensor, region: Any) -> int:
 
 
 def samples(tensor: InfiniteTensor, plane: Plane, read: Callable[[Any], Array | None]) -> list[Array]:
-    """Return the pixels to choose colours by: those of some stored tiles, else what ``read`` finds in the middle."""
+    """Return arrays of pixels from which to choose colours.
+
+    They are the pixels of some stored tiles. If nothing is stored, they are what ``read(region)`` returns for a region
+    in the middle of the plane. While it returns None, smaller regions are tried.
+    """
     node = node_of(tensor)
     layout = node.contents.layout(node.spec)
     found = node.contents.inventory(node.spec, *layout.pixels)
@@ -104,7 +109,7 @@ class Colours:
 
     @classmethod
     def of(cls, parts: Sequence[Array], low: float | None, high: float | None, *, rgb: bool) -> Self:
-        """Return the colours that fit some pixels; `low` and `high` fix the ends of the range."""
+        """Choose colours for some pixels. `low` and `high` are the ends of the range if the user gave them."""
         if not rgb and low is None and high is None and all(map(are_labels, parts)):
             return cls("labels", range_of(parts) or (0, 1))
         sizes = [np.abs(each) if np.iscomplexobj(each) else each for each in parts]
@@ -112,7 +117,7 @@ class Colours:
         return cls("rgb" if rgb else "range", (found[0] if low is None else low, found[1] if high is None else high))
 
     def fitting(self, values: Array) -> Self:
-        """Return these colours. If they are for labels and `values` are not, return a range over all pixels so far."""
+        """Return these colours, or those of a range if these are for labels but `values` are no labels."""
         if self.kind != "labels" or are_labels(values):
             return self
         return self.of([values, np.array(self.ends, values.dtype)], None, None, rgb=False)
@@ -147,13 +152,13 @@ class Colours:
         return written.getvalue()
 
     def _places(self, values: Array) -> Array:
-        """Return the palette entries of pixels."""
+        """Return the number of the palette entry of each pixel."""
         if self.kind == "labels":
             return values.astype(np.uint8)
         return np.where(np.isnan(values), _CLEAR, scaled(values, self.ends, _HATCH - 1)).astype(np.uint8)
 
     def _palette(self) -> Array:
-        """Return red, green, blue and opacity per entry: viridis over the range, or the colours of labels."""
+        """Return the palette: red, green, blue and opacity per entry. For a range of values, it is viridis."""
         palette = np.zeros((256, 4), np.uint8)
         if self.kind == "labels":
             palette[:MOST_LABELS] = np.insert(np.frombuffer(PALETTE, np.uint8).reshape(-1, 3), 3, 255, axis=1)

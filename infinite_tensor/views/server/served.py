@@ -41,13 +41,13 @@ _LONGEST = 2**30
 _LEVELS = 8
 """The number of levels of an unbounded tensor that has no stored levels."""
 _MOST_PLANNED = 2**14
-"""The most windows that are planned to find out which are stored; requests for stored pixels wait for the plan."""
+"""The most windows that are looked up to count the missing ones. The number of more windows is estimated."""
 _LEVELS_BYTES = 64 * 2**20
 _PASSING = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
 def answered(body: bytes | memoryview, kind: str, *, passing: bool = False) -> Response:
-    """Return a response that clients may cache and revalidate, unless it is `passing`."""
+    """Return a response that clients may cache and revalidate. If `passing`, they may not, because it will change."""
     if passing:
         return Response(body, 200, _PASSING, kind)
     etag = f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
@@ -96,7 +96,7 @@ class Served:
         self._lock = threading.Lock()
 
     def answer(self, path: str, query: str, *, compute: bool) -> Response | None:
-        """Return the response for a path; None if it needs windows to be computed, and `compute` is False."""
+        """Return the response to a request for `path`. Return None if it must be computed and `compute` is False."""
         try:
             tile = _TILE.fullmatch(path)
             return self._map_tile(tile, query, compute=compute) if tile else self._key(path, compute=compute)
@@ -164,7 +164,7 @@ class Served:
 
     @cached_property
     def _drawing(self) -> tuple[list[InfiniteTensor], list[Index], Colours]:
-        """The levels, scales and colours of map tiles. Replaced when a tile shows that pixels are not labels."""
+        """The levels, scales and colours of map tiles. Replaced once a tile has pixels that are no labels."""
         plane = self._plane
         pixels = samples(self.tensor, plane, self._sample)
         return self._drawing_in(
@@ -180,7 +180,7 @@ class Served:
             return None
 
     def _drawing_in(self, colours: Colours) -> tuple[list[InfiniteTensor], list[Index], Colours]:
-        """Return the tensor and its levels, their scales and colours. Levels that are not stored are kept in memory."""
+        """Return the tensor and its levels, their scales, and `colours`. Without stored levels, use some in memory."""
         tensor = self.tensor
         levels = stored_levels(tensor)
         if not levels:
@@ -196,11 +196,11 @@ class Served:
         plane, tile = self._plane.placed(_places(query)), Tile(-zoom, row, column)
         if "_drawing" in vars(self):
             return self._drawn(plane, tile, compute=compute)
-        # To choose the colours, windows may have to be computed.
+        # The colours are not chosen yet, and choosing them may need windows to be computed.
         return self._drawn_anew(plane, tile, compute=True) if compute else None
 
     def _drawn_anew(self, plane: Plane, tile: Tile, *, compute: bool) -> Response | None:
-        """Return the response of `_drawn`, without computing if possible."""
+        """Draw a map tile, if possible without computing. Return None if it must be computed and `compute` is False."""
         return self._drawn(plane, tile, compute=False) or (self._drawn(plane, tile, compute=True) if compute else None)
 
     def _drawn(self, plane: Plane, tile: Tile, *, compute: bool) -> Response | None:
@@ -229,8 +229,8 @@ class Served:
 
 
 def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:
-    """Return how many windows must be computed for a region, or an estimate if there are too many to plan."""
-    # Takes less time than to count windows.
+    """Return how many windows must be computed for a region. If there are too many to look up, return an estimate."""
+    # This check takes less time than counting windows.
     if not tensor.coverage(region, "missing").any():
         return 0
     selection = parse(region, tensor.shape)
@@ -240,15 +240,15 @@ def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:
     try:
         return windows_to_compute(node_of(tensor), selection)
     except TileAccessError:
-        # Some of them cannot be computed, which the read will say.
+        # Some of the windows cannot be computed. Reading them will raise an error that says so.
         return bound
 
 
 def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -> int:
-    """Return the number of windows in a box of a level.
+    """Estimate how many windows must be computed for a box of a level.
 
-    If the next finer level is not stored there, return the number of its windows instead, and so on for levels below;
-    stop at the first number above `most`.
+    The estimate is the number of windows in the box. If the level is computed from a finer one that is not stored
+    there, and the number is not already above `most`, it is the estimate for the finer level instead.
     """
     strides = level.output_window.stride
     count = math.prod([-(-(b - a) // n) for (a, b), n in zip(spans, strides, strict=True)])
@@ -263,7 +263,7 @@ def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -
 
 
 def _places(query: str) -> list[int]:
-    """Return the places along the dimensions that are not drawn, which a query gives as ``at=2,5``."""
+    """Parse the places along the dimensions that are not drawn. A query gives them as ``at=2,5``."""
     for given in parse_qs(query, keep_blank_values=True).get("at", ())[-1:]:
         if not _AT.fullmatch(given):
             raise ValidationError(

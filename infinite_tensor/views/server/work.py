@@ -1,4 +1,4 @@
-"""Threads that serve many clients in turn."""
+"""Threads that do jobs for many clients, one job per client in turn."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class _Job(Generic[T]):
     waiting: int = 0
 
     def is_unwanted(self) -> bool:
-        """Whether no request waits for it."""
+        """Whether no request waits for the result."""
         return not self.waiting
 
 
 class Work(Generic[T]):
-    """One queue of jobs per client; threads take the first job of each client in turn.
+    """A queue of jobs for each client. Threads take a job of one client, then of the next client, and so on.
 
-    A thread that has finished a job takes the next one itself. If the event loop handed out jobs, the thread would wait
-    until the loop has sent the response.
+    A thread that has finished a job takes the next one itself. It would have to wait until the event loop has sent the
+    response if the loop handed out the jobs.
 
     Parameters
     ----------
@@ -48,13 +48,13 @@ class Work(Generic[T]):
         self._lock = threading.Lock()
 
     async def result(self, client: Hashable, key: Hashable, do: Callable[[], T]) -> T:
-        """Return what ``do()`` returns or raise what it raises; a job that is queued under the same key is shared.
+        """Queue the job ``do()``, and return or raise what it does. Join a job that is queued under the same key.
 
-        If this request is cancelled, and no other one waits for the job, the job leaves the queue, or stops before its
-        next call of an ``f``.
+        If the request that awaits this is cancelled, and no other request waits for the job, the job is dropped. If it
+        has begun, it stops before its next call of an ``f``.
         """
         with self._lock:
-            # Jobs that have begun are not shared: pixels may have been invalidated since.
+            # Do not join a job that has begun: pixels may have been invalidated since.
             job = self._queued.get(key)
             if job is None:
                 jobs = self._clients.setdefault(client, {})
