@@ -39,14 +39,14 @@ _LARGEST = 6
 _FARTHEST = 2.0**50
 """The farthest distance from pixel 0: up to here the floats of a browser still distinguish quarters of pixels."""
 _BESIDE = 75
-"""Screen pixels left and right of each of several pictures, for an axis, a colour bar and the tools."""
+"""The margins left and right of each of several pictures, in screen pixels. An axis and a colour bar fit in."""
 
 
 @dataclass(frozen=True)
 class _Place:
     """The pixel in the middle of the screen, and the zoom: a pixel covers ``2**zoom`` screen pixels along each side.
 
-    Without a zoom, the screen shows all of the finite dimensions of `whole`.
+    If `zoom` is None, a plane with the extents `whole` is shown from end to end along its finite dimensions.
     """
 
     y: float
@@ -56,7 +56,7 @@ class _Place:
 
     @classmethod
     def of(cls, tensor: InfiniteTensor) -> Self:
-        """Return the place that shows all of a finite plane, else the stored tile nearest to 0."""
+        """Return where a page opens: at all of a finite plane, else at the stored tile nearest to pixel 0."""
         plane = Plane.of(tensor.shape, tensor.dims)
         near = (0.0, 0.0) if None not in plane.extents else stored_near(tensor, plane)
         y, x = (at if n is None else (n - 1) / 2 for at, n in zip(near, plane.extents, strict=True))
@@ -75,7 +75,7 @@ class _Place:
         return replace(self, **given)
 
     def zoom_for(self, height: float, width: float) -> float:
-        """Return the zoom on a screen of this size."""
+        """Return `zoom`, or if it is None, the zoom at which `whole` fits on a screen of this size."""
         if self.zoom is not None:
             return self.zoom
         sides = zip((height, width), self.whole, strict=False)
@@ -121,7 +121,7 @@ class _Page:
         return math.log2(self._sizes[0][0] / (columns.end - columns.start))
 
     def _fit(self) -> None:
-        """Keep pixels square when the browser window is resized, and start the panels once they have a size."""
+        """Keep pixels square after the browser window was resized. Once the size is known, show the first place."""
         columns, rows = self._ranges
         sizes = [panel.size for panel in self._panels]
         if not all(sizes[0]) or sizes == self._sizes:
@@ -144,7 +144,7 @@ class _Page:
             middle = _within(at, -_FARTHEST, _FARTHEST)
             low, high = middle - size * scale / 2, middle + size * scale / 2
             start, end = (low, high) if way is columns else (high, low)
-            # Before the limits: a browser enforces limits at once.
+            # Set the range before its limits, because a browser enforces limits at once.
             way.update(start=start, end=end, reset_start=start, reset_end=end)
             way.update(min_interval=size / 2**_LARGEST, max_interval=size * most)
         for panel in self._panels:

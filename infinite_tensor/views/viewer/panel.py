@@ -49,7 +49,7 @@ _MOST_HELD = 512
 _LOOK_AGAIN = 5.0
 """After this many seconds an incomplete tile is looked up again when the view moves."""
 _BETWEEN = 0.15
-"""The least seconds between two updates of a browser, since it redraws all tiles each time."""
+"""At least this many seconds lie between two updates of a browser, because each update redraws all tiles."""
 _BLANK = "#d9d9d9"
 """The grey of pixels that are not stored."""
 _LONGEST = 300
@@ -67,9 +67,10 @@ Work: TypeAlias = Callable[[], None]
 
 
 class Lane:
-    """A thread that always does the newest work it was given; older work that has not begun is dropped.
+    """A thread that does one piece of work at a time. New work replaces work that is waiting and has not begun.
 
-    ``unwanted(number)`` tells whether the work of that number should stop before its next call of ``f``.
+    ``unwanted(number)`` tells whether the work that was given with this number should stop before its next call of
+    ``f``.
     """
 
     def __init__(self, unwanted: Callable[[int], bool]) -> None:
@@ -79,7 +80,7 @@ class Lane:
         self._lock = threading.Lock()
 
     def give(self, number: int, work: Work) -> None:
-        """Do this work next."""
+        """Do this work next, in place of any work that is still waiting."""
         with self._lock:
             self._next = number, work
             if not self._busy:
@@ -100,7 +101,7 @@ class Lane:
 
 
 class _Layer:
-    """A level of a plane in a figure, with an image for each of its tiles, in numbers or in colours."""
+    """One level in a figure: an image for each of its tiles, either of numbers or of red, green and blue."""
 
     def __init__(self, fig: figure, mapper: LinearColorMapper, *, colours: bool) -> None:
         names = ["image", "x", "y", "dw", "dh", *(_COLOURS if colours else ())]
@@ -113,7 +114,7 @@ class _Layer:
         self.pictures: dict[Tile, tuple[Picture, float]] = {}
 
     def add(self, pictures: Sequence[Picture], plane: Plane, ends: tuple[float, float]) -> None:
-        """Draw tiles above existing ones; the oldest are dropped. `ends` is the range of red, green and blue."""
+        """Draw tiles over existing ones, and drop the oldest if there are too many. `ends` is the range of colours."""
         rows: dict[str, list[Any]] = {name: [] for name in self.source.data}
         for picture in pictures:
             self.pictures.pop(picture.tile, None)
@@ -274,7 +275,7 @@ class Panel:
         return choice
 
     def look(self, y0: float, x0: float, y1: float, x1: float) -> None:
-        """Show a part of the plane: first the tiles in the browser, then stored ones, then those to compute."""
+        """Show a part of the plane. Tiles in the browser appear first, then stored tiles, then tiles to compute."""
         if not all(self.size) or any(edge is None or math.isnan(edge) for edge in (y0, x0, y1, x1)):
             return
         view = self._view = Viewport(min(y0, y1), min(x0, x1), max(y0, y1), max(x0, x1), self.size[0])
@@ -294,11 +295,11 @@ class Panel:
         return self._layers[level, self._plane.colours is not None]
 
     def _is_over(self, number: int) -> bool:
-        """Whether a view is outdated, or the process is about to end."""
+        """Whether the view of this number was followed by another one, or the process is about to end."""
         return number != self._look_number or not threading.main_thread().is_alive()
 
     def _find(self, number: int, plane: Plane, asked: list[Tile]) -> None:
-        """Send the stored tiles to the page, and have the others computed if the budget allows. Runs on a thread."""
+        """Send stored tiles to the page. Have the other tiles computed if the budget allows it. Runs on a thread."""
         try:
             lacking: dict[Tile, Picture] = {}
             for found in self._tiles.stored(plane, asked):
@@ -323,7 +324,7 @@ class Panel:
             self._bring(number, [self._tiles.computed(plane, tile)])
 
     def _bring(self, number: int, pictures: list[Picture]) -> None:
-        """Have the page draw tiles as soon as it can. Runs on a thread."""
+        """Queue tiles for the page, which draws them on its event loop. Runs on a thread."""
         for picture in pictures:
             # The range is cached, so it is computed here rather than on the thread that draws.
             _ = picture.range
@@ -397,7 +398,7 @@ class Panel:
             self._mapper.update(low=low, high=high if high > low else low + max(1.0, abs(low) / 1000))
 
     def _mark(self) -> None:
-        """Mark the tiles that are pending or have failed and, if the checkbox is active, those that were stored."""
+        """Tint pending and failed tiles. If the checkbox is active, also tint tiles that were stored."""
         rows: dict[str, list[Any]] = {name: [] for name in self._marks.data}
         pictures = self._layer(self._level).pictures
         for tile in self._wanted:
@@ -426,11 +427,11 @@ class Panel:
         self._status.text = ", ".join(told)
 
     def close(self) -> None:
-        """Stop computing; the page is closed."""
+        """Stop computing, because the page is closed."""
         self._look_number += 1
         self._first_look = self._look_number
 
 
 def _is_known(held: tuple[Picture, float] | None, now: float) -> bool:
-    """Whether a tile need not be looked up again."""
+    """Whether a tile in the browser is complete, or was looked up so recently that it is not looked up again."""
     return held is not None and (held[0].state != "partial" or now - held[1] < _LOOK_AGAIN)

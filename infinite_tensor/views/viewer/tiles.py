@@ -1,4 +1,4 @@
-"""The pixels that tiles show: stored ones, computed ones, and coarser ones made from either."""
+"""The pixels that tiles of the viewer show: stored or computed ones, or coarser pixels made from these."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Picture:
 
     @cached_property
     def range(self) -> tuple[float, float] | None:
-        """The smallest and the largest value, or None if there are none."""
+        """The smallest and the largest value, or None if all are missing."""
         return range_of([self.values])
 
     def range_in(self, part: Box) -> tuple[float, float] | None:
-        """Return the range of a part of the tile."""
+        """Return the smallest and the largest value in a part of the tile, or None if all are missing."""
         values = self.values[part]
         return self.range if values.size == self.values.size else range_of([values])
 
@@ -90,16 +90,17 @@ class Tiles:
         self.labels = dtype.kind in "iu"
 
     def window(self, plane: Plane) -> int:
-        """Return the number of pixels of a plane per computed window; 0 if ``f`` needs no windows."""
+        """Return the number of pixels of a plane per window, or 0 if ``f`` computes any region without windows."""
         if isinstance(self.levels[0].f, RegionWriter):
             return 0
         stride = self.levels[0].output_window.stride
         return stride[plane.rows] * stride[plane.columns]
 
     def stored(self, plane: Plane, tiles: Sequence[Tile]) -> Iterator[list[Picture]]:
-        """Yield the stored pixels of tiles of one level.
+        """Yield the stored pixels of tiles, all of one level, in groups.
 
-        Neighbouring tiles of a stored level are read as one box; tiles of other levels are made from finer pixels.
+        If the level is stored, neighbouring tiles form a group and are read as one box. Otherwise each tile is a group,
+        made from pixels of the coarsest stored level.
         """
         level = tiles[0].level if tiles else 0
         groups = runs(tiles) if level < len(self.levels) else [[tile] for tile in tiles]
@@ -117,7 +118,7 @@ class Tiles:
             yield found
 
     def filled(self, plane: Plane, picture: Picture) -> Picture:
-        """Return a tile with its gaps filled by coarse pixels, made from stored pixels of finer levels."""
+        """Return a tile whose missing pixels are made from stored pixels of finer levels, where there are some."""
         tile, values = picture.tile, picture.values
         for level in range(min(tile.level, len(self.levels) - 1) - 1, -1, -1):
             gaps = np.isnan(values)
@@ -127,7 +128,7 @@ class Tiles:
         return Picture(tile, values, picture.state)
 
     def computed(self, plane: Plane, tile: Tile) -> Picture:
-        """Return a tile, computing what is not stored. If that raises, the tile shows the error from then on."""
+        """Return a tile, computing missing pixels. If that fails, return a tile with the error, also in later calls."""
         if (plane, tile) in self._failed:
             return self._failed[plane, tile]
         level = min(tile.level, len(self.levels) - 1)
@@ -147,7 +148,7 @@ class Tiles:
         return Picture(tile, values, "computed")
 
     def _coarse(self, plane: Plane, box: Box, level: int, base: int, read: Callable[[int, Plane, Box], Pair]) -> Pair:
-        """Return the pixels of a box of a level, made from those of level `base`, and a mask of missing ones."""
+        """Return the pixels of a box of `level`, made from the finer level `base`, and a mask of missing pixels."""
         factor = 2 ** (level - base)
         if factor == 1:
             return read(base, plane, box)
@@ -167,7 +168,7 @@ class Tiles:
         return values, missing
 
     def _halved(self, values: Array, times: int) -> Array:
-        """Halve the number of pixels along each side, `times` times: by means, or by the most frequent label."""
+        """Halve the rows and columns `times` times. Four pixels become their mean, or their most frequent label."""
         pixels, nodata = torch.from_numpy(values), None
         if self.labels:
             pixels, nodata = torch.where(pixels.isnan(), -1, pixels).long(), torch.tensor(-1)
@@ -191,7 +192,7 @@ class Tiles:
         return self._shown(plane, *shown_if_stored(self.levels[level], plane.region(box, self._scales[level])))
 
     def _shown(self, plane: Plane, pixels: Array, missing: Array) -> Pair:
-        """Return the values of a picture, NaN where pixels are missing, and a mask of the missing ones."""
+        """Arrange pixels as a picture. Return its values, with NaN for missing pixels, and a mask of these."""
         values, missing = plane.image(pixels), plane.image(missing)
         if missing.all():
             return np.full(values.shape, np.nan, self._dtype), missing
@@ -208,7 +209,7 @@ def _box(plane: Plane, tile: Tile) -> Box:
 
 
 def stored_near(tensor: InfiniteTensor, plane: Plane) -> tuple[float, float]:
-    """Return the middle of the stored tile nearest to pixel 0 of an unbounded plane, or 0 if none is known."""
+    """Return row and column of the middle of the stored tile nearest to pixel (0, 0), or zeros if none is known."""
     node = node_of(tensor)
     near = [0 if place is None else place for place in plane.at]
     if tensor.coverage(tuple([slice(place, place + 1) for place in near]), "stored").any():

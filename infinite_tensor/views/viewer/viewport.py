@@ -1,4 +1,4 @@
-"""Which tiles of which level a part of a plane needs. Works with numbers only."""
+"""Chooses the level and the tiles that show a part of a plane. It only calculates: no pixels are read."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MOST_TILES = 256
 _FITS = 512
 """The most pixels along a side of the coarsest level of a finite plane."""
 _COARSEST = 6
-"""The coarsest level of an unbounded plane, or the first level that is not stored if that is coarser."""
+"""The coarsest level of an unbounded plane, or the one after the last stored level, if that is coarser."""
 
 
 def coarsest(extents: Shape, stored: int) -> int:
-    """Return the coarsest level to zoom out to, given the number of stored levels."""
+    """Return the coarsest level to zoom out to. `stored` is the number of stored levels."""
     known = [extent for extent in extents if extent is not None]
     whole = max(0, math.ceil(math.log2(max(1, *known) / _FITS))) if known else 0
     return whole if None not in extents else max(whole, _COARSEST, stored + 1)
@@ -44,7 +44,7 @@ class Viewport:
     width: float
 
     def level(self, most: int) -> int:
-        """Return the level whose pixels are about screen pixels, or a coarser one if that needs too many tiles."""
+        """Return the level whose pixels are about as large as screen pixels, or a coarser one to limit the tiles."""
         finest = max(0, round(math.log2(max(self.right - self.left, 1) / max(self.width, 1))))
         for level in range(min(finest, most), most):
             rows, columns = self._spans(SIDE * 2**level)
@@ -53,7 +53,7 @@ class Viewport:
         return most
 
     def _spans(self, side: int) -> tuple[range, range]:
-        """Return the rows and columns of visible blocks with `side` pixels along each side."""
+        """Divide the plane into blocks of `side` x `side` pixels. Return the rows and columns of the visible blocks."""
         rows, columns = (
             range(math.floor((low + 0.5) / side), math.ceil((high + 0.5) / side))
             for low, high in ((self.top, self.bottom), (self.left, self.right))
@@ -70,7 +70,7 @@ class Viewport:
         return sorted(found, key=lambda tile: ((tile.row - y) ** 2 + (tile.column - x) ** 2, tile))
 
     def part(self, box: Box, level: int) -> Box:
-        """Return the visible pixels of a box of a level, counted from the first pixel of the box."""
+        """Return which pixels of a box of a level are visible, counted from the first pixel of the box."""
         rows, columns = (
             slice(max(span.start - along.start, 0), max(span.stop - along.start, 0))
             for span, along in zip(self._spans(2**level), box, strict=True)
@@ -92,13 +92,13 @@ class Budget:
     pixels: int = 2**25
 
     def allows(self, tiles: Sequence[Tile], window: int) -> bool:
-        """Whether some tiles are within the budget; a window has `window` pixels, or 0 if there are no windows."""
+        """Whether some tiles may be computed. `window` is the number of pixels per window, or 0 without windows."""
         pixels = sum((SIDE * 2**tile.level) ** 2 for tile in tiles)
         return pixels <= self.pixels and (window == 0 or pixels <= self.windows * window)
 
 
 def runs(tiles: Sequence[Tile]) -> list[list[Tile]]:
-    """Group tiles of one level into full rectangles, so that each group is read as one box without other tiles."""
+    """Group tiles of one level into rectangles without gaps, each of which can be read as one box."""
     rows = [
         [tile for _, tile in row]
         for _, row in itertools.groupby(enumerate(sorted(tiles)), lambda at: (at[1].row, at[1].column - at[0]))
