@@ -91,7 +91,7 @@ def _check_count(frame: Frame, count: int) -> None:
 
 
 def _count(frame: Frame, chunks: Any) -> int:
-    """Return a lower bound of the number of chunks; raise ValidationError for empty chunks, which Dask accepts."""
+    """Return a lower bound of the number of chunks. Raise ValidationError for empty chunks, which Dask would accept."""
     entries = members(chunks)
     if isinstance(chunks, Mapping):
         entries = tuple([chunks.get(d, -1) for d in range(len(frame.shape))])

@@ -1,4 +1,4 @@
-"""How pixels become colours: a palette for labels, red, green and blue for three channels, a range for all others."""
+"""How pixels become colours. Labels have a palette, three channels are red, green and blue, others have a scale."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def are_labels(values: Array) -> bool:
 
 
 def range_of(parts: Iterable[Array]) -> tuple[float, float] | None:
-    """Return the smallest and the largest finite number of some pixels, or None if there is none."""
+    """Return the smallest and the largest finite number in some arrays, or None if there are no finite numbers."""
     finite = [part[np.isfinite(part)] for part in parts]
     ends = [(float(part.min()), float(part.max())) for part in finite if part.size]
     return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None
 
 
 def full_range(dtype: np.dtype[Any], *, rgb: bool = False) -> tuple[float, float] | None:
-    """Return the fixed range of pixels of a dtype, or None if the range depends on the pixels."""
+    """Return the numbers that the first and last colour stand for, or None if these depend on the pixels."""
     if dtype == np.uint8:
         return 0.0, 255.0
     return (0.0, 1.0) if dtype.kind == "b" or (rgb and dtype.kind == "f") else None
 
 
 def scaled(values: Array, ends: tuple[float, float], most: int = 255) -> Array:
-    """Scale values from a range to integers from 0 to `most`; NaN becomes 0."""
+    """Scale values between the two `ends` to integers from 0 to `most`. NaN becomes 0."""
     low, high = ends
     if values.dtype == np.uint8 and (low, high, most) == (0, 255, 255):
         return values
@@ -48,7 +48,7 @@ def scaled(values: Array, ends: tuple[float, float], most: int = 255) -> Array:
 
 
 def rgba(values: Array, ends: tuple[float, float]) -> Array:
-    """Return red, green, blue and opacity of pixels of three channels; a pixel with a NaN is transparent."""
+    """Return pixels of three channels as red, green, blue and opacity. A pixel with a NaN is transparent."""
     found = np.empty((*values.shape[:2], 4), np.uint8)
     found[..., :3] = scaled(values, ends)
     found[..., 3] = np.where(np.isnan(values).any(-1), 0, 255)

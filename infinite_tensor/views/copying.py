@@ -178,7 +178,7 @@ class _Job:
     stored : mapping
         Its definition, as stored in the source.
     record : Record or None
-        The record of it in the source; None for a source in memory.
+        The tensor as registered with the source store; None if the source is a memory store.
     selection : Selection or None
         The pixels to copy; None for all.
     """
@@ -218,7 +218,7 @@ def _checked_store(store: TileStore, other: object) -> TileStore:
 
 
 def _share_a_place(store: TileStore, other: TileStore) -> bool:
-    """Whether two stores may be the same one, judged by their addresses; True if one has no address."""
+    """Whether two stores may be the same one, by their addresses. True if either has no address."""
     if store.address is None or other.address is None or store.address == other.address:
         return True
     if not is_local(store.address) or not is_local(other.address):
@@ -228,7 +228,7 @@ def _share_a_place(store: TileStore, other: TileStore) -> bool:
 
 
 def _check_other(jobs: Sequence[_Job], source: _Contents, target: PersistentContents) -> None:
-    """Raise ValidationError if two stores that may be one hold the same tensor: then they are one store."""
+    """Raise ValidationError if the target contains the very same tensor: then both stores are one."""
     for job in jobs:
         tensor_id, incarnation = job.spec.tensor_id, job.stored.get("incarnation")
         if incarnation is None or not target.holds(tensor_id):
@@ -243,7 +243,7 @@ def _check_other(jobs: Sequence[_Job], source: _Contents, target: PersistentCont
 
 
 def _jobs(source: _Contents, tensor_id: str, *, upstream: bool) -> tuple[list[_Job], tuple[str, ...]]:
-    """Return a job for each stored tensor, upstream tensors first, and the ids of upstream tensors that are absent."""
+    """Return a job per tensor to copy, upstream tensors first, and the ids of upstream tensors not in the store."""
     found = {tensor_id: _job(source, tensor_id)}
     absent: dict[str, None] = {}
 
@@ -274,7 +274,7 @@ def _job(source: _Contents, tensor_id: str) -> _Job:
 
 
 def _in_the_way(job: _Job, source: _Contents, target: PersistentContents) -> Sequence[str]:
-    """Return how a tensor with the same id in the target differs; empty if none is there, or it does not differ.
+    """Return how a tensor with the same id in the target differs from the one to copy: one line per difference.
 
     Raise ValidationError if the source cannot list the tiles of an unbounded tensor and no region is given.
     """
@@ -300,7 +300,7 @@ def _taken(target: PersistentContents, tensor_id: str, lines: Sequence[str]) -> 
 
 
 def _differences(there: StoredTensor, spec: TensorSpec) -> list[str]:
-    """Describe how the tensor in the target differs from the one to copy, one difference a line."""
+    """Describe how the tensor `there`, in the target, differs from the one to copy: one line per difference."""
     before, now = there.definition.values(), spec.definition.values()
     if there.tile_size is not None and spec.tile_size is not None:
         before, now = before | {"tile_size": list(there.tile_size)}, now | {"tile_size": list(spec.tile_size)}
@@ -328,13 +328,13 @@ def _copy(job: _Job, source: _Contents, target: PersistentContents, tally: Tally
     source.check_there(record)
     target.check_there(there)
     target.storage.flush()
-    # The cache may know less of incomplete tiles than is stored now.
+    # The cache of the target does not know the windows that the copy has added to incomplete tiles.
     target.tiles.drop_stored(spec.tensor_id, in_progress=True)
     return copied
 
 
 def _stored(record: Record, source: PersistentContents, selection: Selection | None) -> tuple[list[Index], list[Index]]:
-    """Return the complete and the incomplete tiles that are stored of a tensor or of a region, each sorted."""
+    """Return two sorted lists: the complete and the incomplete tiles that are stored of a tensor, or of a region."""
     if selection is not None and is_empty(selection.start, selection.stop):
         return [], []
     layout = record.layout
@@ -344,7 +344,7 @@ def _stored(record: Record, source: PersistentContents, selection: Selection | N
 
 
 class Tiles:
-    """Moves the tiles of one tensor from one storage to another in batches, and reads each back to compare it."""
+    """Copies the tiles of one tensor from one store to another, in batches. Reads each copy back and compares it."""
 
     def __init__(
         self, record: Record, source: PersistentContents, there: Record, target: PersistentContents, tally: Tally
@@ -376,7 +376,7 @@ class Tiles:
         return self._copied
 
     def _find(self, *tiles: Sequence[Index]) -> set[Index] | None:
-        """Return the tiles that are complete in the target, or None if it cannot list them."""
+        """Return which of these tiles are complete in the target, or None if the target cannot list tiles."""
         wanted = [tile for some in tiles for tile in some]
         if not wanted or not self._target.storage.finds_tiles:
             return None
@@ -400,7 +400,7 @@ class Tiles:
         )
 
     def _move(self, tiles: Sequence[Index]) -> None:
-        """Move complete tiles that the target lacks, and delete partial tiles that it has at the same indices."""
+        """Copy complete tiles that the target lacks. If it has them as partial tiles, delete these."""
         if not tiles:
             return
         moved = self._move_encoded(tiles) if self._alike else self._move_decoded(tiles)
@@ -431,7 +431,7 @@ class Tiles:
         return {tile: block.nbytes for tile, block in present.items()}
 
     def _move_partials(self, tiles: Sequence[Index]) -> None:
-        """Add the windows of incomplete tiles to those that the target has."""
+        """Add the windows of incomplete tiles to the same tiles of the target."""
         if not tiles:
             return
         target = self._target.storage
@@ -493,7 +493,7 @@ def _news(part: PartialTile, known: PartialTile | None) -> PartialTile | None:
 
 
 def _knows(found: PartialTile | None, part: PartialTile) -> bool:
-    """Whether an incomplete tile, read back, contains what was written."""
+    """Whether an incomplete tile `found`, as read back, contains all windows of `part`, as written."""
     if found is None or found.prefix_length < part.prefix_length:
         return False
     if (
@@ -511,7 +511,7 @@ def _knows(found: PartialTile | None, part: PartialTile) -> bool:
 def windows_into_tiles(
     spec: TensorSpec, source: MemoryContents, target: PersistentContents, selection: Selection | None, tally: Tally
 ) -> TensorCopy:
-    """Copy windows from memory into tiles. Windows that the target lacks are blended as in a read."""
+    """Copy windows from a memory store to a store of tiles, which blends them into tiles as after a read."""
     on_cpu = replace(spec, device=torch.device("cpu"))
     with target.lock:
         record = target.registry.record_of(on_cpu)
@@ -540,7 +540,7 @@ def windows_into_tiles(
 
 
 def _kept_windows(spec: TensorSpec, source: MemoryContents, selection: Selection | None) -> list[Index]:
-    """Return the windows in memory, or those that intersect a region, sorted."""
+    """Return the sorted indices of all windows in memory, or of those that intersect a region."""
     with source.lock:
         windows = sorted(source.kept.windows.of(spec.tensor_id)) if source.kept.keeps(spec) else []
     if selection is None:
@@ -558,13 +558,13 @@ def _window_batches(windows: Sequence[Index], spec: TensorSpec) -> Iterator[Sequ
 
 
 def _rows(spec: TensorSpec, source: MemoryContents, windows: Sequence[Index]) -> dict[Index, Row]:
-    """Return the windows that are still in memory, each in a row of its own, so that it keeps no others in memory."""
+    """Return the windows that are still in memory, by index. Each `Row` has one, and keeps no other in memory."""
     taken = source.kept.take(spec, windows)
     return {index: Row(index, row.window(index)[None]) for index, row in taken.items()}
 
 
 def _bounds(spec: TensorSpec, windows: Sequence[Index]) -> tuple[IntArray, IntArray]:
-    """Return the bounds of windows, clipped to the tensor."""
+    """Return the starts and the stops of windows in pixels, clipped to the tensor."""
     starts, stops = spec.grid.bounds(np.array(windows, dtype=np.int64))
     for d, extent in enumerate(spec.shape):
         if extent is not None:
@@ -578,7 +578,7 @@ def _among(points: IntArray, wanted: object) -> list[Index]:
 
 
 def _check_stored(spec: TensorSpec, target: PersistentContents, windows: Sequence[Index]) -> None:
-    """Raise StoreError if storage does not return a copied window; its checksums detect damage."""
+    """Raise StoreError if the target does not return a copied window. Its checksums find windows with wrong pixels."""
     target.tiles.drop_stored(spec.tensor_id)
     with closing(target.access(spec)) as access:
         for some in _window_batches(windows, spec):

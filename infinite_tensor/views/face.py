@@ -118,7 +118,7 @@ class Face:
     dims : tuple of str
         Names of the dimensions of the array.
     along : tuple of Along
-        Where the pixels lie, if the tensor is a level.
+        For a level: where its pixels lie in the tensor, per dimension.
     """
 
     frame: Frame
@@ -136,12 +136,12 @@ class Face:
         return math.prod(self.frame.chunk_shape) * self.frame.dtype.itemsize
 
     def chunk_in_memory(self, index: Index) -> memoryview | None:
-        """Return the bytes of a chunk if it is a tile in memory, else None, without waiting; not on the main thread."""
+        """Return a chunk if it is a tile in memory, else None. Does not wait. Must not be called on the main thread."""
         pixels = self.frame.tile_in_memory(self.frame.box_of(index))
         return None if pixels is None or pixels.shape != self.frame.chunk_shape else chunk_bytes(pixels)
 
     def chunk(self, index: Index) -> memoryview:
-        """Return the bytes of a chunk, which must not be changed; pixels outside of the frame are 0."""
+        """Return the bytes of a chunk. Pixels outside of the frame are 0. The caller must not change the bytes."""
         found = self.chunk_in_memory(index)
         if found is not None:
             return found
@@ -154,9 +154,9 @@ class Face:
 
 
 def with_distinct_dims(faces: Mapping[str, Face], scales: Mapping[str, Sequence[Fraction]]) -> dict[str, Face]:
-    """Rename dimensions so that a name means the same pixels in all arrays, and is not the name of an array.
+    """Rename some dimensions, because xarray refuses some groups.
 
-    xarray refuses a group in which this is not so.
+    It refuses a group in which dimensions of one name cover different pixels, or a dimension has the name of an array.
     """
     meanings: dict[str, tuple[object, ...]] = {}
     renamed = {}
@@ -259,7 +259,7 @@ class FaceStore(Store):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """Return the values of some keys, or ranges of their bytes."""
+        """Return the value of each key, or the range of its bytes that is asked for."""
         return list(await asyncio.gather(*[self.get(key, prototype, part) for key, part in key_ranges]))
 
     async def exists(self, key: str) -> bool:
@@ -320,7 +320,7 @@ class FaceStore(Store):
 
 
 def _chunks(counts: Index, begun: str) -> Iterator[str]:
-    """Yield the keys of chunks, without their folder, that begin with `begun`; `counts` are chunks per dimension."""
+    """Yield the keys of chunks that begin with `begun`, without their folder. `counts` are chunks per dimension."""
     number, slash, rest = begun.partition("/")
     for i in _numbers(number, counts[0], whole=bool(slash)):
         if len(counts) > 1:
@@ -330,7 +330,7 @@ def _chunks(counts: Index, begun: str) -> Iterator[str]:
 
 
 def _numbers(begun: str, end: int, *, whole: bool) -> Iterable[int]:
-    """Return the numbers below `end` whose digits begin with `begun`, or equal it if `whole`."""
+    """Return the numbers below `end` whose digits begin with `begun`; if `whole`, only the number `begun` itself."""
     if not begun and not whole:
         return range(end)
     if not _NUMBER.fullmatch(begun):
@@ -359,13 +359,13 @@ def _range_of(part: ByteRequest | None, length: int) -> slice:
 
 
 async def answered(key: Hashable, compute: Callable[[], T]) -> T:
-    """Return what ``compute()`` returns or raise what it raises; CancelledError if the process ends before the call.
+    """Return what ``compute()`` returns, or raise what it raises. Raise CancelledError if the process ends before that.
 
     A request does not share a computation that began before it, since pixels may have been invalidated meanwhile. It
     waits for the end of that computation without taking a place, then finds its results in memory.
     """
     work = partial(_told, partial(copy_context().run, compute))
-    # A loop may run on the main thread, where Ctrl-C would leave a lock of futures or of their threads taken.
+    # The event loop may be on the main thread: without store_call, Ctrl-C there could leave a lock of a future taken.
     with store_call():
         # An earlier request may be waiting for the f that makes this one, so a nested request does not wait for earlier
         # ones. Still, no window is computed twice.
@@ -384,7 +384,10 @@ async def answered(key: Hashable, compute: Callable[[], T]) -> T:
 
 
 def _told(work: Callable[[], T]) -> T:
-    """Call `work`; raise RuntimeError in place of exceptions that would end an event loop, or mean something to it."""
+    """Call `work`. Turn exceptions that an event loop would react to into RuntimeError.
+
+    A KeyboardInterrupt or SystemExit, for example, would end the loop.
+    """
     try:
         return work()
     except Exception:
@@ -399,7 +402,7 @@ def _ended() -> asyncio.CancelledError:
 
 
 def _beside(work: Callable[[], T]) -> Future[T]:
-    """Do work on a new thread, without taking a place."""
+    """Do work on a new thread, at once: it does not wait for one of the limited places."""
     answer: Future[T] = Future()
 
     def run() -> None:
@@ -414,7 +417,7 @@ def _beside(work: Callable[[], T]) -> Future[T]:
 
 
 async def _ends(answer: Future[Any]) -> bool:
-    """Wait some time for an answer; return whether it has come. Cancelling the wait does not cancel the answer."""
+    """Wait some seconds for `answer`; return whether it is done. If the wait is cancelled, the answer is not."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     with store_call():
@@ -423,7 +426,7 @@ async def _ends(answer: Future[Any]) -> bool:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, ready: asyncio.Future[None]) -> None:
-    # Raised if the loop is closed: nobody waits there any more.
+    # A closed loop raises RuntimeError: nobody waits there any more.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(_set, ready)
 
@@ -434,7 +437,7 @@ def _set(ready: asyncio.Future[None]) -> None:
 
 
 class _Places:
-    """The threads that all requests of this process share."""
+    """The threads on which the chunks for all requests of this process are computed. Each thread is a place."""
 
     def __init__(self) -> None:
         self._renew_after_fork()
@@ -470,7 +473,7 @@ class _Places:
             self._under_way.pop(key, None)
 
     def are_stuck(self) -> bool:
-        """Whether no place has become free for a while; True for one caller at a time."""
+        """Whether no place has become free for some seconds. After it was True, it is False for as long."""
         with self._lock:
             now = time.monotonic()
             stuck = now - self._last_free >= _PATIENCE_SECONDS

@@ -91,9 +91,9 @@ class Frame:
     def token(self) -> tuple[object, ...]:
         """A value that is equal for frames with the same pixels of a tensor, and that changes when windows are dropped.
 
-        It is the same in all processes if the tensor is stored and its functions can be identified; otherwise each
-        tensor object has its own. A frame that shows only stored pixels has its own too, because these may change at
-        any time.
+        It is the same in all processes if the tensor is stored and its functions can be identified. Otherwise it
+        differs for each tensor object. If a frame shows only stored pixels, the value differs for each frame, because
+        these pixels may change at any time.
         """
         if self.fill_value is not None:
             return (self._own_token,)
@@ -105,7 +105,7 @@ class Frame:
         return secrets.token_hex(8)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields and the token; by this pickle, Dask identifies other libraries' arrays of this frame."""
+        """Pickle the fields and the token. If another library wraps this frame, Dask identifies it by the pickle."""
         return _unpickled, (self.tensor, self.origin, self.shape, self.tile, self.dtype, self.fill_value, self.token)
 
     @cached_property
@@ -144,7 +144,7 @@ class Frame:
         return tuple(cuts)
 
     def meaning(self, dims: Mapping[int, str]) -> Meaning:
-        """Return the metadata of the pixels of the box, with these dimensions, under these names."""
+        """Return the metadata of the pixels. `dims` maps the dimensions to keep, by their numbers, to their names."""
         known = node_of(self.tensor).spec.definition.meaning or Meaning()
         shown = {d: (name, self.shape[d]) for d, name in dims.items()}
         return known.through(Lens.of_region(self.tensor.dims, self.origin, shown))
@@ -187,7 +187,7 @@ class Frame:
         return "infinite_tensor", self.token
 
     def tile_in_memory(self, box: tuple[slice, ...]) -> npt.NDArray[np.generic] | None:
-        """Return the pixels of a box if they are one tile in memory, else None. They must not be changed."""
+        """Return the pixels of a box if it is a whole tile in memory, else None. The caller must not change them."""
         node = node_of(self.tensor)
         tile = node.contents.tile_in_memory(node.spec, [part.start for part in box], [part.stop for part in box])
         return None if tile is None or shown_dtype(tile.dtype) != self.dtype else shown(tile)
@@ -198,7 +198,10 @@ def _unpickled(*fields: Any) -> Frame:
 
 
 def state_of(node: Node) -> tuple[object, ...] | None:
-    """Return a value that is equal for equal pixels in all processes, until windows are dropped; None if unknown."""
+    """Return a value that identifies the pixels of a tensor in all processes, and changes when windows are dropped.
+
+    Return None if there is no such value: the tensor is not stored, or its functions cannot be identified.
+    """
     generation, definition = node.contents.generation(node.spec), node.spec.definition
     if generation is None or definition.functions.record.opaque:
         return None
@@ -207,7 +210,7 @@ def state_of(node: Node) -> tuple[object, ...] | None:
 
 
 def step_of(extents: Sequence[int], every: object, max_pixels: object) -> int:
-    """Return the step between shown pixels: `every`, or the smallest that leaves at most `max_pixels` of them.
+    """Return the step between shown pixels: `every`, or the smallest step that leaves at most `max_pixels` pixels.
 
     Raises
     ------
@@ -242,7 +245,7 @@ def shown(pixels: torch.Tensor) -> npt.NDArray[np.generic]:
 
 
 def shown_if_stored(tensor: InfiniteTensor, region: object) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_]]:
-    """Return the pixels of a region as `shown`, and a mask of those for which a window is missing."""
+    """Return the stored pixels of a region as `shown`, and a mask of the pixels for which a window is missing."""
     node = node_of(tensor)
     selection = parse(region, tensor.shape, node.spec.labels)
     missing = torch.ones(selection.size, dtype=torch.bool)
@@ -251,6 +254,6 @@ def shown_if_stored(tensor: InfiniteTensor, region: object) -> tuple[npt.NDArray
 
 
 def shown_value(value: Number, dtype: torch.dtype) -> np.generic:
-    """Return a value of a torch dtype as the pixel that is shown."""
+    """Return a number as the numpy scalar by which a pixel of this torch dtype is shown."""
     pixel: np.generic = shown(torch.full((1,), value, dtype=dtype, device="cpu"))[0]
     return pixel

@@ -1,4 +1,4 @@
-"""Lazy arrays and indexes for xarray, by its interfaces for backends and for indexes.
+"""Lazy arrays and indexes for xarray. They implement its interfaces for authors of backends and of indexes.
 
 Most of these interfaces are in `xarray.core`; xarray's guide for authors of backends imports them from there.
 """
@@ -35,7 +35,7 @@ xarray does not align with those of pandas."""
 
 
 class _Lazy(BackendArray):
-    """A frame with its dimensions in a given order."""
+    """A frame as an array of xarray, with its dimensions transposed to `order`."""
 
     def __init__(self, frame: Frame, order: Index) -> None:
         self.frame = frame
@@ -55,7 +55,7 @@ class _Lazy(BackendArray):
 
 
 class _LazilyIndexed(LazilyIndexedArray):
-    """A lazy array that stays lazy when transposed; xarray's own class would create all coordinates."""
+    """A lazy array that stays lazy when transposed. xarray's own would create an array of all coordinates."""
 
     def transpose(self, order: Sequence[int]) -> CopyOnWriteArray:
         entries, lazy = self.key.tuple, self.array
@@ -74,7 +74,7 @@ def lazily(frame: Frame) -> CopyOnWriteArray:
 
 
 class _Span(PandasIndex):
-    """An index that never creates all its coordinates, as pandas would to look up a label that is not an int."""
+    """An index that never has all its coordinates in memory. That of pandas would, to look up a float."""
 
     def _replace(self, index: pd.Index, dim: Hashable = None, coord_dtype: Any = None) -> PandasIndex:
         return _index_of(index, self.dim if dim is None else dim, coord_dtype)
@@ -89,7 +89,7 @@ class _Span(PandasIndex):
         return _index_of(joined.index, joined.dim, joined.coord_dtype)
 
     def sel(self, labels: dict[Any, Any], method: str | None = None, tolerance: Any = None) -> Any:
-        """Find the coordinates that `labels` select: convert labels to ints, and leave the rest to `PandasIndex`."""
+        """Look up labels. If they are numbers, find the ints that they select, and look these up in `PandasIndex`."""
         ((name, label),) = labels.items()
         if isinstance(label, slice):
             return super().sel({name: self._of_ints(label)}, method, tolerance)
@@ -122,7 +122,7 @@ class _Span(PandasIndex):
         return found.astype(np.int64) if known.all() else None
 
     def _of_ints(self, label: slice) -> slice:
-        """Return a slice that selects the same coordinates, with int bounds at most one beyond the first or last."""
+        """Return a slice with int bounds that selects the same coordinates. Bounds are at most one beyond the index."""
         is_backwards = label.step is not None and label.step < 0
         low: Callable[[float], int] = math.floor if is_backwards else math.ceil
         high: Callable[[float], int] = math.ceil if is_backwards else math.floor
@@ -151,7 +151,7 @@ _ROUNDINGS: dict[str | None, Callable[[Any], Any]] = {
 
 
 def coordinates(dim: str, first: int, extent: int) -> xarray.Coordinates:
-    """Return successive coordinates along a dimension, which take no memory."""
+    """Return the coordinates ``first, first + 1, ...`` of a dimension, without an array of them in memory."""
     index = _index_of(pd.RangeIndex(first, first + extent, name=dim), dim)
     return xarray.Coordinates(index.create_variables(), {dim: index})
 

@@ -45,7 +45,7 @@ SPATIAL_REF = "spatial_ref"
 _ATTRIBUTES = {"nodata": ("_FillValue", "nodatavals"), "scale": ("scale_factor", "scales")} | {
     "offset": ("add_offset", "offsets")
 }
-"""For each code, the attribute that has one value for all pixels, and the attribute that has one value per band."""
+"""For each `Code`, two attributes: one with a value for all pixels, and one with a value per band."""
 _ELSEWHERE = ("colour map", "mask", "GCPs", "RPCs")
 T = TypeVar("T", float, npt.NDArray[Any])
 _UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -101,7 +101,7 @@ def _hierarchy(
     nodes: dict[str, Any] = {}
     for path, document in arrays.items():
         nodes |= {above: group_document({}) for above in groups_above(path)} | {path: document}
-    # zarr only finds the members of a group if they are adjacent.
+    # zarr only finds the members of a group if they are adjacent in its consolidated metadata.
     nodes = dict(sorted(nodes.items(), key=lambda node: node[0].rpartition("/")[0]))
     documents = {f"{path}/{DOCUMENT}": node for path, node in nodes.items()}
     if in_levels:
@@ -113,7 +113,7 @@ def _hierarchy(
 
 
 def _consolidated(attributes: Mapping[str, Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a group, consolidated with that of all members, so that xarray need not list the store."""
+    """Return the metadata of a group, which includes that of all members. So xarray need not list the store."""
     consolidated = {"kind": "inline", "must_understand": False, "metadata": nodes}
     return group_document(attributes) | {"consolidated_metadata": consolidated}
 
@@ -140,7 +140,7 @@ def plain_name_of(tensor: InfiniteTensor) -> str | None:
 
 
 def array_name_of(tensor: InfiniteTensor) -> str:
-    """Return a name for the array of a tensor; never that of a dimension, because coordinates have these names."""
+    """Return a name for the array of a tensor. It is no dimension's name, because coordinates have these."""
     name = plain_name_of(tensor) or "values"
     while name in tensor.dims:
         name += "_"
@@ -181,7 +181,7 @@ def path_of(key: Key) -> str:
 
 
 def attributes_of(meaning: Meaning, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the attributes of an array of this dtype."""
+    """Return the metadata as attributes of an array of this dtype."""
     found = {fact.called: fact.value for fact in meaning.of(Attribute)}
     for fact in meaning.of(Code):
         if fact.called not in _ELSEWHERE:
@@ -193,7 +193,7 @@ def attributes_of(meaning: Meaning, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def unsaid_by_attributes(meaning: Meaning) -> list[str]:
-    """Return the metadata that neither attributes nor coordinates contain, worded for messages."""
+    """Return the metadata that neither attributes nor coordinates express, worded for messages."""
     nameless = [label for fact in meaning.of(Coordinate) if not is_name(fact.called) for label in fact.labels]
     return [
         *meaning.lost,
@@ -203,7 +203,7 @@ def unsaid_by_attributes(meaning: Meaning) -> list[str]:
 
 
 def coordinates_of(meaning: Meaning, dims: Sequence[str], shape: Sequence[int]) -> dict[str, Coordinate]:
-    """Return the known coordinates of pixels, by name."""
+    """Return the coordinates that the metadata of an array contains, by name."""
     places = [each for place in meaning.of(Georeference) for each in _of_place(place, dims, shape)]
     given = {each.called: each for each in (*places, *meaning.of(Coordinate))}
     # A coordinate with the name of a dimension must lie along that dimension alone.
@@ -270,7 +270,7 @@ class Shown(NamedTuple):
 
     @classmethod
     def of(cls, frame: Frame, dims: Mapping[int, str], along: tuple[Along, ...] = ()) -> Shown:
-        """Return the array of a frame with these dimensions, under these names."""
+        """Return the array of a frame. `dims` maps the dimensions to keep, by their numbers, to their names."""
         return cls(frame, dims, frame.meaning(dims), along or (Along(),) * frame.ndim)
 
     def document(
@@ -289,7 +289,7 @@ class Shown(NamedTuple):
         return array_document(shape, chunks, frame.dtype, [*self.dims.values()], said, fill_value, compressors)
 
     def coordinates(self) -> dict[str, Coordinate]:
-        """Return the known coordinates, and for other dimensions the middles of pixels, unless there are too many."""
+        """Return the coordinates. A dimension without any gets the middles of its pixels, unless these are too many."""
         frame, dims = self.frame, [*self.dims.values()]
         found = coordinates_of(self.meaning, dims, [frame.shape[d] for d in self.dims])
         for number, (d, name) in enumerate(self.dims.items()):
@@ -341,7 +341,7 @@ def documents_of(
 def _beside(
     shown: Mapping[str, Shown], may_be: Callable[[str], bool], compressors: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, bytes], dict[str, dict[str, Any]]]:
-    """Return the coordinates of the arrays of a Zarr hierarchy.
+    """Return the coordinates of the arrays of a Zarr hierarchy, as further arrays beside them.
 
     The first mapping has the metadata of each array of coordinates, by path. The second has the chunks of these arrays,
     one per array, by key. The third has attributes to add to the arrays of the hierarchy, by path.
@@ -353,7 +353,7 @@ def _beside(
         dims, attributes = [*each.dims.values()], attributes_of(each.meaning, each.frame.tensor.dtype)
         others = []
         for called, coordinate in each.coordinates().items():
-            # The coordinate of a dimension is shared by all arrays; others belong to one array, and get its name.
+            # All arrays share the coordinate of a dimension. Any other one belongs to one array, and gets its name.
             name = called if called in dims or len(shown) == 1 else f"{key}_{called}"
             while called not in dims and f"{above}/{name}".lstrip("/") in taken:
                 name += "_"

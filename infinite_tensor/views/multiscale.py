@@ -85,10 +85,10 @@ def image_of(name: str, frame: Frame, kept: Sequence[int], levels: Sequence[Infi
 
 
 def parts_of(arrays: Mapping[str, Shown]) -> Iterator[tuple[str, Box]]:
-    """Yield boxes of whole chunks of an image, in the order to write them, each with the path of its array.
+    """Yield the boxes to write of an image, each with the path of its array. A box consists of whole chunks.
 
-    The pixels that a chunk is computed from come right before it, so little of each level has to be kept in memory,
-    however large the image is.
+    A box of a level comes right after the pixels of the finer level that it is computed from. So little of each level
+    has to be kept in memory, however large the image is.
     """
     levels = [*arrays.items()][::-1]
     counts = levels[0][1].frame.chunk_counts
@@ -97,7 +97,7 @@ def parts_of(arrays: Mapping[str, Shown]) -> Iterator[tuple[str, Box]]:
 
 
 def _in_order(levels: Sequence[tuple[str, Shown]], box: Box) -> Iterator[tuple[str, Box]]:
-    """Yield a box of chunks of the first level, and before it the chunks of finer levels that it is computed from."""
+    """Yield `box`, chunks of the first, coarsest level. Before it, yield the chunks of finer levels that it needs."""
     boxes = [box]
     for (_, coarser), (_, finer) in itertools.pairwise(levels):
         boxes.append(_below(coarser, finer, boxes[-1]))
@@ -118,7 +118,7 @@ def _in_order(levels: Sequence[tuple[str, Shown]], box: Box) -> Iterator[tuple[s
 
 
 def _below(coarser: Shown, finer: Shown, box: Box) -> Box:
-    """Return the chunks of the finer level that cover a box of the coarser one, except for a pixel or two."""
+    """Return the chunks of the finer level that cover chunks of the coarser one. A pixel or two may be missing."""
     factors = [of_one.pixels // of_other.pixels for of_one, of_other in zip(coarser.along, finer.along, strict=True)]
     low, high = (tuple(map(min, map(operator.mul, side, factors), finer.frame.chunk_counts)) for side in box)
     return low, high
@@ -133,7 +133,7 @@ def _pixels(frame: Frame, low: Index, high: Index) -> Box:
 
 
 def axes_of(frame: Frame, kept: Sequence[int]) -> list[dict[str, str]]:
-    """Return the axes of these dimensions for OME-Zarr; raise ValidationError if it does not allow them."""
+    """Return the dimensions `kept` as axes of OME-Zarr. Raise ValidationError if OME-Zarr does not allow them."""
     tensor = frame.tensor
     names, dims = names_of(tensor), [tensor.dims[d] for d in kept]
     for d, name in enumerate(names):
@@ -167,7 +167,7 @@ def axes_of(frame: Frame, kept: Sequence[int]) -> list[dict[str, str]]:
 
 
 def _datasets(arrays: Mapping[str, Shown], space: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the coordinate transformations of the arrays, in the unit of the finest level."""
+    """Return the ``datasets`` of OME-Zarr: the path of each array, and the scale and place of its pixels."""
     units = _units(next(iter(arrays.values())), space)
     datasets = []
     for path, shown in arrays.items():
@@ -179,10 +179,10 @@ def _datasets(arrays: Mapping[str, Shown], space: Sequence[int]) -> list[dict[st
 
 
 def _units(shown: Shown, space: Sequence[int]) -> dict[int, tuple[float, float]]:
-    """Return the length of a pixel along each dimension, and where the middle of pixel 0 is.
+    """Return the length of a pixel along each dimension, and the position of the middle of pixel 0.
 
-    Both are in units of the coordinates if these ascend in even steps along all dimensions of space, as viewers
-    require; otherwise both are in pixels.
+    Both are in units of the coordinates if these ascend in even steps along all dimensions of space. Otherwise both are
+    in pixels, because viewers require even steps.
     """
     known = coordinates_of(shown.meaning, [*shown.dims.values()], [shown.frame.shape[d] for d in shown.dims])
     even = {}

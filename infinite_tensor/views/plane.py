@@ -25,7 +25,7 @@ Box: TypeAlias = tuple[slice, slice]
 
 
 def channels_of(shape: Shape) -> int | None:
-    """Return which of three dimensions is channels: the first or last one if its extent is 1 or 3, else None."""
+    """Return the dimension of channels: the first or last of three dimensions, if its extent is 1 or 3. Else None."""
     return next((d for d in (0, 2) if len(shape) == 3 and shape[d] in (1, 3)), None)
 
 
@@ -40,7 +40,7 @@ class Plane:
     rows, columns : int
         The two dimensions.
     at : tuple of (int or None)
-        The place along each dimension; None for the two, and for the dimension whose first three entries are colours.
+        The place along each other dimension; None for rows, columns and the dimension of colours, if there is one.
     """
 
     shape: Shape
@@ -50,7 +50,10 @@ class Plane:
 
     @classmethod
     def of(cls, shape: Shape, dims: Sequence[str]) -> Self:
-        """Return the plane of y and x, else of the last two dimensions without channels; with colours if possible."""
+        """Return the plane of the dimensions y and x, or else of the last two dimensions that are not channels.
+
+        It has colours if another dimension has 3 or 4 entries and a name that does not rule this out.
+        """
         if len(shape) < 2:
             raise ValidationError(
                 f"a picture needs two dimensions, but the tensor has shape {shape}; draw it with t.show()"
@@ -67,7 +70,7 @@ class Plane:
 
     @property
     def others(self) -> list[int]:
-        """The other dimensions."""
+        """The dimensions other than rows and columns."""
         return [d for d in range(len(self.shape)) if d not in (self.rows, self.columns)]
 
     @property
@@ -81,11 +84,11 @@ class Plane:
         return self.extents_in(self.shape)
 
     def extents_in(self, shape: Shape) -> Shape:
-        """Return the number of rows and columns of a level of this shape."""
+        """Return the number of rows and columns of a level with this shape; None for an unbounded dimension."""
         return shape[self.rows], shape[self.columns]
 
     def placed(self, places: Sequence[int]) -> Plane:
-        """Return the plane at other places along the first of the dimensions that are neither drawn nor colours."""
+        """Return the plane at other places: one for each dimension that is not rows, columns or colours, in order."""
         free = [d for d in self.others if d != self.colours]
         if len(places) > len(free):
             raise ValidationError(
@@ -102,9 +105,9 @@ class Plane:
     def pyramid(
         self, tensor: InfiniteTensor, levels: Sequence[InfiniteTensor]
     ) -> tuple[list[InfiniteTensor], list[Index]]:
-        """Return the tensor and its levels, and per level the number of tensor pixels in one pixel, per dimension.
+        """Return the tensor and its levels, and their scales: how many pixels of the tensor a pixel is, per dimension.
 
-        Levels are left out unless all of them halve rows and columns and keep colours.
+        Levels are left out unless each of them has half the rows and columns of the one before, and all colours.
         """
         made = [cast("Coarsening", level.f) for level in levels]
         halved = all(
@@ -116,7 +119,7 @@ class Plane:
         return ([tensor, *levels], [base, *scales(made)]) if halved else ([tensor], [base])
 
     def region(self, box: Box, scale: Sequence[int]) -> tuple[int | slice, ...]:
-        """Return the region to read of a level, each pixel of which is `scale` pixels of the tensor per dimension."""
+        """Return the region of a level to read for `box`. A pixel of the level is `scale` pixels of the tensor."""
         region = [slice(COLOURS) if place is None else place // n for place, n in zip(self.at, scale, strict=True)]
         region[self.rows], region[self.columns] = box
         return tuple(region)
@@ -136,7 +139,7 @@ class Tile(NamedTuple):
     column: int
 
     def box(self, extents: Shape) -> Box | None:
-        """Return its pixels in its level, or None if it has none. `extents` are those of level 0."""
+        """Return the pixels of this tile in its level, or None if there are none. `extents` are those of level 0."""
         rows, columns = (
             (i * SIDE, i * SIDE + SIDE)
             if extent is None
@@ -147,7 +150,7 @@ class Tile(NamedTuple):
 
 
 def finer(box: Box, factor: int, extents: Shape) -> Box:
-    """Return the pixels of a finer level that a box covers; `extents` are those of that level."""
+    """Return the pixels of a finer level that a box covers. `extents` are those of the finer level."""
     rows, columns = (
         slice(part.start * factor, part.stop * factor if extent is None else min(part.stop * factor, extent))
         for part, extent in zip(box, extents, strict=True)

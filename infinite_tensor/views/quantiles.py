@@ -1,4 +1,4 @@
-"""The numbers at given ranks: approximate, from the counts of a histogram, or exact, by reading all numbers again."""
+"""Finds the numbers at given ranks in sorted order: roughly in a histogram, or exactly by reading all numbers again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Numbers: TypeAlias = npt.NDArray[Any]
 LEADING = 20
 """The bits of a float32 by which numbers are binned: its sign, its exponent and 11 bits of its mantissa."""
 _DIGIT = 16
-"""How many more bits of each number one pass finds."""
+"""How many bits one pass finds of each number."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Bins:
         return np.diff(self.ends, prepend=0)
 
     def numbers(self, ranks: Sequence[int]) -> list[int]:
-        """Return the index of the bin that contains the value of each rank, counted from 0."""
+        """For each rank, return the index of the bin that contains the value of this rank. Ranks count from 0."""
         found: list[int] = np.searchsorted(self.ends, ranks, side="right").tolist()
         return found
 
     def at(self, ranks: Sequence[int]) -> list[float]:
-        """Return the approximate value of each rank."""
+        """For each rank, return an approximate value: that of its bin."""
         found: list[float] = self.values[self.numbers(ranks)].tolist()
         return found
 
@@ -62,7 +62,7 @@ class Bins:
 def exactly(
     read: Callable[[Callable[[Numbers], None]], object], dtype: np.dtype[Any], bins: Bins, ranks: Sequence[int]
 ) -> list[float]:
-    """Return the exact numbers at some ranks: first their leading bits are found, then more bits with each pass.
+    """Return the exact numbers at some ranks. Each pass over all numbers finds more of their bits, leading bits first.
 
     Parameters
     ----------
@@ -106,7 +106,10 @@ def exactly(
 
 
 def _count(counts: Mapping[int, npt.NDArray[np.int64]], rest: int, digit: int, piece: Numbers) -> None:
-    """Count, among the keys that begin with each prefix, each value of the next `digit` of their last `rest` bits."""
+    """Count how often each value follows each prefix, among the keys of the numbers in `piece`.
+
+    `counts` has an array per prefix. A key is a prefix and `rest` more bits; the first `digit` of these are the value.
+    """
     keys = _keys(piece)
     for prefix, found in counts.items():
         # A shift by all bits of a key is undefined.

@@ -1,4 +1,4 @@
-"""Tables for notebooks, which compute nothing, and regions drawn by matplotlib.
+"""Shows tensors in notebooks: tables, which compute nothing, and regions drawn by matplotlib.
 
 If a store fails, a line of the table reports it. Stores are queried on a separate thread, with a time limit.
 """
@@ -44,7 +44,7 @@ _MOST_ROWS = 12
 _HALF = 256
 """How many pixels of an unbounded dimension are drawn on each side of 0."""
 _SCREEN = 2**20
-"""About the number of pixels of a picture on a screen."""
+"""About how many pixels a picture on a screen has."""
 _MOST_PIXELS = 2**24
 _OF_LABELS = {"cmap": "tab20", "vmin": -0.5, "vmax": MOST_LABELS - 0.5, "interpolation": "nearest"}
 """The options of ``imshow`` that draw each label in its own colour."""
@@ -57,7 +57,7 @@ def _told(error: BaseException) -> str:
 
 
 def _looked_up(look: Callable[[], str]) -> str:
-    """Return the HTML that ``look()`` returns, or a line that says why there is none."""
+    """Return the HTML that ``look()`` returns. If it fails or takes too long, return a line that says so."""
     found = []
 
     def work() -> None:
@@ -105,7 +105,7 @@ def _name_of(f: Any) -> str:
 
 
 def _shape_told(shape: Shape, dims: Sequence[str]) -> str:
-    """Return the extents in one line, with the names of dimensions if these were given."""
+    """Return the extents as one line. Names of dimensions are included if the user gave them."""
     extents = ["∞" if extent is None else str(extent) for extent in shape]
     if tuple(dims) == names_of(None, len(shape)):
         told = f"({', '.join(extents)}{',' * (len(extents) == 1)})"
@@ -173,7 +173,7 @@ def html_of_store(store: TileStore) -> str:
 
 
 def _list(store: TileStore, rows: list[list[str]]) -> str:
-    """Add a row for each of the first tensors as it is looked up; return a line that says how many more there are."""
+    """Append a row to `rows` for each of the first tensors. Return a line that says how many more there are."""
     ids, more = contents_of(store).some_ids(_MOST_ROWS)
     for tensor_id in ids:
         try:
@@ -258,7 +258,7 @@ def _check_drawable(shape: Sequence[int]) -> None:
 
 
 def _pixels(tensor: InfiniteTensor, selection: Selection, channels: int | None, *, computed: bool) -> npt.NDArray[Any]:
-    """Return the pixels to draw, three channels last. Missing pixels are masked; missing colours are transparent."""
+    """Return the pixels to draw, with channels as last dimension. Missing pixels are masked or transparent."""
     values: npt.NDArray[Any]
     if computed:
         values = shown(tensor[selection])
@@ -283,7 +283,7 @@ def _draw_image(
     *,
     labelled: bool,
 ) -> None:
-    # Each pixel is in the middle of the square that is drawn for it.
+    # The square of a pixel reaches half a pixel around its coordinates.
     (top, bottom), (left, right) = ((at[0] - at.step / 2, at[-1] + at.step / 2) for at in places)
     image = ax.imshow(values, **{"extent": (left, right, bottom, top), "origin": "upper", **options})
     ax.set_facecolor(_BLANK)

@@ -1,7 +1,7 @@
-"""Statistics of pixels, in one pass and in bounded memory; the order in which pixels come does not change them.
+"""Computes statistics of pixels, in one pass and in bounded memory. They do not depend on the order of the pixels.
 
-Sums are exact. Quantiles are read from a histogram over the leading 20 bits of float32. It takes 8 MiB. A value differs
-from that of its bin by less than one part in 2**11.
+Sums are exact. Quantiles are read from a histogram of 8 MiB, whose bins are the leading 20 bits of float32. A value
+differs from that of its bin by less than one part in 2**11.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _MOST_LABEL = 2**12
 """Each whole number up to this magnitude has its own bin among the bins of floats."""
 _BLOCK_PIXELS = 2**20
 _HELD_BYTES = 2**26
-"""How much more each store may keep in memory while pixels are computed."""
+"""How many bytes more each store may keep in memory while pixels are computed."""
 _LOOKED_UP_BYTES = 2**24
 """About how many bytes of stored tiles are read at once."""
 _MOST_LOOKED_UP = 2**10
 """The most stored tiles that are read at once."""
 _LARGEST = np.finfo(np.float32).max
-"""Larger finite numbers are counted as this one, and those below its negative as the negative."""
+"""The largest float32. Larger finite numbers are counted as this number, and numbers below -_LARGEST as -_LARGEST."""
 _MOST_SHOWN = 20
 """The most labels that `str` lists."""
 
@@ -180,7 +180,7 @@ class _Pixels:
     selection : Selection
         The region that contains the pixels.
     tiles : sequence of tuple of int, or None
-        The tiles that contain the pixels; None for all tiles.
+        The tiles that contain the pixels; None for all tiles of the region.
     mask : PlacedMask or None
         Which pixels count.
     computed : bool
@@ -226,7 +226,7 @@ class _Pixels:
         return cls(tensor, nodata, selection, tiles, placed(where, tensor.dims, covered), computed, workers)
 
     def read(self, use: _Use) -> _Sieve:
-        """Call `use` with all values, in flat arrays of up to `MOST`; return the counts of NaN and nodata."""
+        """Call `use` with all values, in flat arrays of up to `MOST`. The result has the counts of NaN and nodata."""
         sieve = _Sieve(self.tensor, self.nodata, use)
         self._read_computed(sieve.add) if self.computed else self._read_stored(sieve.add)
         sieve.finish()
@@ -240,14 +240,14 @@ class _Pixels:
         return math.prod(self.selection.size) - sum(math.prod(part.size) for part in self._parts())
 
     def _wanted(self) -> Iterator[tuple[Selection, BoolArray | None]]:
-        """Yield boxes that contain wanted pixels, each with a mask of these, or None if all are wanted."""
+        """Yield the boxes that contain pixels to count, each with a mask of these pixels; None if all pixels count."""
         for part in self._parts():
             wanted = None if self.mask is None else np.broadcast_to(self.mask.pixels(part.pixels), part.size)
             if wanted is None or wanted.any():
                 yield part, wanted
 
     def _parts(self) -> Iterator[Selection]:
-        """Yield boxes that together contain the pixels; each lies in one tile if pixels are not computed, or masked."""
+        """Yield boxes that together contain the pixels. With a mask, or without computing, a box lies in one tile."""
         node, selection = node_of(self.tensor), self.selection
         layout = node.contents.layout(node.spec)
         if self.tiles is not None:
@@ -283,7 +283,7 @@ class _Pixels:
 
 
 def _within(selection: Selection, start: Index, stop: Index) -> Selection | None:
-    """Return the part of a selection that lies in the pixels ``[start, stop)``, or None if there is none."""
+    """Return the part of a selection inside the pixels ``[start, stop)``, or None if no pixel of it is inside."""
     parts = [
         along[max(0, -((along.start - a) // along.step)) : max(0, -((along.start - b) // along.step))]
         for along, a, b in zip(selection.pixels, start, stop, strict=True)
@@ -295,12 +295,12 @@ def _within(selection: Selection, start: Index, stop: Index) -> Selection | None
 
 
 class _Sieve:
-    """Passes on values, in pieces, and counts pixels that have no value.
+    """Removes NaN, nodata and masked pixels from boxes of pixels, and passes the other values to `use`.
 
     Attributes
     ----------
     nan, nodata : int
-        The number of pixels that are NaN, and of those that are nodata in the source.
+        The number of removed NaN pixels, and of removed pixels that are nodata in the source raster.
     """
 
     def __init__(self, tensor: InfiniteTensor, nodata: Code | None, use: _Use) -> None:
@@ -311,7 +311,7 @@ class _Sieve:
         self._waits = 0
 
     def add(self, part: Selection, wanted: BoolArray | None, pixels: torch.Tensor) -> None:
-        """Add the pixels of a box; `wanted` is the mask of those that count, None for all."""
+        """Add the pixels of the box `part`. `wanted` is a mask of the pixels that count; None if all do."""
         if pixels.dtype != self._dtype:
             raise ValidationError(
                 f"tensor {self._tensor.tensor_id!r} was moved to {pixels.dtype} while its statistics were taken; take "
@@ -332,7 +332,7 @@ class _Sieve:
             self.finish()
 
     def finish(self) -> None:
-        """Pass on the values that have been collected."""
+        """Pass the collected values to `use`."""
         if not self._waits:
             return
         values = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
@@ -350,7 +350,7 @@ class _Sieve:
 def _broadcast(nodata: Code, tensor: InfiniteTensor) -> Numbers:
     """Return the nodata values in a shape that broadcasts over the tensor."""
     values = nodata.value if nodata.along is not None else [nodata.value]
-    # NaN, which equals nothing, where a channel has no nodata value.
+    # A channel without a nodata value gets NaN, which no pixel equals.
     dtype = np.dtype(np.float64) if None in values else shown_dtype(tensor.dtype)
     held = np.array([math.nan if each is None else each for each in values], dtype)
     return held.reshape([-1 if d == nodata.along else 1 for d in range(tensor.ndim)])
@@ -396,7 +396,7 @@ class _Figures:
         self._counts = np.zeros(2**16 if self._small else 2**LEADING, np.int64)
 
     def add(self, numbers: Numbers) -> None:
-        """Count up to `MOST` numbers, none of which is NaN."""
+        """Add an array of up to `MOST` numbers without NaN."""
         if numbers.dtype == np.bool_:
             numbers = numbers.view(np.uint8)
         low, high = numbers.min().item(), numbers.max().item()
@@ -421,7 +421,7 @@ class _Figures:
         return (floats.view(np.uint32) >> (32 - LEADING)).astype(np.intp)
 
     def stats(self, others: _Sieve, missing: int, again: _Pixels | None) -> Stats:
-        """Return the statistics, with the counts of pixels that have no value."""
+        """Return the statistics of all values so far. `others` and `missing` count pixels that have no value."""
         is_float = self._dtype.is_floating_point
         (places,) = np.nonzero(self._counts)
         if not len(places):
@@ -445,7 +445,7 @@ class _Figures:
         )
 
     def _bins(self, places: npt.NDArray[np.intp]) -> Bins:
-        """Return the bins at some indices of the counts."""
+        """Return the bins of the histogram at `places`, sorted by their values."""
         if self._small:
             return Bins(places + self._first, np.cumsum(self._counts[places]), exact=True)
         # Negative numbers come first, largest magnitude first; the bin of -0.0 also contains tiny negative numbers.
