@@ -199,7 +199,7 @@ class _Patches(Dataset[_Item_co]):
         return default_collate(self.__getitems__(several))
 
     def __getitems__(self, indices: Sequence[int]) -> list[_Item_co]:
-        """Return the patches at `indices`, read in one plan; a `DataLoader` calls this for a batch."""
+        """Return the patches at `indices`, which are read together. A `DataLoader` calls this for a batch."""
         if get_worker_info() is not None:
             flush_at_termination()
         corners = [self._corner(index) for index in indices]

@@ -204,9 +204,9 @@ def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tupl
 
 
 def for_reading(tensor: InfiniteTensor, readers: dict[TileStore, TileStore]) -> InfiniteTensor:
-    """Return the same tensor on its stores opened read-only. Windows that it computes are kept only in memory.
+    """Return the same tensor with all its stores opened read-only. Windows that it computes are kept only in memory.
 
-    `readers` maps stores to their read-only versions that are already open. Versions opened here are added to it.
+    `readers` maps a store to its read-only version, if that is already open. Versions opened here are added.
 
     Raises
     ------
@@ -254,7 +254,7 @@ def _rebuilt(parts: list[_PickledComputation], number: int) -> InfiniteTensor:
 
 
 def extent_of(tensor: InfiniteTensor) -> tuple[slice, ...] | None:
-    """Return the smallest region that contains all complete and partial stored tiles; None if nothing is stored."""
+    """Return the smallest region that contains all stored tiles, also partial ones; None if there are none."""
     node = node_of(tensor)
     layout = node.contents.layout(node.spec)
     found = node.contents.inventory(node.spec, *layout.pixels)

@@ -1337,7 +1337,7 @@ def _check_dims(given: TensorSpec, node: Node) -> None:
 
 
 def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Convert each arg that stands for an InfiniteTensor to one; the same object becomes the same tensor."""
+    """Replace each `TensorBlob` or the like by its tensor. An object that occurs twice becomes one tensor."""
     made: dict[int, Any] = {}
     for arg in args:
         if id(arg) not in made:
