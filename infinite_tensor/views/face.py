@@ -85,7 +85,7 @@ def zarr_of_members(members: Mapping[Key, tuple[InfiniteTensor, object, Sequence
 
 
 def store_of_levels(tensor: InfiniteTensor | StoredOnly, region: object, levels: Sequence[InfiniteTensor]) -> FaceStore:
-    """Return a tensor and its levels as an OME-Zarr image, with the paths, pixels and metadata of its export.
+    """Return a tensor and its levels as an OME-Zarr image. Paths, pixels and metadata are those that an export writes.
 
     Parameters
     ----------
@@ -451,10 +451,10 @@ class _Places:
         self._ended = False
 
     def take(self, key: Hashable, work: Callable[[], T]) -> tuple[Future[T], bool]:
-        """Queue work until a place is free; return its answer and True.
+        """Queue work until a place is free. Return the future of its result, and True.
 
-        If work for this key is already under way, return the answer of that work and False. Raise CancelledError when
-        the process ends.
+        If work for this key is already under way, return the future of that work and False. Raise CancelledError if the
+        process is ending.
         """
         with self._lock:
             before = self._under_way.get(key)

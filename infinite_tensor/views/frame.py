@@ -60,7 +60,7 @@ class Frame:
 
     @classmethod
     def of(cls, source: InfiniteTensor | StoredOnly, region: object = None) -> Frame:
-        """Return the frame of a region; by default all of the tensor, with the middle of unbounded dimensions.
+        """Return the frame of a region. By default: all of a finite dimension, the middle of an unbounded one.
 
         Raises
         ------
@@ -123,7 +123,7 @@ class Frame:
         return len(chunk) == len(self.shape) and all(0 <= i < n for i, n in zip(chunk, self.chunk_counts, strict=True))
 
     def box_of(self, chunk: Sequence[int]) -> tuple[slice, ...]:
-        """Return the pixels of the tensor in a chunk, clipped to the frame."""
+        """Return the region of the tensor that a chunk contains, clipped to the frame."""
         lows = [first + i * n for first, i, n in zip(self.origin, chunk, self.chunk_shape, strict=True)]
         ends = [first + extent for first, extent in zip(self.origin, self.shape, strict=True)]
         return tuple([slice(low, min(low + n, end)) for low, n, end in zip(lows, self.chunk_shape, ends, strict=True)])
@@ -136,7 +136,7 @@ class Frame:
 
     @property
     def tile_cuts(self) -> tuple[tuple[int, ...], ...]:
-        """The number of pixels of each tile that lie in the frame, per dimension."""
+        """For each dimension, how many pixels of each tile lie in the frame."""
         cuts = []
         for first, extent, n in zip(self.origin, self.shape, self.tile, strict=True):
             borders = [first, *range(first - first % n + n, first + extent, n), first + extent]

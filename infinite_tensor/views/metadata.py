@@ -87,7 +87,7 @@ def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
 def _hierarchy(
     arrays: Mapping[str, Mapping[str, Any]], attributes: Mapping[str, Any], *, in_levels: bool = False
 ) -> dict[str, bytes]:
-    """Return all documents of a group, by their keys, the root last.
+    """Return the ``zarr.json`` of a group and of all its members, by key. That of the group comes last.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def _consolidated(attributes: Mapping[str, Any], nodes: Mapping[str, Any]) -> di
 
 
 def groups_above(path: str) -> Iterator[str]:
-    """Return the paths of the groups that contain an array, outermost first, without the root."""
+    """Return the paths of the groups that contain the array at `path`, outermost first. Leave out the root group."""
     parts = path.split("/")
     return ("/".join(parts[:depth]) for depth in range(1, len(parts)))
 
@@ -374,7 +374,7 @@ def _beside(
 def _array_of(
     coordinate: Coordinate, dims: Sequence[str], compressors: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], bytes]:
-    """Return the metadata and the chunk of a coordinate, by the conventions of netCDF, as xarray writes it."""
+    """Return the metadata and the only chunk of a coordinate as an array. As in xarray, it follows netCDF."""
     values, attrs = coordinate.values, {**coordinate.attrs}
     if values.dtype.kind in "Mm":
         unit = _UNITS[np.datetime_data(values.dtype)[0]]

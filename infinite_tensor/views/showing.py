@@ -232,7 +232,7 @@ def draw(
 
 
 def _selection(tensor: InfiniteTensor, region: object) -> Selection:
-    """Return what a region selects, or the default selection."""
+    """Return the selection of a region. If `region` is None, return the default one."""
     if region is None:
         region = tuple(slice(-_HALF, _HALF) if extent is None else slice(None) for extent in tensor.shape)
     selection = parse(region, tensor.shape, node_of(tensor).spec.labels)

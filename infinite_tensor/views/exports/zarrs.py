@@ -78,7 +78,7 @@ class Content:
 def opened_zarr(
     content: Content, target: str, storage_options: dict[str, Any] | None, *, overwrite: bool
 ) -> Iterator[dict[str, Sink]]:
-    """Yield the sinks of the arrays of a group, by path. The group exists once this ends without an error."""
+    """Yield the sinks of the arrays of a group, by path. At the end, publish the group, unless there was an error."""
     if is_local(target):
         with _opened_folder(content, local_path(target).absolute(), overwrite=overwrite) as group:
             yield group.sinks()

@@ -251,7 +251,7 @@ class Panel:
         self._document.add_next_tick_callback(self._resized)
 
     def _choice(self, d: int) -> UIElement:
-        """Return the widget that chooses a place along one of the other dimensions."""
+        """Return the widget that chooses the place along dimension `d`, which is neither rows nor columns."""
         name, extent = self._tensor.dims[d], self._tensor.shape[d]
 
         def chosen(_name: str, _old: object, new: object) -> None:
