@@ -109,7 +109,7 @@ def clear_direct_caches(store: TileStore) -> None:
 
 
 def _limit_cache(store: TileStore, limit: object) -> None:
-    """Set the limit of a memory store to ``cache_limit``. Leave other stores unchanged."""
+    """Let a memory store cache at most `limit` bytes; None means no limit. Leave other stores unchanged."""
     number = as_index(limit)
     if limit is not None and (number is None or number < 0):
         raise ValidationError(f"cache_limit must be a number of bytes or None for no limit, got {quoted(limit)}")

@@ -120,8 +120,8 @@ class _Patches(Dataset[_Item_co]):
                 raise ValidationError(
                     "all tensors must have the same grid of patches along the dimensions of patch_size, but it is "
                     f"{_shown(self._axes)} for {self._cuts[0].source!r}, and {_shown(cut.axes)} for {cut.source!r}; "
-                    "begin the region with ..., and name the dimensions of finite tensors that have channels, as in "
-                    "dims=('c', 'y', 'x')"
+                    "begin the region with an ellipsis (...), and name the dimensions of finite tensors that have "
+                    "channels, as in dims=('c', 'y', 'x')"
                 )
         self._positions = self._length = math.prod(axis.positions for axis in self._axes)
         if not self._positions:
@@ -150,7 +150,7 @@ class _Patches(Dataset[_Item_co]):
         return self._length
 
     def _number(self, index: int) -> int:
-        """Return the number of the patch that item `index` reads; `index` is not negative."""
+        """Return the place of item `index`, as its number in the lexicographic order of all places."""
         return index
 
     def region(self, index: int) -> Any:
@@ -164,7 +164,8 @@ class _Patches(Dataset[_Item_co]):
         Returns
         -------
         tuple of (int or slice)
-            The region in pixels, as ``t[...]`` takes it; a list, tuple or dict of regions if `t` is one.
+            The region in pixels, as ``t[...]`` takes it. For a list, tuple or dict of tensors, a list, tuple or
+            dict of regions.
 
         Raises
         ------
@@ -188,8 +189,8 @@ class _Patches(Dataset[_Item_co]):
     def __getitem__(self, index: Any) -> Any:
         """Return the transformed patch at `index`: a tensor or TensorDict, or a list, tuple or dict of them.
 
-        Several indices, which a `BatchSampler` passes if it is given as `sampler`, return their patches as one batch,
-        stacked as a `DataLoader` does it.
+        For a list of indices, return one batch of patches, stacked as a `DataLoader` stacks them. A `DataLoader` passes
+        lists if its `sampler` is a `BatchSampler`.
         """
         several = list(index) if getattr(index, "ndim", 0) == 1 else members(index)
         if several is None:
@@ -231,7 +232,7 @@ class _Patches(Dataset[_Item_co]):
         return tuple(reversed(corner))
 
     def _arranged(self, values: Sequence[_T]) -> _T | list[_T] | tuple[_T, ...] | dict[Any, _T]:
-        """Arrange one value per tensor or group as the user gave these: alone, or in a list, tuple or dict."""
+        """Arrange one value per tensor or group like the argument `t`: as one value, or as a list, tuple or dict."""
         if isinstance(self._sources, dict):
             return dict(zip(self._sources, values, strict=True))
         if isinstance(self._sources, Source):
@@ -249,20 +250,19 @@ class GridDataset(_Patches[_Item_co]):
         pixels of all its tensors. For a list, tuple or dict, an item is a list, tuple or dict of patches at the same
         coordinates.
     patch_size : int or tuple of int
-        Extent of a patch in pixels: an int for all dimensions that patches cut, one int per such dimension, or one int
-        per dimension. Patches cut the unbounded dimensions. If there are none, they cut all dimensions except those
-        named c, channel, channels, band or bands. All other dimensions stay whole.
+        Size of a patch in pixels: an int, or one int for each dimension that patches cut. Patches cut the unbounded
+        dimensions. If there are none, they cut all dimensions except those named c, channel, channels, band or bands.
+        The other dimensions stay whole. One int for each dimension of the tensor cuts all dimensions.
     stride : int or tuple of int, optional
-        Distance from one patch to the next: an int for every dimension that `patch_size` names, or several ints as in
-        `patch_size`. Default: `patch_size`, so that patches lie side by side.
+        Distance from one patch to the next, in pixels: an int, or one int for each dimension, as for `patch_size`.
+        Default: `patch_size`, so that patches lie side by side.
     region : optional
         The region that bounds the patches, as ``t[...]`` takes it, without steps; `sl` writes it. The first patch
-        begins at its first pixel; dimensions with an int are dropped. Default: the whole tensor, if it is finite. For
-        tensors with different numbers of dimensions, begin with ``...``.
+        begins at the first pixel of the region. Patches lack the dimensions for which the region has an int. Default:
+        the whole tensor, if it is finite. For tensors with different numbers of dimensions, begin with ``...``.
     transform : callable, optional
-        The item becomes ``transform(patch)``. The patch is a tensor, for a group a TensorDict, and for a list, tuple or
-        dict a list, tuple or dict of patches. It is called for one item at a time, in the process that reads
-        the item: a worker, if the `DataLoader` has workers.
+        The item becomes ``transform(patch)``, where ``patch`` is the item without a transform. `transform` is called
+        for one item at a time, in the process that reads the item: a worker, if the `DataLoader` has workers.
 
     Raises
     ------
@@ -465,7 +465,7 @@ class PatchDataset(_Patches[_Item_co]):
         Raises
         ------
         ValidationError
-            If `epoch` is not such a number.
+            If `epoch` is not an int from 0 to ``2**63 - 1``.
         """
         number = as_index(epoch)
         if number is None or not 0 <= number < 2**63:
@@ -523,10 +523,7 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
 
 
 def _unit(source: Source, d: int) -> int:
-    """Return the smallest number of pixels of `source` along `d` that is a whole number in each of its tensors.
-
-    A pixel of a group may be only a part of a pixel of a coarser tensor. For a single tensor, this number is 1.
-    """
+    """Return the smallest size along dimension `d` that is a whole number of pixels in every tensor of `source`."""
     scales = [source.scale(key) for key in source.keys(True, True)] if isinstance(source, TensorGroup) else []
     return math.lcm(*(scale[d].denominator for scale in scales))
 

@@ -54,7 +54,7 @@ def _end(text: str) -> int | None:
 
 
 def _several(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a function that parses one number for all dimensions, or a number for each, separated by commas."""
+    """Return a function that parses one number, or several numbers separated by commas."""
 
     def read(text: str) -> Any:
         found = tuple(map(kind, text.split(",")))
@@ -84,12 +84,12 @@ _REFERENCE = re.compile(r"(.+\.py|\w+(?:\.\w+)*):(\w+(?:\.\w+)*)")
 
 
 class _Reference(ParamType):
-    """An object that a file of the user, or a module on Python's path, defines: ``world.py:tensor``."""
+    """A reference to an object in a Python file or module, such as ``world.py:tensor``."""
 
     name = "reference"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The object that a reference names; its module is imported, or its file is run."""
+        """Run the file or import the module, and return the named object."""
         found = _REFERENCE.fullmatch(value)
         if found is None:
             self.fail(
@@ -149,14 +149,14 @@ def _reduction(text: str) -> tuple[str | None, Any]:
 
 
 def reductions(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> Any:
-    """Return one reduction for all outputs, or a dict of reductions by the names of outputs.
+    """Parse the texts of ``--reduce``. Return one reduction for all outputs, or a dict that has one for each output.
 
-    A text is a reduction, or begins with an output: ``labels=argmax``. A reduction is a name or a reference.
+    A text is a reduction, such as ``argmax``, or names an output first, as in ``labels=argmax``.
     """
     found = dict(map(_reduction, texts))
     if len(found) < len(texts) or (None in found and len(found) > 1):
         raise click.BadParameter(
-            'name the output in each --reduce, and no output twice, as in "--reduce labels=argmax --reduce '
+            'name the output in each --reduce, and use each name only once, as in "--reduce labels=argmax --reduce '
             'sure=softmax"'
         )
     return found.get(None, found or None)
@@ -170,7 +170,7 @@ region = click.option(
 
 
 def module(told: str, *, required: bool = False) -> Callable[[F], F]:
-    """Return the option ``--module``, which names a tensor or a group in a Python file; `told` ends its help text."""
+    """Return the option ``--module``, which names a tensor or group in a Python file. The help text contains `told`."""
 
     def checked(_context: click.Context, _option: click.Parameter, found: Any) -> Any:
         if found is not None and not isinstance(found, infinite_tensor.InfiniteTensor | infinite_tensor.TensorGroup):
@@ -210,7 +210,7 @@ def fill_options(command: F) -> F:
 
 
 def region_of(tensor: Any, given: Any) -> Any:
-    """Return the given region; without one, all of a finite tensor. Raise UsageError if the tensor is unbounded."""
+    """Return the region `given`. None gives the whole tensor, and raises UsageError if the tensor is unbounded."""
     unbounded = [name for name, extent in zip(tensor.dims, tensor.shape, strict=True) if extent is None]
     if given is None and unbounded:
         example = ",".join("0:512" if extent is None else ":" for extent in tensor.shape)

@@ -207,7 +207,7 @@ def export(store: str, tensor_id: str, target: str, region: Any, as_json: bool, 
 def verify(store: str, tensor_id: str | None, repair: bool, yes: bool, as_json: bool) -> int:
     """Read everything that is stored of a tensor, or of all tensors, and list what is damaged.
 
-    Exits with 3 if there is damage. With --repair, exits with 3 only if damage remains: it does not repair definitions.
+    Exits with 3 if there is damage that it does not repair. --repair repairs everything except definitions.
     """
     with opened_to_change(store) if repair else infinite_tensor.open_store(store, mode="r") as opened:
         ids = opened.tensor_ids() if tensor_id is None else [tensor_id]

@@ -128,8 +128,8 @@ def read(
 ) -> None:
     """Read what is stored of a region.
 
-    Computes nothing, except levels and other coarser tensors, which follow from stored pixels. Other pixels that are
-    not stored are an error, unless --fill-value is given.
+    Computes levels and other coarser tensors from stored pixels, and nothing else. Other missing pixels are an error,
+    unless --fill-value is given.
     """
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
@@ -207,8 +207,7 @@ _QUANTILES = (0.02, 0.25, 0.5, 0.75, 0.98)
 def coverage(store: str, tensor_id: str, region: Any, as_json: bool) -> None:
     """Draw which tiles of a region are stored.
 
-    By default, the region is all of the tensor if it is finite, or the box around everything that is stored if it is
-    unbounded.
+    By default, the region is the whole tensor. For an unbounded tensor, it is the box around everything that is stored.
     """
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
@@ -237,7 +236,7 @@ _OTHER_ROWS = 6
 
 
 def _print_map(tensor: Any, region: Any, tile: Sequence[int], stored: Any, uncovered: Any) -> None:
-    """Print a map of the last two dimensions that have several tiles. Each cell covers all other dimensions."""
+    """Print a map of the tiles along two dimensions: the last two that have several tiles."""
     from infinite_tensor.geometry.regions import parse  # noqa: PLC0415  (needs torch)
 
     columns, rows = shutil.get_terminal_size((100, 46))
@@ -298,8 +297,8 @@ def plan(store: str, tensor_id: str, region: Any, max_memory: str | None, as_jso
 def view(store: str, tensor_ids: tuple[str, ...], computed: Any, port: int, browser: bool, as_json: bool) -> None:
     """Serve a Bokeh page that shows one tensor of STORE, or several side by side, until Ctrl-C.
 
-    Without an ID, it shows the tensor of --module, or the only tensor of STORE. Missing pixels are computed, but not
-    stored, if --module defines their tensor or the store alone can compute them.
+    Without an ID, it shows the tensor of --module, or the only tensor of STORE. Missing pixels are computed if
+    --module defines their tensor, or if the store can compute them alone. Computed pixels are not stored.
     """
     from infinite_tensor.opening import for_reading  # noqa: PLC0415  (importing these takes as long as the rest)
     from infinite_tensor.pipelines.pyramid import without_levels  # noqa: PLC0415

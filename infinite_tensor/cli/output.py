@@ -23,7 +23,7 @@ _WIDEST = 1000
 
 
 def plain(text: object) -> str:
-    """Escape characters that a terminal would obey rather than print; names in a store may contain such characters."""
+    """Return a text in which control characters are escaped, so that a terminal does not obey them."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in str(text))
 
 
@@ -110,7 +110,7 @@ def keep_for_json(context: click.Context, _option: click.Parameter, wanted: bool
 
 
 def jsonable(value: Any) -> Any:
-    """Convert a value of the library to JSON values. Dataclasses include properties, such as totals."""
+    """Convert a value of the library to JSON values. A dataclass becomes a dict of its fields and public properties."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         told = [name for name, each in vars(type(value)).items() if isinstance(each, property) and name[0] != "_"]
         names = [*(field.name for field in dataclasses.fields(value)), *told]

@@ -54,7 +54,7 @@ for _command in (*looking.COMMANDS, *changing.COMMANDS, *serving.COMMANDS):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command and return its exit code; the documentation of the command line lists these."""
+    """Run a command and return its exit code. The documentation of the command line lists all exit codes."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # An id may contain characters that the encoding of the terminal lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -95,7 +95,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def _stopped(ended: BaseException) -> int:
-    """Print why a command was stopped, and return its exit code: the user answered no, or a signal ended it."""
+    """Print that the user answered no, or that a signal ended the command. Return the exit code."""
     if isinstance(ended, click.Abort) and not isinstance(ended.__context__, KeyboardInterrupt):
         note("Nothing was changed.")
         return FAILED
@@ -123,7 +123,7 @@ def _failed(error: BaseException) -> int:
 
 
 def _refused(error: OSError) -> int:
-    """Print an OSError, which is about a path or about the output, and return the exit code."""
+    """Print an OSError, and return the exit code. An error without a `filename` is about standard output."""
     if error.filename is not None:
         tell("Error", f"{error.filename!r}: {error.strerror}")
         return FAILED
@@ -137,7 +137,7 @@ def _refused(error: OSError) -> int:
 
 
 def _in_options(message: str) -> str:
-    """Reword a message of the library: name options of the command in place of arguments in Python."""
+    """Replace Python arguments in a message by options of the command, such as ``--overwrite``."""
     return re.sub(r"; mode '[^;\n]* creates one[^;\n]*", "", message).replace("overwrite=True", "--overwrite")
 
 

@@ -46,7 +46,7 @@ class _Part:
     node : Node
         The tensor.
     blocks : Blocks
-        The selection, cut into blocks. Each block is read at once.
+        The blocks into which the selection is cut.
     out : Tensor
         The tensor to which the wanted pixels are written.
     """
@@ -130,7 +130,10 @@ _Request: TypeAlias = tuple[Node, TensorSpec, _Selected]
 
 
 def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[list[_Selected], list[_Request]]:
-    """Allocate result tensors, and fill those whose pixels are in memory. Return all, and requests for the others."""
+    """Allocate result tensors, and fill those whose pixels are in memory.
+
+    Returns the selections of each request with their result tensors, and new requests for the tensors not yet filled.
+    """
     read: list[_Selected] = []
     absent: list[_Request] = []
     for node, wanted in requests:
@@ -148,9 +151,10 @@ def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[li
 def _filled(
     node: Node, selection: Selection, out: torch.Tensor, read: Callable[[Index, torch.Tensor], T]
 ) -> Iterable[T]:
-    """Fill `out` with the pixels of a selection by calls of ``read(start, box)``. Yield what the calls return.
+    """Fill `out` with the pixels of a selection. Return the results of the calls of `read`.
 
-    With several blocks, each call runs only when its result is asked for.
+    ``read(start, box)`` must write the pixels from `start` on into the tensor `box`. Iterate over all
+    results, because some calls run only then.
     """
     if not selection.is_thinned:
         return [read(selection.start, out)]
@@ -245,7 +249,10 @@ def _read_in_steps(requests: Sequence[Sequence[_Part]], views: Views) -> None:
 
 
 def _steps(weights: Sequence[float]) -> list[range]:
-    """Group blocks, given by their sizes in bytes, into steps of about `_BLOCK_BYTES`: ranges of block numbers."""
+    """Group blocks into steps of about `_BLOCK_BYTES`. Return the range of block numbers of each step.
+
+    `weights` has the size of each block in bytes.
+    """
     steps, first, size = [], 0, 0.0
     for number, weight in enumerate(weights):
         size += weight

@@ -278,13 +278,13 @@ def _new(size: Sequence[int], upstream: Input) -> torch.Tensor:
 
 
 def _placed(parts: Sequence[tuple[int, int]]) -> list[tuple[int, slice]]:
-    """Lay intervals end to end in a result. Return, for each, its start and the slice of the result that it fills."""
+    """Lay intervals end to end. Return the start of each interval, and the slice that it then fills."""
     ends = list(itertools.accumulate(b - a for a, b in parts))
     return [(a, slice(end - (b - a), end)) for (a, b), end in zip(parts, ends, strict=True)]
 
 
 def _taken(block: Array, d: int, index: IntArray) -> Array:
-    """Return the entries of a block at `index` along dimension `d`: the block itself if these are all, in order."""
+    """Return the entries of a block at `index` along dimension `d`. If this changes nothing, return the block."""
     if len(index) == block.shape[d] and bool((index == np.arange(len(index))).all()):
         return block
     if isinstance(block, np.ndarray):
@@ -304,13 +304,12 @@ def _with_constants(upstream: Input, region: Array, start: Sequence[int]) -> Arr
 
 
 class Deposits:
-    """Collects the windows that a thread computes, and sends many at a time to the stores, without a long delay.
+    """Collects the windows that a thread computes, and stores many at a time.
 
     The windows of a tensor lie side by side in blocks, so that stores can process neighbouring windows together.
 
-    Another thread may store the collected windows if it waits for one of them. Otherwise both threads could wait for
-    each other forever, if this thread is in an ``f`` that waits for the other thread. If storing them fails, the error
-    is raised later, in this thread.
+    Another thread that waits for a collected window may store the windows itself. Without this, two threads could wait
+    for each other forever. If storing fails, the error is raised later, in the thread that computed the windows.
     """
 
     def __init__(self, work: Work) -> None:
@@ -363,7 +362,7 @@ class Deposits:
         self._positions = []
 
     def tend(self) -> None:
-        """Store the collected windows if the last time was a while ago. Flush stores that were asked to flush."""
+        """Store the collected windows if this was not done for a while. Flush the stores that wait for a flush."""
         if time.monotonic() - self._sent > _LATEST_SECONDS:
             self.send()
         if Contents.flush_requests != self._flush_requests:

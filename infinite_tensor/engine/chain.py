@@ -52,7 +52,7 @@ class TensorInStore:
         self.hashed: int = hash((id(self.store), self.spec.tensor_id))
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are the same stored tensor. So a tensor that was built twice is computed only once."""
+        """Whether both have the same store, id and definition."""
         return self is other or (
             isinstance(other, TensorInStore)
             and self.store is other.store
@@ -169,7 +169,7 @@ class Computation:
 
 
 def _with_meaning(spec: TensorSpec, f: Callable[..., Any] | None, args: Sequence[Node]) -> TensorSpec:
-    """Return the spec with the `Meaning` of the pixels that the tensor inherits from its source or its args."""
+    """Return `spec`. If it has no `Meaning`, it gets the `Meaning` of its source or its args."""
     definition = spec.definition
     if definition.meaning is not None:
         return spec
@@ -238,7 +238,7 @@ class Node:
 
 
 class NodeHolder(Protocol):
-    """An `InfiniteTensor`. The engine uses nothing of it but the node."""
+    """An `InfiniteTensor`, as the engine sees it: an object that has a node."""
 
     _node: Node
 
@@ -266,7 +266,7 @@ class Input:
     node : Node
         The tensor.
     window : TensorWindow
-        The window through which it is read. The window index is the ctx of the computation that reads it.
+        The call of ``f`` for the window index `ctx` reads the region ``window.get_bounds(ctx)``.
     padding : tuple of Padding or None
         The padding beyond the ends of each dimension; None if there is none.
     """
@@ -282,9 +282,9 @@ class Input:
 
 
 def resolved(nodes: Sequence[Node]) -> list[Node]:
-    """Return the same nodes. In their chains, the first node that has an ``f`` replaces all nodes of the same tensor.
+    """Return the nodes. In their chains, replace nodes without ``f`` by nodes of the same tensor that have an ``f``.
 
-    The same tensor may occur twice in a chain: once opened without ``f``, and once built with it.
+    A tensor may occur twice in a chain: once opened without ``f``, and once built with it.
     """
     if not [node for node in nodes if not node.computation.computable]:
         return list(nodes)
@@ -298,7 +298,7 @@ def resolved(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _first_with_f(nodes: Iterable[Node]) -> dict[Node, Node]:
-    """Map each tensor in the chains to the first equal one that has an ``f``; if none has, to the first equal one."""
+    """Choose one node for each tensor in the chains: the first that has an ``f``, or the first if none has."""
     chosen: dict[Node, Node] = {}
     seen: set[int] = set()
     stack = [*nodes][::-1]
@@ -315,10 +315,10 @@ def _first_with_f(nodes: Iterable[Node]) -> dict[Node, Node]:
 
 
 def consumers_first(roots: Iterable[Node]) -> dict[Computation, list[Node]]:
-    """Return the computations of `roots` and everything upstream, each before the computations that it reads.
+    """Map the computations of `roots` and of everything upstream to the tensors that they compute in this chain.
 
-    Maps each computation to the tensors that it computes in this chain. If several computations have the same tensor,
-    only one of them computes it: one that has an ``f``, if there is one.
+    Each computation comes before the computations that it reads. Each tensor belongs to only one computation: one that
+    has an ``f``, if possible.
     """
     return dict(reversed(_upstream_first(resolved([*roots]), {}).items()))
 
@@ -359,7 +359,7 @@ def chain_of(roots: Iterable[Node]) -> list[Node]:
 
 @contextmanager
 def keeping_little(root: Node, room: int) -> Iterator[None]:
-    """In this context, let the cache of each store that a read of `root` uses grow by at most `room` bytes."""
+    """In this context, limit the cache of each store that a read of `root` uses: it may grow by `room` bytes."""
     lent = threading.Lock()
     with lent:
         for contents in {node.contents for node in chain_of([root])}:

@@ -53,7 +53,7 @@ class Work:
     workers : list of Worker
         The threads that compute the windows.
     left : list of int
-        The windows to compute, as positions in `indices`. Positions that `next` has already returned come first.
+        The windows to compute, as positions in `indices`. `next` has already returned the first of them.
     met : list of int
         The positions of windows that this read has left to other reads, which were computing them.
     """
@@ -68,7 +68,7 @@ class Work:
         self.take(list(range(len(self.indices))))
 
     def take(self, positions: list[int], *, singly: bool = False) -> None:
-        """Set the windows to compute. With `singly`, each gets a call of its own, even if another read computes it."""
+        """Set the windows to compute. With `singly`, each call computes one window, even if another read does so."""
         self.left, self._had, self._singly = positions, 0, singly
         self._largest = 1 if singly else self.workload.computation.batching.largest
 
@@ -79,7 +79,10 @@ class Work:
         return count if self._singly else self.workload.computation.batching.calls(count)
 
     def next(self) -> list[int]:
-        """Return the positions of windows for the next call, neither stored nor being computed; empty at the end."""
+        """Return the positions of the windows for the next call of ``f``. The list is empty if no windows are left.
+
+        Windows that are already stored, or that another read is computing, are skipped.
+        """
         while count := len(self.left) - self._had:
             size = self._largest if count >= self._largest else self.workload.computation.batching.first(count)
             turn = slice(self._had, self._had + size)
@@ -185,7 +188,10 @@ class Claims:
         return Reader(self._deposits, workers, notice)
 
     def join(self, plan: Sequence[Workload], reader: Reader, running: threading.Lock) -> list[tuple[int, list[Work]]]:
-        """Register the workloads of a read until it calls `leave`. Return a `Work` for each, grouped by depth."""
+        """Register the workloads of a read. `leave` unregisters them.
+
+        Returns pairs, sorted by depth: a depth of the chain, and a list of one `Work` per workload at this depth.
+        """
         for caller in _callers():
             if caller.thread == threading.get_ident():
                 # The f that runs on this thread may read windows that the thread has computed but not stored yet.
@@ -215,7 +221,7 @@ class Claims:
                         self._works.pop(work.workload.computation, None)
 
     def cut_through(self, error: BaseException) -> None:  # noqa: ARG002  (whatever it is)
-        """Unregister the works of reads that have ended without doing so, because they were interrupted."""
+        """Unregister the works of reads that were interrupted before they could call `leave`."""
         with self._lock:
             self._waits.pop(threading.get_ident(), None)
             for peers in self._works.values():
@@ -223,7 +229,7 @@ class Claims:
             self._changed.notify_all()
 
     def start(self, work: Work, send: Callable[[], None]) -> Worker:
-        """Register this thread as a worker until `stop`. Reads that begin on it in the meantime count as nested."""
+        """Register this thread as a worker. `stop` unregisters it."""
         worker = Worker(work, send)
         with self._lock:
             work.workers.append(worker)
@@ -239,7 +245,7 @@ class Claims:
     def begin(self, worker: Worker) -> list[int]:
         """Return the positions of the windows for a thread's next call of ``f``; empty if none are left.
 
-        An interrupt may end the read at any line of this function.
+        A KeyboardInterrupt may be raised at any line of this function.
         """
         with self._lock:
             worker.current = positions = worker.work.next()
@@ -315,7 +321,7 @@ class Claims:
 
 
 def _check_needs(work: Work, positions: Sequence[int], callers: Sequence[Worker]) -> None:
-    """Raise ValidationError if this read needs the only window that a call of ``f`` around it is computing."""
+    """Raise ValidationError if a window would need itself: the ``f`` of one of the `callers` is computing it."""
     computation = work.workload.computation
     for position in positions:
         index = work.indices[position]

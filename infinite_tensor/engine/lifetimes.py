@@ -23,7 +23,7 @@ _NOWHERE = 2**62
 
 @dataclass(frozen=True)
 class NumberedRegions:
-    """Regions of one tensor, with their numbers. All regions of a read, of any tensor, are numbered in one order.
+    """Regions of one tensor, each with a number. The regions of all tensors of a read are numbered together.
 
     Attributes
     ----------
@@ -101,10 +101,10 @@ class Lifetimes:
         self._until = {node: np.maximum.accumulate(last, axis=0) for node, (_, last) in self._reach.items()}
 
     def _windows(self, computation: Computation, nodes: Sequence[Node]) -> tuple[IntArray, IntArray, IntArray, bool]:
-        """Return, for each region, the box around the windows of a computation that it needs.
+        """Return, for each region, a box that contains all windows of `computation` that the region needs.
 
-        Returns the numbers of the regions that need any windows, the lower and the upper bounds of their boxes, and
-        whether all windows in the boxes are needed.
+        Returns a tuple: the numbers of the regions that need windows, the lower bounds of their boxes, the upper
+        bounds, and whether the regions need all windows in the boxes.
         """
         boxes = []
         for node in nodes:
@@ -119,9 +119,9 @@ class Lifetimes:
         return numbers, low[numbers], high[numbers], whole
 
     def _reads(self, node: Node, reads: ArgReads, numbers: IntArray, low: IntArray, high: IntArray, depth: int) -> bool:
-        """Record the pixels of a tensor that windows at this depth of the chain read. The windows are given as boxes.
+        """Record which box of pixels of `node` each box ``[low, high)`` of windows reads.
 
-        Returns whether each box of windows reads all pixels between the first and the last pixel that it reads.
+        Returns whether the windows read all pixels in the boxes. `depth` is the depth of the windows in the chain.
         """
         begin = starts_of(reads.window, low)
         end = starts_of(reads.window, np.maximum(high - 1, low)) + np.array(reads.window.size)
@@ -137,7 +137,7 @@ class Lifetimes:
         return all_of_it
 
     def _spread(self, numbers: IntArray, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
-        """Return bounds with one row for each region number of the read: `_NOWHERE` for numbers not in `numbers`."""
+        """Return starts and stops with a row for every region of the read. Regions not in `numbers` are empty."""
         first = np.full((self._count, starts.shape[1]), _NOWHERE, dtype=np.int64)
         last = -first
         first[numbers], last[numbers] = starts, stops
@@ -170,17 +170,15 @@ class Lifetimes:
 
 
 def _is_one(hull: _Boxes, box: _Boxes, other: _Boxes) -> bool:
-    """Whether, in each pair of boxes, one box contains the other, so that their hull equals one of them."""
+    """Whether each row of `hull` equals the same row of `box` or of `other`."""
     each = [((hull[0] == given[0]) & (hull[1] == given[1])).all(axis=1) for given in (box, other)]
     return bool((each[0] | each[1]).all())
 
 
 def _new(low: IntArray, high: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
-    """Return which boxes contain points outside of all earlier boxes, and the lower corner of these points.
+    """Return which boxes contain points outside of the earlier boxes, and the lower corners of these points.
 
-    A single box, the known box, stands for all earlier boxes. If a box extends the known box along one dimension, the
-    two are joined. If a box reaches beyond it in any other way, all points of this box count as outside, and it becomes
-    the known box.
+    Only one box is remembered in place of all earlier boxes. So points of earlier boxes may count as outside.
     """
     new, corners, nothing = np.ones(len(low), dtype=bool), low.copy(), [0] * low.shape[1]
     known = nothing, [*nothing]

@@ -48,7 +48,7 @@ class Loop:
     Attributes
     ----------
     read : int
-        The number of steps that may be read. It already counts the steps whose last windows are being computed.
+        The number of steps whose windows are all computed, or are being computed now.
     """
 
     def __init__(self, nodes: Iterable[Node], views: Views, release: Callable[[int], None] | None = None) -> None:
@@ -105,7 +105,10 @@ class _Queue:
         return self._added
 
     def take(self, *, all_of_them: bool) -> tuple[IntArray, int]:
-        """Remove and return the windows to compute next. Also return how many are computed after them, in total."""
+        """Remove the windows to compute next from the queue.
+
+        Returns these windows, and the number of the next window in the queue. Windows are numbered as they are added.
+        """
         windows, count = self._windows, len(self._windows)
         count = count if all_of_them else self.node.computation.batching.full(count)
         self._windows, self._numbers = windows[count:], self._numbers[count:]
@@ -131,7 +134,7 @@ def run_steps(
     lifetimes = Lifetimes(regions) if len(steps) > 1 else None
 
     def release(depth: int) -> None:
-        """Release pixels that only windows up to this depth of the chain read. All of these windows are computed."""
+        """Release pixels that later steps do not need, now that all windows up to `depth` are computed."""
         if lifetimes is not None:
             unread = steps[loop.read].start if loop.read < len(steps) else steps[-1].stop
             for node, access in views.items():

@@ -92,7 +92,7 @@ class Workload:
     sources: tuple[tuple[Access, IntArray], ...]
 
     def absent(self, positions: list[int]) -> list[int]:
-        """Return the positions of windows still to be computed. From now on, the read keeps the others in memory."""
+        """Return the positions of windows that are not stored yet. The read keeps the stored windows in memory."""
         if not positions:
             return []
         absent = reduce(np.logical_or, [result.absent(positions) for result in self.results])

@@ -134,7 +134,7 @@ class Views:
         self.close()
 
     def close(self, first: int = 0) -> None:
-        """Close the accesses, the latest one first. Keep the `first` oldest ones open, for the rest of the read."""
+        """Close all accesses except the `first` oldest ones. Begin with the newest."""
         self._of = {node: access for node, _, access in self._opened[:first]}
         self._drops = DROPPING.count
         while len(self._opened) > first:

@@ -131,7 +131,7 @@ def _forget(chain: Sequence[Node]) -> None:
 
 @dataclass(frozen=True)
 class Done:
-    """The result of a shard, per tensor of the chain, sources first.
+    """The result of a shard. Each list has one entry per tensor of the chain, sources first.
 
     Attributes
     ----------

@@ -112,10 +112,10 @@ def cut_into_bands(target: Target, most_bytes: int, least_bands: int = 1, unit: 
 
 
 def side_by_side(cuts: Mapping[Node, Bands]) -> Iterator[dict[Node, NumberedRegions]]:
-    """Yield the first bands of all regions, then the second bands, and so on. All regions have equally many bands.
+    """Yield the first band of every region, then the second band of every region, and so on.
 
-    The steps of these bands are numbered in one order, by how far along its band each one ends. So each step comes
-    after the steps that it reads.
+    All regions must have equally many bands. The steps of the bands that are yielded together are numbered together,
+    in an order in which each step comes after the steps that it reads.
     """
     for bands in zip(*cuts.values(), strict=True):
         ends = [_how_far(band, each.along) for band, each in zip(bands, cuts.values(), strict=True)]
@@ -136,7 +136,7 @@ def _how_far(band: NumberedRegions, along: int) -> FloatArray:
 
 
 def held_bytes(cuts: Mapping[Node, Bands]) -> int:
-    """Return the most bytes that filling these bands side by side keeps in memory because later steps need them."""
+    """Return the most bytes that a fill of these bands, side by side, keeps in memory for later steps."""
     bands = next(side_by_side(cuts))
     lifetimes = Lifetimes({node: band.before(_ENOUGH_STEPS * len(cuts)) for node, band in bands.items()})
     return lifetimes.held_bytes({node for each in cuts.values() for node in each.target.chain})
@@ -191,10 +191,10 @@ def shard_of_tiles(low: Sequence[int], high: Sequence[int], rank: int, count: in
 
 
 def _halved(extents: Sequence[int], d: int, count: int) -> tuple[int, int, int, int, int]:
-    """Return the best place to cut a box of tiles along dimension `d`, if it is cut into `count` shards in all.
+    """Return where to cut a box of tiles in two along dimension `d`, so that it can become `count` shards.
 
-    The result is a tuple: the number of tiles in the largest shard, the negative extent, `d`, the place of the cut, and
-    the number of shards before the cut. Of the tuples for several dimensions, the smallest is the best cut.
+    Returns a tuple: the number of tiles in the largest shard, the negative extent, `d`, the place of the cut, and the
+    number of shards before the cut. The dimension with the smallest tuple is the best one to cut.
     """
     across = math.prod(extents) // extents[d]
     at = min(max(1, _rounded(extents[d] * (count // 2), count)), extents[d] - 1)

@@ -178,7 +178,7 @@ def _families(targets: Sequence[Target]) -> list[list[Target]]:
 
 
 def _passes_of(parts: Sequence[Sequence[Target]], max_memory: int | None) -> list[tuple[dict[Node, Bands], int]]:
-    """Return the passes that fill all parts, in order. If parts do not fit, raise the error of the largest part."""
+    """Return the passes of all `parts`, one part after the other. See `_passes`."""
     found, refused = [], []
     for targets in parts:
         try:
@@ -298,10 +298,9 @@ def _to_fill(node: Node, request: Request, shard: tuple[int, int] | None = None)
 
 
 def _masked(node: Node, request: Request, start: Index, stop: Index, *, confined: bool = False) -> Target | None:
-    """Return the target for the pixels ``[start, stop)``, with the tiles that the request's mask selects.
+    """Return the target for the pixels ``[start, stop)`` and the mask of the request; None if there are no pixels.
 
-    Returns None if there are no pixels. With a mask, or if `confined` because the pixels are a shard, nothing is stored
-    outside the tiles of the target.
+    With a mask, or if `confined`, nothing is stored outside of the wanted tiles.
     """
     if is_empty(start, stop):
         return None
@@ -370,7 +369,7 @@ def _reports(job: Job, before: Mapping[Node, tuple[int, int]], tally: Tally) -> 
 def _fill(
     wanted: Mapping[Node, NumberedRegions], taken: Mapping[Node, TakenTiles], tally: Tally, workers: int | None
 ) -> None:
-    """Compute and store what is missing in the given regions: those of one band of each tensor, side by side."""
+    """Compute and store what is missing in one band of each tensor. The bands are filled side by side."""
     rest, steps = _renumbered({node: _unfinished(node, band) for node, band in wanted.items()})
     sizes, stores = _sizes(rest) if rest else [], [node.contents for node in rest]
     tally.pass_parts(sum(_sizes(wanted)) - sum(sizes))
@@ -379,7 +378,7 @@ def _fill(
 
 
 def _wanted(target: Target, band: NumberedRegions) -> NumberedRegions:
-    """Return the regions of a band that the target wants. A step may have several; all get the step's number."""
+    """Return the wanted regions of a band. Each region has the number of its step."""
     if target.wanted is None:
         return band
     regions = itertools.starmap(target.regions, zip(band.starts.tolist(), band.stops.tolist(), strict=True))
@@ -388,7 +387,7 @@ def _wanted(target: Target, band: NumberedRegions) -> NumberedRegions:
 
 
 def _unfinished(node: Node, band: NumberedRegions) -> NumberedRegions:
-    """Return the incomplete regions of a band, or all regions if the first one is incomplete."""
+    """Return the incomplete regions of a band. To save time, return all if the first one is incomplete."""
     # If the first is incomplete, probably nothing is stored, and checking each tile would only cost time.
     regions = zip(band.starts.tolist(), band.stops.tolist(), strict=True)
     if not any(node.contents.is_complete(node.spec, *first) for first in itertools.islice(regions, 1)):
@@ -398,9 +397,10 @@ def _unfinished(node: Node, band: NumberedRegions) -> NumberedRegions:
 
 
 def _renumbered(bands: Mapping[Node, NumberedRegions]) -> tuple[dict[Node, NumberedRegions], list[range]]:
-    """Give each region of the bands a number of its own, without gaps. Until now, all regions of a step share one.
+    """Give each region its own number, in place of the number of its step.
 
-    Returns the bands that have regions, and for each step, the range of the new numbers of its regions.
+    Returns the bands with the new numbers, and the range of new numbers of each step. Bands without regions are left
+    out.
     """
     of_each = [band.numbers for band in bands.values()]
     steps = np.concatenate(of_each)
@@ -452,7 +452,7 @@ def check_shared(job: Job) -> None:
 
 
 def _lend(job: Job, lent: threading.Lock) -> None:
-    """Limit the caches of the stores while `lent` is locked, except memory stores of tensors that the job fills."""
+    """Limit the caches of stores while `lent` is locked. Memory stores of tensors that the job fills get no limit."""
     filled = {id(target.node.store) for target in job.targets}
     for store in job.stores:
         if id(store) not in filled or contents_of(store).outlives_process:

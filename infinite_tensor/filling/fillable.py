@@ -177,11 +177,10 @@ class Fillable(ABC):
         A memory store drops single windows. A persistent store keeps blended pixels, so it drops every tile that a
         wrong window touches. The other windows over such a tile are not wrong, but are computed again as well.
 
-        Downstream tensors are found in two ways. Tensors that are alive in this process are found in any store. A
-        tensor that is only stored is found if it is in the store of a tensor whose windows are dropped, and its stored
-        definition names a tensor whose windows are dropped as an arg, by `tensor_id`. If a tensor depends on the wrong
-        windows through a tensor that has no id, or that is in another store, it is found only while the tensor between
-        them is alive.
+        Downstream tensors that are alive in this process are found in any store. Other downstream tensors are found by
+        their stored definitions, which name their args by `tensor_id`. Only the stores of tensors that lose windows are
+        searched. So if a stored tensor reads the wrong windows through a tensor that has no id, or that is in another
+        store, it is found only while the tensor between them is alive.
 
         Reads in progress in this process may still return old pixels, but store none. Other processes, and other store
         objects on the same path, keep what they have in memory, and may store what they compute from it: close them

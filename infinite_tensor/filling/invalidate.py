@@ -131,9 +131,9 @@ def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
 def _drop_in(
     stores: Mapping[int, Contents], requests: Requests, *, dependants: bool
 ) -> Invalidation | dict[int, Contents]:
-    """Drop the wrong windows if `stores` has all stores that they are in. Otherwise return all stores that they are in.
+    """Drop the wrong windows, and return an `Invalidation`.
 
-    Meanwhile no read begins in `stores`, so nothing new can depend on what will be dropped.
+    If `stores` lacks one of the stores that contain wrong windows, drop nothing, and return all of these stores.
     """
     for node, _ in requests:
         node.contents.check_open()

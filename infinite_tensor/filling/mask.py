@@ -152,8 +152,7 @@ class PlacedMask:
         For each dimension of the mask: the size of one of its pixels in pixels of the tensor, and the tensor pixel at
         which the mask begins.
     over : tuple of (int, int)
-        The pixels ``[first, last)`` of the mask that lie over the filled region. If a tensor of a group has coarse
-        pixels, the coarse pixels may reach past them.
+        For each dimension of the mask, the pixels ``[first, last)`` that lie over the filled region.
     """
 
     values: Any
@@ -249,7 +248,7 @@ class WantedTiles:
         return int(np.count_nonzero(self.wanted))
 
     def within(self, start: Sequence[int], stop: Sequence[int]) -> WantedTiles:
-        """Return a smaller box: the tiles over the pixels ``[start, stop)``. The same tiles are wanted."""
+        """Return the part of the box that lies over the pixels ``[start, stop)``."""
         low, high = self.layout.box(start, stop)
         inside = tuple(slice(a - first, b - first) for a, b, first in zip(low, high, self.low, strict=True))
         return WantedTiles(self.layout, tuple(low), self.wanted[inside])
@@ -318,8 +317,8 @@ class Target:
     start, stop : tuple of int
         The first pixel, and the one after the last, per dimension.
     wanted : Wanted or None
-        Which of these pixels to fill. None fills all of them, and also stores the parts of their windows that lie in
-        other tiles.
+        The pixels to fill, and the only tiles in which to store windows. None fills all pixels, and stores windows in
+        any tile.
     is_level : bool
         Whether the tensor is a level of a pyramid. All pixels that its windows read are filled before it or with it.
     """
@@ -376,11 +375,10 @@ class TakenTiles:
 
 
 def taken_tiles(filled: Sequence[Target], targets: Sequence[Target]) -> dict[Node, TakenTiles]:
-    """Return, for each tensor of a pass that is filled with a mask or as a shard, the only tiles to store.
+    """Return, for each masked or sharded tensor of a pass, the only tiles to store.
 
-    Tensors that are filled without either are left out. So is a tensor that other filled tensors read, because they may
-    need tiles that its mask excludes. Levels are an exception: they need only wanted tiles of the tensor below. But
-    they may need tiles that a later pass fills, so the wanted tiles of all passes count.
+    These are its wanted tiles in all passes, because a level may need tiles that a later pass fills. A tensor that
+    other filled tensors read is left out, unless only levels read it.
 
     Parameters
     ----------
@@ -403,14 +401,17 @@ _Ranges: TypeAlias = Sequence[tuple[int, int]]
 
 
 def _over(start: int, stop: int, scale: Fraction, origin: Fraction) -> tuple[int, int]:
-    """Return the pixels ``[first, last)`` of a mask, given its scale and origin, that lie over ``[start, stop)``."""
+    """Return the pixels ``[first, last)`` of a mask that lie over the pixels ``[start, stop)`` of a tensor."""
     # (start - p / q) / (n / m), in integers for speed: masks call this for each pixel.
     (n, m), (p, q) = scale.as_integer_ratio(), origin.as_integer_ratio()
     return (start * q - p) * m // (q * n), -((p - stop * q) * m // (q * n))
 
 
 def _any_in_slices(values: Any, ranges: Sequence[_Ranges]) -> BoolArray:
-    """Return, for each combination of ranges of all dimensions, whether this box of the mask has a wanted pixel."""
+    """Return, for each box of the mask, whether it has a wanted pixel.
+
+    `ranges` has the ranges of pixels along each dimension. Every combination of ranges is a box.
+    """
     longest = max(
         (d for d, of_d in enumerate(ranges) if len(of_d) > 1),
         key=lambda d: ranges[d][-1][1] - ranges[d][0][0],

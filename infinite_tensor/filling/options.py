@@ -22,7 +22,7 @@ _SIMILAR = 0.75
 class FillOptions(TypedDict, total=False):
     """The options of `fill` and `predict`; each may be left out.
 
-    Annotate with it what a function of yours passes on:
+    Use it to annotate a function of yours that passes options on:
     ``def refresh(t: InfiniteTensor, **options: Unpack[FillOptions])``.
 
     Attributes
