@@ -112,7 +112,7 @@ def _open_args(store: TileStore, tensor_id: str, stored: StoredTensor) -> tuple[
 
 
 def _held_args(store: TileStore, found: dict[str, StoredTensor], name: str) -> list[str]:
-    """Return the ids of the args that are in the store with the definition that tensor `name` was computed from."""
+    """Return the ids of the args of tensor `name` that the store contains with an unchanged definition."""
     held = []
     for arg in found[name].definition.args:
         key = arg.tensor_id
@@ -169,9 +169,9 @@ def _bind(
 
 @dataclass(frozen=True)
 class _PickledComputation:
-    """A pickled ``f`` with the tensors that it computes: one element of a list in which args come first.
+    """A pickled ``f`` with the tensors that it computes. A pickled chain is a list of these, in which args come first.
 
-    `args` has the positions of its args among the tensors of all earlier elements.
+    `args` contains the numbers of the args of ``f``. The tensors of the whole list are numbered in order, from 0.
     """
 
     tensors: tuple[TensorInStore, ...]
@@ -206,7 +206,7 @@ def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tupl
 def for_reading(tensor: InfiniteTensor, readers: dict[TileStore, TileStore]) -> InfiniteTensor:
     """Return the same tensor with all its stores opened read-only. Windows that it computes are kept only in memory.
 
-    `readers` maps a store to its read-only version, if that is already open. Versions opened here are added.
+    `readers` maps stores to the same stores opened read-only. Stores that this function opens are added to it.
 
     Raises
     ------

@@ -85,7 +85,7 @@ class Shared:
     device : torch.device
         Where `f` returns windows.
     version : object
-        What the user gave to identify what `f` computes.
+        The `version` that the user gave; it identifies the computation of `f`.
     """
 
     tensor_id: str

@@ -30,16 +30,16 @@ def with_levels(base: Target, levels: Sequence[Node]) -> list[Target]:
 
 
 def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Target]]:
-    """Cut a tensor and its levels into blocks, and yield, for each block, the parts of them to fill together.
+    """Cut a tensor and its levels into blocks of pixels. Yield, for each block, a list of the parts that lie in it.
 
-    So the levels of a block are filled soon after the block, and not after the whole tensor.
+    So a fill can compute the levels of a block before it begins the next block.
 
     Parameters
     ----------
     targets : sequence of Target
         The target of the tensor, then those of its levels.
     most_bytes : int
-        The most bytes of the tensor that one part contains, if possible.
+        The most bytes of the tensor that one block contains, if possible.
     """
     base = targets[0]
     # For each level: how many pixels of the tensor one of its pixels covers (sizes), or one tile or window (blocks).
@@ -76,7 +76,7 @@ def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Ta
 
 
 def _part(target: Target, bounds: Sequence[Sequence[int]]) -> Target | None:
-    """Return the part of a target within bounds, rounded up to borders of tiles; None if no tile of it is wanted."""
+    """Return the part of `target` between two `bounds`, in whole tiles; None if it contains no wanted tile."""
     edges = [
         [
             min(max(-(-n // tile) * tile, a), b)
@@ -102,7 +102,7 @@ def _coarsening(level: Node) -> Coarsening:
 
 
 def _above(below: Target, level: Node) -> Target | None:
-    """Return the tiles of a level whose windows read only filled pixels of the tensor or level below it."""
+    """Return the tiles of `level` that can be computed from filled tiles of `below` alone; None if there are none."""
     coarser, finer, factors = level.contents.layout(level.spec), _layout(below), _coarsening(level).factor
     ends = below.node.spec.shape
     start = tuple([-(-a // k) for a, k in zip(below.start, factors, strict=True)])

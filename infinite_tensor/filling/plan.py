@@ -42,15 +42,15 @@ class Demand:
     node : Node
         The tensor.
     pixels : list of Intervals, or of bounds of regions
-        The pixels that are read: as intervals, or as bounds of regions if windows were counted one by one.
+        The pixels that are read: bounds of regions if windows were counted one by one, otherwise intervals.
     needed : int
         The number of windows that are needed.
     missing : int
         The number of these windows that must be computed.
     runs : int
-        The number of windows that ``f`` computes. If one ``f`` computes several tensors, only the first counts them.
+        The number of windows that ``f`` computes. If ``f`` has several outputs, this is 0 for all but the first one.
     tiles : int
-        The number of tiles over these pixels in which windows will be stored.
+        The number of incomplete tiles over `pixels`. Tiles that no window covers do not count.
     inventory : Inventory or None
         What is stored of the tensor; None if this was not looked up.
     """
@@ -73,7 +73,7 @@ class Estimate:
     demands : list of Demand
         The demand for each tensor. Each comes before the tensors that it reads.
     exact : bool
-        Whether the numbers are exact; otherwise they are bounds.
+        Whether the numbers are exact. Otherwise they are upper bounds.
     outside : RegionError or None
         The error that the fill raises because a window reads beyond the end of an arg; None if no such window is known.
     """
@@ -140,7 +140,7 @@ def _add(
     tiles: int,
     inventory: Inventory | None = None,
 ) -> None:
-    """Append the demand for `node`. If its pixels are only copied from memory, no windows count as computed."""
+    """Append the demand for `node`. A tensor that only copies pixels from memory has no windows to compute."""
     if node.computation.copied:
         made = runs = tiles = 0
     if found and found[-1].node.computation == node.computation:
@@ -149,7 +149,7 @@ def _add(
 
 
 def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
-    """Return how many tiles over these pixels no window covers. If windows move diagonally, there may be more."""
+    """Count the tiles over `pixels` that no window covers. The count may be too low if windows move diagonally."""
     tile_grid, grid = node.contents.layout(node.spec).grid, node.spec.grid
     tiles, covered = WindowSet(), WindowSet()
     for part in pixels:
@@ -161,10 +161,10 @@ def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
 
 
 def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Demand], bool]:
-    """Return the demands of filling the targets, without what is already stored, and whether they are exact.
+    """Return the demand for each tensor that filling the targets needs, and whether the numbers are exact.
 
-    Each demand comes before those of the tensors that it reads. If the demands are not exact, they ignore masks and
-    stored windows. With `named`, they are always exact.
+    Each tensor comes before the tensors that it reads. Exact numbers take account of masks and stored windows; other
+    numbers do not. With `named`, the numbers are always exact.
 
     Raises
     ------
@@ -200,7 +200,7 @@ def _hull(pixels: Pixels) -> tuple[list[int], list[int]]:
 
 
 def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> list[Demand]:
-    """Return the demands, counted window by window. So they are exact even if some windows are stored."""
+    """Return exact demands. Each window is looked up in the inventories."""
     pixels: dict[Node, list[Boxes]] = {}
     for target in targets:
         pixels.setdefault(target.node, []).append(target.all_regions)
@@ -228,7 +228,7 @@ def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> lis
 def _add_named(
     found: list[Demand], node: Node, pixels: list[Boxes] | None, windows: IntArray, inventory: Inventory
 ) -> None:
-    """Append the demand for a tensor, given the windows that its computation runs and the regions that are read."""
+    """Append the demand for `node`, whose ``f`` computes `windows`. `pixels` is None if nothing reads the tensor."""
     grid, layout = node.spec.grid, inventory.layout
     made = node.indices(windows)
     if len(node.computation.tensors) > 1:
@@ -268,7 +268,7 @@ class Share(NamedTuple):
 
 
 def shares_of(demand: Demand, count: int) -> Iterator[Share]:
-    """Cut what is needed of a tensor into at most `count` shards. Windows across a border count for each shard."""
+    """Cut the demand for a tensor into at most `count` shares. A window over several shares counts in each of them."""
     layout, grid = demand.node.contents.layout(demand.node.spec), demand.node.spec.grid
     box = layout.box(*_hull(demand.pixels))
     for rank in range(min(count, math.prod(map(operator.sub, *reversed(box))))):
@@ -287,7 +287,7 @@ def shares_of(demand: Demand, count: int) -> Iterator[Share]:
 
 
 def in_shares(demand: Demand, count: int) -> Demand:
-    """Return the demand for a tensor that is filled in `count` separate shards. A tensor in memory has no shards."""
+    """Return the demand if `count` shards fill the tensor. A window over several shards counts in each of them."""
     if not demand.node.contents.outlives_process:
         return demand
     missing = sum(share.missing for share in shares_of(demand, count))
@@ -308,10 +308,10 @@ class TensorPlan:
     stored : int
         The number of these windows that are already stored.
     calls : int
-        The least number of calls of ``f`` for the other windows. There may be more, because batches may be smaller if
-        a region takes several steps. If ``f`` has several outputs, only the first one counts the calls.
+        The least number of calls of ``f`` for the windows that must be computed. A fill in several steps may make more
+        calls, with smaller batches. If ``f`` has several outputs, only the first one counts the calls.
     tiles : int
-        The number of tiles over the needed pixels that windows cover and that are not complete yet.
+        The number of incomplete tiles that contain needed pixels. Tiles that no window covers do not count.
     bytes_written : int
         The uncompressed size of these tiles in bytes; 0 for a tensor in memory.
     """
@@ -356,9 +356,9 @@ class FillPlan(Tabular):
     Attributes
     ----------
     regions : tuple of FilledRegion
-        The region of each filled tensor that would be stored; empty if there is nothing to fill.
+        For each filled tensor, the region that would be stored; empty if there is nothing to fill.
     tensors : tuple of TensorPlan
-        The filled tensors and all upstream tensors, each once, and after the tensors that it reads.
+        The filled tensors and all upstream tensors. Each tensor occurs once, after the tensors that it reads.
     peak_memory : int
         The most memory in bytes that the fill is expected to use, without the memory of ``f`` itself.
     exact : bool

@@ -29,7 +29,7 @@ class Progress:
         The number of windows computed so far, of all tensors. For an export or a copy, the number of finished tiles.
     total : int
         The number of windows that are expected to be computed in all. It decreases as the fill finds windows that are
-        already stored. For an export or a copy, the number of tiles; a copy counts the tiles of the tensors that it has
+        already stored. For an export, the number of tiles. For a copy, the number of tiles in the tensors that it has
         looked at so far.
     seconds : float
         Seconds since the start.
@@ -104,7 +104,7 @@ class Tally(AbstractContextManager["Tally"]):
                 self._tell()
 
     def pass_parts(self, count: int) -> None:
-        """Mark `count` parts as done. Their windows that were already stored are no longer expected."""
+        """Mark `count` parts as done, and lower `total` by the number of their windows that were already stored."""
         with self._lock:
             self._left -= count
             self._set_total(self.windows.total() + self._most * self._left // self._parts)
@@ -220,7 +220,7 @@ class FillReport(Tabular):
     seconds : float
         The duration of the fill.
     bands : int
-        The number of bands, filled one after the other, that the regions were cut into.
+        The number of bands that the regions were cut into. Bands are filled one after the other.
     """
 
     tensors: tuple[TensorReport, ...]

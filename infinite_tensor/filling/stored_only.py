@@ -39,8 +39,8 @@ _AT_ONCE = 2**12
 class StoredOnly:
     """A view of a tensor that reads what is stored and never computes.
 
-    The view decides tile by tile. If `InfiniteTensor.coverage` reports that a tile needs no computation, its pixels are
-    the same as in a read of the tensor. Otherwise all its pixels are `fill_value`, even if some of its windows are
+    Each tile is shown as a whole or not at all. If `InfiniteTensor.coverage` reports that a tile needs no computation,
+    its pixels are the same as in the tensor. Otherwise all its pixels are `fill_value`, even if some of its windows are
     stored. What is stored later, by this or another process, appears in the view too.
 
     Attributes
@@ -122,14 +122,20 @@ class StoredOnly:
         return xarray_of(self, region, coords, lazy=lazy)
 
     def to_dask(self, region: object = None, chunks: Any = "tiles") -> dask.array.Array:
-        """Like `InfiniteTensor.to_dask`, with stored pixels only. They may change, so each array has a new name."""
+        """Like `InfiniteTensor.to_dask`, with stored pixels only.
+
+        Each array gets a new name in Dask, because more pixels may be stored later.
+        """
         # Imported here because views import tensors.
         from infinite_tensor.views.arrays import dask_of  # noqa: PLC0415
 
         return dask_of(self, region, chunks)
 
     def export(self, region: object, target: str | os.PathLike[str], **options: Any) -> None:
-        """Like `InfiniteTensor.export`, with the same options, but with stored pixels only. Also writes `nodata`."""
+        """Like `InfiniteTensor.export`, with the same options, but with stored pixels only.
+
+        The nodata value of the file is `nodata`.
+        """
         self.tensor.export(region, target, compute=False, fill_value=self.nodata, **options)
 
     def show(self, region: object = None, **options: Any) -> Axes:

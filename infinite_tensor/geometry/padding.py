@@ -22,7 +22,7 @@ _MOST_IMAGES = 16
 
 
 class ArgReads:
-    """Computes which pixels of an arg its consumer's windows read.
+    """Computes which pixels of an arg the windows of its consumer read.
 
     Parameters
     ----------
@@ -71,10 +71,10 @@ class ArgReads:
         return any(start[d] < 0 or start[d] + self.window.size[d] > extent for d, (extent, _) in self.padded.items())
 
     def parts(self, d: int, start: int) -> list[tuple[int, int]]:
-        """Return the intervals of dimension `d` that the window beginning at `start` reads, in the window's order.
+        """Return the intervals of dimension `d` that a window reads, in reading order. The window begins at `start`.
 
-        Empty if the window contains only constant padding. Each interval is ``(start, stop)`` with ``start < stop``,
-        even if the window reads it mirrored.
+        The list is empty if the window contains only constant padding. An interval is ``(start, stop)`` with
+        ``start < stop``, also if it is read mirrored.
         """
         stop = start + self.window.size[d]
         if d not in self.padded:
@@ -96,9 +96,10 @@ class ArgReads:
         return Intervals(tuple(starts), tuple(stops))
 
     def hulls(self, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray, bool]:
-        """Return, for each box that windows reach, the smallest box around the pixels that they read inside the arg.
+        """Map boxes of pixels, which may reach beyond the arg, to boxes inside the arg.
 
-        These boxes may be empty. Also returns whether the windows read all pixels of these boxes.
+        Each result is the smallest box around the pixels that the padding reads. It may be empty. Returns the starts
+        and the stops of the results, and whether every pixel in them is read.
         """
         low, high, whole = starts.copy(), stops.copy(), True
         for d, (extent, mode) in self.padded.items():
@@ -111,7 +112,7 @@ class ArgReads:
         return low, high, whole
 
     def readers(self, pixels: BoxUnion, grid: WindowGrid) -> BoxUnion:
-        """Return the windows of the consumer's `grid` that read any of the pixels, or a few more if very many do."""
+        """Return the windows of the consumer's `grid` that read any of `pixels`. The result may contain others too."""
         low, high = pixels.low, pixels.high
         for d, (extent, mode) in self.padded.items():
             reach = _reach(grid, self.window, d)
@@ -125,7 +126,7 @@ class ArgReads:
 
 
 def positions(mode: str, extent: int, start: int, size: int) -> IntArray:
-    """Return, for each of `size` pixels from `start` on, the pixel of the arg that is read; -1 for a constant."""
+    """Map the `size` pixels from `start` on to pixels inside the arg. Pixels of constant padding become -1."""
     pixels = np.arange(start, start + size, dtype=np.int64)
     if mode == "constant":
         return np.where((pixels >= 0) & (pixels < extent), pixels, -1)
@@ -148,7 +149,10 @@ def _mapped(mode: str, extent: int, pixels: IntArray) -> IntArray:
 
 
 def _images(mode: str, extent: int, starts: IntArray, stops: IntArray) -> list[tuple[IntArray, IntArray]]:
-    """Map non-empty intervals to intervals inside the arg: one for each, or two for "wrap". Some may be empty."""
+    """Map non-empty intervals to intervals inside the arg, which may be empty.
+
+    Returns a list with one pair (starts, stops), or two pairs for "wrap".
+    """
     if mode == "constant":
         return [(np.clip(starts, 0, extent), np.clip(stops, 0, extent))]
     if mode == "wrap":
@@ -176,7 +180,7 @@ def _united(starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _reach(grid: WindowGrid, window: TensorWindow, d: int) -> tuple[int, int]:
-    """Return the pixels ``[low, high)`` that windows of a grid reach along a dimension of an arg."""
+    """Return the first pixel of dimension `d` of the arg that any window reaches, and the pixel after the last one."""
     k = followed(window)[d]
     first, last = (0, 0) if k is None else (grid.first[k], grid.last[k])
     low, high = (i * window.stride[d] + window.offset[d] for i in (first, last))

@@ -76,7 +76,7 @@ class Selection(NamedTuple):
         return self.steps.count(1) < len(self.steps) and (max(self.steps) > 1 or min(self.steps) < -1)
 
     def pick(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Turn the wanted pixels, in ascending order, into the result: reverse and squeeze dimensions.
+        """Return the result of the read. `pixels` are the wanted pixels in ascending order, with all dimensions.
 
         Raises
         ------

@@ -319,10 +319,9 @@ def followed(window: TensorWindow) -> tuple[int | None, ...]:
 
 
 def whole_strides(grid: WindowGrid, tile: Sequence[int], pixels: float, most: float) -> list[int]:
-    """Return the extents of a box of about `pixels` pixels that is as square as possible.
+    """Return the extents of a box of about `pixels` pixels. It consists of whole tiles, and is as square as possible.
 
-    In dimensions along which windows move, extents are multiples of `tile`. If the box has more than `most` pixels, its
-    longest extents are halved.
+    If the box has more than `most` pixels, `halved` makes it smaller, maybe smaller than a tile.
     """
     sizes, room = list(tile), pixels / math.prod(tile)
     for number, d in enumerate(sorted(grid.moving, key=lambda d: -sizes[d])):
@@ -351,7 +350,7 @@ def starts_of(window: TensorWindow, indices: IntArray) -> IntArray:
 
 
 def coordinates_of(window: TensorWindow) -> int:
-    """Return the number of window coordinates, counted up to the last one that a dimension follows."""
+    """Return the least number of entries that a window index needs."""
     return max((k + 1 for k in followed(window) if k is not None), default=0)
 
 
@@ -388,9 +387,9 @@ def _just_enough(size: int, stride: int, offset: int, extent: int) -> tuple[int,
 
 
 def _covered(dims: Sequence[tuple[int, int, int, int]], first: int, last: int) -> int:
-    """Return how many pixels the windows `first` to `last` cover in dimensions that follow the same coordinate.
+    """Count the pixels that the windows `first` to `last` cover, in dimensions that follow the same coordinate.
 
-    Each dimension is given as (size, stride, offset, extent).
+    `dims` contains (size, stride, offset, extent) for each dimension.
     """
     if len(dims) == 1:
         ((size, stride, offset, extent),) = dims
@@ -443,7 +442,7 @@ class WindowGrid:
         self._stop = [last + 1 for last in self.last]
 
     def _extent(self) -> tuple[list[int], list[int]]:
-        """Return the smallest and the largest index of each coordinate. If last < first, no window exists."""
+        """Return the first and the last index along each coordinate."""
         moving = {k for k, *_ in self.dimensions}
         first = [-UNBOUNDED if k in moving else 0 for k in range(self.ndim)]
         last = [UNBOUNDED if k in moving else 0 for k in range(self.ndim)]
@@ -518,7 +517,7 @@ class WindowGrid:
         return as_tuples(self.points(starts, stops))
 
     def points(self, starts: IntArray, stops: IntArray) -> IntArray:
-        """Like `indices`, but returns an array of shape (M, ndim)."""
+        """Like `indices`, but returns an array with one row for each window."""
         if len(starts) == 1:
             return points_of_box(*self.box(starts[0].tolist(), stops[0].tolist()))
         points, _ = points_of_boxes(*self.boxes(starts, stops))
@@ -548,7 +547,7 @@ class WindowGrid:
         )
 
     def exist(self, indices: IntArray) -> npt.NDArray[np.bool_]:
-        """Return, for each of N windows, (N, coordinates), whether it exists and a read can reach it."""
+        """Return, for each row of `indices`, whether this window exists and covers pixels that can be read."""
         exist = np.asarray(((indices >= self.first) & (indices <= self.last)).all(axis=1))
         for k, size, stride, offset, _ in self.dimensions:
             if k is not None:
@@ -576,9 +575,9 @@ class WindowGrid:
 
     @property
     def uncovered(self) -> int:
-        """The number of pixels that no window covers, counting only the finite dimensions.
+        """The number of pixels that no window covers. Unbounded dimensions are left out of the count.
 
-        0 if more windows lie along a diagonal than can be counted.
+        The number may be too low if very many windows lie along a diagonal.
         """
         pixels = 1
         moved: dict[int, list[tuple[int, int, int, int]]] = {}

@@ -116,7 +116,7 @@ class IndexProduct:
 
     @classmethod
     def touching(cls, grid: WindowGrid, intervals: Intervals) -> IndexProduct:
-        """Return the windows of a grid that cover at least one of the pixels."""
+        """Return the windows of `grid` that cover at least one pixel of `intervals`."""
         sets: list[list[Indices]] = [[] for _ in range(grid.ndim)]
         window = grid.window
         apart = False
@@ -185,7 +185,7 @@ class WindowSet:
 
     @classmethod
     def all_of(cls, parts: Iterable[IndexProduct]) -> WindowSet:
-        """Return the union of products. If it cannot be counted, return a larger set that is not `exact`."""
+        """Return the union of `parts`. If there are too many parts, return a larger set; its `exact` is False."""
         needs = cls()
         for part in parts:
             needs.add(part)
@@ -310,7 +310,7 @@ class BoxUnion:
 
 
 def same_windows(windows: BoxUnion, coordinates: int, grid: WindowGrid) -> BoxUnion:
-    """Return the windows of `grid` whose first `coordinates` coordinates are as in `windows`, and the others 0."""
+    """Return the windows of `grid` whose index has the same first `coordinates` entries as one of `windows`."""
     low, high = _every_window(grid, len(windows.low))
     low[:, :coordinates] = np.maximum(low[:, :coordinates], windows.low[:, :coordinates])
     high[:, :coordinates] = np.minimum(high[:, :coordinates], windows.high[:, :coordinates])
@@ -323,7 +323,7 @@ def all_windows(grid: WindowGrid) -> BoxUnion:
 
 
 def _every_window(grid: WindowGrid, times: int) -> tuple[IntArray, IntArray]:
-    """Return the bounds of the box of all windows that a read may need, repeated `times` times."""
+    """Return the bounds of the box of all windows that a read may need, as arrays of `times` equal rows."""
     start = [-FARTHEST if extent is None else 0 for extent in grid.shape]
     stop = [FARTHEST if extent is None else extent for extent in grid.shape]
     low, high = (np.array([bounds], dtype=np.int64) for bounds in grid.box(start, stop))
@@ -346,7 +346,10 @@ def pixels_of(grid: WindowGrid, windows: BoxUnion) -> BoxUnion:
 
 
 def _split(window: TensorWindow, windows: BoxUnion) -> BoxUnion:
-    """Split windows into boxes that each cover one box of pixels, unless there would be too many."""
+    """Split boxes of windows into smaller ones. The windows of each new box cover one box of pixels.
+
+    If this would make too many boxes, return `windows`.
+    """
     follows = followed(window)
     strides = zip(follows, window.size, window.stride, strict=True)
     gaps = {k for k, size, stride in strides if k is not None and stride > size}

@@ -62,8 +62,8 @@ class TensorGroup(Fillable):
     tensors : mapping or TensorGroup
         Maps names to InfiniteTensors, other groups, or mappings of these.
     dims : tuple of int, or mapping from keys to them, optional
-        The dimensions that a tensor shares with the others, in the order in which the group has them. Default: the
-        unbounded ones.
+        The dimensions that a tensor shares with the others, listed in the order of the dimensions of the group.
+        Default: the unbounded dimensions of the tensor.
     scale : number or tuple of them, or mapping from keys to them, optional
         How many pixels of the tensor lie along one pixel of the group: one number for all shared dimensions, or one for
         each. For example, ``Fraction(1, 8)`` or ``1 / 8`` for a map that is 8 times as coarse as the group, and 2 for
@@ -72,8 +72,8 @@ class TensorGroup(Fillable):
     Raises
     ------
     ValidationError
-        If an argument is not valid, or the tensors do not have the same extent along the shared dimensions; the extent
-        of a tensor with a scale may be rounded up.
+        If an argument is not valid, or the tensors do not have the same extent along the shared dimensions. The last
+        pixel of a tensor with a scale may reach past the end of the group.
 
     Examples
     --------
@@ -198,12 +198,12 @@ class TensorGroup(Fillable):
             return default
 
     def keys(self, include_nested: bool = False, leaves_only: bool = False) -> list[str | tuple[str, ...]]:
-        """Return the names of the tensors and nested groups, in the order of a TensorDict.
+        """Return the names of the tensors and nested groups. A TensorDict lists its names in the same order.
 
         Parameters
         ----------
         include_nested : bool
-            Include tensors and groups in nested groups, with tuples as names.
+            Include the tensors and groups inside nested groups. Their names are tuples of str.
         leaves_only : bool
             Include only tensors.
         """
@@ -217,7 +217,7 @@ class TensorGroup(Fillable):
     def items(
         self, include_nested: bool = False, leaves_only: bool = False
     ) -> list[tuple[str | tuple[str, ...], InfiniteTensor | Any]]:
-        """Return pairs of a key and its tensor or nested group, as named by `keys`."""
+        """Return a pair for each key that `keys` returns: the key, and its tensor or nested group."""
         return [(key, self._entry(as_key(key))) for key in self.keys(include_nested, leaves_only)]
 
     def __contains__(self, key: object) -> bool:
@@ -317,8 +317,9 @@ class TensorGroup(Fillable):
         -------
         TensorDict or list of TensorDict
             Nested as the group is. The shared dimensions come first in every tensor, the others after them. The
-            batch size is the extent of the region along the leading shared dimensions, those before the first one in
-            which tensors have different scales. For a nested TensorDict, only the tensors in it count.
+            batch size consists of the extents of the region along the shared dimensions. It stops before the first
+            dimension in which tensors have different scales. The batch size of a nested TensorDict depends only on the
+            tensors in it.
         """
         workers = checked_workers(workers)
         regions = [parse(region, self.shape) for region in (indices if isinstance(indices, list) else [indices])]
@@ -428,7 +429,7 @@ class TensorGroup(Fillable):
         Raises
         ------
         ValidationError
-            If a tensor cannot be moved. None has been moved then.
+            If a tensor cannot be moved. Then no tensor has been moved.
         """
         if isinstance(device, torch.dtype):
             raise ValidationError(f"a group can only move to a device, got {device}; convert its tensors one by one")

@@ -150,7 +150,7 @@ def members_of(
 
 
 def unit_of(members: Members, d: int) -> int:
-    """Return the smallest number of group pixels that, along a dimension, are whole pixels of every tensor."""
+    """Return the least number of group pixels along dimension `d` that is a whole number of pixels of every tensor."""
     return math.lcm(*(member.scale[d].denominator for member in members.values()))
 
 
@@ -196,7 +196,7 @@ def shape_of(members: Members) -> Shape:
 
 
 def names_of_shared(members: Members) -> tuple[str, ...]:
-    """Return a name for each shared dimension: the one that members give it; a default if they give none or several."""
+    """Return the name of each shared dimension. It is a default name unless the members give exactly one name."""
     found = []
     for d, owns in enumerate(zip(*(member.dims for member in members.values()), strict=True)):
         each = zip(members.values(), owns, strict=True)
@@ -208,9 +208,10 @@ def names_of_shared(members: Members) -> tuple[str, ...]:
 def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
     """Create group members of the outputs of one ``f``. They share the dimensions that follow the window index.
 
-    The scale of an output is its stride divided by the stride of the first output. A dimension is not shared if, in
-    every output, a single window covers it, as for the channels of images. The last rule does not apply if any output
-    has a dimension that follows no coordinate of the index.
+    The scale of an output is its stride divided by the stride of the first output.
+
+    A dimension that a single window covers in every output is not shared, such as the channels of images. But it is
+    shared if any output has a dimension that does not follow the window index.
     """
     grids = [node_of(tensor).spec.grid for tensor in tensors.values()]
     told = any(None in followed(grid.window) for grid in grids)
@@ -439,7 +440,7 @@ def opened_tensor(
 
 
 def checked_tensor(group_id: str, stored: StoredMember, given: object) -> InfiniteTensor:
-    """Return the tensor that a user gives in place of opening one; ValidationError unless it is the same tensor."""
+    """Return `given`. Raise ValidationError unless it is a tensor with the stored definition."""
     if not isinstance(given, InfiniteTensor):
         raise ValidationError(f"members must hold InfiniteTensors, got {quoted(given)} for {show(stored.key)}")
     if digest_of(given) != stored.digest:

@@ -131,7 +131,7 @@ class InfiniteBuffer(nn.Module):
             saved.check_same(self._tensor)
 
     def _digested(self) -> str:
-        """Return what `infinite_tensor.digest` uses in place of `extra_repr`, because that may contain a random id."""
+        """Return a text that identifies the tensor, for `infinite_tensor.digest`."""
         return "no tensor" if self._tensor is None else node_of(self._tensor).spec.definition.digest
 
     def extra_repr(self) -> str:

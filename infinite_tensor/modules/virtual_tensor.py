@@ -248,7 +248,7 @@ class VirtualTensor(TensorLike):
 
     @property
     def attributes(self) -> _LinkedAttributes:
-        """Names of the attributes that it adds to the module: ``ref``, the buffer that carries dtype and device."""
+        """Names of the attributes that a virtual tensor adds to its module. ``ref`` is the name of its buffer."""
         return _LinkedAttributes(self._placement.attribute)
 
     @property
@@ -348,14 +348,15 @@ def _checked_materializer(owner: nn.Module, materializer: Materializer) -> Mater
 
 
 class _Placement:
-    """The dtype and device of a virtual tensor: those of an empty buffer, which follows the module.
+    """The dtype and device of a virtual tensor. An empty buffer of the module has both, so they follow the module.
 
-    Copies of a virtual tensor share one placement. Deleting the placement removes the buffer, unless another placement
-    uses the buffer too: two virtual tensors may have had the same name. The reference to the module is weak; a pickle
-    or a deep copy includes the module, so that both are restored together.
+    Copies of a virtual tensor share one placement. When a placement is deleted, its buffer is removed from the module.
+    The buffer stays if another placement uses it: two virtual tensors may have had the same name.
 
-    If the buffer is on meta, the module had no memory when it was created or moved. Loaders replace the tensors of a
-    module one by one and do not know this buffer, so the devices of these tensors take precedence.
+    The reference to the module is weak. A pickle or a deep copy contains the module too.
+
+    If the module was created on meta or moved there, so was the buffer. A loader then gives data to the other tensors
+    of the module, but not to the buffer. So while the buffer is on meta, the device is that of the other tensors.
     """
 
     def __init__(
@@ -416,7 +417,7 @@ class _Placement:
 
     @property
     def allows_meta(self) -> bool:
-        """Whether a value without data is allowed: the user asked for meta, or there is no data to compute from."""
+        """Whether a value without data is allowed: the user chose the device meta, or the whole module is on meta."""
         if self.buffer.is_meta and (self.set_to_meta or torch.get_default_device().type == "meta"):
             return True
         return _all_on_meta(self.living_owner())
@@ -433,7 +434,7 @@ class _Placement:
         self.set_to_meta = moved.is_meta
 
     def settle(self) -> None:
-        """After the module has loaded a state, move the buffer to the device of its tensors, maybe meta."""
+        """Move the buffer to the device of the module's tensors. Called after the module has loaded a state."""
         owner, buffer, device = self.living_owner(), self.buffer, self.device
         if _all_on_meta(owner):
             device = torch.device("meta")
@@ -463,7 +464,7 @@ _LIVING: weakref.WeakKeyDictionary[nn.Module, dict[str, weakref.WeakSet[_Placeme
 
 
 def _devices(owner: nn.Module) -> set[torch.device]:
-    """Return the devices of a module's tensors, without empty ones, such as the buffers of placements."""
+    """Return the devices of the tensors of a module. Tensors without elements are left out."""
     tensors = itertools.chain(owner.parameters(), owner.buffers())
     lazy = (UninitializedBuffer, UninitializedParameter)
     return {tensor.device for tensor in tensors if not isinstance(tensor, lazy) and tensor.numel()}
@@ -496,7 +497,7 @@ def _prepare_load(
     metadata: Mapping[str, Any],
     *_rest: object,
 ) -> None:
-    """Before a module loads a state, give the buffer the dtype in it. A state without the buffer is accepted too."""
+    """Give the buffer the dtype that it has in `state_dict`. Called before the module loads the state."""
     key = prefix + attribute
     # Private to torch, which has no public way to find this out.
     if attribute in module._non_persistent_buffers_set:  # noqa: SLF001  (there is no public way)

@@ -83,7 +83,7 @@ class ImageReader(Reader):
         return hashlib.sha256(f"{whole} {self._page}".encode()).hexdigest() if self._page else whole
 
     def stamps(self) -> Stamps:
-        """The stamp of the file, if its digest covers only samples."""
+        """The stamp of the file; empty if the digest covers all of its bytes."""
         return {} if self._file is None else self._file[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class ImageReader(Reader):
 
 
 def _looked_at(path: str) -> tuple[str, Stamps]:
-    """The digest of a file, and its stamps if the digest covers only samples."""
+    """Return the digest of a file, and its stamps. The stamps are empty if the digest covers all bytes of the file."""
     try:
         if not Path(path).stat().st_size:
             raise StoreError(f"{path} is an empty file")
@@ -105,7 +105,7 @@ def _looked_at(path: str) -> tuple[str, Stamps]:
 
 
 class _NotHeldError(Exception):
-    """Raised if pillow cannot return the values of a file: says why, and their dtype if it is known."""
+    """Raised if pillow cannot return the values of a file. `dtype` is the dtype of these values, or "" if unknown."""
 
     def __init__(self, why: str, dtype: str = "") -> None:
         super().__init__(why)
@@ -134,7 +134,7 @@ def _opened_image(path: str) -> Iterator[Any]:
 
 
 def _pages_of(image: Any) -> list[int]:
-    """The numbers of those frames of a file that are separate images."""
+    """Return the numbers of the frames of a file that are separate images."""
     # In these formats, the other frames are layers of the first frame, or its depth.
     frames = 1 if image.format in ("MPO", "PSD") else getattr(image, "n_frames", 1)
     if image.format != "TIFF" or frames == 1:
@@ -191,7 +191,7 @@ def _form_of(image: Any, said: _Samples) -> tuple[tuple[int, ...], torch.dtype]:
 
 
 class _Samples(NamedTuple):
-    """How many values each pixel has, and the name of their dtype, which may have any number of bits: "uint12"."""
+    """The number of values of each pixel, and the name of their dtype, such as "uint8" or "uint12"."""
 
     channels: int
     dtype: str
@@ -211,7 +211,7 @@ def _made_of(image: Any) -> _Samples:
 
 
 def _said_of(image: Any, path: str) -> _Samples:
-    """The values that a file declares. If pillow never changes values of its format, the values that pillow returns."""
+    """Return the number of values that each pixel has in the file, and their dtype."""
     find = _SAID.get(image.format)
     if find is None:
         return _made_of(image)
