@@ -97,7 +97,7 @@ class InfiniteTensor(Fillable):
         Upstream tensors; a `TensorBlob` is read through its `as_tensor()`. Their stores, dtypes and devices may
         differ from this tensor's; nothing is converted.
     args_windows : sequence of TensorWindow, optional
-        One per arg. For a `ctx`, `f` gets the region of the arg that this window covers.
+        One per arg. Its window `ctx` is the region of the arg that ``f(ctx, ...)`` gets.
     dtype : torch.dtype or str
         Element type, or its name: bool, or any integer, floating or complex type.
     device : torch.device or str
@@ -210,8 +210,8 @@ class InfiniteTensor(Fillable):
             the keys of `outputs` and no others. `ctx` is the window index, which is the same for all outputs. With a
             `batch_size` it gets lists, and returns a list of dicts, or one dict of lists or stacked tensors.
         outputs : dict of str to Output
-            The outputs of `f`; dicts may nest. Each entry of `ctx` moves the window of every output along one
-            dimension; the `dimension_map` of that window says along which.
+            The outputs of `f`; dicts may nest. Each entry of `ctx` moves a window along one dimension of its output.
+            The `dimension_map` of the output's window says which dimension this is.
         args, args_windows, args_padding, device, tile_store, batch_size, version
             As for `InfiniteTensor`; all outputs are in one store.
         tensor_id : str, optional
@@ -220,10 +220,10 @@ class InfiniteTensor(Fillable):
         Returns
         -------
         TensorGroup
-            The tensors, nested as `outputs` is. They share the dimensions that follow `ctx`. A pixel of the group is a
-            pixel of the first output; the strides of the other outputs say how much finer or coarser these are. Each is
-            an ordinary tensor with a separate array in the store: it can be read, filled, moved and reopened by itself,
-            and it can be an arg of other tensors.
+            The tensors, nested as `outputs` is. They share the dimensions along which `ctx` moves windows. Regions of
+            the group are given in pixels of the first output. Other outputs may be finer or coarser; the strides of
+            their windows say how much. Each output is an ordinary tensor with a separate array in the store: it can be
+            read, filled, moved and reopened by itself, and it can be an arg of other tensors.
 
         Raises
         ------
@@ -536,12 +536,12 @@ class InfiniteTensor(Fillable):
             As for a read. Default: all of a bounded tensor; everything that is stored of an unbounded one.
         where : Mask, array, tensor, InfiniteTensor or callable, optional
             A mask of the pixels to count, as for `fill`, but applied pixel by pixel. A callable is called for each
-            tile; its answer applies to all pixels of the tile, unless it is an array with an entry for each pixel of
-            the mask.
+            tile. If it returns one bool, the bool applies to all pixels of the tile; if it returns an array, each entry
+            applies to one pixel of the mask.
         compute : bool
             Whether missing windows are computed and stored, as by a read. Otherwise only tiles that need no computation
-            are used, see `coverage`, and `Stats.missing` says how many pixels are left out. An array in memory counts
-            as stored. Of a source file, only the blocks that reads have cached count as stored.
+            are used (see `coverage`), and `Stats.missing` says how many pixels are left out. An array in memory counts
+            as stored. A source file counts as stored only where reads have cached it.
         exact : bool
             Whether quantiles are exact; `Stats.quantile` then reads the pixels again. Otherwise a quantile may be
             too close to 0, by less than one part in ``2**11``; see `Stats.quantile`.
@@ -678,9 +678,9 @@ class InfiniteTensor(Fillable):
             The number of levels. Default: as many as it takes until no coarsened dimension is longer than 512.
         method : str, optional
             As for `coarsen`. Default: the method of stored levels, if there are any; otherwise "mode" for bool and for
-            labels of ``argmax``, "nearest" for other dtypes without a mean, and "mean" for the rest. A mean is the mean
-            of this tensor's pixels even where extents are odd; means of integers are rounded at each level. A mode is
-            the mode of the modes of the level before.
+            labels of ``argmax``, "nearest" for other dtypes without a mean, and "mean" for the rest. A pixel of
+            "mean" is the mean of all pixels of this tensor that it covers, but integers are rounded at each level. A
+            pixel of "mode" is the most frequent of the pixels that it covers in the level before.
         store : TileStore, str or path, optional
             Where the levels are stored. Default: the store of this tensor.
 
@@ -816,8 +816,8 @@ class InfiniteTensor(Fillable):
         -------
         xarray.DataArray
             Its name is the last part of `tensor_id`, if that was given, and its dimensions are `dims`. bfloat16, which
-            numpy lacks, becomes float32. Coordinates take no memory. Along a dimension of more than ``2**24`` pixels,
-            xarray can align it only with other arrays of this kind; to align it with others, select a part first.
+            numpy lacks, becomes float32. Coordinates take no memory. xarray cannot align a dimension of more than
+            ``2**24`` pixels with an ordinary array; select a part of it first.
 
         Raises
         ------
@@ -897,9 +897,10 @@ class InfiniteTensor(Fillable):
         Parameters
         ----------
         region : optional
-            As for a read, with positive steps. It has two dimensions, or one, which is drawn as a line. There may also
-            be a first or last dimension of channels: 1, or 3 for colours. Use ints to choose a position along the
-            others. Default: all of a finite dimension, and the pixels from -256 to 256 of an unbounded one.
+            As for a read, with positive steps. Two dimensions are drawn as an image, one as a line. There may also
+            be a dimension of 1 or 3 channels, first or last; 3 channels are colours. Use ints to choose a position
+            along other dimensions. Default: all of a finite dimension, and the pixels from -256 to 256 of an unbounded
+            one.
         ax : matplotlib.axes.Axes, optional
             Where to draw. Default: new axes.
         compute : bool
@@ -1014,13 +1015,13 @@ class InfiniteTensor(Fillable):
           If the tensor is a raster of `from_raster`, or computed from one, the file is a GeoTIFF: the centre of a
           window is placed at the centre of the region it reads, and the strides give the scale.
 
-        Files record what is known about the pixels, such as coordinates and units, where it still applies and the
-        format has a place for it; one `MeaningLostWarning` lists what is left out.
+        Files also contain metadata of the pixels, such as coordinates and units. If some metadata cannot be written,
+        one `MeaningLostWarning` lists it.
 
         A region of any size is written in steps; memory stores keep little of it. The target appears only when all of
         it is written. A process that is killed leaves a hidden ``.<name>.partial`` next to the target, or several files
-        whose names begin with that; the next export reuses them. A store at a URL is not a Zarr group until the end,
-        and the next export replaces what is unfinished there.
+        whose names begin with that; the next export reuses them. At a URL, the target becomes a Zarr group only at the
+        end, and the next export replaces an unfinished one.
 
         An export to Zarr of a stored tensor with a `tensor_id` resumes an equal export that was stopped: it does not
         write again what is already written, unless pixels were invalidated since. ``overwrite=True`` starts over.
@@ -1068,12 +1069,12 @@ class InfiniteTensor(Fillable):
             For Zarr: write an OME-Zarr 0.5 image with levels, as viewers expect it. Its arrays are ``s0/<name>``,
             ``s1/<name>`` and so on, each in a group for ``xarray.open_zarr(target, group="s1")``. True writes as many
             levels as the region needs, an int writes that many, and a str names the method of `coarsen` for the levels.
-            The default method is that of stored levels, if there are any, or as for `fill`. Level k contains the pixels
-            of level k of `pyramid` that overlap the region, so some pixels beyond its border are read. Stored levels
-            are used; otherwise levels are computed in memory, each from this tensor, which is computed again for each
-            level if it is not stored. With ``compute=False``, the levels in the store are written. The dimensions must
-            be those of OME-Zarr, in this order: t; c or another one; z, y and x, or two of these three. t and c may be
-            missing.
+            The default method is that of stored levels; if there are none, it is chosen as for `fill`. Level k contains
+            the pixels of level k of `pyramid` that overlap the region, so some pixels beyond its border are read.
+            Stored levels are used; otherwise levels are computed in memory, each from this tensor, which is computed
+            again for each level if it is not stored. With ``compute=False``, the levels in the store are written. The
+            dimensions must be t, c, z, y and x, in this order, as in OME-Zarr. t, c and one of z, y and x may be
+            missing. c may have another name.
 
         Raises
         ------
@@ -1184,7 +1185,7 @@ class InfiniteTensor(Fillable):
         def __setitem__(self, *_: object) -> None:
             raise TypeError(
                 "an InfiniteTensor cannot be written to; change what f returns, write into a copy, as in "
-                f"pixels = {self._example}, or keep arrays that you write in a TensorBlob"
+                f"pixels = {self._example}, or use a TensorBlob to store your own arrays"
             )
 
         def __getattr__(self, name: str) -> Any:
@@ -1316,9 +1317,9 @@ def _shared(
 def _in_store(
     specs: Collection[TensorSpec], given: object, shared: Shared, args: Sequence[InfiniteTensor], *, named: bool
 ) -> list[TensorInStore]:
-    """Place the tensors of `specs` in the store `given`, opening it if it is a path or a URL.
+    """Put the tensors of `specs` in the store `given`, which may be a path or a URL.
 
-    First raise ValidationError if it is already certain that windows read beyond the ends of an arg.
+    Raise ValidationError if their windows or args are invalid. In this case, do not open the store.
     """
     for spec in specs:
         check_windows(spec.tensor_id, spec.grid, spec.labels)

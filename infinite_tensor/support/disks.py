@@ -39,7 +39,7 @@ _told: set[tuple[str, str]] = set()
 
 
 def tell_weaker(place: object, lack: str) -> None:
-    """Warn that a file system lacks a feature and so guarantees less. Each process warns once per place and lack."""
+    """Warn about a feature that the file system of `place` lacks. The same warning is issued only once."""
     told = str(place), lack
     if told not in _told:
         _told.add(told)
@@ -47,15 +47,14 @@ def tell_weaker(place: object, lack: str) -> None:
 
 
 def give_name(unfinished: Path, path: Path, place: Path) -> None:
-    """Give a finished file its final name. It may keep its unfinished name as well.
+    """Give a finished file its final name. The file may keep its unfinished name too.
 
     Parameters
     ----------
     unfinished, path : Path
         The present name of the file, and its final name.
     place : Path
-        The place that the warning names if the file system has no hard links. Without them, a process that gives the
-        same name at the same moment may replace this file.
+        The file or folder to name in a warning that the file system has no hard links.
 
     Raises
     ------
@@ -103,10 +102,9 @@ def unlock(descriptor: int) -> None:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Exclude all other threads and processes that enter this for the same folder.
+    """Lock a folder against other threads and processes that lock it with this function.
 
-    If the folder does not exist, nothing is excluded. If it cannot be locked, nothing is excluded either, and a warning
-    names its parent folder.
+    Do nothing if the folder does not exist. Warn if its file system has no locks.
     """
     file = None
     with suppress(OSError):
@@ -158,9 +156,9 @@ def sync_opened(descriptor: int, path: Path) -> None:
 
 
 def allocate(descriptor: int, start: int, nbytes: int) -> None:
-    """Reserve disk space for bytes of a file, if the file system can do this. Raise OSError if the disk is full.
+    """Reserve disk space for `nbytes` bytes of a file, beginning at byte `start`. Raise OSError if the disk is full.
 
-    Without it, writing to a mapped page would kill the process if the disk is full.
+    Do nothing if the file system cannot reserve space.
     """
     if not hasattr(os, "posix_fallocate"):
         return
@@ -178,7 +176,7 @@ def allocate_file(path: Path) -> None:
 
 
 class OpenFile:
-    """A descriptor that is closed when the last reference to this object is dropped, for example by an interrupt."""
+    """A file descriptor that is closed when this object is deleted."""
 
     number: int | None = None
 
@@ -319,10 +317,7 @@ def _is_there(descriptor: int, path: Path) -> bool:
 
 
 def _has_another_name(descriptor: int) -> bool:
-    """Whether a file also has its final name, because its writer was killed before it removed the unfinished name.
-
-    If so, the file may already be in use.
-    """
+    """Whether a file has a second name. If so, an earlier attempt has finished the file, and it may be in use."""
     status = os.fstat(descriptor)
     return stat.S_ISREG(status.st_mode) and status.st_nlink > 1
 
@@ -341,12 +336,12 @@ def check_free(path: Path, is_replaced: Callable[[Path], bool], what: str, *, ov
 
 
 def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
-    """Give a finished file or folder its final name in one step. With `overwrite`, delete what had the name before.
+    """Give a finished file or folder its final name in one step. If `overwrite`, replace what has this name.
 
     Raises
     ------
     ValidationError
-        If another process has taken the name in the meantime. What was written is left in place.
+        If another process has taken the name in the meantime. `unfinished` is not deleted.
     """
     if overwrite and unfinished.is_file() and path.is_file():
         unfinished.replace(path)
@@ -369,7 +364,7 @@ def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
             remove(former)
         if not isinstance(error, OSError):
             raise
-        raise ValidationError(f"what was written could not be renamed to {str(path)!r}: {error}") from error
+        raise ValidationError(f"the result could not be renamed to {str(path)!r}: {error}") from error
     synchronize(path.parent, deep=False)
     remove(former)
 

@@ -14,23 +14,23 @@ class Unmovable(ABC):
 
     @abstractmethod
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:
-        """Return the advice for users who try to move its tensor, for a message."""
+        """Return advice for an error message: how to get pixels of this `dtype` on this `device` instead."""
 
 
 class Calling(ABC):
     """An ``f`` that calls functions of a user.
 
-    If values that these functions use have changed since pixels were stored, an error is raised. For any other ``f``,
-    this is only a warning.
+    If a value that one of these functions uses has changed since pixels were stored, an error is raised. For any other
+    ``f``, only a warning is issued.
 
     Attributes
     ----------
     told : bool
-        Whether the user has given a version, which identifies the parts of these functions that cannot be inspected.
+        Whether the user has given a `version` for these functions.
     stored : bool
-        Whether its results are stored for later runs, so that changes of these functions matter.
+        Whether results are stored for later runs. If not, changes of these functions do not matter.
     looked : Reach or None
-        Everything that these functions used before the first call; None if that could not be inspected.
+        The values that these functions used before the first call; None if unknown.
     """
 
     told = True
@@ -39,14 +39,14 @@ class Calling(ABC):
 
     @abstractmethod
     def _reaches(self) -> Mapping[str, object]:
-        """Return the user's functions, and everything that determines their arguments, by their names in messages."""
+        """Return the user's functions, and the settings of their calls. The keys are names for messages."""
 
 
 class RegionWriter(Unmovable):
     """An ``f`` that can write any region of its tensor without computing windows.
 
-    A read of pixels that are not in memory computes only these pixels, and keeps none of them. Reads by other tensors,
-    streams, fills, and reads on several threads compute windows, as for any other ``f``, unless `copies` is True.
+    In a memory store, a read on one thread calls `write` and stores nothing. Other reads, streams and fills compute
+    windows, as for any other ``f``, unless `copies` is True.
 
     Attributes
     ----------
@@ -63,11 +63,14 @@ class RegionWriter(Unmovable):
 
     @abstractmethod
     def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether it can write regions of a tensor whose windows have this size and lie side by side, from 0 on."""
+        """Whether `write` works for a tensor with windows of this `size`, `dtype` and `device`.
+
+        Call this only if the windows lie side by side and begin at pixel 0.
+        """
 
     @abstractmethod
     def write(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Write the pixels from `start` on into `out`. They must have the same bits as in windows.
+        """Fill `out` with the pixels from `start` on. They must be the same as in windows, bit for bit.
 
         `out` is contiguous, has the dtype and the device of the tensor, and lies entirely within the tensor.
         """

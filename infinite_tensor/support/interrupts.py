@@ -52,11 +52,11 @@ class _Here(threading.local):
     Attributes
     ----------
     call : store_call or None
-        The innermost call that the thread is in; None while this call runs a function of the user.
+        The innermost running call into a store. None while a function of the user runs.
     looking : threading.Lock
         Locked while the thread looks at a store.
     known : BaseException or None
-        The last exception that left nothing half done, because a function of the user raised it or the thread waited.
+        The last exception that certainly left nothing half done.
     is_main : bool
         Whether Python handles signals on this thread.
     """
@@ -79,9 +79,8 @@ class _Here(threading.local):
         if self.looking.locked() or (call is not None and not call.stores.keys().isdisjoint(stores)):
             store = next(iter(stores.values()), "a store")
             raise StoreError(
-                f"{store} cannot be used here: a signal handler, or a function that the library has called, runs in "
-                "the middle of another call of this thread. In a handler, set a flag and act on it after that call, "
-                "or call request_flush() of a tile store, which flushes after that call"
+                f"{store} cannot be used here: this thread is in the middle of another call. In a signal handler, set "
+                "a flag and use the store later, or call request_flush() of a tile store, which flushes later"
             )
         return call
 
@@ -108,7 +107,7 @@ class _TakesNote:
         self.note(self._former, number, frame)
 
     def note(self, handler: Any, number: int, frame: FrameType | None) -> None:
-        """Record an interrupt, for which `handler` is called later. Outside of a call, call `handler` now."""
+        """Record an interrupt, so that `handler` is called later. If no call is running, call `handler` now."""
         call, first = _here.call, not self.has_noted
         self._noted = handler if first and call is not None and call.is_within(frame) else None
         if not self.has_noted:
@@ -158,27 +157,26 @@ if hasattr(os, "register_at_fork"):
 
 
 class store_call:  # noqa: N801  (reads as a statement: ``with store_call(contents):``)
-    """One call into stores by one thread, which Ctrl-C does not interrupt. Never use it around a ``yield``.
+    """One call into stores by one thread. Ctrl-C does not interrupt it. Never use it around a ``yield``.
 
     Parameters
     ----------
     stores : Contents
-        The stores that the call uses, as far as they are known at the beginning.
+        The stores that the call uses. `enter` adds more of them later.
 
     Attributes
     ----------
     stores : dict of int to Contents
         The stores that the call has used so far, by ``id()``.
     outer : store_call or None
-        The call into other stores within which this call was made, if any. For example, a backend may use another
-        store.
+        The call into another store within which this call runs, or None.
     is_shown : bool
-        Whether interrupts take effect at this moment.
+        Whether interrupts take effect now, instead of being deferred.
 
     Raises
     ------
     StoreError
-        If the thread is in the middle of another call of one of the stores, and not in a function of the user.
+        If the thread is already in a call of one of the stores. Within a function of the user, this is no error.
     """
 
     __slots__ = ("_frame", "is_on_main", "is_shown", "outer", "stores")
@@ -249,7 +247,7 @@ class store_call:  # noqa: N801  (reads as a statement: ``with store_call(conten
 
 
 def _is_from_outside(error: BaseException) -> bool:
-    """Whether an exception came from outside, for example from a signal handler, and not from the code that ran."""
+    """Whether an exception was raised by a signal handler, or thrown into the thread."""
     if not isinstance(error, Exception):
         return True
     handlers = [_signal.getsignal(number) for number in valid_signals()]
@@ -260,12 +258,12 @@ def _is_from_outside(error: BaseException) -> bool:
 
 
 def looking(store: object) -> threading.Lock:
-    """Return the lock that this thread holds while it only looks at a store. Meanwhile, interrupts take effect.
+    """Return a lock to hold while this thread reads `store` and changes nothing. Interrupts take effect meanwhile.
 
     Raises
     ------
     StoreError
-        If the thread is in the middle of a call, as in `store_call`.
+        As for `store_call`.
     """
     _here.free_for({id(store): store})
     return _here.looking
@@ -283,7 +281,7 @@ def entered() -> list[Any]:
 
 
 class at_rest:  # noqa: N801  (likewise)
-    """A context in which interrupts take effect, because the thread waits, or changes nothing that others see."""
+    """A context in which interrupts take effect at once. Use it only where nothing is half done."""
 
     __slots__ = ("_call",)
 
@@ -304,7 +302,7 @@ class at_rest:  # noqa: N801  (likewise)
 
 
 class changing:  # noqa: N801  (likewise)
-    """A context within `at_rest` that defers interrupts again, because the thread changes what others see."""
+    """A context within `at_rest` that defers interrupts again. Use it around a change."""
 
     __slots__ = ("_call",)
 
@@ -320,7 +318,7 @@ class changing:  # noqa: N801  (likewise)
 
 
 class running_f(at_rest):  # noqa: N801  (likewise)
-    """Like `at_rest`, while this thread runs ``f`` or another function of the user, which may use any store."""
+    """Like `at_rest`, for calling a function of the user. This function may use any store."""
 
     __slots__ = ("_around",)
 
@@ -383,7 +381,7 @@ def store_method(method: Callable[Concatenate[Owner, Given], Result]) -> Callabl
 
 
 def store_query(method: Callable[Concatenate[Owner, Given], Result]) -> Callable[Concatenate[Owner, Given], Result]:
-    """Like `store_method`, for a method that changes nothing. It may be called within a call, such as by a backend."""
+    """Decorate a method that changes nothing. Unlike a `store_method`, it can be called within another call."""
     as_call = store_method(method)
 
     @functools.wraps(method)

@@ -91,9 +91,10 @@ def nested(values: Iterable[tuple[Key, Any]]) -> dict[str, Any]:
 
 
 def listed(keys: Iterable[Key], *, nested: bool, leaves_only: bool) -> list[Key]:
-    """Return the keys of leaves and of the dictionaries around them, in the order of a TensorDict.
+    """Return the keys that a TensorDict lists. `keys` are the keys of its leaves.
 
-    A TensorDict lists the contents of a dictionary before its own key.
+    The key of a dictionary follows the keys of its contents. Unless `nested`, keys of several names are left out. If
+    `leaves_only`, keys of dictionaries are left out.
     """
     found: list[Key] = []
     open_names: Key = ()
@@ -109,10 +110,9 @@ def listed(keys: Iterable[Key], *, nested: bool, leaves_only: bool) -> list[Key]
 
 
 def chosen(name: str, given: object, keys: Iterable[Key], default: Any) -> dict[Key, Any]:
-    """Return the value of an argument for each key. The user gives one value for all, or a mapping from keys.
+    """Return the value of an argument for each key. The user gives one value for all keys, or a mapping.
 
-    The mapping may be nested. A value that is given for a name applies to everything nested under this name that has no
-    value of its own.
+    The mapping may be nested. A value for ``"a"`` also applies to ``("a", "b")``, unless this key has its own value.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def chosen(name: str, given: object, keys: Iterable[Key], default: Any) -> dict[
     Raises
     ------
     ValidationError
-        If a key in `given` is neither the key of a leaf nor the beginning of one.
+        If a key in `given` is not in the group.
     """
     keys = list(keys)
     if not isinstance(given, Mapping):

@@ -57,7 +57,7 @@ def _text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 
 
 def shown_id(tensor_id: str) -> str:
-    """Return an id as a table shows it. Of a random id, which no user gave, only the beginning is shown."""
+    """Return an id as a table shows it. A random id is shortened, as in ``unnamed 1a2b3c4d``."""
     random = _RANDOM_ID.fullmatch(tensor_id)
     return f"unnamed {random[1]}{random[2] or ''}" if random else tensor_id
 

@@ -81,7 +81,7 @@ def reader_of(store: PersistentTileStore | MemoryTileStore, f: Ramp, tensor: Inf
 
 
 def declare(store: PersistentTileStore, name: str = "t", dtype: torch.dtype = torch.float32) -> None:
-    """Create a tensor that lives as long as the store object, for tests that call storage methods with its id."""
+    """Create a tensor with the id `name`, so that tests can call storage methods with this id."""
     vars(store).setdefault("_declared", []).append(tensor_on(store, Ramp(), name, dtype=dtype))
 
 

@@ -101,7 +101,7 @@ class DefinitionTests(BackendTests):
             assert [path for path in tmp_path.iterdir() if path != location] == []
 
     def test_ids_that_differ_only_in_case_are_two(self, location: Any) -> None:
-        """Such ids name different tensors, also on file systems that ignore case."""
+        """``map`` and ``Map`` are ids of different tensors, also on file systems that ignore case."""
         ids = ("map", "Map", "MAP", "=4Dap", "m=41p")
         with self._open(location) as store:
             for number, name in enumerate(ids):
@@ -258,7 +258,7 @@ class LifeTests(BackendTests):
         assert len(f.calls) == len(set(f.calls))
 
     def test_a_cleared_tensor_starts_anew(self, location: Any) -> None:
-        """An existing tensor object and a new definition both start anew; other tensors are unchanged."""
+        """A cleared tensor is computed again, or gets another definition. Other tensors are unchanged."""
         f, g = Ramp(), Ramp()
         with self._open(location) as store:
             tensor, other = tensor_on(store, f), tensor_on(store, g, "other")
@@ -332,7 +332,7 @@ class UpkeepTests(BackendTests):
     """Finding damage, repairing it, and collecting garbage."""
 
     def test_what_was_written_verifies(self, location: Any) -> None:
-        """Complete and partial tiles verify, whether or not the store object has used the tensor."""
+        """`verify` finds no damage in complete and partial tiles, also after the store is opened again."""
         with self._open_with("_verify_tensor", location) as store:
             tensor_on(store, Ramp())[0:10, 0:10]
             assert store.verify("t") == []
@@ -366,7 +366,7 @@ class UpkeepTests(BackendTests):
             assert same_bits(store._read_tiles("t", [(0, -1)])[0], tiles[0, -1])
 
     def test_garbage_goes_and_what_is_in_use_stays(self, location: Any) -> None:
-        """What was stored of a tile while it was partial is garbage once the tile is complete."""
+        """`gc` deletes partial tiles that have become complete. Other partial tiles stay."""
         ones = torch.ones(TILE, TILE)
         with self._open_with("_collect_garbage", location) as store:
             f = Ramp()

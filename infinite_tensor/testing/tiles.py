@@ -157,7 +157,7 @@ class PartialTileTests(BackendTests):
         assert all(same_bits(found.pieces[0, 5 + n], piece) for n, piece in enumerate((a, b, c)))
 
     def test_a_partial_tile_is_no_complete_one(self, location: Any) -> None:
-        """Reads of complete tiles do not find partial ones, or the reverse."""
+        """Reading complete tiles finds no partial tile, and reading partial tiles finds no complete one."""
         ones = torch.ones(TILE, TILE)
         self._write(location, {(0, 1): ones}, {(0, 0): PartialTile(ones, 1)})
         assert self._tiles(location, [(0, 0)]) == [None]
@@ -282,7 +282,7 @@ class CopyTests(BackendTests):
         assert [tile is None for tile in found] == [False, True, False]
 
     def test_a_backend_that_cannot_list_tiles_asks_for_a_region(self, location: Any, beside: ZarrTileStore) -> None:
-        """A backend that can list tiles copies all of them, however far apart they are."""
+        """Any other backend copies all tiles, however far apart they are."""
         far: Index = (2**50 // TILE, -(2**50) // TILE)
         with self._open(location, "t") as store:
             store._write_tiles("t", {far: torch.ones(TILE, TILE), (0, 0): torch.ones(TILE, TILE)})
@@ -293,7 +293,7 @@ class CopyTests(BackendTests):
                     store.copy("t", beside, progress=False)
 
     def test_encoded_tiles_are_those_that_were_stored(self, location: Any) -> None:
-        """An encoded tile can be read from one tensor and written to another. Skipped without an encoding."""
+        """An encoded tile of one tensor can be written to another one. Skipped if the backend encodes no tiles."""
         tile = pixels(torch.float32, TILE, TILE)
         with self._open(location, "t", "u") as store:
             store._write_tiles("t", {(0, 0): tile})

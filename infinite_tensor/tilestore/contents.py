@@ -66,16 +66,13 @@ class Access(ABC):
 
     @abstractmethod
     def whole(self, tiles: Sequence[Index]) -> list[Index]:
-        """Look up the given tiles, and return those of which all windows are stored. Only these may be read.
-
-        Unlike `add`, this does not list missing windows, because nothing will be computed.
-        """
+        """Look up `tiles`, and return the complete ones. Only these may be read afterwards."""
 
     @abstractmethod
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
         """Look again for windows that `add` reported as missing. For each, return whether it is still missing.
 
-        Does no I/O. When other reads deposit some of the missing windows later, this access can use them too.
+        Does no I/O. If other reads deposit some of the windows later, this access gets them too.
         """
 
     @abstractmethod
@@ -92,13 +89,13 @@ class Access(ABC):
 
     @abstractmethod
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Fill `out` with the pixels from `start` on. The region was added before, and all its windows are there."""
+        """Fill `out` with the pixels from `start` on. First `add` the region and `deposit` its missing windows."""
 
     @abstractmethod
     def keep(self, start: Sequence[int] | None) -> None:
-        """Release everything that ends before pixel `start` in any dimension: no later region needs it.
+        """Release all pixels that end before `start` in any dimension, or everything if `start` is None.
 
-        None releases everything. If a released region is added again, it is looked up again.
+        To read released pixels again, `add` their region again.
         """
 
     def confine(self, tiles: Tiles) -> None:  # noqa: B027  (a store in memory keeps windows, not tiles)
@@ -127,9 +124,9 @@ class Blended(NamedTuple):
 
 
 class BlendedForRead:
-    """Tiles that one read blends once and keeps, cut to the bounds of its regions.
+    """The tiles that one read has blended. They are kept, because several of its regions may need the same tile.
 
-    This saves work: if another tensor reads this one, its neighbouring windows need many of the same pixels.
+    Each tile is cut to the smallest box around all regions of the read.
     """
 
     def __init__(self) -> None:
@@ -156,7 +153,7 @@ class BlendedForRead:
         self._lacking = set()
 
     def get(self, index: Index, make: Callable[[], Blended | None]) -> Blended | None:
-        """Return a tile, which `make` blends if this has not been done yet. Return None if the tile lacks windows."""
+        """Return a tile. If it is not kept yet, `make` blends it. Return None if windows of the tile are missing."""
         tile = self._tiles.get(index)
         if tile is None and index not in self._lacking:
             tile = make()
@@ -227,7 +224,7 @@ class Contents(ABC):
             raise StoreError(f"{self} is closed{self._cut_by}; open it again with `with store:`")
 
     def cut_through(self, error: BaseException) -> None:
-        """Called when an exception, such as Ctrl-C, has interrupted a change, so that memory may be inconsistent."""
+        """Close the store: `error` has interrupted a change, so the state in memory may be inconsistent."""
         self.closed = True
         self._cut_by = f", since {error!r} interrupted a call in the middle of a change; stored data is intact"
 
@@ -261,9 +258,9 @@ class Contents(ABC):
         """
 
     def with_tile_size(self, spec: TensorSpec) -> TensorSpec:
-        """Return `spec` with the tile size that was given for it or for this store.
+        """Return `spec` with the tile size that the user gave for the tensor, or else for this store.
 
-        If this spec is sent to another process, the store object there uses the same tile size.
+        Call this before sending `spec` to another process, so that both use the same tile size.
         """
         return spec
 
@@ -282,7 +279,7 @@ class Contents(ABC):
 
     @abstractmethod
     def lend(self, held: threading.Lock, room: int) -> None:
-        """While the lock `held` is locked, let the cache grow by at most `room` bytes, and not beyond `cache_limit`."""
+        """Limit the growth of the cache to `room` bytes while `held` is locked. `cache_limit` still applies."""
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:  # noqa: ARG002
         """Fill `out` with the pixels from `start` on if all of them are in memory. Return whether they are.
@@ -299,8 +296,8 @@ class Contents(ABC):
     ) -> torch.Tensor | None:
         """Return the pixels ``[start, stop)`` if they are one complete tile in memory, else None.
 
-        Unlike `serve`, this does not copy the tile, which must not be changed. This method never waits, so an event
-        loop can call it, but not on the main thread.
+        The pixels are not copied, so they must not be changed. This method never waits. It must not be called on the
+        main thread.
         """
         return None
 
@@ -340,7 +337,7 @@ class Contents(ABC):
 
     @abstractmethod
     def specs_downstream(self) -> list[TensorSpec]:
-        """All known tensors that have args, or that are one of several outputs of an ``f``, and possibly others."""
+        """All known tensors that have args or are one of several outputs of an ``f``. Other tensors may be included."""
 
     def specs_at_hand(self) -> list[TensorSpec]:
         """The tensors of `specs_downstream` that can be found without one request per tensor."""
@@ -385,7 +382,7 @@ class Contents(ABC):
 
     @abstractmethod
     def tensor_ids(self, prefix: str = "") -> list[str]:
-        """Ids of all tensors that begin with `prefix`, sorted."""
+        """All tensor ids that begin with `prefix`, sorted."""
 
     @abstractmethod
     def holds(self, tensor_id: str) -> bool:
