@@ -61,8 +61,8 @@ class TensorInfo:
     location : str
         Where its tiles are, such as the path of the Zarr array within the store.
     why_no_ome : str or None
-        Why programs that read OME-Zarr cannot open the tensor. None if they can; they open the group that contains
-        `location`.
+        Why programs that read OME-Zarr cannot open the tensor; None if they can. To open it, give them the group that
+        contains `location`.
     """
 
     tensor_id: str
@@ -125,7 +125,7 @@ class Damage:
 
 
 class Dropped(NamedTuple):
-    """How many windows `Contents.drop` has dropped from memory, and how many tiles from storage."""
+    """The number of windows that `Contents.drop` dropped from memory, and the number of tiles that it deleted."""
 
     windows: int = 0
     tiles: int = 0
@@ -153,7 +153,7 @@ class Garbage:
 
 
 class Known(Protocol):
-    """The known windows of an incomplete tile, which need not be computed again."""
+    """The windows of an incomplete tile that are computed already; ``index in known`` looks one up."""
 
     def __contains__(self, index: Index, /) -> bool: ...
 
@@ -187,7 +187,7 @@ class Inventory:
     def of_windows(
         cls, grid: WindowGrid, layout: TileLayout, windows: Sequence[Index], start: Sequence[int], stop: Sequence[int]
     ) -> Inventory:
-        """Make the inventory of the tiles that contain the pixels ``[start, stop)``, if these `windows` are kept."""
+        """Make the inventory of the region ``[start, stop)`` for a store in memory that has only these `windows`."""
         if not windows:
             return cls(layout)
         box = np.array(layout.box(start, stop), dtype=np.int64)
@@ -235,9 +235,9 @@ class Inventory:
 
 
 def windows_over_tiles(grid: WindowGrid, layout: TileLayout, tiles: IntArray) -> tuple[IntArray, IntArray]:
-    """For each tile, return the box of windows that cover it.
+    """Return two arrays: for each tile, the low and the high end of the box of windows that cover it.
 
-    `tiles` and both results, the low and the high ends of the boxes, have shape (N, ndim).
+    `tiles` and both arrays have shape (N, ndim).
     """
     size = np.array(layout.tile_shape, dtype=np.int64)
     ends = np.array([np.iinfo(np.int64).max if n is None else n for n in layout.shape], dtype=np.int64)
@@ -290,9 +290,9 @@ _MOST_CHARACTERS = 40
 
 
 def listing(found: Callable[[], tuple[Sequence[str], int] | None]) -> str:
-    """The list of tensors in the repr of a store: some ids, and how many more there may be. Never raises.
+    """Return the text that lists some tensors in the repr of a store. Never raises.
 
-    ``found()`` returns the ids to show and how many more there are, or None if the store is closed.
+    ``found()`` returns some ids, and how many more there may be. It returns None if the store is closed.
     """
     try:
         some = found()
@@ -323,7 +323,10 @@ def _shown(tensor_id: str) -> str:
 
 
 def readers_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | None) -> list[str]:
-    """Return the sorted ids of the tensors that have a given tensor as an arg. A digest of None matches any digest."""
+    """Return the sorted ids of all tensors in `specs` that have the tensor `tensor_id` as an arg.
+
+    If `digest` is not None, the definition of the arg must have this digest.
+    """
     return sorted(
         spec.tensor_id
         for spec in specs
@@ -351,10 +354,7 @@ def dependants_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | Non
 
 
 def sources_first(roots: Iterable[K], readers: Callable[[K], Iterable[K]]) -> list[K]:
-    """List `roots` and everything that `readers` leads to in topological order: each key comes before its readers.
-
-    If `readers` returns args instead, each key comes before its args. Chains may be long, so this does not recurse.
-    """
+    """Return `roots` and all keys that `readers` reaches from them, each key before its own readers."""
     finished: list[K] = []
     entered: set[K] = set()
     # One entry per key in progress: the key, with an iterator over its readers. The first entry is for the roots.

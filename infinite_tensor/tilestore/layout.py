@@ -43,9 +43,9 @@ def tile_shape_of(shape: Shape, tile_size: object) -> Index:
 
 
 def sizes_of(name: str, given: object, shape: Shape) -> dict[int, int]:
-    """Map each dimension for which `given` has a size to this size, a positive int.
+    """Return a dict from dimension to size. A dimension for which `given` has no size is left out.
 
-    The rules are those of `tile_shape_of`. If `given` is invalid, raise a ValidationError that calls it `name`.
+    `given` has one of the forms that `tile_shape_of` describes. If not, raise a ValidationError that calls it `name`.
     """
     unbounded = [d for d, extent in enumerate(shape) if extent is None] or list(range(len(shape)))
     single = as_index(given)
@@ -100,10 +100,7 @@ def usual_tile(spec: TensorSpec) -> Index:
 
 
 def _gathered_tile(spec: TensorSpec, strides: Sequence[int]) -> list[int]:
-    """The default tile of a tensor with a reduction: one stride of the windows, or a few if strides are small.
-
-    Tiles are small because all tiles of a strip are in memory at once.
-    """
+    """Return the default tile size of a tensor with a reduction: small multiples of `strides`."""
     sizes = [*strides]
     for d in reversed(range(len(sizes))):
         room = int(_GATHERED_TILE_BYTES / (math.prod(tile_of(spec, sizes)) * spec.gathered_bytes))
@@ -112,19 +109,22 @@ def _gathered_tile(spec: TensorSpec, strides: Sequence[int]) -> list[int]:
 
 
 def tile_of(spec: TensorSpec, size: object) -> Index:
-    """Return the tile shape for a `tile_size`. A tile has all values that a reduction, if any, gives for a pixel."""
+    """Return the tile shape for the tile size `size`. If there is a reduction, the tile has all its output channels."""
     tile, reduction = tile_shape_of(spec.shape, size), spec.reduction
     return tile if reduction is None or reduction.out_channels is None else (reduction.out_channels, *tile[1:])
 
 
 @dataclass(eq=False)
 class Record:
-    """A tensor that is registered with a persistent store. A spec, a read or a tile in memory keeps the record alive.
+    """A tensor that is registered with a persistent store.
+
+    The store refers to a record weakly. Specs of the tensor, reads, and tiles in memory keep it alive.
 
     Attributes
     ----------
     spec : TensorSpec
-        The tensor as stored. May be replaced by a spec of the same definition. It does not refer to a record.
+        The tensor as stored. Unlike other specs, it does not keep the record alive. If the tensor was opened without
+        its functions and they are given later, another spec replaces it.
     layout : TileLayout
         The tiles of the tensor.
     functions : Functions
@@ -154,7 +154,7 @@ class Record:
         return self._holder is not None and self._holder() is not None
 
     def holder(self) -> Holder:
-        """Return the object that specs refer to, to keep the record alive."""
+        """Return the `Holder` of this record. The record stays alive while a spec refers to the holder."""
         holder = None if self._holder is None else self._holder()
         if holder is None:
             holder = Holder(self)
@@ -163,14 +163,14 @@ class Record:
 
     @cached_property
     def gathered(self) -> TileLayout:
-        """The layout of the tiles before a reduction, in which windows are gathered; without a reduction, `layout`."""
+        """The layout in which windows are gathered before a reduction. Without a reduction, this is `layout`."""
         return self.layout if self.spec.reduction is None else gathered_layout(self.spec.reduction, self.layout)
 
 
 class Holder:
-    """Specs refer to this object to keep a record alive.
+    """Keeps a record alive while specs refer to this object.
 
-    The record refers to it weakly, and so can tell whether any spec is in use.
+    The record refers to its holder weakly, to find out whether any spec is in use.
     """
 
     def __init__(self, record: Record) -> None:
@@ -233,7 +233,7 @@ class TileLayout:
         return self.start(tuple(low)), self.stop(tuple([i - 1 for i in high]))
 
     def part(self, tile: Index, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], tuple[slice, ...]]:
-        """The part of the region ``[start, stop)`` in a tile: its first pixel, and its slices within the region."""
+        """Return the overlap of a tile and a region: its first pixel, and its slices in an array of the region."""
         low, to = [], []
         for i, n, a, b in zip(tile, self.tile_shape, start, stop, strict=True):
             low.append(max(i * n, a))
@@ -261,7 +261,7 @@ def layout_of(shape: Shape, tile: Index, dtype: torch.dtype, reduction: Reductio
 
 
 def gathered_layout(reduction: Reduction, layout: TileLayout) -> TileLayout:
-    """Return the layout of the same tiles before the reduction, in which windows are gathered."""
+    """Return the layout in which windows are gathered. `reduction` turns each of its tiles into a tile of `layout`."""
     shape, tile = (gathered_shape(reduction, extents) for extents in (layout.shape, layout.tile_shape))
     return TileLayout(shape, tuple([n for n in tile if n is not None]), reduction.dtype)
 

@@ -50,7 +50,7 @@ class LRU(Generic[K, V]):
         return min(limits, default=None)
 
     def lend(self, held: threading.Lock, room: int) -> None:
-        """While the lock `held` is locked, keep at most `room` bytes more than now."""
+        """Until the lock `held` is released, limit the total size to the present size plus `room` bytes."""
         self._lent = {
             **{each: most for each, most in self._lent.items() if each.locked()},
             held: self.total_bytes + room,
@@ -127,7 +127,7 @@ class LRU(Generic[K, V]):
 
 
 def check_limit(name: str, value: object) -> int | None:
-    """Return a valid cache limit, which is a positive int, or None for no limit. Else raise ValidationError."""
+    """Return the cache limit `value`: a positive int, or None for no limit. Raise ValidationError for other values."""
     number = as_index(value)
     if value is not None and (number is None or number < 1):
         raise ValidationError(f"{name} must be a positive int, or None for no limit, got {quoted(value)}")

@@ -65,7 +65,7 @@ def damaged_group(store: object, group_id: str, where: str, error: ValueError) -
 
 
 def in_the_way(store: object, where: str, what: str) -> StoreError:
-    """The error for data of another program that is stored where `what`, a tensor or a group, belongs."""
+    """The error for data of another program at `where`, the place of the tensor or group `what`."""
     return StoreError(
         f"{store}: {where!r} is not of this library, but is where {what} is kept; choose another id, or move it away"
     )
@@ -114,7 +114,7 @@ def check_same(tensor_id: str, stored: Definition, given: Definition, store: obj
 
 
 def changed_args(stored: Definition, given: Definition) -> list[str]:
-    """Names, for messages, of the args that differ from the args of the stored tensor."""
+    """Describe, for messages, each given arg whose definition differs from the stored one."""
     pairs = enumerate(zip(stored.args, given.args, strict=False))
     return [
         f"args[{at}] ({'without a tensor_id' if new.tensor_id is None else repr(new.tensor_id)})"
@@ -124,9 +124,9 @@ def changed_args(stored: Definition, given: Definition) -> list[str]:
 
 
 def check_functions(tensor_id: str, stored: Functions, given: Functions, store: object) -> None:
-    """Compare the functions of a tensor with those that computed what is stored.
+    """Compare the given functions of a tensor with the functions that computed its stored pixels.
 
-    Raises ValidationError if values that identify the tensor have changed, and warns of all other changes with a
+    Raises ValidationError if a changed value makes the stored pixels wrong. Every other change issues a
     FunctionChangedWarning.
     """
     found = changes(stored.record, given.record)
@@ -229,7 +229,7 @@ def _remedies(grid: WindowGrid) -> Iterator[str]:
 
 
 def _level_of_caller() -> int:
-    """The `stacklevel` with which a warning names the line outside this package from which it was called."""
+    """Return the `stacklevel` with which a warning shows the line of the user's code that called this package."""
     level, frame = 1, sys._getframe(1)  # noqa: SLF001  (other ways are slower)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("infinite_tensor."):
         level, frame = level + 1, frame.f_back

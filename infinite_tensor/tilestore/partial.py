@@ -36,8 +36,8 @@ class PartialTile:
     Attributes
     ----------
     prefix : torch.Tensor or None
-        The tile into which the first windows, in lexicographic order, have been blended. For a weighted mean, this is
-        the weighted sum, in the dtype of the sum.
+        The tile after its first windows, in lexicographic order, have been blended. For a weighted mean, it is the
+        weighted sum of these windows, in the dtype that is used for sums.
     prefix_length : int
         The number of windows in `prefix`.
     pieces : mapping of window index to torch.Tensor
@@ -283,7 +283,7 @@ class TileInProgress:
         return self._record
 
     def read(self, target: Array, low: Sequence[int]) -> None:
-        """Blend the pixels from `low` on into `target`; all windows that cover them must be known."""
+        """Fill `target` with the pixels from `low` on. All windows that cover them must be known."""
         if self.pixels is not None:
             copy_shared(self.pixels, self._record.layout.start(self.tile), target, low)
         elif not self._is_reduced:
@@ -295,7 +295,7 @@ class TileInProgress:
             self._reducer.reduce(values, low, target)
 
     def _read(self, target: Array, low: Sequence[int]) -> None:
-        """Blend the pixels from `low` on into `target`, before any reduction."""
+        """Fill `target` with the pixels from `low` on, without applying the reduction."""
         if self.spoilt:
             raise StoreError(
                 f"tile {self.tile} of tensor {self._record.spec.tensor_id!r} was dropped while it was being read, "
@@ -331,13 +331,13 @@ class TileInProgress:
         return PartialTile(prefix, self._prefix_length if grown else 0, pieces)
 
     def mark_stored(self, partial: PartialTile) -> None:
-        """Record that what `unstored` returned has been stored."""
+        """Record that `partial`, which `unstored` returned, is now in storage."""
         self.logged = True
         self._stored_prefix = max(self._stored_prefix, partial.prefix_length)
         self._stored_pieces.update(self._rank(self._lifted(index)) for index in partial.pieces)
 
     def _check_fits(self, partial: PartialTile) -> None:
-        """Raise DamagedPartialError if a part does not fit this tile, which is possible even if its digest is right."""
+        """Raise DamagedPartialError if `partial` has windows, shapes or dtypes that this tile cannot have."""
         length = partial.prefix_length
         if not 0 <= length <= self.total or (partial.prefix is None) is (length > 0):
             raise DamagedPartialError(
@@ -351,7 +351,7 @@ class TileInProgress:
                 0 <= i - low < width for i, low, width in zip(index, self._low, self._widths, strict=True)
             )
             if not inside:
-                raise DamagedPartialError(f"a piece of window {index}, which does not cover the tile")
+                raise DamagedPartialError(f"a piece of window {index}, although this window does not touch the tile")
             bounds = zip(self._piece_start(index), self._piece_stop(index), strict=True)
             shape = tuple([b - a for a, b in bounds])
             self._check_block(f"piece of window {index}", piece, self._layout.dtype, shape)
@@ -396,13 +396,13 @@ class TileInProgress:
         self._piece_bytes += piece.nbytes
 
     def _blend_in(self, count: int, fold: Callable[..., None], *windows: Any) -> None:
-        """Blend the next `count` windows into the prefix by calling ``fold(tile, start, *windows)``."""
+        """Blend the next `count` windows into the prefix. ``fold(tile, start, *windows)`` blends them into a tile."""
         tile = self._begun()
         fold(tile[self._inside], self._start, *windows)
         self._begin_with(tile, self._prefix_length + count)
 
     def _begin_with(self, tile: Array, length: int) -> None:
-        """Use `tile`, into which `length` windows were blended, as the prefix. Finish it if no window is missing."""
+        """Make `tile` the prefix. `length` windows are blended into it; if these are all, finish the tile."""
         if length == self.total:
             tile = self._finished(tile)
         self._prefix, self._prefix_length = tile, length

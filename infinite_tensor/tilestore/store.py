@@ -412,7 +412,8 @@ class TileStore:
             Maps keys to the functions that compute missing windows. For a tensor without a function, only the stored
             part can be read.
         members : mapping, optional
-            Maps keys to tensors to use instead of reopening these members. They must be the same tensors.
+            Maps keys to tensors that are already open. The group uses them instead of opening them again. Each must
+            have the stored definition.
         stores : sequence of TileStore, optional
             Other stores to search for tensors of the group. A group does not record in which other stores they are.
         device : torch.device or str

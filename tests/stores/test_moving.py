@@ -155,7 +155,7 @@ def test_a_persistent_store_keeps_its_dtype_and_follows_a_device(tmp_path: Path)
 def test_one_id_on_two_devices_is_refused_and_pointed_to_move() -> None:
     store = MemoryTileStore()
     made(Typed(), store, tensor_id="t")
-    with pytest.raises(ValidationError, match=r"kept on cpu, given meta; move it with tensor.to"):
+    with pytest.raises(ValidationError, match=r"kept on cpu, but device=meta was given; move it with tensor.to"):
         made(Typed(), store, tensor_id="t", device="meta")
 
 

@@ -25,7 +25,7 @@ _LOOKED_UP = 2**10
 
 
 class MemoryAccess(Access):
-    """Keeps references to the windows of its regions, even if the cache drops them.
+    """One read of a tensor in memory. It keeps the windows that it still needs, even if the cache drops them.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ class MemoryAccess(Access):
         return Blended(start, stop, pixels)
 
     def _rows(self, start: Index, stop: Index) -> list[tuple[Index, Array]] | None:
-        """The windows of a region, including those in the cache; None if one is missing."""
+        """Return the windows of a region, from this read or from the cache. Return None if a window is missing."""
         box, held = self._spec.grid.box(start, stop), self._held.rows
         unknown = [index for index in itertools.product(*map(range, *box)) if index not in held]
         found = self._kept.take(self._spec, unknown)

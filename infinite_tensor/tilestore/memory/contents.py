@@ -94,7 +94,7 @@ class MemoryContents(Contents):
             kept.shrink_blended()
 
     def layout(self, spec: TensorSpec) -> TileLayout:
-        """How the tensor is cut into tiles, in which blended pixels are kept."""
+        """The tiles in which blended pixels of the tensor are kept."""
         return self.kept.layout(spec)
 
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
@@ -106,7 +106,7 @@ class MemoryContents(Contents):
         return Inventory.of_windows(spec.grid, layout, windows, start, stop)
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
-        """Copy a region if it is in memory: as windows if these do not overlap, else as tiles of blended pixels."""
+        """Fill `out` with the pixels from `start` on if all of them are in memory. Return whether they are."""
         kept = self.kept
         with self.lock:
             if self.closed or not kept.keeps(spec):
@@ -135,7 +135,7 @@ class MemoryContents(Contents):
 
     @store_method
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
-        """Convert all windows of a tensor. They replace the old ones when all have been converted."""
+        """Replace all windows of a tensor by copies with the device and the dtype of `moved`."""
         with self.lock:
             self.check_open()
             self.registered(spec)
@@ -242,7 +242,7 @@ class MemoryContents(Contents):
         check_same(spec.tensor_id, known.definition, spec.definition, self)
         if known.device != spec.device:
             raise ValidationError(
-                f"tensor {spec.tensor_id!r} is already kept on {known.device}, given {spec.device}; "
+                f"tensor {spec.tensor_id!r} is already kept on {known.device}, but device={spec.device} was given; "
                 "move it with tensor.to(device)"
             )
         return known

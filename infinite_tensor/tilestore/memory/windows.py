@@ -58,9 +58,9 @@ class Row:
 def rows_in(
     box: tuple[Sequence[int], Sequence[int]], row_at: Callable[[Index], Row | None]
 ) -> list[tuple[Index, Array]] | None:
-    """Return the windows of a box as rows in lexicographic order, each with its first index, or None if one is missing.
+    """Return all windows of a box as rows. For each row, return the index of its first window, and the windows.
 
-    ``row_at(index)`` returns a row that contains the window, or None.
+    Return None if a window is missing. ``row_at(index)`` returns a row that contains the window `index`, or None.
     """
     low, high = box
     rows = []
@@ -104,7 +104,7 @@ def _fold(blender: Blender, rows: Sequence[tuple[Index, Array]], target: Array, 
 
 
 def _halves(target: Array, start: Sequence[int], d: int) -> Iterator[tuple[Array, Index]]:
-    """The two halves of a block along a dimension, each with its first pixel."""
+    """Cut a block in two along dimension `d`. Yield each half, and the coordinates of its first pixel."""
     middle = target.shape[d] // 2
     for begin, end in ((0, middle), (middle, target.shape[d])):
         part = target[(slice(None),) * d + (slice(begin, end),)]
@@ -168,7 +168,7 @@ class Windows:
 
     @property
     def room(self) -> int:
-        """The bytes left below the limit; 0 if there is no limit in bytes."""
+        """The number of bytes that are left below the limit; 0 if bytes are not limited."""
         most = self._used.most_bytes
         return 0 if most is None else most - self._used.total_bytes
 
@@ -178,7 +178,7 @@ class Windows:
         self._keep_limits()
 
     def lend(self, held: threading.Lock, room: int) -> None:
-        """While the lock `held` is locked, keep at most `room` bytes more than now."""
+        """Until the lock `held` is released, limit the windows to their present size plus `room` bytes."""
         self._begin_order()
         self._used.lend(held, room)
 
@@ -202,7 +202,7 @@ class Windows:
         return {index: row for index in indices if (row := find(index)) is not None} if rows else {}
 
     def put(self, tensor_id: str, rows: Mapping[Index, Row]) -> None:
-        """Keep windows. `rows` maps each to a row that contains it. Windows that are already here are not replaced."""
+        """Keep windows. `rows` maps the index of each window to its row. Windows that are already here stay."""
         self._keep_limits()
         kept = self._rows.setdefault(tensor_id, {})
         if self._in_order or not kept.keys().isdisjoint(rows):
@@ -229,7 +229,7 @@ class Windows:
         self._forget_use(tensor_id, indices)
 
     def _keep_limits(self) -> None:
-        """Record the order of use if there are limits, including limits set by `lend`; else stop recording it."""
+        """Drop windows beyond the limits. Record the order of use only while there are limits."""
         if self.limited:
             self._begin_order()
             self._evict()
@@ -265,7 +265,7 @@ def _alone(row: Row, index: Index) -> Row:
 
 
 def blended_layout(spec: TensorSpec) -> TileLayout:
-    """The tiles in which pixels of a tensor are blended: whole strides, as square as possible, of about 256 KiB."""
+    """Return the tiles for blended pixels of a tensor. A tile has about 256 KiB, and is nearly square."""
     window, shape = spec.grid.window, spec.shape
     tile = [min(size, stride) for size, stride in zip(window.size, window.stride, strict=True)]
     size = spec.dtype.itemsize
@@ -280,7 +280,7 @@ class Held:
     Attributes
     ----------
     spec : TensorSpec
-        The registered spec of the tensor. Another spec object under the same id does not match.
+        The registered spec of the tensor. The read gets no windows that belong to another spec object.
     rows : dict of tuple of int to Row
         The windows that the read keeps.
     awaited : set of tuple of int
@@ -301,8 +301,8 @@ class KeptWindows:
     lock : threading.RLock
         Held while anything is looked up or changed.
     specs : dict of str to TensorSpec
-        The tensors. A read remembers the spec that it finds here. If a different object is here later, windows were
-        dropped.
+        The registered spec of each tensor id. When a tensor is cleared, moved or invalidated, its spec is removed, or
+        replaced by another object. So reads in progress notice it.
     windows : Windows
         The windows of these tensors.
     blended : LRU
@@ -343,7 +343,7 @@ class KeptWindows:
         return not self.windows.limited or self.windows.room >= nbytes
 
     def keeps(self, spec: TensorSpec) -> bool:
-        """Whether the windows in memory belong to this tensor, which may have been cleared or moved meanwhile."""
+        """Whether `spec` describes the tensor that is registered under its id."""
         known = self.specs.get(spec.tensor_id)
         return known is spec or (
             known is not None and known.device == spec.device and same(known.definition, spec.definition)
@@ -438,7 +438,7 @@ class KeptWindows:
             self._layouts.pop(tensor_id, None)
 
     def replace(self, spec: TensorSpec, rows: dict[Index, Row]) -> None:
-        """Replace everything that is kept under the id of a tensor by this tensor and these windows."""
+        """Drop everything that is kept under the id of `spec`. Then register `spec`, and keep the windows in `rows`."""
         with self.lock:
             self.forget_windows(spec.tensor_id)
             self.specs[spec.tensor_id] = spec

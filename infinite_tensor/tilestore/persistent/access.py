@@ -83,7 +83,7 @@ class TileAccess(Access):
         )
 
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
-        """Look again at the tiles in progress, which all reads share; see `Access.absent`."""
+        """For each window, return whether its tiles in memory still lack it; see `Access.absent`."""
         low, high = self._tiles_of(windows)
         with self._cache.lock:
             return np.array(
@@ -99,7 +99,7 @@ class TileAccess(Access):
         return isinstance(entry, TileInProgress) and window not in entry
 
     def _tiles_of(self, windows: IntArray) -> tuple[IntArray, IntArray]:
-        """For each window, per dimension, the first tile that it touches, and the tile after the last one."""
+        """Return two arrays: for each window, the low and the high end of the box of tiles that it touches."""
         return self._record.layout.grid.boxes(*self._record.spec.grid.bounds(windows))
 
     def deposit(self, windows: IntArray, outputs: Array) -> None:
@@ -122,16 +122,16 @@ class TileAccess(Access):
         self._cache.make_room()
 
     def _rows_of(self, windows: IntArray) -> Iterable[tuple[int, int]]:
-        """Split windows into rows, and return the begin and end of each.
-
-        If windows do not advance along a single dimension, each window is a row.
-        """
+        """Split `windows` into rows. Return the range ``(begin, end)`` of each row within `windows`."""
         if self._record.spec.grid.row_dim is None:
             return itertools.pairwise(range(len(windows) + 1))
         return rows_of(windows)
 
     def _pieces(self, windows: IntArray, begin: int, end: int) -> Iterator[tuple[Index, int, int]]:
-        """Each tile that a row of windows touches, with the range ``[first, last)`` of the windows that touch it."""
+        """Yield ``(tile, first, last)`` for each tile that a row of windows touches.
+
+        The row is ``windows[begin:end]``. Its part ``windows[first:last]`` touches the tile.
+        """
         grid, layout, d = self._record.spec.grid, self._record.layout, self._record.spec.grid.row_dim
         start = grid.window.start(tuple(windows[begin].tolist()))
         stop = list(map(operator.add, grid.window.start(tuple(windows[end - 1].tolist())), grid.window.size))
@@ -166,9 +166,9 @@ class TileAccess(Access):
             out.copy_(block)
 
     def _blended_tile(self, tile: Index, entry: TileInProgress) -> Blended | None:
-        """Return the part of a tile in progress that this read needs, blended once for all its regions.
+        """Return the blended pixels of a tile in progress, cut to the regions of this read.
 
-        Return None if there are only a few regions, or if the part lacks windows.
+        Return None if windows are missing, or if the read has too few regions to use the pixels again.
         """
         return self._blended.get(tile, partial(self._blend, tile, entry)) if self._blended.worthwhile else None
 
@@ -195,7 +195,7 @@ class TileAccess(Access):
         self._cache.unpin(self._record, pinned, self._reader)
 
     def confine(self, tiles: Tiles) -> None:
-        """Ignore the parts of windows in all other tiles; see `Access.confine`."""
+        """Store only the pieces of windows in the given tiles; see `Access.confine`."""
         self._taken = tiles
 
     @property

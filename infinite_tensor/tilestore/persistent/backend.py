@@ -65,7 +65,7 @@ class Backend(ABC):
 
     @abstractmethod
     def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
-        """Add to each stored partial tile; None deletes the tile. Must never lose data that other processes add."""
+        """Add one part to each stored partial tile; None deletes the tile. Keep the parts that other processes add."""
 
     # Documents: JSON objects, each the definition of a tensor (names begin with ``t-``) or of a group (``g-``).
 
@@ -90,7 +90,7 @@ class Backend(ABC):
         return name
 
     def _is_ours(self, name: str) -> bool:  # noqa: ARG002
-        """Whether this library wrote the unreadable data that is stored under the name of a document."""
+        """Whether an unreadable document was written by this library, not by another program."""
         return True
 
     def _check_definition(self, definition: Mapping[str, Any]) -> None:  # noqa: B027  (most need nothing)
@@ -124,7 +124,7 @@ class Backend(ABC):
 
     @property
     def _is_near(self) -> bool:
-        """Whether reading a definition takes no network request. If so, all of them may be read for a warning."""
+        """Whether definitions are read without network requests. If so, all of them may be read to make a warning."""
         return True
 
     # Groups: their definitions are separate from those of tensors, so a group and a tensor can have the same id.
@@ -148,9 +148,9 @@ class Backend(ABC):
     # Copies. If two backends encode the tiles of a tensor in the same way, encoded tiles are copied between them.
 
     def _write_copy(self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Create a tensor as `_write_definition` does. It will be a copy, and is encoded like the original if possible.
+        """Create a tensor that will be a copy of an original. If possible, encode its tiles like the original's.
 
-        `original` is the stored definition of the original, from a backend that may be of another class.
+        `original` is the stored definition of the original, whose backend may be of another class.
         """
         self._write_definition(tensor_id, definition)
 
@@ -180,12 +180,9 @@ class Backend(ABC):
         return None
 
     def _bind_again(self, tensor_id: str, bound: object) -> None:  # noqa: B027  (most need nothing)
-        """Restore weak references to `bound`, which `_bind_tensor` returned.
+        """Set weak references to `bound` again. `_bind_tensor` returned this object.
 
-        Called when these may have been cleared too early.
-
-        When the garbage collector frees a store, it clears weak references to objects of the store before the store
-        hands its pending tiles to the writer.
+        When the garbage collector frees a store, it clears weak references before the store writes its pending tiles.
         """
 
     def _has_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bool]:
@@ -193,7 +190,7 @@ class Backend(ABC):
         return [tile is not None for tile in self._read_tiles(tensor_id, tile_indices)]
 
     def _find_tiles(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        """The complete tiles of a box ``[low, high)``, and the tiles of which parts are stored.
+        """Return two sets of tiles in the box ``[low, high)``: the complete tiles, and the tiles with stored parts.
 
         Override this if the backend can tell without reading all tiles.
         """
@@ -239,10 +236,10 @@ class Backend(ABC):
         raise _lacking(self, "_collect_garbage")
 
     def _drop_partials(self, older_than: float) -> Garbage:  # noqa: ARG002
-        """Delete the parts of each partial tile whose newest part is older than `older_than` seconds.
+        """Delete all partial tiles to which nothing was added for `older_than` seconds.
 
-        The last part of a tile is deleted first. Raises ValidationError if `older_than` is not 0 and the storage
-        records no times.
+        The last part of a tile is deleted first, so that a crash leaves a log without gaps. Raises ValidationError if
+        `older_than` is not 0 and the storage records no times.
         """
         raise _lacking(self, "_drop_partials")
 
@@ -322,9 +319,9 @@ class Documents:
         return found
 
     def some_ids(self, kind: str, most: int) -> tuple[list[str], int]:
-        """Derive the first ids, up to `most`, from names. Return them, and how many more there may be.
+        """Return up to `most` ids, and how many more there may be.
 
-        Checks no document.
+        The ids are derived from the names of documents. No document is checked.
         """
         names = sorted(self._backend._list_documents(kind))
         looked = names[: 2 * most]
@@ -360,7 +357,7 @@ class Documents:
         return found
 
     def definition_in(self, name: str, document: Document) -> dict[str, Any] | None:
-        """Return the definition in a document, or None for None. Raises ValueError and StoreError like `find`."""
+        """Return the definition in a document, or None if `document` is None. Raises the errors of `find`."""
         if document is None:
             return None
         try:

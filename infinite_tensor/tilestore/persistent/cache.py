@@ -133,9 +133,9 @@ class TileCache:
     def fetch(
         self, record: Record, tiles: Iterable[Index], reader: weakref.ref[object], entries: dict[Index, Entry]
     ) -> None:
-        """Put tiles from memory or storage into `entries`. Tiles in progress are pinned by `reader` until `unpin`.
+        """Put tiles from memory or storage into `entries`. Pin tiles in progress for `reader`, until it calls `unpin`.
 
-        If another thread is already loading a tile, wait for it. So no tile is loaded twice or in progress twice.
+        If another thread is loading a tile, wait for it instead of loading the tile again.
         """
         wanted = list(tiles)
         while wanted:
@@ -280,16 +280,16 @@ class TileCache:
         self._drop(lambda key, _entry: key[0] is record)
 
     def hand_over(self, old: Record, new: Record, but: BoxUnion) -> None:
-        """Move the stored tiles that are in memory from a tensor's old record to its new one, which is current already.
+        """Drop the tiles of record `old` from memory, but move its complete, stored tiles to record `new`.
 
-        Waits for a write that is under way. After that, nothing of the old record is written.
+        Waits for a write that is under way. After this call, no tile of the old record is written.
 
         Parameters
         ----------
         old, new : Record
-            The records.
+            Two records of one tensor. The new one is registered already.
         but : BoxUnion
-            The tiles that are dropped instead of moved.
+            The tiles that are not moved.
         """
         # Complete tiles that still wait to be stored will not reach storage, so they are not moved.
         unstored = {tile for record, tile in self._writer.jobs() if record is old}
@@ -302,9 +302,9 @@ class TileCache:
                 self.entries.put((new, tile), entries[tile], entries[tile].nbytes)
 
     def drop_stored(self, tensor_id: str | None = None, *, in_progress: bool = False) -> None:
-        """Drop those tiles of one tensor, or of all, that can be read back from storage.
+        """Drop all tiles that can be read back from storage, or only tiles of one tensor if `tensor_id` is given.
 
-        With `in_progress`, drop only tiles in progress. Call this after a flush.
+        With `in_progress`, complete tiles are kept. Call this after a flush.
         """
         self._drop(
             lambda key, entry: (
@@ -315,9 +315,9 @@ class TileCache:
         )
 
     def drop_unheld(self) -> None:
-        """If many tensors are unused, drop stored tiles of all of them, except for the few that were used last.
+        """If many tensors are unused, drop their stored tiles. The few tensors that were used last keep theirs.
 
-        A tile keeps the record of its tensor in memory, which may take far more memory than the tile.
+        A tile in memory also keeps the record of its tensor in memory, and the record may be far larger than the tile.
         """
         if len(self._registry.records) <= self._many_tensors:
             return
@@ -375,7 +375,7 @@ class TileCache:
         return entry
 
     def _enter(self, record: Record, tiles: Mapping[Index, Entry]) -> dict[Index, Entry]:
-        """Cache tiles, and send those that have become complete to storage. Returns the tiles as cached."""
+        """Put tiles into the cache. Queue the tiles in progress that are complete now. Return the new cache entries."""
         complete = {
             (record, tile): entry
             for tile, entry in tiles.items()

@@ -115,7 +115,7 @@ class PersistentContents(Contents):
             return replace(spec, tile_size=self.registry.given_tile(spec))
 
     def access(self, spec: TensorSpec) -> Access:
-        """Begin a read of a tensor. Raises the error of a background write that has failed since the last call."""
+        """Begin a read of a tensor. If background writes have failed, raise their error once."""
         self.raise_failure()
         with self.lock:
             return TileAccess(self.check_open, self.tiles, self.registry.record_of(spec))
@@ -178,7 +178,7 @@ class PersistentContents(Contents):
         return True
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
-        """Copy a region if all its tiles are complete and in memory, unless a failed write is not reported yet."""
+        """Copy a region to `out` if all its tiles are complete and in memory. Return whether it was copied."""
         record = self._record_in_memory(spec)
         if record is None or out.device.type != "cpu":
             return False
@@ -199,7 +199,7 @@ class PersistentContents(Contents):
         return None if stored is None else replace(stored, pending=pending)
 
     def tile_in_memory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> torch.Tensor | None:
-        """A cached tile that lies completely inside the tensor."""
+        """Return the pixels ``[start, stop)`` if they are one complete tile in memory, else None."""
         record = self._record_in_memory(spec)
         if record is None or self.flush_requested:
             return None
@@ -211,7 +211,7 @@ class PersistentContents(Contents):
         return found if found is not None and tuple(found.shape) == tuple(map(operator.sub, stop, start)) else None
 
     def _record_in_memory(self, spec: TensorSpec) -> Record | None:
-        """The record of a tensor, without access to storage, or None if there is none or the store is closed."""
+        """Return the record of a tensor if the tensor is registered and the store is open, else None."""
         record = self.registry.records.get(spec.tensor_id)
         if self.closed or record is None:
             return None
@@ -235,7 +235,7 @@ class PersistentContents(Contents):
         self.tiles.drop_stored(tensor_id, in_progress=True)
 
     def specs_downstream(self) -> list[TensorSpec]:
-        """All stored tensors that have args or are one of several outputs of an ``f``, and all registered tensors."""
+        """Return all registered tensors, and all stored ones that have args or share their ``f`` with other tensors."""
         self.check_open()
         return self.registry.specs_downstream()
 
@@ -292,7 +292,10 @@ class PersistentContents(Contents):
         return collected
 
     def generation(self, spec: TensorSpec) -> tuple[str, str] | None:
-        """The tensor's incarnation, and a text that changes whenever tiles are dropped."""
+        """Return two texts, or None if they are unknown.
+
+        The first one changes when the tensor is recreated. The second one changes when tiles are dropped.
+        """
         if self.closed:
             return None
         with self.storage.asked("read", spec.tensor_id) as backend:
@@ -340,10 +343,7 @@ class PersistentContents(Contents):
                 backend._delete_tensor(tensor_id)
 
     def check_current(self, record: Record) -> None:
-        """Raise StoreError if the store is closed, or if `record` is outdated: its tensor was cleared or invalidated.
-
-        If this raises no error, everything that was read before belongs to the tensor.
-        """
+        """Raise StoreError if the store is closed, or if the tensor of `record` was cleared or invalidated."""
         self.check_open()
         if not record.current:
             raise changed_meanwhile(self, record.spec.tensor_id)
@@ -424,7 +424,7 @@ class PersistentContents(Contents):
                 self._released = True
 
     def raise_failure(self) -> None:
-        """Raise the error of a background write that has failed since the last call, or StoreError if closed."""
+        """Raise StoreError if the store is closed. If background writes have failed, raise their error once."""
         self.check_open()
         failure = self.tiles.failure()
         if failure is not None:

@@ -83,10 +83,9 @@ def sealed(definition: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def intact(found: object, name: str) -> dict[str, Any]:
-    """Return a stored definition if it is as `sealed` returned it.
+    """Return the definition `found` under `name` if it is not damaged.
 
-    `found` is what is stored under `name`, or the ValueError that reading it raised. Does not check that the fields
-    make sense; `checked` does.
+    `found` may be the ValueError that reading it raised. Only its digest and id are checked; `checked` checks more.
 
     Raises
     ------

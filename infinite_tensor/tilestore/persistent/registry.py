@@ -52,7 +52,7 @@ class Registry:
         return [record for each in self.records.valuerefs() if (record := each()) is not None]
 
     def is_known(self, record: Record) -> bool:
-        """Whether this tensor is still the one stored under its id. Some of its tiles may have been dropped."""
+        """Whether the tensor of `record` is still registered. It stays registered when it is invalidated."""
         current = self.records.get(record.spec.tensor_id)
         return current is not None and current.layout is record.layout
 
@@ -102,7 +102,7 @@ class Registry:
             return None
 
     def specs_downstream(self) -> list[TensorSpec]:
-        """All stored tensors that have args or are one of several outputs of an ``f``, and all registered tensors."""
+        """Return all registered tensors, and all stored ones that have args or share their ``f`` with other tensors."""
         stored = self._storage.definitions()
         found = {record.spec.tensor_id: record.spec for record in self.known()}
         for tensor_id in stored.keys() - found.keys():

@@ -82,7 +82,7 @@ class Storage:
     def asked(
         self, action: str, tensor_id: str | None = None, tiles: Sequence[Index] = (), *, group_id: str = ""
     ) -> Iterator[Backend]:
-        """A context for a call of the backend. Its exceptions become a StoreError that says what failed, and on what.
+        """A context for a call of the backend. Its exceptions become a StoreError that says what failed.
 
         A StoreError or ValidationError is raised unchanged.
         """
@@ -126,7 +126,7 @@ class Storage:
                 backend._write_copy(tensor_id, definition, original)
             stored = backend._read_definition(tensor_id)
         if stored is None:
-            raise StoreError(f"{self}: tensor {tensor_id!r} was created and is gone again; try once more")
+            raise StoreError(f"{self}: tensor {tensor_id!r} was deleted right after it was created; try again")
         return stored
 
     def holds(self, tensor_id: str) -> bool:
@@ -193,7 +193,7 @@ class Storage:
         return {entry.tile: entry.known() for entry in begun if not entry.empty}
 
     def _merged(self, record: Record, begun: TileInProgress, part: PartialTile | None) -> TileInProgress:
-        """Merge the stored part of a tile into `begun`, and return that. If the part is damaged, only warn."""
+        """Add the stored part of a tile to `begun`, and return `begun`. If the part is damaged, only warn."""
         if part is not None:
             try:
                 begun.merge(part)
@@ -245,9 +245,9 @@ class Storage:
     def store(self, _backend: Backend, lock: threading.RLock, jobs: dict[Key, TileInProgress]) -> Sequence[StoreError]:
         """Store tiles of any tensors, and return the errors. Runs on the writer's thread.
 
-        If a tensor fails, the others are still stored, unless the storage cannot be reached. Removes from `jobs` the
-        tiles that were stored or need not be stored any more. The lock is held while tiles in progress are looked at,
-        but not during I/O. `_backend` is an argument so that a reference to this call keeps the store alive.
+        Removes from `jobs` the tiles that were stored, and the tiles of cleared tensors. If a tensor fails, the others
+        are still stored, unless the storage cannot be reached. `lock` is not locked during I/O. A call refers to
+        `_backend`, and so keeps the store alive.
         """
         by_record: dict[Record, dict[Index, TileInProgress]] = {}
         for (record, tile), job in jobs.items():
@@ -301,7 +301,7 @@ class Storage:
         self._log_write("encoded", tensor_id, tiles)
 
     def find(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        """The complete tiles of a box ``[low, high)``, and the tiles of which parts are stored."""
+        """Return two sets of tiles in the box ``[low, high)``: the complete tiles, and the tiles with stored parts."""
         with self.asked("list", tensor_id) as backend:
             return backend._find_tiles(tensor_id, low, high)
 
@@ -322,7 +322,7 @@ class Storage:
     def _log_write(
         self, kind: str, tensor_id: str, tiles: Mapping[Index, torch.Tensor | PartialTile | bytes | None]
     ) -> None:
-        """Log how many tiles were written, and their bytes. Only for encoded tiles is this the compressed size."""
+        """Log how many tiles were written, and their size. For encoded tiles this is the compressed size."""
         if LOG.isEnabledFor(logging.DEBUG):
             stored = [tile for tile in tiles.values() if tile is not None]
             sizes = [len(tile) if isinstance(tile, bytes) else tile.nbytes for tile in stored]

@@ -39,15 +39,15 @@ class Writer(Generic[K, J]):
     still finds them, `failure` reports the error once, and `retry` queues them again. If the writer is deleted with
     such jobs, it warns that they are lost.
 
-    The function that writes is passed with each job. The thread refers to the function until the queue is empty, and so
-    keeps the owner of the function alive. The writer itself does not refer to the function.
+    `submit` and `retry` get the function that writes the jobs. Only the thread refers to this function, until the queue
+    is empty. So the owner of the function stays alive until then.
     """
 
     def __init__(self) -> None:
         self.renew()
 
     def renew(self) -> None:
-        """Start without jobs. Also called in a forked child, because the parent stores the jobs."""
+        """Begin without jobs. A forked child calls this too, because the parent stores the jobs."""
         self._lock = threading.Lock()
         self._stored = threading.Condition(self._lock)
         self._queued: dict[K, J] = {}
@@ -91,12 +91,12 @@ class Writer(Generic[K, J]):
         return combined(untold) if untold else None
 
     def unstored(self) -> StoreError | None:
-        """Why the failed jobs could not be stored, even if that was reported before; None if there are no such jobs."""
+        """Return the errors of the failed jobs, even reported ones, as one error. Return None if no job has failed."""
         with self._lock:
             return combined(self._reasons) if self._failed else None
 
     def retry(self, write: Write[K, J]) -> None:
-        """Queue failed jobs again; `failure` reports only errors from now on."""
+        """Queue failed jobs again, and forget their errors."""
         with self._lock:
             self._queued, self._failed = self._failed | self._queued, {}
             self._untold, self._reasons = [], []
