@@ -72,7 +72,7 @@ class StoredTensor:
 
     @classmethod
     def from_json(cls, stored: object) -> StoredTensor:
-        """Parse a stored definition. Nothing in it is trusted, executed or imported, and no memory is allocated for it.
+        """Parse a stored definition. Nothing that it names is imported or called.
 
         Raises
         ------
@@ -97,7 +97,7 @@ class StoredTensor:
 
     @classmethod
     def of(cls, store: object, tensor_id: str, stored: object) -> StoredTensor:
-        """Parse what `store` has as the definition of `tensor_id`; every error becomes a StoreError."""
+        """Parse the definition that `store` keeps for `tensor_id`. Every error becomes a StoreError."""
         what = f"{store}: the stored definition of tensor {tensor_id!r}"
         try:
             found = cls.from_json(stored)
@@ -113,7 +113,7 @@ class StoredTensor:
         return found
 
     def spec(self, tensor_id: str) -> TensorSpec:
-        """Return the spec of this tensor under an id, on the CPU. Its blend may be known by name only."""
+        """Return the spec of this tensor under the id `tensor_id`. Its device is the CPU."""
         definition = self.definition
         blend, blend_init = blend_of(definition.blend), scalar_from_json(definition.blend_init)
         reduction = None if definition.reduction is None else reduction_from_json(definition.reduction)
@@ -123,7 +123,7 @@ class StoredTensor:
 # Opening a tensor reads its definition several times, and parsing one takes ten times as long as writing it.
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> StoredTensor:
-    """Parse a definition without the meaning of pixels; raises the errors of `StoredTensor.from_json`."""
+    """Parse the JSON text of a definition, from which the field "meaning" was left out."""
     fields = _typed(dict, "it", json_value("definition", json.loads(text), DEEPEST_JSON + 1))
     version = as_index(fields.get("format", FORMAT))
     if version is None or version < 1:
@@ -137,12 +137,12 @@ def _parsed(text: str) -> StoredTensor:
 
 
 def definition_of(fields: Mapping[str, Any]) -> Definition:
-    """The definition from which `Definition.to_json` made `fields`.
+    """Return the definition that `Definition.to_json` converted to `fields`.
 
     Raises
     ------
     ValidationError
-        If no `InfiniteTensor` can have this definition.
+        If a field is missing or invalid.
     """
     shape, dtype = checked_shape(_field(fields, "shape")), dtype_of(_field(fields, "dtype"))
     window = TensorWindow.from_dict(_field(fields, "output_window"))
@@ -213,7 +213,7 @@ def _output(stored: object) -> Key | None:
         return None
     keys = _typed(list, "output", stored)
     if not keys or not all(isinstance(key, str) for key in keys):
-        raise ValidationError(f"output must hold the keys of an output, got {stored!r:.200}")
+        raise ValidationError(f"output must be a list of one or more str, got {stored!r:.200}")
     return tuple(keys)
 
 

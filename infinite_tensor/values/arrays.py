@@ -36,7 +36,7 @@ CHUNK_BYTES = 2**27
 
 
 def is_large(shape: Sequence[int], itemsize: int) -> bool:
-    """Whether an array is too large for a digest of all bytes. If so, its digest covers checksums or samples."""
+    """Whether an array takes more than 64 MiB."""
     return math.prod(shape) * itemsize > _ALL_BYTES
 
 
@@ -48,11 +48,11 @@ def digest_of_regions(
     in_file: bool,
     chunks: Sequence[int] | None = None,
 ) -> str:
-    """Return the SHA-256 of the values of an array, as bytes in C order.
+    """Return the SHA-256 of the bytes of an array, in C order.
 
-    Beyond 64 MiB, it is the SHA-256 of samples if the array is in a file, otherwise the SHA-256 of the CRC-32C
-    checksums of each 4 MiB. A sample is a run of values of up to 4 KiB. 64 samples are spread evenly along each
-    dimension. The first and the last sample are at the two ends of the array.
+    An array of more than 64 MiB is not hashed whole. If it is in a file, 64 samples of up to 4 KiB are hashed. They are
+    spread evenly from one end of each dimension to the other. If it is in memory, its bytes are cut into pieces of
+    4 MiB, and the CRC-32C checksums of the pieces are hashed.
 
     Parameters
     ----------
@@ -63,9 +63,9 @@ def digest_of_regions(
     itemsize : int
         The size of an element in bytes.
     in_file : bool
-        Whether the array is in a file, or in another place from which reading all of it takes long.
+        Whether reading all of the array takes long, because it is in a file or on a server.
     chunks : sequence of int, optional
-        The chunks of the stored array. Each chunk is read once, unless a row of chunks takes more than 256 MiB.
+        The shape of a chunk of the stored array. Chunks are read whole where possible, so that each is read once.
     """
     if is_large(shape, itemsize) and in_file:
         samples = list(_samples(shape, itemsize))
@@ -159,7 +159,7 @@ def memory_map_of(array: object) -> np.memmap[Any, Any] | None:
 
 
 def check_unmasked(values: Any, has: str) -> None:
-    """Raise ValidationError if an array of numpy or astropy has masked elements. The message begins with `has`."""
+    """Raise ValidationError if an array has masked elements. `has` begins the message, as in "weights have"."""
     mask = values.mask if hasattr(type(values), "mask") else None
     # The attribute `mask` of netCDF4 is a setting, not a mask.
     is_mask = isinstance(mask, np.ndarray | np.bool_ | bool) and not hasattr(values, "set_auto_mask")
@@ -172,7 +172,7 @@ def check_unmasked(values: Any, has: str) -> None:
 
 
 def cut(chunks: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Halve chunks along their longest dimension until they take at most 128 MiB."""
+    """Return the shape of a chunk, halved along its longest dimension until it takes at most 128 MiB."""
     return tuple(halved(chunks, CHUNK_BYTES / itemsize))
 
 
@@ -186,7 +186,7 @@ def contiguous_box(shape: Sequence[int], itemsize: int, nbytes: int) -> list[int
 
 
 def _steps(shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None) -> Iterator[Box]:
-    """Cut an array, in C order, into boxes of about 4 MiB, or of one row of chunks. No box cuts a chunk."""
+    """Yield boxes that cover an array, in C order. A box takes about 4 MiB, or is a whole row of chunks."""
     box = contiguous_box(shape, itemsize, _STEP_BYTES)
     if chunks is not None:
         # Before dimension d, chunks have one element. A row of chunks spans all dimensions after d.
@@ -202,7 +202,7 @@ def _steps(shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None) ->
 
 
 def _samples(shape: Sequence[int], itemsize: int) -> Iterator[Box]:
-    """Yield the sample regions of a large array. In a dimension that is long enough, no two have the same position."""
+    """Yield the 64 regions of a large array that are hashed as samples."""
     box = contiguous_box(shape, itemsize, _SAMPLE_BYTES)
     steps = _SAMPLES - 1
     for i in range(_SAMPLES):
@@ -269,7 +269,7 @@ def stamps_of_array(array: Any, file: str | None) -> Stamps:
 
 
 def _read_by_xarray(variable: Any) -> Any:
-    """Return the array of another library that lies inside the wrappers of a lazy xarray variable."""
+    """Return the array inside the wrappers of a lazy xarray variable."""
     inner = getattr(variable, "_data", None)
     while type(inner).__module__.startswith("xarray."):
         inner = getattr(inner, "array", getattr(inner, "_array", None))
@@ -316,7 +316,7 @@ def _of_url(url: str) -> str | None:
 
 
 def _entry(info: Mapping[str, Any]) -> str | None:
-    """Return the size and another property of a file; None if the file system reports no such property."""
+    """Return the stamp of a file: its size and, for example, its ETag. None if only the size is known."""
     known = [str(info[name]) for name in _TELLING if info.get(name) is not None]
     return f"{info.get('size')} {known[0]}" if known else None
 

@@ -121,7 +121,7 @@ class Blender:
         self._row_parts: dict[tuple[bool, ...], list[_Part]] = {}
 
     def begun(self, target: Array) -> Array:
-        """Return a block of the accumulator's dtype into which all windows over `target` are folded; maybe `target`."""
+        """Return the block to fold windows into: `target`, or a new block if the accumulator has another dtype."""
         if self.accumulator == self._dtype:
             return target
         return as_array(torch.empty(target.shape, dtype=self.accumulator, device=as_tensor(target).device))
@@ -157,8 +157,8 @@ class Blender:
     ) -> None:
         """Blend `source`, a part of window `index`, into `target`, where the two overlap.
 
-        `target_start` and `source_start` are the pixels at which the two blocks begin. All earlier windows that cover
-        pixels of both blocks must already be folded into `target`.
+        `target_start` and `source_start` are the first pixels of the two blocks. Earlier windows must already be folded
+        into `target`.
         """
         low, high, to, of = [], [], [], []
         for a, n, b, m in zip(target_start, target.shape, source_start, source.shape, strict=True):
@@ -185,9 +185,9 @@ class Blender:
                 self._put(part.action, target, there, source[here], within)
 
     def fold_row(self, target: Array, target_start: Sequence[int], row: Array, index: Index) -> None:
-        """Fold whole windows that are consecutive along the last coordinate, all at once.
+        """Fold a row of whole windows, all at once. Their indices are consecutive in the last coordinate.
 
-        ``row[i]`` is the window at `index`, moved by i along the last coordinate.
+        ``row[0]`` is the window at `index`, and ``row[i]`` is the i-th window after it.
         """
         grid = self._grid
         count = len(row)
@@ -246,7 +246,7 @@ class Blender:
     def _put(
         self, action: _Action, target: Array, to: tuple[slice, ...], incoming: Array, within: Sequence[slice]
     ) -> None:
-        """Carry out `action` for one part of a fold; `incoming` is the part `within` of a window."""
+        """Put `incoming` into ``target[to]`` by `action`. `within` is the place of `incoming` in its window."""
         if self._weighs:
             assert self._mean is not None
             self._mean.put(target[to], incoming, within, first=action is _Action.COPY)
@@ -270,7 +270,7 @@ class Blender:
     def _combined_flat(
         self, blend: Callable[..., torch.Tensor], existing: torch.Tensor, incoming: torch.Tensor
     ) -> torch.Tensor:
-        """Blend two blocks from `flattened`, including the pixels that pad them."""
+        """Blend two flat blocks, in pieces of at most `_FLAT` pixels."""
         if len(existing) <= _FLAT:
             return _called(blend, existing, incoming)
         for begin in range(0, len(existing), _FLAT):
@@ -302,11 +302,10 @@ class Blender:
         return [_Part((0,) * self._grid.ndim, self._grid.window.size, self._first)]
 
     def _row_parts_of(self, index: Index) -> list[_Part]:
-        """Return the parts of each window in a row that begins at `index`, in the order in which to fold them.
+        """Return the parts of one window of a row, in the order in which to fold them. The row begins at `index`.
 
-        Each part is folded for all windows of the row at once. Parts are at most one stride long, so the same part of
-        neighbouring windows does not overlap. Where windows share a pixel, it lies nearer to the end of the earlier
-        window. So the parts at the end come first.
+        A part is at most one stride long, so it can be folded for all windows of the row at once. The end of a window
+        lies over the beginning of later windows, so the parts at the end are folded first.
         """
         inner = tuple(map(operator.gt, index, self._grid.first))
         if inner not in self._row_parts:
@@ -344,7 +343,7 @@ class Blender:
 
 
 def _actions_of(blend: Blend | None, blend_init: Number | None) -> tuple[_Action, _Action]:
-    """Return the action for pixels that a window is the first to cover, and the action for all its other pixels."""
+    """Return two actions: for the pixels of a window that no earlier window covers, and for its other pixels."""
     if isinstance(blend, str):
         return _Action.COPY, _Action.KEEP if blend == "first" else _Action.COPY
     if blend is not None:
@@ -353,7 +352,7 @@ def _actions_of(blend: Blend | None, blend_init: Number | None) -> tuple[_Action
 
 
 def _cut(box: _Box, dims: list[int], extents: list[int]) -> tuple[list[_Box], _Box]:
-    """Cut from `box` the part that is below `extents` in all of `dims`. Return the boxes that remain, and this part."""
+    """Split a box. Return first the rest, then the part below ``extents[i]`` along each dimension ``dims[i]``."""
     rest: list[_Box] = []
     low, high = box
     for d, extent in zip(dims, extents, strict=True):
@@ -365,7 +364,7 @@ def _cut(box: _Box, dims: list[int], extents: list[int]) -> tuple[list[_Box], _B
 
 
 def _cells(block: Array, axis: int, stride: int) -> Array:
-    """Return a view of a block that is cut every `stride` pixels along `axis`. The first dimension counts the cells."""
+    """Return a view of a block, cut every `stride` pixels along `axis` and stacked along a new first dimension."""
     shape = block.shape
     cut = block.reshape((*shape[:axis], shape[axis] // stride, stride, *shape[axis + 1 :]))
     order = (axis, *range(axis), *range(axis + 1, len(shape) + 1))
@@ -422,8 +421,8 @@ def _called(blend: Callable[..., torch.Tensor], existing: torch.Tensor, incoming
     is_dense = isinstance(combined, torch.Tensor) and not combined.is_nested and combined.layout is torch.strided
     if not is_dense or (combined.dtype, combined.device, combined.shape) != expected:
         raise ValidationError(
-            f"blend must be elementwise and combine two blocks of {expected[0]}, of shape {tuple(expected[2])}, on "
-            f"{expected[1]} to one such block, got {_describe(combined)}"
+            f"blend must be elementwise: from two blocks of {expected[0]} of shape {tuple(expected[2])} on "
+            f"{expected[1]}, it must make one block like them, got {_describe(combined)}"
         )
     return combined
 

@@ -42,7 +42,7 @@ def checked_shape(shape: object) -> Shape:
 
 
 def check_output_window(window: object, shape: Shape, edge: Edge | None) -> None:
-    """Check that a window has one entry per dimension, follows existing coordinates, and does not overlap too much."""
+    """Check the number of dimensions of an output window, the coordinates that it follows, and its overlap."""
     if not isinstance(window, TensorWindow):
         advice = "" if members(window) is None else f"; give TensorWindow({quoted(window)})"
         raise ValidationError(f"output_window must be a TensorWindow, got {quoted(window)}{advice}")
@@ -81,16 +81,15 @@ def check_windows(tensor_id: str, grid: WindowGrid, labels: Sequence[str]) -> No
     advice = "" if clipped.empty else ', or edge="clip", which keeps the part of each window that lies inside'
     raise ValidationError(
         f"tensor {tensor_id!r}: no window of output_window {window!r} lies in its shape {shape}: "
-        f"{'; '.join(reasons) or 'none lies inside along all dimensions that share a coordinate'}. Give other windows, "
-        f"with one entry of stride and offset per dimension{advice}"
+        f"{'; '.join(reasons) or 'windows fit into each dimension alone, but none fits into all of them'}. Give other "
+        f"windows, with one entry of stride and offset per dimension{advice}"
     )
 
 
 def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], definitions: Sequence[ArgDefinition]) -> None:
-    """Check the dimensions of each arg's window, and that it reaches beyond finite dimensions only if they are padded.
+    """Check the window of each arg: its dimensions, and that the arg has padding if the window reaches past an end.
 
-    Checks only what is known at construction. `args` must be InfiniteTensors; `grid` has the windows of the tensor
-    that reads them.
+    `args` must be InfiniteTensors. `grid` has the windows of the tensor that reads them.
     """
     checked_windows(args, [definition.window for definition in definitions])
     for at, (arg, definition) in enumerate(zip(args, definitions, strict=True)):
@@ -181,7 +180,7 @@ def checked_windows(args: Sequence[Any], windows: Sequence[object]) -> tuple[Ten
 
 
 def check_followed(name: str, window: TensorWindow, coordinates: int) -> None:
-    """Check that a window follows only coordinates that exist: `ctx` has as many entries as `coordinates`."""
+    """Check that every coordinate that `window` follows is less than `coordinates`. Messages call the window `name`."""
     for d, k in enumerate(followed(window)):
         if k is not None and k >= coordinates:
             raise ValidationError(

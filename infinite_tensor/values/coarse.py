@@ -37,7 +37,7 @@ class Blocks(NamedTuple):
     weight : int
         The number of pixels of the finest level that each pixel covers.
     last : int
-        The same for the last pixel, which may cover fewer because the finest level ends in it.
+        The number of pixels of the finest level that the last pixel covers.
     """
 
     factor: int
@@ -46,7 +46,7 @@ class Blocks(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Blocks of one size along a dimension: their indices, their pixels, and the weight of each pixel in a block."""
+    """Consecutive blocks of the same size along a dimension, all their pixels, and the weights of one block."""
 
     blocks: slice
     pixels: slice
@@ -142,7 +142,7 @@ def _most_blocks(shape: Sequence[int], device: torch.device) -> list[int]:
 
 
 def _parts(extent: int, along: Blocks, most: int) -> Iterator[_Part]:
-    """Yield the whole blocks, `most` at a time, and then the last block if its size or a weight in it differs."""
+    """Yield parts of at most `most` whole blocks, and then the last block if it is not like the others."""
     whole = extent // along.factor
     if extent % along.factor or along.last != along.weight:
         whole = (extent - 1) // along.factor
@@ -266,7 +266,7 @@ class Coarsening:
     along: int | None = None
 
     def __call__(self, ctx: Sequence[int], region: torch.Tensor) -> torch.Tensor:
-        """Return one window of the coarser tensor. Its pixels beyond the end of this tensor are 0."""
+        """Return one window of the coarser tensor. Pixels past the end of the tensor are 0."""
         # Do not change this method: stored tensors remember its code, and warn if it has changed.
         return self._window(ctx, region)
 
@@ -343,7 +343,7 @@ class Coarsening:
 
 
 def scales(levels: Sequence[Coarsening]) -> list[tuple[int, ...]]:
-    """Return, for each level and dimension, how many pixels of the tensor make one pixel. The finest level is first."""
+    """Return, for each level, the product of its factor and the factors of all finer levels, per dimension."""
 
     def product(below: Sequence[int], factor: Sequence[int]) -> tuple[int, ...]:
         return tuple(map(operator.mul, below, factor))

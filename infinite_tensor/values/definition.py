@@ -243,7 +243,7 @@ class Definition:
 
     @cached_property
     def gathered(self) -> Definition:
-        """The definition of the gathered tensor, in which windows are blended; this definition without a reduction."""
+        """The definition of the unreduced tensor. Without a reduction, it is this definition."""
         if self.reduction is None:
             return self
         reduction = reduction_from_json(self.reduction)
@@ -263,7 +263,7 @@ class Definition:
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of `values`, as hexadecimal digits."""
+        """The SHA-256 of everything that decides the values of the tensor, as hexadecimal digits."""
         return hashlib.sha256(_canonical(self.values()).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Json]:
@@ -363,7 +363,7 @@ def _json_number(number: float) -> Json:
 
 
 def pixel_value(name: str, value: object, dtype: torch.dtype) -> Number:
-    """Convert a number that a user gives for a pixel to `dtype`, so that 1 and 1.0 are the same float32.
+    """Return `value` as a number that `dtype` can represent: the int 1 becomes 1.0 for float32.
 
     Raises
     ------

@@ -103,7 +103,7 @@ def digest(module: nn.Module) -> str:
 
 
 def digest_of_module(module: nn.Module, filled: AbstractSet[str] = frozenset()) -> str:
-    """Return the `digest` of a network without the lists and dicts named in `filled`, because its code fills them."""
+    """Return the `digest` of a network. Tensors in the lists and dicts named in `filled` are not covered."""
     try:
         return _Modules(filled).digest(module, "")
     except ValidationError:
@@ -129,7 +129,7 @@ def digest_of_script(scripted: Any) -> str:
 
 
 def _unmangled(name: str, content: bytes) -> bytes:
-    """Return the content of a TorchScript file without the numbers of this process, and with sorted lines of code."""
+    """Return the content of a TorchScript file in a form that is the same in every process."""
     if name.endswith(".pkl"):
         # A pickle stores the lengths of strings, so it is disassembled before numbers are cut out. Nothing is run.
         content = "\n".join(f"{op.name} {arg!r}" for op, arg, _ in pickletools.genops(content)).encode()
@@ -231,7 +231,7 @@ def _rest_of_state(module: nn.Module, tensors: Collection[str]) -> Iterator[tupl
 
 
 def _state(name: str, value: object) -> Iterator[str]:
-    """Yield the content of an entry of a ``state_dict``: only the class if it is neither a tensor nor a plain value."""
+    """Yield texts that identify an entry of a ``state_dict``."""
     if isinstance(value, torch.Tensor):
         yield digest_of_tensor(value, name)
     elif isinstance(value, list | tuple | dict):
@@ -370,7 +370,7 @@ def mode_matters(module: nn.Module) -> bool:
 
 
 def _graph_reads_mode(scripted: Any) -> bool:
-    """Whether TorchScript code reads the attribute `training` of the module itself. It has no bytecode to look into."""
+    """Whether TorchScript code reads the attribute `training` of the module itself."""
     if not hasattr(scripted, "inlined_graph"):  # so it has no `forward`
         return False
     graph = scripted.inlined_graph

@@ -54,7 +54,7 @@ def checked_dtype(dtype: object) -> torch.dtype:
 
 
 def stored_dtype(dtype: torch.dtype) -> str:
-    """Return the name of the numpy dtype of stored tiles. zarr and h5py lack bfloat16, so its bits are stored."""
+    """Return the name of the numpy dtype of stored tiles: ``"uint16"`` for bfloat16, otherwise the same dtype."""
     return "uint16" if dtype is torch.bfloat16 else dtype_name(dtype)
 
 

@@ -78,10 +78,10 @@ class Item(NamedTuple):
     place : str
         Where it was found, for messages: "`MEAN`, a global of `norm`".
     said : str
-        A text that identifies the value: the value as text, or "#" and a digest.
+        A text that identifies the value: the value itself, or "#" and its digest.
     kind : str
-        "value" in most cases. "state" is a value that may change while results stay the same. "stamp" stands for data
-        that was not read whole. "late" is a module that is not imported until the code is called.
+        "value" in most cases. "state" for a value that may change without changing results. "stamp" for a stamp of
+        data that was not read. "late" for a module that is not imported before the code runs.
     """
 
     place: str
@@ -90,13 +90,13 @@ class Item(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A setting of an ``f`` of this library. A change of it is a warning, not an error."""
+    """A setting of an ``f`` of this library. If it changes, the user gets a warning, not an error."""
 
     value: object
 
 
 class Reach:
-    """Everything that a function reaches.
+    """The code and the values that a function uses, directly or through other functions.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class Reach:
     Attributes
     ----------
     networks : list of torch.nn.Module
-        The networks that it reaches, each once, except networks inside other networks.
+        The networks that it uses. Networks inside other networks are left out.
     """
 
     def __init__(self, function: object, name: str) -> None:
@@ -129,7 +129,7 @@ class Reach:
 
     @functools.cached_property
     def values(self) -> tuple[list[Item], list[str]]:
-        """The values, and the names of opaque objects. Large values are hashed at the first access."""
+        """Two lists: the values, and the names of objects that cannot be inspected."""
         said = [Item(place, said if isinstance(said, str) else said(), kind) for place, said, kind in self._walk.items]
         # The order of members of sets is arbitrary.
         of_sets = iter(sorted(item for item in said if "{}" in item.place))
@@ -189,7 +189,7 @@ class _Place(NamedTuple):
         return f"`{self.path}`, {self.of}" if self.of else f"`{self.path}`"
 
     def at(self, step: str, value: object = None, kind: str | None = None) -> _Place:
-        """Return a place inside the value at this place."""
+        """Return the place of something inside `value`, which is at this place. `step` is, for example, ``[0]``."""
         within = self.within if value is None else (*self.within, id(value))
         return _Place(f"{self.path}{step}", self.of, within, kind or self.kind)
 
@@ -200,7 +200,7 @@ class _Walk:
     Parameters
     ----------
     known : Uses
-        The names that the code is known to use: attributes to inspect, and names to leave out.
+        The names that an earlier walk has found in the code.
     package : str or None
         The package of the function. The code of this package counts even if it is installed.
     """
@@ -311,7 +311,7 @@ class _Walk:
                 self._say(place._replace(kind=LATE), "not imported yet")
 
     def _named(self, name: str, value: object, place: _Place, assigned: frozenset[str]) -> None:
-        """Walk a value that code names, unless code assigns the name or fills the container of that name."""
+        """Walk the value of a name in code. Skip names in `assigned`, and containers that code fills."""
         if value is NOTHING or name in assigned or (name in self.known.filled and is_container(value)):
             return
         self._put(value, place)
@@ -393,7 +393,7 @@ class _Walk:
         return True
 
     def _expand_class(self, kind: type, *, made: bool) -> None:
-        """Walk the code of a class once, and the attributes that code names. Skip constructors unless `made`."""
+        """Walk the methods and the attributes of a class that code may use. Include constructors if `made`."""
         if (id(kind), made) in self._expanded:
             return
         self._expanded[id(kind), made] = kind
@@ -410,7 +410,7 @@ class _Walk:
                         self._named(name, part, place, self.known.assigned)
 
     def _is_called(self, method: str, *, made: bool) -> bool:
-        """Whether walked code, an operator or torch may call a method of a class."""
+        """Whether the function may call a method of this name. Constructors count if `made`."""
         if method in MAKING:
             return made
         operator = method.startswith("__") and method.endswith("__") and method not in _NOT_CALLED
@@ -445,7 +445,7 @@ class _Walk:
         self._attributes(module, vars(module), place)
 
     def _container(self, value: object, place: _Place) -> None:
-        """Walk a container. All its plain values share one item; every other member has a place of its own."""
+        """Walk a container. One item identifies all its plain values. Each other member is walked on its own."""
         mutable = not isinstance(value, tuple | frozenset)
         kind = _STATE if mutable else place.kind
         self._say(place._replace(kind=kind), f"#{sha256_of(self._flat(value, place, 0))}")
@@ -552,7 +552,7 @@ _NOT_CALLED |= {"__setattr__", "__delattr__", "__setitem__", "__delitem__", "__c
 
 
 def _digest_or(digest: Callable[[], str], form: Iterable[str]) -> str:
-    """Return a digest of the values, or a digest of `form` if the values cannot be read."""
+    """Return the result of `digest`, or a digest of the texts in `form` if it raises ValidationError."""
     try:
         return f"#{digest()}"
     except ValidationError:
@@ -625,7 +625,7 @@ def _array_said(array: Any, *, large: bool) -> str:
 
 
 def _stamp_of(array: Any, file: str | None = None) -> str:
-    """Return a stamp that shows whether an array in a file or elsewhere has changed; "" if there is none."""
+    """Return one stamp for an array that is not in memory; "" if there is none."""
     found = stamps_of_array(array, file)
     return f"#{sha256_of(found.values())}" if found else ""
 
@@ -636,7 +636,7 @@ def _is_ours(module: str) -> bool:
 
 
 def _package_of(function: object) -> str | None:
-    """Return the package of a function, whose code counts even if installed; None for torch, numpy and the like."""
+    """Return the top-level package of a function. None for networks, and for functions of torch, numpy and the like."""
     function = innermost(function)
     module = getattr(function if isinstance(function, types.FunctionType) else type(function), "__module__", "") or ""
     package = top(module)

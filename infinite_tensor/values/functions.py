@@ -57,7 +57,10 @@ class Record:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """Return the record that `to_json` wrote; an empty one for another scheme. Raise ValidationError if invalid."""
+        """Return the record that `to_json` wrote. It is empty if the rules for making records have changed since.
+
+        Raise ValidationError if `stored` is invalid.
+        """
         if stored.get("scheme") != _SCHEME:
             return cls()
         python, code, items, opaque = (stored.get(name, ()) for name in ("python", "code", "values", "opaque"))
@@ -72,7 +75,19 @@ class Record:
 
 
 class Changes(NamedTuple):
-    """What has changed in functions: code, values, values whose change makes stored pixels wrong, and files."""
+    """The differences between two records of functions.
+
+    Attributes
+    ----------
+    code : list of str
+        The names of the functions whose code has changed.
+    values : list of str
+        Descriptions of changed values.
+    firm : list of str
+        Descriptions of changed values that make stored pixels wrong.
+    stamps : list of str
+        Descriptions of changed files.
+    """
 
     code: list[str]
     values: list[str]
@@ -94,7 +109,8 @@ class Functions:
     upstream : iterable of Functions
         The functions of its args.
     told : bool
-        Whether the user has set a version. It covers everything that is opaque in the tensor's own functions.
+        Whether the user has set a version. If so, the tensor's own objects that cannot be inspected are
+        not recorded.
     """
 
     def __init__(
@@ -119,7 +135,7 @@ class Functions:
         return functions
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only the record; without args, pickle the functions, which are pickled with the tensor anyway."""
+        """Pickle only the record, or the functions themselves if there is no record and nothing is upstream."""
         if self._record is None and not self._upstream:
             return partial(type(self), told=self._told), (self._own,)
         # Functions upstream are not pickled, because chains may be long.

@@ -37,12 +37,12 @@ _SAME_SIZE, _SAME_PLACE = 1e-6, 1e-3
 
 
 class Seen(NamedTuple):
-    """How one dimension of a tensor appears in another tensor.
+    """How one dimension of a tensor appears in another tensor; see `Lens`.
 
     Attributes
     ----------
     d : int or None
-        The dimension of the other tensor; None if the other tensor has only one pixel of this dimension.
+        The number of this dimension in the other tensor. None if an int picked one pixel along it.
     scale, shift : Fraction
         Pixel ``i`` of the other tensor covers ``scale`` pixels of this tensor, beginning at ``i * scale + shift``.
     """
@@ -81,11 +81,11 @@ class Lens:
     def of_windows(
         cls, output: Definition, arg: Definition, window: TensorWindow, *, keeps_codes: bool, picks_first: bool
     ) -> Lens:
-        """Return the lens for an arg that is read through a window.
+        """Return the lens from an arg to the tensor that reads it through `window`.
 
-        The middle of an output window lies over the middle of the region that it reads. The scale follows from the
-        strides. A dimension that is read whole corresponds to the output dimension of the same name and extent, if
-        there is one. With `picks_first`, an output pixel lies at the middle of the first pixel that it covers.
+        The middle of an output window corresponds to the middle of the region that it reads. The scale is the ratio of
+        the strides. A dimension that is read whole corresponds to the output dimension of the same name and extent, if
+        there is one. With `picks_first`, an output pixel lies at the first pixel that it covers.
         """
         own, follows, its = output.output_window, followed(output.output_window), followed(window)
         dims, names = names_of(output.dims, len(output.shape)), names_of(arg.dims, len(arg.shape))
@@ -107,7 +107,7 @@ class Lens:
 
     @classmethod
     def of_region(cls, names: Sequence[str], start: Sequence[int], shown: Mapping[int, tuple[str, int]]) -> Lens:
-        """Return the lens for a box of pixels. `shown` has names and extents; other dimensions have one pixel."""
+        """Return the lens for a box of pixels. `shown` maps each dimension in the box to its name and extent."""
         numbers = {d: number for number, d in enumerate(shown)}
         seen = {d: Seen(numbers.get(d), Fraction(1), Fraction(first)) for d, first in enumerate(start)}
         dims, shape = zip(*shown.values(), strict=True) if shown else ((), ())
@@ -265,7 +265,7 @@ class Coordinate(Fact):
     Attributes
     ----------
     called : str
-        The name. A coordinate with the name of its only dimension is the index of that dimension.
+        The name. A coordinate that is named like its only dimension is the index of this dimension.
     dims : sequence of int
         The dimensions.
     values : numpy.ndarray
@@ -280,7 +280,7 @@ class Coordinate(Fact):
     attrs: Mapping[str, Any]
 
     def through(self, lens: Lens) -> Coordinate | None:
-        """Return the coordinate at the middles of the other pixels; the same values if the pixels are the same."""
+        """Return the coordinate of the other tensor, interpolated where needed. None if that is impossible."""
         dims: list[int] = []
         values = self.values
         for d in self.dims:
@@ -350,7 +350,7 @@ _DTYPES = re.compile(r"[<|][biuf][1248]|<[mM]8\[(s|ms|us|ns)\]|<U[0-9]+")
 
 
 def _along(values: npt.NDArray[Any], axis: int, seen: Seen, count: int) -> npt.NDArray[Any] | None:
-    """Return values at the middles of `count` pixels; None if pixels lie outside or values cannot be interpolated."""
+    """Interpolate `values` along `axis`, at `count` pixels of the other tensor. Return None if that is impossible."""
     n, first = values.shape[axis], seen.shift + (seen.scale - 1) / 2
     if seen.scale == first.denominator == 1 and 0 <= first <= n - count:
         return values[(slice(None),) * axis + (slice(int(first), int(first) + count),)]
@@ -504,7 +504,7 @@ class StoredMeaning:
     def __init__(self, stored: Any, shape: Shape) -> None:
         facts, lost = (stored.get(name) if isinstance(stored, dict) else None for name in ("facts", "lost"))
         if not (isinstance(facts, list) and isinstance(lost, list) and all(isinstance(each, dict) for each in facts)):
-            raise ValidationError(f"meaning must have lists of facts and of what is lost, got {quoted(stored)}")
+            raise ValidationError(f"meaning must have a list of facts and a list of lost facts, got {quoted(stored)}")
         self._stored, self._shape = stored, shape
 
     @cached_property

@@ -55,7 +55,7 @@ def top(module: str) -> str:
 
 @lru_cache(maxsize=4096)
 def is_installed(module: str, file: str | None = None) -> bool:
-    """Whether the code of a module is installed, and not part of a project. It is in `file`, if that is known."""
+    """Whether a module is installed, and not part of a user's project. `file` is the file of its code, if known."""
     package = top(module)
     if package == "__main__":
         return False
@@ -88,7 +88,7 @@ def _installed_into(folder: str) -> frozenset[str]:
 
 
 def name_of(kind: type) -> str:
-    """Return the full name of a class. In a project, leave out the module, because it may also run as a script."""
+    """Return the full name of a class. Leave out the module if it belongs to a user's project."""
     module = str(kind.__module__)
     is_known = top(module) in OURS or is_installed(module)
     return f"{module}.{kind.__qualname__}" if is_known else kind.__qualname__
@@ -156,12 +156,12 @@ def held_by(value: object) -> dict[str, object]:
 
 
 def class_attribute(kind: type, name: str) -> object:
-    """Return the attribute of a class, or of the first of its bases that has this attribute; None if none has it."""
+    """Return the attribute `name` of a class, which may be inherited. None if there is none."""
     return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
 
 
 def parts_of_attribute(value: object) -> list[object]:
-    """Return the functions behind an attribute of a class, or else the value of the attribute."""
+    """Return the functions in a class attribute, such as the getter of a property; otherwise the attribute itself."""
     if isinstance(value, property):
         # A setter is used to prepare an object, not in a call.
         return [] if value.fget is None else [value.fget]
@@ -249,7 +249,7 @@ def is_container(value: Any) -> bool:
 
 
 def members_of(value: Any) -> Members:
-    """Return the members of a container, each with the step that leads to it and its key."""
+    """Return a tuple for each member of a container: its place, such as ``[0]``, its key as a text, and itself."""
     kind = type(value)
     if issubclass(kind, dict | types.MappingProxyType):
         # Copy, because other threads may add items. Use dict's own method, so that no code of the user runs.
@@ -329,7 +329,7 @@ class Uses:
 
     @property
     def names_any(self) -> bool:
-        """Whether it may read attributes by computed names."""
+        """Whether the code may read attributes by computed names, as in ``getattr(x, name)``."""
         return not _NAMING.isdisjoint(self.globals | self.attributes)
 
     def __or__(self, other: Uses) -> Uses:
@@ -392,12 +392,12 @@ def _filled(instructions: Instructions) -> set[str]:
 
 
 def _name_before(instructions: Instructions, at: int, locals_: Locals) -> str | None:
-    """Return the name that the instruction before this one pushes."""
+    """Return the name of the value that instruction ``at - 1`` pushes onto the stack; None if it has no name."""
     return _name_of(instructions[at - 1], locals_) if at else None
 
 
 def _name_pushed(instructions: Instructions, at: int, below: int, locals_: Locals) -> str | None:
-    """Return the name of the value that is `below` places below the top of the stack."""
+    """Return the name of the value that lies `below` places below the top of the stack before instruction `at`."""
     depth = 0
     for before in reversed(range(at)):
         each = instructions[before]

@@ -151,7 +151,7 @@ def reduced(reduction: Reduction, values: torch.Tensor) -> torch.Tensor:
 
 
 def unknown_in(blend_or_reduction: object) -> Unknown | None:
-    """Return the `Unknown` in a blend or a reduction: a function or weights known only by name. None without one."""
+    """Return the `Unknown` in a blend or a reduction; None if it has none."""
     found = blend_or_reduction
     if isinstance(found, WeightedMean):
         found = found.weights
@@ -231,9 +231,9 @@ def _check_channels(channels: int, shape: Shape, window: TensorWindow) -> None:
     alone = alone and window.offset[0] == 0 and window.stride[0] >= channels
     if not (alone and shape[0] == window.size[0] == channels):
         raise ValidationError(
-            f"the reduction gives {channels} values per pixel, along the first dimension of the tensor: there, shape "
-            f"and the size of output_window must be {channels}, its offset 0, and its stride at least {channels}; got "
-            f"shape {shape} and {window!r}"
+            f"the reduction gives {channels} values per pixel, along the first dimension of the tensor. In this "
+            f"dimension, the shape must be {channels}, and output_window must have size {channels}, offset 0 and a "
+            f"stride of at least {channels}; got shape {shape} and {window!r}"
         )
 
 
@@ -246,7 +246,7 @@ def gathered_blend(reduction: Reduction | None, blend: Any) -> Any:
 def check_gathered_mean(
     reduction: Reduction | None, blend: Any, window: TensorWindow, dtype: torch.dtype, blend_init: object
 ) -> None:
-    """Raise ValidationError if `blend` is a weighted mean that does not fit the gathered tensor."""
+    """Raise ValidationError if `blend` is a weighted mean that does not fit the values before they are reduced."""
     if reduction is not None:
         window, dtype = gathered_window(reduction, window), reduction.dtype
     check_mean(gathered_blend(reduction, blend), window, dtype, blend_init)
@@ -295,7 +295,7 @@ class Reducer:
         return index[1:] if self._adds_dimension else index
 
     def over(self, start: Sequence[int], shape: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return start and shape of the gathered block that contains all values of the pixels of a block."""
+        """Return the start and the shape of the block of values that `reduce` needs for a block of the tensor."""
         pixels = 0 if self._adds_dimension else 1
         return [0, *start[pixels:]], [self._reduction.in_channels, *shape[pixels:]]
 
@@ -412,7 +412,7 @@ def _empty_like(target: Array, shape: Sequence[int]) -> Array:
 
 
 def flattened(values: Array) -> torch.Tensor:
-    """Return values as (channels, N). On the CPU, N is padded with the first pixel to a multiple of `LANES`."""
+    """Return values in the shape (channels, N). On the CPU, N is rounded up to a multiple of `LANES`."""
     channels, *extents = values.shape
     count = math.prod(extents)
     if as_tensor(values).device.type != "cpu":

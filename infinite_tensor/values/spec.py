@@ -51,7 +51,7 @@ class TensorSpec:
     held: object = field(default=None, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields that are compared, without cached results."""
+        """Pickle all fields except `held`."""
         return type(self), tuple(getattr(self, each.name) for each in fields(self) if each.compare)
 
     def hold(self, known: object) -> None:
@@ -121,7 +121,7 @@ class TensorSpec:
         return tuple([label_of(d, name) for d, name in enumerate(names_of(self.definition.dims, len(self.shape)))])
 
     def beside(self, stored: Definition) -> TensorSpec:
-        """Return the same spec. Dimension names and meaning that were not given are taken from `stored`."""
+        """Return this spec, completed by the dimension names and the meaning of `stored`."""
         dims, meaning = joined_dims(stored.dims, self.definition.dims), self.definition.meaning or stored.meaning
         if self.definition.dims == dims and self.definition.meaning is meaning:
             return self

@@ -393,7 +393,7 @@ class Averaging:
     def put(self, target: Array, incoming: Array, within: Sequence[slice], *, first: bool) -> None:
         """Add ``weights * incoming`` to `target`; for the first window, overwrite `target` instead.
 
-        `incoming` contains the part `within` of one window, or of each of several windows.
+        `incoming` is a window or a stack of windows, cut to the slices `within`.
         """
         weights = self._weights_on(as_tensor(target).device)[tuple(within)]
         if target.ndim > weights.ndim:
@@ -426,7 +426,7 @@ class Averaging:
 
     @cached_property
     def _uniform(self) -> list[bool]:
-        """For each dimension, whether one window spans it with equal weights. Then their sum is constant along it."""
+        """For each dimension, whether the sum of the weights is constant along it."""
         grid, weights = self._grid, weights_over(self._mean, self._grid.window)
         at = grid.window.start(tuple(grid.first))
         return [
@@ -440,7 +440,7 @@ class Averaging:
 
     @cached_property
     def _tile(self) -> Index:
-        """The size of the blocks for which sums of weights are computed: whole strides, as square as possible."""
+        """The size of the blocks for which sums of weights are computed and kept."""
         grid, window = self._grid, self._grid.window
         tile = [window.stride[d] if d in grid.moving else window.size[d] for d in range(window.ndim)]
         tile = [1 if uniform else n for uniform, n in zip(self._uniform, tile, strict=True)]
@@ -496,9 +496,9 @@ _Blocks: TypeAlias = tuple[Array, Array, Array]
 
 
 def parts_of(blocks: _Blocks) -> list[_Blocks]:
-    """Cut two blocks of the same shape, and a factor that broadcasts to this shape, into small parts.
+    """Cut blocks (target, values, factor) into parts of at most `AT_ONCE` elements. Blocks on a GPU are not cut.
 
-    Parts have at most `AT_ONCE` elements. Blocks on a GPU are not cut.
+    The factor must broadcast to the shape of the other two.
     """
     target, values, factor = blocks
     count = math.prod(target.shape)

@@ -31,7 +31,7 @@ def range_of(parts: Iterable[Array]) -> tuple[float, float] | None:
 
 
 def full_range(dtype: np.dtype[Any], *, rgb: bool = False) -> tuple[float, float] | None:
-    """Return the numbers that the first and last colour stand for, or None if these depend on the pixels."""
+    """Return the smallest and the largest number of the colour scale, or None if they depend on the pixels."""
     if dtype == np.uint8:
         return 0.0, 255.0
     return (0.0, 1.0) if dtype.kind == "b" or (rgb and dtype.kind == "f") else None

@@ -55,7 +55,7 @@ class TensorCopy:
     tiles : int
         Complete tiles that were moved.
     partial : int
-        Incomplete tiles of which windows were moved.
+        Incomplete tiles from which windows were moved.
     windows : int
         Windows that were moved one by one, from a store in memory.
     there : int
@@ -228,7 +228,7 @@ def _share_a_place(store: TileStore, other: TileStore) -> bool:
 
 
 def _check_other(jobs: Sequence[_Job], source: _Contents, target: PersistentContents) -> None:
-    """Raise ValidationError if the target contains the very same tensor: then both stores are one."""
+    """Raise ValidationError if the target is the same store as the source."""
     for job in jobs:
         tensor_id, incarnation = job.spec.tensor_id, job.stored.get("incarnation")
         if incarnation is None or not target.holds(tensor_id):
@@ -334,7 +334,7 @@ def _copy(job: _Job, source: _Contents, target: PersistentContents, tally: Tally
 
 
 def _stored(record: Record, source: PersistentContents, selection: Selection | None) -> tuple[list[Index], list[Index]]:
-    """Return two sorted lists: the complete and the incomplete tiles that are stored of a tensor, or of a region."""
+    """Return two sorted lists of stored tiles: the complete ones and the incomplete ones. A selection limits both."""
     if selection is not None and is_empty(selection.start, selection.stop):
         return [], []
     layout = record.layout
@@ -511,7 +511,7 @@ def _knows(found: PartialTile | None, part: PartialTile) -> bool:
 def windows_into_tiles(
     spec: TensorSpec, source: MemoryContents, target: PersistentContents, selection: Selection | None, tally: Tally
 ) -> TensorCopy:
-    """Copy windows from a memory store to a store of tiles, which blends them into tiles as after a read."""
+    """Copy windows from a memory store to a store of tiles, which blends them into its tiles."""
     on_cpu = replace(spec, device=torch.device("cpu"))
     with target.lock:
         record = target.registry.record_of(on_cpu)
@@ -558,7 +558,7 @@ def _window_batches(windows: Sequence[Index], spec: TensorSpec) -> Iterator[Sequ
 
 
 def _rows(spec: TensorSpec, source: MemoryContents, windows: Sequence[Index]) -> dict[Index, Row]:
-    """Return the windows that are still in memory, by index. Each `Row` has one, and keeps no other in memory."""
+    """Return the windows that are still in memory, by index, each in a `Row` of its own."""
     taken = source.kept.take(spec, windows)
     return {index: Row(index, row.window(index)[None]) for index, row in taken.items()}
 
@@ -578,7 +578,7 @@ def _among(points: IntArray, wanted: object) -> list[Index]:
 
 
 def _check_stored(spec: TensorSpec, target: PersistentContents, windows: Sequence[Index]) -> None:
-    """Raise StoreError if the target does not return a copied window. Its checksums find windows with wrong pixels."""
+    """Raise StoreError if the target lacks one of the copied windows."""
     target.tiles.drop_stored(spec.tensor_id)
     with closing(target.access(spec)) as access:
         for some in _window_batches(windows, spec):

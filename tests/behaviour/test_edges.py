@@ -159,7 +159,7 @@ class TestNoWindow:
             ((50, 50), TensorWindow((64, 64)), "dimension 0 has 50 pixels, and windows of 64 begin at 0 plus"),
             ((3, None, None), TensorWindow((3, 64, 64), 32, -16), "dimension 0 has 3 .* -16 plus multiples of 32"),
             ((3, None, None), TensorWindow((3, 64, 64), 32, -16, (None, 1, 2)), r"windows of 3 begin at -16\. Give"),
-            ((5, 5), TensorWindow((5, 5), 1, (0, -5), (0, 0)), "none lies inside along all dimensions"),
+            ((5, 5), TensorWindow((5, 5), 1, (0, -5), (0, 0)), "none fits into all of them"),
             ((3, None), TensorWindow((3, 4), None, (-3, 0), (None, 1)), r"windows of 3 begin at -3\. Give"),
         ],
     )

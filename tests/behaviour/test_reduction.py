@@ -358,7 +358,7 @@ def test_a_reduction_that_there_is_not_is_refused(arguments: tuple[Any, ...], me
         ("uint8", Reduction("argmax", 300), r"ints up to 299, which torch.uint8 cannot represent; declare .*int16"),
         ("float32", ARGMAX, "ints up to 4, which torch.float32 cannot represent"),
         ("uint8", Reduction("softmax", CHANNELS), "gives fractions, which torch.uint8 cannot represent"),
-        ("float32", Reduction("softmax", CHANNELS), "of output_window must be 5, .*got shape"),
+        ("float32", Reduction("softmax", CHANNELS), "output_window must have size 5, .*got shape"),
     ],
 )
 def test_a_reduction_that_does_not_fit_its_tensor_is_refused(dtype: str, reduce: Any, message: str) -> None:
@@ -368,7 +368,7 @@ def test_a_reduction_that_does_not_fit_its_tensor_is_refused(dtype: str, reduce:
 
 def test_windows_that_begin_between_the_channels_are_refused() -> None:
     window = TensorWindow((CHANNELS, 4, 4), stride=(1, 4, 4))
-    with pytest.raises(ValidationError, match="of output_window must be 5, its offset 0, and its stride at least 5"):
+    with pytest.raises(ValidationError, match="output_window must have size 5, offset 0 and a stride of at least 5"):
         built(str, window, shape=(CHANNELS, 8, 8), reduce=Reduction("softmax", CHANNELS))
 
 

@@ -126,7 +126,7 @@ class Cutout:
         return self.frame.meaning(self.names)
 
     def every(self, every: object, max_pixels: object) -> Cutout:
-        """Return the cutout of an image with fewer rows and columns written; see `step_of`."""
+        """Return this cutout with a larger step, so that fewer rows and columns are written; see `step_of`."""
         extents = [n for number, n in enumerate(self.shape) if number != self.channels]
         return replace(self, step=step_of(extents, every, max_pixels))
 
@@ -164,7 +164,7 @@ class Cutout:
         return named[0] if named else 0
 
     def image(self, form: str) -> tuple[int, int, int]:
-        """Return the number of channels, rows and columns. Raise ValidationError, naming `form`, if it is no image."""
+        """Return (channels, rows, columns). Raise ValidationError unless the cutout has 2 or 3 dimensions."""
         if len(self.kept) not in (2, 3):
             raise ValidationError(
                 f"format {form!r} is for images of 2 dimensions, or 3 with channels, but the region has shape "
@@ -181,7 +181,7 @@ class Sink(NamedTuple):
     Attributes
     ----------
     unit : tuple of int
-        Extents of a unit, per dimension of the tensor. Only whole units are written.
+        The size of a unit, such as a chunk of the file, per dimension of the tensor. Only whole units are written.
     put : callable
         ``put(place, pixels)`` writes one or more whole units of pixels.
     has : callable
@@ -248,9 +248,9 @@ def units_in(extents: Sequence[int], unit: Sequence[int]) -> int:
 def stream(
     cutout: Cutout, sink: Sink, source: Source, tally: Tally, target: str, part: tuple[Index, Index] | None = None
 ) -> None:
-    """Write the pixels of a cutout that are not written yet, and count the units of all pixels in `tally`.
+    """Write the pixels of a cutout that are not written yet. `tally` also counts units that were written before.
 
-    With a `part`, write only pixels ``[start, stop)`` of the tensor; both ends must lie between units.
+    With ``part=(start, stop)``, write only these pixels of the tensor. Both must lie at the edges of units.
 
     Raises
     ------
