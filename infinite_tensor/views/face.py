@@ -154,9 +154,10 @@ class Face:
 
 
 def with_distinct_dims(faces: Mapping[str, Face], scales: Mapping[str, Sequence[Fraction]]) -> dict[str, Face]:
-    """Rename some dimensions, because xarray refuses some groups.
+    """Rename dimensions of a group that xarray would refuse.
 
-    It refuses a group in which dimensions of one name cover different pixels, or a dimension has the name of an array.
+    xarray refuses a group if two dimensions of one name cover different pixels, or if a dimension has the name of an
+    array.
     """
     meanings: dict[str, tuple[object, ...]] = {}
     renamed = {}
@@ -181,7 +182,7 @@ class FaceStore(Store):
     faces : mapping of str to Face
         The arrays by their paths.
     attributes : mapping, optional
-        The attributes of the group if it is an image whose arrays are its levels.
+        For an image with levels: the attributes of the group.
     """
 
     supports_writes = False
@@ -217,7 +218,7 @@ class FaceStore(Store):
 
     @cached_property
     def _documents(self) -> dict[str, bytes]:
-        """Metadata and coordinates, which are known without computing, by their keys."""
+        """The metadata and the coordinates, by their keys."""
         shown = {path: face.shown for path, face in self._faces.items()}
         arrays = {path: each.document() for path, each in shown.items()}
         documents, chunks = documents_of(
@@ -259,7 +260,7 @@ class FaceStore(Store):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """Return the value of each key, or the range of its bytes that is asked for."""
+        """Call `get` for each key and range of bytes, and return the results in order."""
         return list(await asyncio.gather(*[self.get(key, prototype, part) for key, part in key_ranges]))
 
     async def exists(self, key: str) -> bool:
@@ -284,7 +285,7 @@ class FaceStore(Store):
         self._check_writable()
 
     def list(self) -> AsyncIterator[str]:
-        """Yield all keys, including those of all chunks, of which an unbounded tensor has very many."""
+        """Yield all keys, including the keys of all chunks. An unbounded tensor has very many."""
         return self.list_prefix("")
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
@@ -320,7 +321,10 @@ class FaceStore(Store):
 
 
 def _chunks(counts: Index, begun: str) -> Iterator[str]:
-    """Yield the keys of chunks that begin with `begun`, without their folder. `counts` are chunks per dimension."""
+    """Yield the keys of chunks, such as ``3/0``, that begin with `begun`.
+
+    `counts` is the number of chunks per dimension.
+    """
     number, slash, rest = begun.partition("/")
     for i in _numbers(number, counts[0], whole=bool(slash)):
         if len(counts) > 1:
@@ -330,7 +334,7 @@ def _chunks(counts: Index, begun: str) -> Iterator[str]:
 
 
 def _numbers(begun: str, end: int, *, whole: bool) -> Iterable[int]:
-    """Return the numbers below `end` whose digits begin with `begun`; if `whole`, only the number `begun` itself."""
+    """Return the numbers below `end` whose digits begin with `begun`. If `whole`, return only `begun` itself."""
     if not begun and not whole:
         return range(end)
     if not _NUMBER.fullmatch(begun):
@@ -361,8 +365,8 @@ def _range_of(part: ByteRequest | None, length: int) -> slice:
 async def answered(key: Hashable, compute: Callable[[], T]) -> T:
     """Return what ``compute()`` returns, or raise what it raises. Raise CancelledError if the process ends before that.
 
-    A request does not share a computation that began before it, since pixels may have been invalidated meanwhile. It
-    waits for the end of that computation without taking a place, then finds its results in memory.
+    If another request is computing the same `key`, wait for it. Then call ``compute()`` all the same, because pixels
+    may have been invalidated meanwhile.
     """
     work = partial(_told, partial(copy_context().run, compute))
     # The event loop may be on the main thread: without store_call, Ctrl-C there could leave a lock of a future taken.
@@ -384,10 +388,7 @@ async def answered(key: Hashable, compute: Callable[[], T]) -> T:
 
 
 def _told(work: Callable[[], T]) -> T:
-    """Call `work`. Turn exceptions that an event loop would react to into RuntimeError.
-
-    A KeyboardInterrupt or SystemExit, for example, would end the loop.
-    """
+    """Call `work`. Raise RuntimeError in place of exceptions that would end an event loop, such as SystemExit."""
     try:
         return work()
     except Exception:
@@ -402,7 +403,7 @@ def _ended() -> asyncio.CancelledError:
 
 
 def _beside(work: Callable[[], T]) -> Future[T]:
-    """Do work on a new thread, at once: it does not wait for one of the limited places."""
+    """Do work at once on a new thread, even if all places are taken."""
     answer: Future[T] = Future()
 
     def run() -> None:
@@ -417,7 +418,7 @@ def _beside(work: Callable[[], T]) -> Future[T]:
 
 
 async def _ends(answer: Future[Any]) -> bool:
-    """Wait some seconds for `answer`; return whether it is done. If the wait is cancelled, the answer is not."""
+    """Wait some seconds for `answer`, and return whether it is done. Cancelling the wait does not cancel `answer`."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     with store_call():
@@ -453,8 +454,8 @@ class _Places:
     def take(self, key: Hashable, work: Callable[[], T]) -> tuple[Future[T], bool]:
         """Queue work until a place is free. Return the future of its result, and True.
 
-        If work for this key is already under way, return the future of that work and False. Raise CancelledError if the
-        process is ending.
+        If work for `key` is already queued or running, return the future of that work, and False. Raise CancelledError
+        if the process is ending.
         """
         with self._lock:
             before = self._under_way.get(key)
@@ -473,7 +474,7 @@ class _Places:
             self._under_way.pop(key, None)
 
     def are_stuck(self) -> bool:
-        """Whether no place has become free for some seconds. After it was True, it is False for as long."""
+        """Whether no place has become free for some seconds. Returning True starts the count of seconds again."""
         with self._lock:
             now = time.monotonic()
             stuck = now - self._last_free >= _PATIENCE_SECONDS

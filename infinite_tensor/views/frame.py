@@ -89,10 +89,10 @@ class Frame:
 
     @property
     def token(self) -> tuple[object, ...]:
-        """A value that is equal for frames with the same pixels of a tensor, and that changes when windows are dropped.
+        """A value that identifies the pixels of the frame. It changes when windows of the tensor are dropped.
 
-        It is the same in all processes if the tensor is stored and its functions can be identified. Otherwise it
-        differs for each tensor object. If a frame shows only stored pixels, the value differs for each frame, because
+        It is the same in all processes if the tensor is stored and its functions can be identified. Otherwise each
+        tensor object has its own value. If a frame shows only stored pixels, each frame has its own value, because
         these pixels may change at any time.
         """
         if self.fill_value is not None:
@@ -105,7 +105,7 @@ class Frame:
         return secrets.token_hex(8)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields and the token. If another library wraps this frame, Dask identifies it by the pickle."""
+        """Pickle the fields and the token, because Dask identifies some objects by their pickle."""
         return _unpickled, (self.tensor, self.origin, self.shape, self.tile, self.dtype, self.fill_value, self.token)
 
     @cached_property
@@ -144,7 +144,7 @@ class Frame:
         return tuple(cuts)
 
     def meaning(self, dims: Mapping[int, str]) -> Meaning:
-        """Return the metadata of the pixels. `dims` maps the dimensions to keep, by their numbers, to their names."""
+        """Return the metadata of the pixels. `dims` has the names of the dimensions to keep, by their numbers."""
         known = node_of(self.tensor).spec.definition.meaning or Meaning()
         shown = {d: (name, self.shape[d]) for d, name in dims.items()}
         return known.through(Lens.of_region(self.tensor.dims, self.origin, shown))
@@ -198,9 +198,9 @@ def _unpickled(*fields: Any) -> Frame:
 
 
 def state_of(node: Node) -> tuple[object, ...] | None:
-    """Return a value that identifies the pixels of a tensor in all processes, and changes when windows are dropped.
+    """Return a value that identifies the pixels of a tensor, also in other processes. Dropping windows changes it.
 
-    Return None if there is no such value: the tensor is not stored, or its functions cannot be identified.
+    Return None if the tensor is not stored, or its functions cannot be identified.
     """
     generation, definition = node.contents.generation(node.spec), node.spec.definition
     if generation is None or definition.functions.record.opaque:
@@ -245,7 +245,7 @@ def shown(pixels: torch.Tensor) -> npt.NDArray[np.generic]:
 
 
 def shown_if_stored(tensor: InfiniteTensor, region: object) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_]]:
-    """Return the stored pixels of a region as `shown`, and a mask of the pixels for which a window is missing."""
+    """Return two arrays: the stored pixels of a region, and a mask of the pixels for which a window is missing."""
     node = node_of(tensor)
     selection = parse(region, tensor.shape, node.spec.labels)
     missing = torch.ones(selection.size, dtype=torch.bool)
@@ -254,6 +254,6 @@ def shown_if_stored(tensor: InfiniteTensor, region: object) -> tuple[npt.NDArray
 
 
 def shown_value(value: Number, dtype: torch.dtype) -> np.generic:
-    """Return a number as the numpy scalar by which a pixel of this torch dtype is shown."""
+    """Return `value` as a numpy scalar of ``shown_dtype(dtype)``."""
     pixel: np.generic = shown(torch.full((1,), value, dtype=dtype, device="cpu"))[0]
     return pixel

@@ -55,7 +55,7 @@ class _Lazy(BackendArray):
 
 
 class _LazilyIndexed(LazilyIndexedArray):
-    """A lazy array that stays lazy when transposed. xarray's own would create an array of all coordinates."""
+    """A lazy array that stays lazy when transposed, unlike xarray's own."""
 
     def transpose(self, order: Sequence[int]) -> CopyOnWriteArray:
         entries, lazy = self.key.tuple, self.array
@@ -74,7 +74,7 @@ def lazily(frame: Frame) -> CopyOnWriteArray:
 
 
 class _Span(PandasIndex):
-    """An index that never has all its coordinates in memory. That of pandas would, to look up a float."""
+    """An index that finds floats without creating all its coordinates in memory, unlike the index of pandas."""
 
     def _replace(self, index: pd.Index, dim: Hashable = None, coord_dtype: Any = None) -> PandasIndex:
         return _index_of(index, self.dim if dim is None else dim, coord_dtype)
@@ -89,7 +89,7 @@ class _Span(PandasIndex):
         return _index_of(joined.index, joined.dim, joined.coord_dtype)
 
     def sel(self, labels: dict[Any, Any], method: str | None = None, tolerance: Any = None) -> Any:
-        """Look up labels. If they are numbers, find the ints that they select, and look these up in `PandasIndex`."""
+        """Look up labels. Numbers are first replaced by the ints that they select."""
         ((name, label),) = labels.items()
         if isinstance(label, slice):
             return super().sel({name: self._of_ints(label)}, method, tolerance)
@@ -122,7 +122,7 @@ class _Span(PandasIndex):
         return found.astype(np.int64) if known.all() else None
 
     def _of_ints(self, label: slice) -> slice:
-        """Return a slice with int bounds that selects the same coordinates. Bounds are at most one beyond the index."""
+        """Return a slice with int bounds that selects the same coordinates as `label`."""
         is_backwards = label.step is not None and label.step < 0
         low: Callable[[float], int] = math.floor if is_backwards else math.ceil
         high: Callable[[float], int] = math.ceil if is_backwards else math.floor

@@ -87,7 +87,7 @@ def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
 def _hierarchy(
     arrays: Mapping[str, Mapping[str, Any]], attributes: Mapping[str, Any], *, in_levels: bool = False
 ) -> dict[str, bytes]:
-    """Return the ``zarr.json`` of a group and of all its members, by key. That of the group comes last.
+    """Return the ``zarr.json`` documents of a group and of its members, by key. The document of the group is last.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def _hierarchy(
     attributes : mapping
         The attributes of the group.
     in_levels : bool
-        Whether each subgroup is also opened alone, and so needs consolidated metadata.
+        Whether each subgroup is a level. Programs may open a level alone, so each gets consolidated metadata.
     """
     nodes: dict[str, Any] = {}
     for path, document in arrays.items():
@@ -113,7 +113,7 @@ def _hierarchy(
 
 
 def _consolidated(attributes: Mapping[str, Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a group, which includes that of all members. So xarray need not list the store."""
+    """Return the metadata of a group, with that of all its members, so that xarray need not list the store."""
     consolidated = {"kind": "inline", "must_understand": False, "metadata": nodes}
     return group_document(attributes) | {"consolidated_metadata": consolidated}
 
@@ -134,13 +134,13 @@ def chunk_bytes(array: npt.NDArray[Any]) -> memoryview:
 
 
 def plain_name_of(tensor: InfiniteTensor) -> str | None:
-    """Return the last part of a tensor's id; None if the id is random, or other programs may refuse it as a name."""
+    """Return the last part of a tensor's id; None if the id is random, or the part is unsuitable as a name."""
     last = tensor.tensor_id.rpartition("/")[2]
     return last if node_of(tensor).tensor.named and is_plain_name(last) and last not in tensor.dims else None
 
 
 def array_name_of(tensor: InfiniteTensor) -> str:
-    """Return a name for the array of a tensor. It is no dimension's name, because coordinates have these."""
+    """Return a name for the array of a tensor. It differs from the names of dimensions, which are for coordinates."""
     name = plain_name_of(tensor) or "values"
     while name in tensor.dims:
         name += "_"
@@ -223,7 +223,10 @@ def _of_place(place: Georeference, dims: Sequence[str], shape: Sequence[int]) ->
 
 
 def zarr_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes for Zarr v3, in which a float nodata value is encoded: JSON has no NaN and no infinities."""
+    """Return attributes as Zarr v3 stores them.
+
+    A float nodata value is encoded as text, because JSON has no NaN and no infinities.
+    """
     fill = attributes.get("_FillValue")
     encoded = base64.standard_b64encode(struct.pack("<d", fill)).decode() if isinstance(fill, float) else fill
     return {**attributes} if fill is None else {**attributes, "_FillValue": encoded}
@@ -244,7 +247,7 @@ class Along(NamedTuple):
     shift: float = 0
 
     def middle(self, pixel: T) -> T:
-        """Return where the middle of one or several pixels is, in pixels of the tensor."""
+        """Return the position of the middle of `pixel`, in pixels of the tensor. `pixel` may be an array."""
         return pixel * self.pixels + self.shift
 
 
@@ -256,11 +259,11 @@ class Shown(NamedTuple):
     frame : Frame
         The pixels of the array.
     dims : mapping of int to str
-        The names of its dimensions, by their numbers in the tensor.
+        The name of each dimension of the array, by the number of the dimension in the tensor.
     meaning : Meaning
         The metadata of its pixels.
     along : tuple of Along
-        Where its pixels lie, per dimension of the tensor.
+        Where its pixels lie along each dimension of the tensor.
     """
 
     frame: Frame
@@ -270,7 +273,7 @@ class Shown(NamedTuple):
 
     @classmethod
     def of(cls, frame: Frame, dims: Mapping[int, str], along: tuple[Along, ...] = ()) -> Shown:
-        """Return the array of a frame. `dims` maps the dimensions to keep, by their numbers, to their names."""
+        """Return the array of a frame. `dims` has the names of the dimensions to keep, by their numbers."""
         return cls(frame, dims, frame.meaning(dims), along or (Along(),) * frame.ndim)
 
     def document(
@@ -279,7 +282,10 @@ class Shown(NamedTuple):
         compressors: Sequence[Mapping[str, Any]] = (),
         attributes: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Return the metadata of the array, with its ``origin``: pixel ``p`` of the tensor is at ``p + origin``."""
+        """Return the metadata of the array.
+
+        Its attribute ``origin`` tells where pixel ``p`` of the tensor is in the array: at index ``p + origin``.
+        """
         frame = self.frame
         shape, chunks, origin = (
             tuple([each[d] for d in self.dims]) for each in (frame.shape, frame.chunk_shape, frame.origin)
@@ -308,7 +314,7 @@ def documents_of(
     *,
     in_levels: bool = False,
 ) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Return the documents of a Zarr hierarchy and the chunks of its coordinates, both by key.
+    """Return two mappings from keys to bytes: the documents of a Zarr hierarchy, and the chunks of its coordinates.
 
     Parameters
     ----------
@@ -319,11 +325,11 @@ def documents_of(
     attributes : mapping
         The attributes of the group.
     may_be : callable
-        ``may_be(name)`` tells whether a coordinate may have a name.
+        ``may_be(name)`` tells whether a coordinate may have this name.
     compressors : sequence of mapping
         The compressors of coordinates.
     in_levels : bool
-        Whether each array is a level, in a group that is also opened alone.
+        Whether each array is a level, in a group of its own.
     """
     arrays: dict[str, dict[str, Any]] = {}
     coordinates: dict[str, dict[str, Any]] = {}
@@ -374,7 +380,7 @@ def _beside(
 def _array_of(
     coordinate: Coordinate, dims: Sequence[str], compressors: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], bytes]:
-    """Return the metadata and the only chunk of a coordinate as an array. As in xarray, it follows netCDF."""
+    """Return the metadata and the only chunk of the array for a coordinate. Dates are encoded as by xarray."""
     values, attrs = coordinate.values, {**coordinate.attrs}
     if values.dtype.kind in "Mm":
         unit = _UNITS[np.datetime_data(values.dtype)[0]]

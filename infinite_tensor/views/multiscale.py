@@ -85,10 +85,10 @@ def image_of(name: str, frame: Frame, kept: Sequence[int], levels: Sequence[Infi
 
 
 def parts_of(arrays: Mapping[str, Shown]) -> Iterator[tuple[str, Box]]:
-    """Yield the boxes to write of an image, each with the path of its array. A box consists of whole chunks.
+    """Yield the boxes of an image in the order in which to write them, each with the path of its array.
 
-    A box of a level comes right after the pixels of the finer level that it is computed from. So little of each level
-    has to be kept in memory, however large the image is.
+    A box consists of whole chunks. It comes right after the finer pixels from which it is computed, so that these are
+    still in memory.
     """
     levels = [*arrays.items()][::-1]
     counts = levels[0][1].frame.chunk_counts
@@ -97,7 +97,7 @@ def parts_of(arrays: Mapping[str, Shown]) -> Iterator[tuple[str, Box]]:
 
 
 def _in_order(levels: Sequence[tuple[str, Shown]], box: Box) -> Iterator[tuple[str, Box]]:
-    """Yield `box`, chunks of the first, coarsest level. Before it, yield the chunks of finer levels that it needs."""
+    """Yield the chunks `box` of the first, coarsest level. Before them, yield the finer chunks that they need."""
     boxes = [box]
     for (_, coarser), (_, finer) in itertools.pairwise(levels):
         boxes.append(_below(coarser, finer, boxes[-1]))
@@ -118,7 +118,7 @@ def _in_order(levels: Sequence[tuple[str, Shown]], box: Box) -> Iterator[tuple[s
 
 
 def _below(coarser: Shown, finer: Shown, box: Box) -> Box:
-    """Return the chunks of the finer level that cover chunks of the coarser one. A pixel or two may be missing."""
+    """Return the chunks of `finer` from which the chunks `box` of `coarser` are computed, except a pixel or two."""
     factors = [of_one.pixels // of_other.pixels for of_one, of_other in zip(coarser.along, finer.along, strict=True)]
     low, high = (tuple(map(min, map(operator.mul, side, factors), finer.frame.chunk_counts)) for side in box)
     return low, high

@@ -52,7 +52,7 @@ class Plane:
     def of(cls, shape: Shape, dims: Sequence[str]) -> Self:
         """Return the plane of the dimensions y and x, or else of the last two dimensions that are not channels.
 
-        It has colours if another dimension has 3 or 4 entries and a name that does not rule this out.
+        Another dimension with 3 or 4 entries has the colours, unless it is called z, t, time or depth.
         """
         if len(shape) < 2:
             raise ValidationError(
@@ -92,8 +92,8 @@ class Plane:
         free = [d for d in self.others if d != self.colours]
         if len(places) > len(free):
             raise ValidationError(
-                f"places are along dimensions that are neither drawn nor colours: the tensor has {len(free)} of "
-                f"these, but {len(places)} places are given"
+                f"the tensor has {len(free)} dimensions besides rows, columns and colours, but {len(places)} places "
+                "are given"
             )
         given = dict(zip(free, places, strict=False))
         for d, place in given.items():
@@ -105,9 +105,10 @@ class Plane:
     def pyramid(
         self, tensor: InfiniteTensor, levels: Sequence[InfiniteTensor]
     ) -> tuple[list[InfiniteTensor], list[Index]]:
-        """Return the tensor and its levels, and their scales: how many pixels of the tensor a pixel is, per dimension.
+        """Return a list of the tensor and its levels, and a list of their scales.
 
-        Levels are left out unless each of them has half the rows and columns of the one before, and all colours.
+        A scale is the number of pixels of the tensor in one pixel of the level, per dimension. If a level does not
+        halve the rows and columns, or has fewer colours, the lists contain only the tensor and its scale.
         """
         made = [cast("Coarsening", level.f) for level in levels]
         halved = all(
@@ -119,7 +120,7 @@ class Plane:
         return ([tensor, *levels], [base, *scales(made)]) if halved else ([tensor], [base])
 
     def region(self, box: Box, scale: Sequence[int]) -> tuple[int | slice, ...]:
-        """Return the region of a level to read for `box`. A pixel of the level is `scale` pixels of the tensor."""
+        """Return the region of a level that has the rows and columns of `box`. `scale` is the scale of the level."""
         region = [slice(COLOURS) if place is None else place // n for place, n in zip(self.at, scale, strict=True)]
         region[self.rows], region[self.columns] = box
         return tuple(region)

@@ -22,7 +22,7 @@ _DIGIT = 16
 
 @dataclass(frozen=True)
 class Bins:
-    """The bins of a histogram that are not empty.
+    """The non-empty bins of a histogram.
 
     Attributes
     ----------
@@ -106,9 +106,9 @@ def exactly(
 
 
 def _count(counts: Mapping[int, npt.NDArray[np.int64]], rest: int, digit: int, piece: Numbers) -> None:
-    """Count how often each value follows each prefix, among the keys of the numbers in `piece`.
+    """Add to `counts` how often each digit follows each prefix in the keys of the numbers in `piece`.
 
-    `counts` has an array per prefix. A key is a prefix and `rest` more bits; the first `digit` of these are the value.
+    A key consists of a prefix, a digit of `digit` bits, and other bits. `rest` is the number of bits after the prefix.
     """
     keys = _keys(piece)
     for prefix, found in counts.items():

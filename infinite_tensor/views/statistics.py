@@ -59,8 +59,8 @@ class Stats:
     nan, nodata : int
         The number of NaN pixels, and of pixels that are nodata in the source raster. All other attributes ignore both.
     missing : int
-        The number of pixels of the region that were left out because they are not stored, including those that a mask
-        excludes.
+        The number of pixels of the region that were left out because they are not stored. A mask does not change this
+        number.
     min, max : int or float
         The smallest and the largest value. These two, `mean` and `std` are NaN if `count` is 0.
     mean, std : float
@@ -91,10 +91,10 @@ class Stats:
     def quantile(self, q: Any) -> Any:
         """Return quantiles of the values, interpolated as by `numpy.quantile`.
 
-        Quantiles are exact for integers and bools that have `labels`, and for float16 and bfloat16. Other values are
-        binned by the leading 20 bits of their float32. Each of the two values that a quantile lies between is then too
-        near to 0, by less than one part in ``2**11``, or by less than ``2**-137`` if it is below ``2**-126``. A float64
-        beyond the range of float32 counts as the end of that range.
+        Quantiles are exact for integers and bools that have `labels`, and for float16 and bfloat16. Of other
+        values, only the leading 20 bits of their float32 are used. These values are too near to 0, by less than one
+        part in ``2**11``, or by less than ``2**-137`` if they are below ``2**-126``. A float64 beyond the range of
+        float32 counts as the end of that range.
 
         After ``stats(exact=True)`` all quantiles are exact, but each call reads pixels again: once for float32, twice
         for integers of 32 bits, four times for float64 and integers of 64 bits. So ask for all quantiles in one call.
@@ -176,7 +176,7 @@ class _Pixels:
     tensor : InfiniteTensor
         The tensor.
     nodata : Code or None
-        The value that marks missing pixels.
+        The nodata values of the source raster. Nodata pixels are left out.
     selection : Selection
         The region that contains the pixels.
     tiles : sequence of tuple of int, or None
@@ -240,7 +240,7 @@ class _Pixels:
         return math.prod(self.selection.size) - sum(math.prod(part.size) for part in self._parts())
 
     def _wanted(self) -> Iterator[tuple[Selection, BoolArray | None]]:
-        """Yield the boxes that contain pixels to count, each with a mask of these pixels; None if all pixels count."""
+        """Yield the boxes that contain wanted pixels, each with a mask of these pixels, or None if all are wanted."""
         for part in self._parts():
             wanted = None if self.mask is None else np.broadcast_to(self.mask.pixels(part.pixels), part.size)
             if wanted is None or wanted.any():
@@ -421,7 +421,11 @@ class _Figures:
         return (floats.view(np.uint32) >> (32 - LEADING)).astype(np.intp)
 
     def stats(self, others: _Sieve, missing: int, again: _Pixels | None) -> Stats:
-        """Return the statistics of all values so far. `others` and `missing` count pixels that have no value."""
+        """Return the statistics of the values added so far.
+
+        `others` has the counts of NaN and nodata; `missing` is the number of pixels that are not stored. If exact
+        quantiles are asked for, `again` reads the pixels again.
+        """
         is_float = self._dtype.is_floating_point
         (places,) = np.nonzero(self._counts)
         if not len(places):

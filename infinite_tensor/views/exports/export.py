@@ -53,14 +53,13 @@ class _Form(NamedTuple):
     Attributes
     ----------
     check
-        Raises ValidationError for a cutout that the format cannot store.
+        Function that raises ValidationError if the format cannot store a cutout.
     opened
-        Begins a file, and finishes it on exit.
+        Context manager that creates a file, yields its sink, and finishes the file at the end.
     unsaid
-        The metadata that the file leaves out, worded for messages.
+        Function that returns the metadata that the file leaves out, worded for messages.
     sidecars
-        Suffixes of files that GDAL writes next to an image, with its statistics, masks and overviews. They are deleted
-        with a replaced image, because GDAL would apply them to the new one.
+        Suffixes of files that GDAL writes next to an image. They are deleted when the image is replaced.
     """
 
     check: Callable[[Cutout], None]
@@ -155,9 +154,9 @@ def _export_tensor(cutout: Cutout, place: str, options: Options) -> None:
 def export_members(
     members: Mapping[Key, tuple[InfiniteTensor, object, Sequence[Fraction]]], target: object, options: Options
 ) -> None:
-    """Write a region of the tensors of a group, with their scales per dimension, as a Zarr group.
+    """Export the tensors of a group to Zarr; see `TensorGroup.export`.
 
-    See `TensorGroup.export`.
+    `members` has for each key a tensor, its region, and its scale in each dimension.
     """
     place, form = _checked(target, options)
     if form != _ZARR:
@@ -216,7 +215,7 @@ def _begun(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> Iterator
 
 @contextmanager
 def _explaining(opened: AbstractContextManager[Any], target: str) -> Iterator[Any]:
-    """Enter and exit `opened`. Make errors of these two steps name the target; leave errors in between unchanged."""
+    """Enter and exit `opened`. Errors from entering and exiting name the target; other errors are not changed."""
     opening = ExitStack()
     with explained(target):
         found = opening.enter_context(opened)
@@ -248,9 +247,7 @@ def _checked(target: object, options: Options) -> tuple[str, str]:
     if form != _ZARR and options.storage_options is not None:
         raise ValidationError("storage_options are only for Zarr, which can be written to a URL; leave them out")
     if checked_flag("compute", options.compute) and options.fill_value is not None:
-        raise ValidationError(
-            "fill_value is written where nothing is stored, and therefore needs compute=False; give both"
-        )
+        raise ValidationError("fill_value replaces pixels that are not stored, so it needs compute=False; give both")
     if form != _ZARR and options.pyramid is not False:
         raise ValidationError(f"pyramid is only for Zarr, got format {form!r}; leave it out")
     checked_flag("overwrite", options.overwrite)
@@ -286,7 +283,7 @@ def _source_of(tensor: InfiniteTensor, options: Options) -> Source:
 
 
 def _fill_values(cutouts: Mapping[str, Cutout], options: Options) -> dict[str, Any] | None:
-    """For each array, return the value of pixels that are not stored. Return None if these are computed."""
+    """Return the value of pixels that are not stored, for each array. Return None if these pixels are computed."""
     if options.compute:
         return None
     views = {path: StoredOnly(cutout.tensor, options.fill_value) for path, cutout in cutouts.items()}
@@ -298,8 +295,7 @@ def _identity(
 ) -> str | None:
     """Return a hash that identifies the exported pixels, or None if repeating the export may give other pixels.
 
-    A repeated export may give other pixels if it exports only what is stored, because that changes. It also may if the
-    tensor is not stored, because the definition alone does not determine all pixels.
+    That is so if only stored pixels are exported, if a tensor is not stored, or if its functions cannot be identified.
     """
     nodes = [node_of(cutout.tensor) for cutout in cutouts.values()]
     # The pixels of levels follow from those of the tensor, which comes first.

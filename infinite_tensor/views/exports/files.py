@@ -139,7 +139,7 @@ def check_tiff(cutout: Cutout) -> None:
 
 
 def _is_held(crs: Any) -> bool:
-    """Whether a GeoTIFF can hold a CRS. GDAL writes others, such as rotated poles, into a second file."""
+    """Whether a GeoTIFF can hold a CRS. It cannot hold rotated poles, for example."""
     with _rasterio().Env(GDAL_PAM_ENABLED=False), _without_georeference(), _rasterio().MemoryFile() as file:
         with file.open(driver="GTiff", width=1, height=1, count=1, dtype="uint8", crs=crs):
             pass
@@ -149,9 +149,9 @@ def _is_held(crs: Any) -> bool:
 
 @contextmanager
 def opened_tiff(cutout: Cutout, path: Path) -> Iterator[Sink]:
-    """Create a Cloud-Optimized TIFF. GDAL makes it from a finished tiled TIFF.
+    """Create a Cloud-Optimized TIFF. GDAL makes it from a tiled TIFF.
 
-    With very many bands, the result is the tiled TIFF itself, because blocks with all bands would take too much memory.
+    With very many bands, create only the tiled TIFF, because GDAL would need too much memory.
     """
     bands, _, _ = cutout.image("tiff")
     dtype = _dtype_of(cutout)
@@ -184,7 +184,7 @@ def _delete(paths: list[Path]) -> None:
 
 
 def _copy_optimized(source: Path, path: Path, side: int, resampling: str) -> None:
-    """Copy a TIFF to a Cloud-Optimized one: with overviews, and in the order in which programs request it over HTTP."""
+    """Copy a tiled TIFF to a Cloud-Optimized TIFF with overviews."""
     import rasterio.shutil  # noqa: PLC0415  (of an extra)
 
     with _rasterio().Env(**_SETTINGS), _without_georeference():
@@ -274,7 +274,8 @@ def _rasterio() -> Any:
 def _unit_of(cutout: Cutout, bands: int, side: int) -> Index:
     """Return the extents of the boxes to write, per dimension of the tensor.
 
-    A box is a block of the file, with all bands if bands are interleaved. Otherwise it has the bands of one tile.
+    A box has the rows and columns of one block of the file. It has all bands if bands are interleaved, otherwise the
+    bands of one tile.
     """
     unit = [min(n, extent) for n, extent in zip(cutout.frame.tile, cutout.frame.shape, strict=True)]
     for number, d in enumerate(cutout.kept):
@@ -330,7 +331,7 @@ class _Said(NamedTuple):
     tags : dict of str to str
         All other metadata, as tags.
     said : set of str
-        All metadata that the file has, worded for messages.
+        The labels of all metadata that the file has, for messages.
     """
 
     profile: dict[str, Any]
@@ -388,7 +389,7 @@ def _say_place(place: Georeference, found: _Said) -> None:
 
 
 def _say_coordinate(coordinate: Coordinate, cutout: Cutout, bands: int, found: _Said) -> None:
-    """Add a coordinate to `found`: as band descriptions if it lies along the channels, as a tag without dimensions."""
+    """Add a coordinate to `found` if it can be stored as band descriptions, as units or as a tag."""
     texts = coordinate.values.reshape(-1).astype(str).tolist()
     called, dims = coordinate.called, [*coordinate.dims]
     of_channels = called.lower() in CHANNELS if not dims else called == cutout.dims[dims[0]]

@@ -64,7 +64,7 @@ class Content:
     identity : str or None
         Identifies the exported pixels; None if repeating the export may give other pixels.
     attributes : mapping, optional
-        The attributes of the group if it is an image whose arrays are its levels.
+        For an image with levels: the attributes of the group.
     """
 
     cutouts: Mapping[str, Cutout]
@@ -121,7 +121,7 @@ def _root_of(path: Path) -> bytes | None:
 
 
 def _is_export(document: bytes | None) -> bool:
-    """Whether a document was written by export: in the root of a finished group, or to mark an unfinished one."""
+    """Whether export wrote `document`: the root document of a finished group, or the mark of an unfinished one."""
     try:
         return _MARK in json.loads(document or b"{}")["attributes"]
     except (ValueError, KeyError, TypeError):
@@ -155,11 +155,14 @@ class _Group:
 
     @property
     def may_continue(self) -> bool:
-        """Whether this export has an identity and has written chunks, so that a later export can continue it."""
+        """Whether a later export can continue this one: it has an identity, and some chunks are written."""
         return self._content.identity is not None and any(map(self._chunks, self._content.cutouts))
 
     def make_room(self, target: str, *, overwrite: bool) -> None:
-        """Delete an unfinished export; with `overwrite`, also a finished one. Anything else is a ValidationError."""
+        """Delete an unfinished export or, with `overwrite`, a finished one.
+
+        Raise ValidationError if anything else is there.
+        """
         root, note = self._objects.get([DOCUMENT, UNFINISHED])
         if root is None and not _is_export(note):
             if next(self._objects.pages("", 1), None) is None:
@@ -178,7 +181,7 @@ class _Group:
         self._objects.delete(names)
 
     def _chunks(self, path: str) -> set[str]:
-        """Return the keys of the chunks that are already written of the array at `path`."""
+        """Return the keys of the written chunks of the array at `path`."""
         keys = itertools.chain.from_iterable(self._objects.pages(path))
         return set(filter(_CHUNK.fullmatch, (key.removeprefix(f"{path}/") for key in keys)))
 

@@ -50,8 +50,7 @@ def app_of(
 ) -> Starlette:
     """Return the application that `serve` runs.
 
-    `hosts` are the host names that requests may use. Without this check, a foreign page could read pixels by DNS
-    rebinding.
+    It refuses requests to host names other than `hosts`, so that foreign pages cannot read pixels by DNS rebinding.
     """
     tensors: dict[str, Served] = {}
     for tensor_id, opened in _tensors_of(sources, store_results=store_results):

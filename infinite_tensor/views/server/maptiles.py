@@ -34,8 +34,7 @@ def stored_image(
 ) -> tuple[Array, Array]:
     """Return the stored pixels of a map tile, and a mask of the missing ones.
 
-    If a pixel is not stored in the level of the tile, it is taken from the next finer level that has it stored: there,
-    the first of the pixels that it summarizes is used.
+    A pixel that is not stored in the level of the tile is replaced by a stored pixel of a finer level.
     """
     box = tile.box(plane.extents)
     assert box is not None
@@ -69,10 +68,9 @@ def tiles_of(level: InfiniteTensor, region: Any) -> int:
 
 
 def samples(tensor: InfiniteTensor, plane: Plane, read: Callable[[Any], Array | None]) -> list[Array]:
-    """Return arrays of pixels from which to choose colours.
+    """Return arrays of pixels from which to choose colours: those of some stored tiles.
 
-    They are the pixels of some stored tiles. If nothing is stored, they are what ``read(region)`` returns for a region
-    in the middle of the plane. While it returns None, smaller regions are tried.
+    If nothing is stored, call ``read(region)`` for smaller and smaller regions until it returns pixels instead of None.
     """
     node = node_of(tensor)
     layout = node.contents.layout(node.spec)
@@ -117,7 +115,7 @@ class Colours:
         return cls("rgb" if rgb else "range", (found[0] if low is None else low, found[1] if high is None else high))
 
     def fitting(self, values: Array) -> Self:
-        """Return these colours, or those of a range if these are for labels but `values` are no labels."""
+        """Return these colours. If they are for labels and `values` are no labels, return those of a range instead."""
         if self.kind != "labels" or are_labels(values):
             return self
         return self.of([values, np.array(self.ends, values.dtype)], None, None, rgb=False)
@@ -130,7 +128,7 @@ class Colours:
         values : numpy.ndarray
             The pixels in rows and columns; fewer than a whole tile at the end of a tensor.
         missing : numpy.ndarray of bool, optional
-            Which pixels are missing, in an incomplete map tile: these are striped, and the tile gets a dotted edge.
+            A mask of the missing pixels. They are striped, and the tile gets a dotted edge. None for a complete tile.
         """
         place = tuple(map(slice, values.shape[:2]))
         pixels, nothing, hatch = (

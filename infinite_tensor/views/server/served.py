@@ -47,7 +47,7 @@ _PASSING = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
 def answered(body: bytes | memoryview, kind: str, *, passing: bool = False) -> Response:
-    """Return a response that clients may cache and revalidate. If `passing`, they may not, because it will change."""
+    """Return a successful response. Clients may cache it, unless `passing` says that it will change."""
     if passing:
         return Response(body, 200, _PASSING, kind)
     etag = f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
@@ -164,7 +164,7 @@ class Served:
 
     @cached_property
     def _drawing(self) -> tuple[list[InfiniteTensor], list[Index], Colours]:
-        """The levels, scales and colours of map tiles. Replaced once a tile has pixels that are no labels."""
+        """The levels, scales and colours of map tiles. `_drawn` may replace all three."""
         plane = self._plane
         pixels = samples(self.tensor, plane, self._sample)
         return self._drawing_in(
@@ -180,7 +180,7 @@ class Served:
             return None
 
     def _drawing_in(self, colours: Colours) -> tuple[list[InfiniteTensor], list[Index], Colours]:
-        """Return the tensor and its levels, their scales, and `colours`. Without stored levels, use some in memory."""
+        """Return the tensor and its levels, their scales, and `colours`. Levels are made if none are stored."""
         tensor = self.tensor
         levels = stored_levels(tensor)
         if not levels:
@@ -200,7 +200,7 @@ class Served:
         return self._drawn_anew(plane, tile, compute=True) if compute else None
 
     def _drawn_anew(self, plane: Plane, tile: Tile, *, compute: bool) -> Response | None:
-        """Draw a map tile, if possible without computing. Return None if it must be computed and `compute` is False."""
+        """Draw a map tile, computing only what is not stored. Return None if it must compute and `compute` is False."""
         return self._drawn(plane, tile, compute=False) or (self._drawn(plane, tile, compute=True) if compute else None)
 
     def _drawn(self, plane: Plane, tile: Tile, *, compute: bool) -> Response | None:
@@ -247,8 +247,8 @@ def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:
 def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -> int:
     """Estimate how many windows must be computed for a box of a level.
 
-    The estimate is the number of windows in the box. If the level is computed from a finer one that is not stored
-    there, and the number is not already above `most`, it is the estimate for the finer level instead.
+    Count the windows in the box. If the level is made from a finer level that is not stored there, count the windows of
+    the finer level instead, and so on. Stop at a count above `most`.
     """
     strides = level.output_window.stride
     count = math.prod([-(-(b - a) // n) for (a, b), n in zip(spans, strides, strict=True)])

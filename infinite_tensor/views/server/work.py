@@ -31,8 +31,7 @@ class _Job(Generic[T]):
 class Work(Generic[T]):
     """A queue of jobs for each client. Threads take a job of one client, then of the next client, and so on.
 
-    A thread that has finished a job takes the next one itself. It would have to wait until the event loop has sent the
-    response if the loop handed out the jobs.
+    A thread that has finished a job takes the next one at once, without waiting for the event loop.
 
     Parameters
     ----------
@@ -48,10 +47,10 @@ class Work(Generic[T]):
         self._lock = threading.Lock()
 
     async def result(self, client: Hashable, key: Hashable, do: Callable[[], T]) -> T:
-        """Queue the job ``do()``, and return or raise what it does. Join a job that is queued under the same key.
+        """Queue a job and wait for it. Return its result or raise its error.
 
-        If the request that awaits this is cancelled, and no other request waits for the job, the job is dropped. If it
-        has begun, it stops before its next call of an ``f``.
+        If a job with this key is already queued, wait for that one instead. If the caller is cancelled and nobody else
+        waits for the job, a queued job is dropped, and a running job stops before its next call of an ``f``.
         """
         with self._lock:
             # Do not join a job that has begun: pixels may have been invalidated since.

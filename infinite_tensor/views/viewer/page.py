@@ -46,7 +46,7 @@ _BESIDE = 75
 class _Place:
     """The pixel in the middle of the screen, and the zoom: a pixel covers ``2**zoom`` screen pixels along each side.
 
-    If `zoom` is None, a plane with the extents `whole` is shown from end to end along its finite dimensions.
+    If `zoom` is None, the zoom is chosen so that the extents `whole` fit on the screen.
     """
 
     y: float
@@ -63,7 +63,7 @@ class _Place:
         return cls(y, x, None, plane.extents)
 
     def asked(self, arguments: Mapping[str, Sequence[bytes]]) -> Self:
-        """Return the place that a URL names by ``?x=&y=&zoom=``; this place supplies missing or invalid entries."""
+        """Return this place with `y`, `x` and `zoom` replaced by those in the URL. Invalid ones are ignored."""
         given: dict[str, Any] = {}
         for name in ("y", "x", "zoom"):
             try:
@@ -121,7 +121,7 @@ class _Page:
         return math.log2(self._sizes[0][0] / (columns.end - columns.start))
 
     def _fit(self) -> None:
-        """Keep pixels square after the browser window was resized. Once the size is known, show the first place."""
+        """Show the same place again when the size of the figures has changed."""
         columns, rows = self._ranges
         sizes = [panel.size for panel in self._panels]
         if not all(sizes[0]) or sizes == self._sizes:

@@ -295,7 +295,7 @@ class Panel:
         return self._layers[level, self._plane.colours is not None]
 
     def _is_over(self, number: int) -> bool:
-        """Whether the view of this number was followed by another one, or the process is about to end."""
+        """Whether view `number` has been replaced by a later view, or the process is about to end."""
         return number != self._look_number or not threading.main_thread().is_alive()
 
     def _find(self, number: int, plane: Plane, asked: list[Tile]) -> None:
@@ -433,5 +433,5 @@ class Panel:
 
 
 def _is_known(held: tuple[Picture, float] | None, now: float) -> bool:
-    """Whether a tile in the browser is complete, or was looked up so recently that it is not looked up again."""
+    """Whether the tile `held` by the browser need not be looked up again now."""
     return held is not None and (held[0].state != "partial" or now - held[1] < _LOOK_AGAIN)

@@ -62,7 +62,7 @@ class Picture:
 
 
 class Tiles:
-    """The tiles of a tensor. Within `stopping`, its methods raise Stopped once the tiles are no longer wanted.
+    """The tiles of a tensor. Called within `stopping`, a method raises Stopped once its result is no longer wanted.
 
     Parameters
     ----------
@@ -90,7 +90,10 @@ class Tiles:
         self.labels = dtype.kind in "iu"
 
     def window(self, plane: Plane) -> int:
-        """Return the number of pixels of a plane per window, or 0 if ``f`` computes any region without windows."""
+        """Return the number of pixels of a plane per window.
+
+        Return 0 if ``f`` writes regions of any size instead of windows.
+        """
         if isinstance(self.levels[0].f, RegionWriter):
             return 0
         stride = self.levels[0].output_window.stride
@@ -118,7 +121,7 @@ class Tiles:
             yield found
 
     def filled(self, plane: Plane, picture: Picture) -> Picture:
-        """Return a tile whose missing pixels are made from stored pixels of finer levels, where there are some."""
+        """Return a tile with missing pixels made from stored pixels of finer levels, as far as possible."""
         tile, values = picture.tile, picture.values
         for level in range(min(tile.level, len(self.levels) - 1) - 1, -1, -1):
             gaps = np.isnan(values)
@@ -128,7 +131,7 @@ class Tiles:
         return Picture(tile, values, picture.state)
 
     def computed(self, plane: Plane, tile: Tile) -> Picture:
-        """Return a tile, computing missing pixels. If that fails, return a tile with the error, also in later calls."""
+        """Compute the missing pixels of a tile, and return it. If that fails, return a tile with the error."""
         if (plane, tile) in self._failed:
             return self._failed[plane, tile]
         level = min(tile.level, len(self.levels) - 1)

@@ -351,9 +351,9 @@ class TensorBlob(Dataset[torch.Tensor]):
     def as_tensor(self, rows: int | None = None) -> InfiniteTensor:
         """Return the first rows as an `InfiniteTensor` of shape ``(rows, *shape)``, which reads the blob's blocks.
 
-        The tensor is identified by this creation of the blob, the number of rows, and how often rows were overwritten
-        or truncated. If rows are overwritten or truncated later, reads of the tensor raise StoreError. Rows may still
-        be appended.
+        If rows of the blob are overwritten or truncated later, reads of the tensor raise StoreError. Rows may still be
+        appended. The definition of the tensor contains the number of rows, and a version that changes whenever the blob
+        is created anew, or its rows are overwritten or truncated.
 
         Parameters
         ----------
@@ -380,10 +380,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         )
 
     def _snapshot_length(self, header: Header, wanted: int | None) -> int:
-        """Return the number of rows of a snapshot: `wanted`, or all rows. Raise an error if there are not so many.
-
-        `header` is the last commit, of which this object may not know yet.
-        """
+        """Return the number of rows of a snapshot. Raise an error if the last commit has fewer than `wanted` rows."""
         if header.version != self._rows.header.version or (wanted or 1) > self._rows.length:
             self._rows.refresh()
         if header.changing:
@@ -392,7 +389,7 @@ class TensorBlob(Dataset[torch.Tensor]):
                 "or open and close the blob with mode 'a'"
             )
         if not header.rows:
-            raise ValidationError(f"{self!r} holds no rows yet, and a tensor has at least one")
+            raise ValidationError(f"{self!r} holds no rows yet, but a tensor needs at least one row")
         count = min(self._rows.length, header.rows) if wanted is None else wanted
         if not 1 <= count <= header.rows:
             raise ValidationError(f"rows must be from 1 to {header.rows}, got {count}")
@@ -590,7 +587,7 @@ class _Snapshot(RegionWriter):
 
     @property
     def copies(self) -> bool:
-        """True: caching windows would keep blocks in memory twice; see `RegionWriter.copies`."""
+        """Always True, because caching windows would keep blocks in memory twice; see `RegionWriter.copies`."""
         return True
 
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:  # noqa: ARG002

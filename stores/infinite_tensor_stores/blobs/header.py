@@ -154,7 +154,7 @@ class Header:
 
     @property
     def version(self) -> dict[str, Any]:
-        """The incarnation and the edits. A tensor that reads these rows has them as the `version` in its definition."""
+        """The `version` in the definition of a tensor that reads these rows: the incarnation and the edits."""
         return {"blob": self.incarnation, "edits": self.edits}
 
     @property

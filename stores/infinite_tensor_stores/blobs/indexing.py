@@ -43,10 +43,10 @@ def parts_of(rows: range | RowNumbers, block_size: int) -> Iterator[BlockPart]:
 
 
 def indexable(tensor: torch.Tensor, rows: range | RowNumbers) -> Any:
-    """Return a view of a contiguous tensor that is fast to index with the positions that `parts_of` yields for `rows`.
+    """Return a view of a contiguous tensor that is fast to index with the positions from `parts_of`.
 
-    For a range, the view is a tensor, because torch copies slices on several threads. For row numbers it is an array,
-    because numpy is faster with these. If an assignment has a number twice, the last row given for it is kept.
+    For a range, the view is a tensor: torch copies slices on several threads. For row numbers, it is an array, because
+    numpy is faster. If numbers repeat in an assignment, the last row is kept.
     """
     if isinstance(rows, range):
         return tensor
@@ -72,8 +72,7 @@ def as_rows(given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Ten
     TypeError
         If `given` has another dtype, or is neither a tensor nor an array.
     ValidationError
-        If its shape does not end with the shape of a row, if it is not a dense tensor with values, or if elements are
-        masked.
+        If its shape does not end with the shape of a row, if it is not dense, or if elements are masked.
     """
     if isinstance(given, np.ndarray):
         check_unmasked(given, "rows have")
@@ -111,7 +110,7 @@ def rows_of(index: Any, length: Callable[[int], int]) -> int | range | RowNumber
     index
         The expression between the brackets.
     length : callable
-        ``length(least)`` returns the number of rows; `least` is the number needed for this index to be in range.
+        ``length(least)`` returns the number of rows of the blob. `least` is the number of rows that this index needs.
 
     Raises
     ------
