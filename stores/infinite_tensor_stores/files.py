@@ -43,12 +43,12 @@ _DELETING = 4
 
 
 class Unreadable(bytes):
-    """Placeholder for an object that exists but is not read. It is empty, so code that does not check finds damage.
+    """A placeholder for an object that exists but was not read. As bytes it is empty, and so counts as damaged.
 
     Attributes
     ----------
     reason : str
-        Why it is not read.
+        Why the object was not read.
     """
 
     reason: str
@@ -71,7 +71,7 @@ def bounded(data: bytes, most: int) -> bytes:
 
 
 def content(data: bytes) -> bytes:
-    """Return `data` if it was read. Else raise a ValueError with the reason."""
+    """Return `data`. If it is an `Unreadable`, raise ValueError with its reason instead."""
     if isinstance(data, Unreadable):
         raise ValueError(data.reason)  # noqa: TRY004  (not a type error of the caller)
     return data
@@ -150,7 +150,7 @@ class LeadsOutError(StoreError):
 
 
 def own_path(root: Path, key: str) -> Path:
-    """The path of an object that may be deleted or repaired.
+    """Return the path at which to delete or repair the object `key`.
 
     A store may contain links to files that do not belong to it, put there by mistake or by an attacker.
 
@@ -173,7 +173,7 @@ def own_path(root: Path, key: str) -> Path:
 
 @contextmanager
 def left_alone() -> Iterator[None]:
-    """A context that ends with a warning, not an error, if it meets a link that leads out of the store."""
+    """A context that turns a LeadsOutError into a warning."""
     try:
         yield
     except LeadsOutError as error:
@@ -239,7 +239,7 @@ class FileStore(LocalStore):
         remove(own_path(self.root, key))
 
     async def delete_dir(self, prefix: str) -> None:
-        """Delete a folder like `delete`. A file is not deleted."""
+        """Delete a folder with its content, or a link without its target. Do not delete a file."""
         self._check_writable()
         path = own_path(self.root, prefix)
         if path.is_dir() and not path.is_symlink():
@@ -256,7 +256,7 @@ class FileStore(LocalStore):
 
 
 def _folders_of_chunks(array: Path) -> list[str]:
-    """List the folders directly in ``c``, an array's folder of chunks, without links. Empty if there is no ``c``."""
+    """List the folders in the folder ``c`` of an array, without links. Empty if there is no ``c``."""
     chunks = array / "c"
     if chunks.is_symlink() or not chunks.is_dir():
         return []

@@ -63,7 +63,7 @@ class TensorHandle(ABC):
 
     @abstractmethod
     def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
-        """Add to each stored partial tile. None deletes the tile."""
+        """Add a part to the log of each tile. None deletes the log."""
 
     @abstractmethod
     def delete_tiles(self, tiles: Sequence[Index]) -> None:
@@ -79,11 +79,11 @@ class TensorHandle(ABC):
 
     @abstractmethod
     def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        """The complete tiles of a box ``[low, high)``, and the tiles that have a log."""
+        """Return the complete tiles of the box ``[low, high)``, and the tiles of the box that have a log."""
 
     @abstractmethod
     def damages(self, *, repair: bool) -> Iterator[Damage]:
-        """Check everything stored, and yield what is damaged; `repair` deletes it as it is found."""
+        """Check everything stored, and yield each damage. If `repair` is True, delete what is damaged."""
 
     def tile_from(self, tile: Index, block: np.ndarray[Any, Any] | Exception | None) -> torch.Tensor | None:
         """Return the tile in a stored block. If the block is an exception, warn of a damaged tile and return None."""
@@ -91,7 +91,7 @@ class TensorHandle(ABC):
         return None if intact is None else from_stored(intact, self.layout.dtype)
 
     def intact(self, tile: Index, found: T | Exception | None) -> T | None:
-        """Return what was read of a tile. If that is an exception, warn of a damaged tile and return None."""
+        """Return `found`. If it is an exception, warn that the tile is damaged, and return None."""
         if isinstance(found, Exception):
             warn_of_damage(self.owner, f"tile {tile} of tensor {self.tensor_id!r} is damaged ({found})")
             return None
@@ -107,9 +107,9 @@ Handle = TypeVar("Handle", bound=TensorHandle)
 
 
 class HandleStore(PersistentTileStore, Generic[Handle]):
-    """A store with a handle for each registered tensor. The users of the tensor keep the handle alive.
+    """A store with a `TensorHandle` for each stored tensor. The users of the tensor keep the handle alive.
 
-    A tensor without a handle is not stored. Either it is registered with a read-only store, or it has been cleared.
+    A tensor has no handle if it was cleared, or if a read-only store does not contain it.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

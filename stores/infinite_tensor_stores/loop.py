@@ -33,7 +33,7 @@ def sync(call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.k
     """
     loop = _own.running()
     if _is_here(loop):
-        raise RuntimeError("a coroutine of the event loop would wait for itself")
+        raise RuntimeError("sync was called on the thread of the event loop, where it would wait for itself")
     tasks: list[asyncio.Task[T]] = []
     done = threading.Lock()
     done.acquire()
@@ -81,7 +81,7 @@ class _Loop(asyncio.SelectorEventLoop):
         self.set_default_executor(_Threads())
 
     def __del__(self) -> None:
-        """Do not warn that the loop is still running: it runs until the process ends, and a forked child drops it."""
+        """Do not warn that the loop is still running. It runs until the process ends."""
 
 
 class _Threads(ThreadPoolExecutor):

@@ -33,7 +33,7 @@ def without_logins(text: str) -> str:
 class LoginMask:
     """Hides the credentials of a URL and of options in texts and in errors.
 
-    Every text in the options counts as a credential, however nested, except those that only say where the storage is.
+    Every text in the options counts as a credential, unless it only says where the storage is.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
@@ -102,7 +102,10 @@ class FilesInMemory(MaskedFileSystem):
 
 
 class Stored(NamedTuple):
-    """The size of an object in bytes, and the time of its last write in seconds since 1970, or None if unknown."""
+    """The size of an object in bytes, and the time of its last write.
+
+    The time is in seconds since 1970, or None if it is unknown.
+    """
 
     size: int
     changed: float | None = None
@@ -138,7 +141,7 @@ class RemoteStore(FsspecStore):
         return True
 
     async def _try_again(self, path: str, data: bytes) -> None:
-        """Create the same file again, with the same content, to see whether the file system refuses that."""
+        """Try to create a file that exists. Set `fs.creates` to whether the file system refused that."""
         self.fs.creates = True
         with suppress(FileExistsError):
             await self.fs.create(path, data)
@@ -157,7 +160,7 @@ class RemoteStore(FsspecStore):
 
 
 def _changed(entry: Mapping[str, Any]) -> float | None:
-    """When an object was written, in seconds since 1970. File systems have different names for this field."""
+    """Return the time when an object was written, in seconds since 1970, or None if `entry` does not say."""
     named = [entry[name] for name in ("LastModified", "last_modified", "mtime", "created") if name in entry]
     times = [each.timestamp() if isinstance(each, datetime) else each for each in named]
     return next((float(each) for each in times if isinstance(each, int | float)), None)

@@ -46,7 +46,7 @@ _owners: dict[Any, int] = {}
 
 
 class S3Store(RemoteStore):
-    """Objects below a prefix of a bucket, without the additional requests of a file system."""
+    """A `RemoteStore` for S3 that sends no more requests than necessary."""
 
     fs: S3Requests
     lists_in_pages = True
@@ -91,8 +91,8 @@ class S3Store(RemoteStore):
 class S3Requests(MaskedFileSystem):
     """A file system that sends one S3 request for each operation of zarr on an object.
 
-    s3fs creates the client from the options of `files`. If a request fails for a temporary reason, it is retried
-    as long as an answer can come within `timeout` seconds. An attempt fails if no data moves for a third of that time.
+    s3fs creates the client, with the options of the file system `files`. A request that fails for a temporary reason
+    is sent again, for up to `timeout` seconds. An attempt fails if no data moves for a third of `timeout`.
     """
 
     creates = True
@@ -178,7 +178,7 @@ class S3Requests(MaskedFileSystem):
         return answer
 
     async def _begun(self, request: Coroutine[Any, Any, Any], upload: _Upload) -> Any:
-        """Return the answer to a request as soon as it begins. Raise TimeoutError if the upload or the answer stalls.
+        """Return the answer to a request, without its body. Raise TimeoutError if no data moves for too long.
 
         The client's own time-outs do not cover an upload that stalls.
         """
@@ -201,7 +201,7 @@ class S3Requests(MaskedFileSystem):
         return client
 
     def _explained(self, error: Exception) -> OSError:
-        """Translate an error of a request into a builtin one. It is one of `_MAY_PASS` if a retry may succeed."""
+        """Return a builtin error for an error of a request: one of `_MAY_PASS` if a retry may succeed."""
         if isinstance(error, boto.ClientError):
             return self._answered(error)
         if isinstance(error, boto.NoCredentialsError):
@@ -244,7 +244,7 @@ class _Upload(io.BytesIO):
 
 
 def _like(fs: S3FileSystem, timeout: float) -> S3FileSystem:
-    """Return a new, unshared file system with the options of `fs`. Time-outs that these lack get defaults."""
+    """Return a new file system with the options of `fs`. `timeout` sets the time-outs that `fs` does not set."""
     config = {**dict.fromkeys(_LIMITS, timeout / 3), **_SETTINGS, **fs.config_kwargs}
     options = {**fs.storage_options, "config_kwargs": config, "skip_instance_cache": True}
     return type(fs)(*fs.storage_args, **options)

@@ -249,10 +249,9 @@ def _remote(store: FsspecStore, mask: LoginMask, timeout: float) -> Store:
 
 
 def _of_our_own(fs: AsyncFileSystem) -> AsyncFileSystem:
-    """Return a file system like `fs` that only this library uses, because connections belong to one event loop.
+    """Return a file system with the options of `fs`, for this library alone. Its connections belong to our event loop.
 
-    Equal file systems share one object. As in fsspec, it stays until the process ends: if its client were dropped with
-    a store, nothing would close the client.
+    The same object is returned for equal file systems, and kept until the process ends.
     """
     if isinstance(fs, AsyncFileSystemWrapper):
         return AsyncFileSystemWrapper(fs.sync_fs, asynchronous=True)

@@ -226,7 +226,7 @@ def test_what_lies_in_a_store_is_none(place: Place, name: str, told: str, mode: 
     filled(place.open())
     before = place.files()
     with pytest.raises(
-        StoreError, match=f"there is {told} of a store, not a store; open the store, which is the folder above"
+        StoreError, match=f"this is the folder of {told}, not a store; open the store, which is the folder above"
     ):
         ZarrTileStore(f"{place.target}/{name}", mode=mode)
     assert place.files() == before

@@ -29,21 +29,20 @@ Right: TypeAlias = FileLock | Lease
 
 
 class Document:
-    """A ``zarr.json`` as it was read. On remote storage it always counts as current: a check would take a request."""
+    """A ``zarr.json`` as it was read."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
 
     def is_current(self) -> bool:
-        """Whether the stored document has not been replaced."""
+        """Whether the storage still has this document. Always True on remote storage, where nothing is checked."""
         return True
 
 
 class DocumentFile(Document):
-    """A ``zarr.json`` on a local disk. Raises the errors of `files.opened`, and ValueError if it is too large.
+    """A ``zarr.json`` on a local disk. Raises the errors of `files.opened`, and ValueError if the file is too large.
 
-    The file stays open. Otherwise the file system could give its number to the file that replaces it, and if that
-    happens within a tick of the clock, a few milliseconds, both would look the same.
+    This object keeps the file open. While it is open, no other file can get its inode number.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,7 +72,7 @@ class Location(Objects):
     Attributes
     ----------
     address : tuple
-        The arguments with which `location_of` returns the same place, with new connections.
+        The arguments with which `location_of` opens the same place again.
     """
 
     is_local = False
@@ -88,17 +87,17 @@ class Location(Objects):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if is_in_memory(self.store):
-            raise pickle.PicklingError(f"{self!r} is in the memory of this process, where no other can read it")
+            raise pickle.PicklingError(f"{self!r} is in the memory of this process, where no other process can read it")
         return location_of, self.address
 
     @property
     def filename(self) -> str:
-        """The absolute path of a folder; elsewhere the URL, without credentials."""
+        """The absolute path, or the URL without credentials."""
         return repr(self)
 
     @contextmanager
     def reporting(self, what: str) -> Iterator[None]:
-        """A context that turns exceptions of the storage into a StoreError, which names the blob and says `what`."""
+        """A context that turns errors of the storage into StoreErrors. `what` is a text such as "cannot be read"."""
         try:
             yield
         except (RegionError, ValidationError, MemoryError):
@@ -133,7 +132,7 @@ class Location(Objects):
         return list(filter(None, self.children("")))
 
     def stranger(self) -> str | None:
-        """The name of something that does not belong to a blob, or None."""
+        """Return the name of an object or folder here that does not belong to a blob, or None."""
         ours = (DOCUMENT, LOCK, _PARTIAL, FOLDER)
         return next((name for name in sorted(self.names()) if name not in ours and not name.startswith("c.")), None)
 
@@ -145,7 +144,7 @@ class Location(Objects):
         """Delete the lock file and the file of an unfinished write, which exist on a local disk only."""
 
     def vanish(self) -> None:
-        """Delete the place itself, which is empty. A prefix disappears with its objects, so nothing is done for it."""
+        """On a local disk, delete the folder if it is empty."""
 
     def claim(self) -> Right:
         """Get the right to write. Raise StoreError if another writer has it. On a local disk, create the folder."""
@@ -182,13 +181,13 @@ class Folder(Location):
             return None
 
     def commit(self, header: Header) -> None:
-        """Replace the ``zarr.json``. The new file is synced before the rename, else a power failure could empty it."""
+        """Replace the ``zarr.json`` by a new one, which is synced first."""
         self.replace(DOCUMENT, [header.to_bytes()], sync=True)
 
     def replace(self, key: str, parts: Sequence[Any], size: int = 0, *, sync: bool = False) -> None:
         """Replace the file `key` by one that contains `parts`.
 
-        If `size` is given, the new file has this size: a hole before the last part fills it up.
+        If `size` is given, the new file has this size: the last part is at its end, after a hole.
         """
         partial = self.path / _PARTIAL
         descriptor = _created(partial)
@@ -240,7 +239,7 @@ def location_of(target: Any, storage_options: dict[str, Any] | None, timeout: fl
 
 
 def _created(path: Path) -> int:
-    """Create a file, and return its descriptor. If a killed writer left a file or a link there, delete that first."""
+    """Create a file, and return its descriptor. Delete a file or link that is there already."""
     while True:
         try:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

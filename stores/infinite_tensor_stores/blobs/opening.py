@@ -36,7 +36,7 @@ _closing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class Wanted:
-    """The properties that a user gives to `TensorBlob.open`, as arguments of the same names."""
+    """The arguments `dtype`, `shape`, `block_size` and `compressors` of `TensorBlob.open`, after a check."""
 
     def __init__(self, dtype: Any = None, shape: Any = None, block_size: Any = None, compressors: Any = "auto") -> None:
         if dtype is not None and not isinstance(dtype, torch.dtype | str):
@@ -47,7 +47,9 @@ class Wanted:
         self.compressors = compressors
 
     def header(self, old: Header | None, *, is_local: bool) -> Header:
-        """Return the header of a new, empty blob. Defaults come from `old`, the blob that it replaces, if any.
+        """Return the header of a new, empty blob.
+
+        `old` is the header of the blob that is replaced. Its dtype and shape are the defaults.
 
         Raises ValidationError for blocks of 2 GiB or more, and for compressors that are not allowed.
         """
@@ -123,14 +125,15 @@ def opened_for_writing(location: Location, most_blocks: int | None, wanted: Want
 
 
 def _found_again(location: Location, wanted: Wanted) -> Header:
-    """Recover the header of a blob from its blocks, if its ``zarr.json`` is empty.
+    """Recover the header of a blob from its blocks, because its ``zarr.json`` is empty.
 
-    A block is filled with zeros after the last row, so rows of zeros at the very end cannot be recovered.
+    Rows of zeros at the end are lost, because the last block is filled up with zeros.
 
     Raises
     ------
     StoreError
-        If something else is there too, or if there are blocks, but none is intact with the properties in `wanted`.
+        If something at the location does not belong to a blob. Also if there are blocks, but all of them are damaged
+        or differ from `wanted`.
     """
     _document(location, "is there too; choose another place")
     numbers = [int(found[1]) for name in location.names() if (found := _BLOCK.fullmatch(name))]
@@ -144,8 +147,8 @@ def _found_again(location: Location, wanted: Wanted) -> Header:
     else:
         if numbers:
             raise StoreError(
-                f"its {DOCUMENT} is empty, and none of {len(numbers)} blocks is intact for dtype={header.dtype} and "
-                f"shape={header.shape}; give these, block_size and compressors as they were when it was created"
+                f"its {DOCUMENT} is empty, and none of its {len(numbers)} blocks can be read with dtype={header.dtype} "
+                f"and shape={header.shape}; give dtype, shape, block_size and compressors as when the blob was created"
             )
     location.commit(header)
     warnings.warn(
@@ -166,7 +169,7 @@ def _rows_in(block: torch.Tensor) -> int:
 
 
 def created(location: Location, most_blocks: int | None, wanted: Wanted) -> Rows:
-    """Create a blob, which replaces an existing one, and open its rows for writing."""
+    """Create a blob, and open its rows for writing. An existing blob is replaced."""
     wait_for_dropped()
     with location.reporting("cannot be created"):
         document = _document(location, "is there already; choose an empty place")
@@ -201,9 +204,9 @@ def delete(location: Location) -> None:
 
 
 def _document(location: Location, what: str) -> Document | None:
-    """Return the document of a blob, which may be damaged, or None if there is none.
+    """Return the document of a blob, even a damaged one, or None if there is no document.
 
-    Raise StoreError if something else is there; the message names it and says `what`.
+    Raise StoreError if something at the location does not belong to a blob. `what` is the end of the message.
     """
     document = location.document()
     nothing = document is None or is_empty(document.content)
@@ -216,7 +219,7 @@ def _document(location: Location, what: str) -> Document | None:
 
 @contextmanager
 def _claimed(location: Location) -> Iterator[Right]:
-    """A context that begins with the right to write. It releases the right only if an exception is raised in it."""
+    """A context that gives the right to write. An exception in the context releases the right."""
     right = location.claim()
     try:
         yield right

@@ -36,7 +36,7 @@ class Rows:
     header : Header
         The last commit.
     most_blocks : int or None
-        The most blocks to keep, in memory or mapped.
+        The most blocks to keep in memory, or mapped into memory. None for a default.
     document : Document, optional
         For a reader, the document from which the header was read.
     right : FileLock or Lease, optional
@@ -61,10 +61,9 @@ class Rows:
 
     Notes
     -----
-    A signal handler may raise an exception between any two lines, so the rows must be correct after each line. They
-    are, because only rows before `length` count. New rows are first put into buffers, or into files after the last
-    row. Then one line, during which Python handles no signals, changes both `length` and `cursor`. After the last row,
-    buffers and files may contain anything.
+    A signal handler may raise an exception between any two lines. So the rows must be correct after each line. Only
+    rows before `length` count: after them, buffers and files may contain anything. New rows are first put after them.
+    Then a single line changes both `length` and `cursor`. Python handles no signals during that line.
     """
 
     def __init__(
@@ -105,11 +104,11 @@ class Rows:
 
     @property
     def holds_right(self) -> bool:
-        """Whether this process still has the right to write, and must release it."""
+        """Whether this object still has the right to write."""
         return self._right is not None
 
     def check_apart(self) -> None:
-        """Raise StoreError if a signal handler has interrupted another call on this thread."""
+        """Raise StoreError if a signal handler calls this, and has interrupted another call on these rows."""
         # Ask the lock itself: no flag of our own would be right after every interrupt. RLock only has a private method.
         if self.lock._is_owned() or self.extending._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
             raise StoreError(
@@ -121,12 +120,12 @@ class Rows:
         return repr(self.location)
 
     def cut_through(self, error: BaseException) -> None:
-        """Do nothing: rows are correct wherever a call was interrupted; see the notes of the class."""
+        """Do nothing: an interrupted call leaves correct rows. See the notes of the class."""
 
     # Reading.
 
     def row(self, number: int) -> torch.Tensor:
-        """A copy of one row. Makes few calls, because many users read row by row."""
+        """Return a copy of one row. This must be fast, because many programs read row by row."""
         with self.lock:
             self._look_again()
             self._check_there(number)
@@ -170,10 +169,7 @@ class Rows:
             return self.length
 
     def confirm(self) -> None:
-        """If blocks were loaded since `header` was read, read it again, because the writer may have changed their rows.
-
-        Raises the errors of `refresh`.
-        """
+        """Drop loaded blocks that the writer may have changed meanwhile. Raises the errors of `refresh`."""
         with self.lock:
             if self._unconfirmed:
                 self._follow()
@@ -184,7 +180,7 @@ class Rows:
             self._follow()
 
     def _follow(self) -> None:
-        """Read the last commit, and drop blocks of rows that were truncated or overwritten.
+        """Read the last commit. Drop loaded blocks if the writer has overwritten or truncated rows.
 
         New rows do not count before `refresh`, so that negative indices keep their meaning.
         """
@@ -277,7 +273,7 @@ class Rows:
         return True
 
     def write(self, start: int, rows: torch.Tensor) -> None:
-        """Write rows from `start` on, which is at most the length, and move the cursor past them.
+        """Write `rows` from row number `start` on, and move the cursor to their end. `start` is at most `length`.
 
         Rows that reach past the last row are appended.
 
@@ -299,7 +295,7 @@ class Rows:
             self._take(numbers, rows.contiguous())
 
     def truncate(self, length: int) -> None:
-        """Delete the rows from `length` on, which is at most the number of rows. The caller holds the lock."""
+        """Keep the first `length` rows, and delete all others. The caller holds the lock."""
         blocks, kept = -(-self.length // self._size), -(-length // self._size)
         with self._changing("cannot be truncated"):
             # Until the commit below is done, more rows are committed than exist.
@@ -397,9 +393,9 @@ class Rows:
             self._commit(rows, self.header.edits)
 
     def _buffer(self, number: int, stop: int) -> torch.Tensor:
-        """Return the buffer of a block, a new one if necessary.
+        """Return the buffer of a block, a new one if necessary. This may store another buffer to save memory.
 
-        This may store another buffer to save memory. Its rows before `stop` are valid, even if `length` excludes them.
+        `stop` is the end of the rows that the caller is writing, which may be after `length`.
         """
         buffer = self._buffers.get(number)
         if buffer is None:
@@ -418,12 +414,12 @@ class Rows:
         return buffer
 
     def _save(self, numbers: Iterable[int], stop: int) -> None:
-        """Store some blocks from their buffers, only rows before `stop`. What cannot be stored stays in memory."""
+        """Store the buffers of the blocks `numbers`, up to row number `stop`."""
         kept = [number for number in sorted(numbers) if number in self._buffers and number * self._size < stop]
         self._store({number: self._buffers[number][: stop - number * self._size] for number in kept})
 
     def _store(self, blocks: dict[int, torch.Tensor]) -> None:
-        """Store blocks in small groups, and drop their loaded versions."""
+        """Store blocks in small groups. Drop loaded blocks with the same numbers."""
         numbers = list(blocks)
         for begin in range(0, len(numbers), self._at_once):
             wave = numbers[begin : begin + self._at_once]
@@ -437,7 +433,7 @@ class Rows:
             self._unsaved.difference_update(wave)
 
     def _begin_edit(self) -> None:
-        """Before committed rows are changed, commit a mark that they are changing."""
+        """Tell readers, with a commit, that committed rows are about to change."""
         if not self.header.changing:
             self._commit(self.header.rows, self.header.edits + 1)
 

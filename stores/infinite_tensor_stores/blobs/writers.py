@@ -168,7 +168,7 @@ class Lease:
             raise StoreError(f"{self._lost}; what was not flushed is not stored. Open it again to continue")
 
     def release(self) -> None:
-        """Let others write. If that fails, call this again: the lease stays, but only `check` renews it."""
+        """Let others write. If this fails, call it again."""
         if self._renewing.locked():
             self._renewing.release()
         with self._lock:
@@ -199,7 +199,7 @@ class Lease:
             self._objects.delete([self._key])
 
     def _certain(self) -> bool:
-        """Whether the last valid renewal is so recent that no other process can take the lease for expired."""
+        """Whether the last renewal is so recent that all other processes still respect the lease."""
         return time.monotonic() - self._renewed < _CERTAIN
 
     def _put(self) -> float:

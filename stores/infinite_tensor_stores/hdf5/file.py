@@ -125,10 +125,7 @@ class SharedFile:
             return known
 
     def remember(self, name: str, slots: TileSlots) -> None:
-        """Share these slots with all who open the tensor in group `name`.
-
-        Takes no lock, because the garbage collector calls this.
-        """
+        """Let `group` return these slots again. Takes no lock, because the garbage collector may call this."""
         if not slots.gone:
             self.groups.setdefault(name, slots)
 
@@ -184,7 +181,7 @@ class SharedFile:
             return collected
 
     def _slots(self, name: str) -> TileSlots | None:
-        """Return the slots of a tensor, or None if its definition is damaged: gc leaves such a tensor alone."""
+        """Return the slots of a tensor, or None if its definition is damaged."""
         try:
             definition = checked(document_in(self.h5[name][DEFINITION]), name)
         except (KeyError, ValueError, StoreError):
@@ -255,7 +252,7 @@ class _Forks(threading.local):
             self._held.pop().lock.release()
 
     def forget(self) -> None:
-        """Forget the locks in the child, which has new ones."""
+        """In the child, forget the locks of the parent."""
         self._held.clear()
 
 
@@ -280,7 +277,7 @@ def open_file(path: Path, mode: str, owner: object) -> SharedFile:
     Raises
     ------
     StoreError
-        If the mode does not fit what is at the path, or if that cannot be read.
+        If the mode does not fit what is at the path, or if the file cannot be read.
     """
     with _opening(path, owner):
         found = None if not path.exists() else "an empty file" if _is_blank(path) else "a file"
@@ -361,7 +358,7 @@ def _shared(path: Path, mode: str, owner: object) -> SharedFile | None:
 
 
 def _look(path: Path, owner: object, mode: str) -> bool:
-    """Return whether a file is a store. Raise StoreError if it cannot even become one. Does not change the file."""
+    """Return True if a file is a store, False if it can become one. Else raise StoreError. Does not change the file."""
     if not path.is_file():
         # Opening a pipe would wait for a writer.
         raise StoreError(f"{owner}: there is something that is not a regular file; choose another path")
@@ -403,8 +400,7 @@ def _is_blank(path: Path) -> bool:
 def _create(path: Path, *, exclusive: bool) -> None:
     """Create an empty store with a single write, so that a kill leaves either a complete store or an empty file.
 
-    If HDF5 itself created the file, a kill could leave one that cannot be opened. Its mode ``w`` even empties a file
-    that another process has open.
+    HDF5 does not create the file itself, because a kill could then leave a file that cannot be opened.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     check_room(path.parent)

@@ -78,7 +78,7 @@ def check_own(group: Any, names: Sequence[str]) -> None:
 
 
 def tensor_at(h5: Any, name: str) -> Any | None:
-    """Return the HDF5 group with a name if it is a tensor's group, with or without a definition, else None."""
+    """Return the HDF5 group of a tensor, even one without a definition, or None if there is no such group."""
     group = group_at(h5, name)
     if group is None:
         return None
@@ -87,7 +87,7 @@ def tensor_at(h5: Any, name: str) -> Any | None:
 
 
 def names_in(group: Any) -> list[str]:
-    """The names of the members of a group. Skips names that are not UTF-8 (bytes in h5py), which cannot be ours."""
+    """The names of the members of a group, without names that are not UTF-8."""
     return [name for name in group if isinstance(name, str)]
 
 
@@ -162,7 +162,7 @@ def delete_group(h5: Any, name: str) -> None:
 
 
 def names_taken(h5: Any) -> list[str]:
-    """In a file that is not a store yet, the members that would be mistaken for ours, or would be in our way."""
+    """Return the members of another program's file that have names of this library, as paths."""
     found = [f"/{name}" for name in names_in(h5) if name.startswith(TENSOR)]
     folder = group_at(h5, FOLDER)
     if folder is None:
@@ -210,7 +210,7 @@ def check_chunks(dataset: Any, most: int) -> None:
 
 
 def check_size(dataset: Any, most: int) -> None:
-    """Raise ValueError if a dataset claims more than `most` bytes, even if fewer are stored. Also `check_chunks`."""
+    """Raise ValueError if a dataset claims more than `most` bytes, or if `check_chunks` raises it."""
     _check_bytes(dataset.name, dataset.nbytes, most)
     check_chunks(dataset, most)
 

@@ -96,7 +96,7 @@ class TileIndex:
 
 
 def _keys(tiles: IntArray) -> npt.NDArray[Any]:
-    """Return one bytes value per row. The values sort in the same order as the rows, for every int64."""
+    """Return a bytes key for each row of `tiles`. The keys sort like the rows."""
     raw = np.ascontiguousarray(tiles).view(np.uint64) ^ np.uint64(1 << 63)
     return raw.astype(">u8").view(f"S{8 * tiles.shape[1]}").reshape(-1)
 
@@ -120,12 +120,11 @@ class PartLog:
     folder : h5py.Group
         The group with the datasets.
     place : str
-        The name of this tensor and its incarnation; followed by a tile index, it is the name of a partial tile.
+        The beginning of the names of partial tiles: the tensor and its incarnation.
     most : int
         The most bytes of a part.
 
-    After `close` it is empty, and what is still written to it is dropped. Not safe for threads: the
-    owner holds a lock.
+    After `close`, there are no logs, and writing does nothing. Not safe for threads: the owner holds a lock.
     """
 
     def __init__(self, folder: Any, place: str, most: int) -> None:
@@ -240,8 +239,7 @@ class TileSlots:
     ValueError
         If the content of the group does not match the definition.
 
-    After `close` it is empty, and what is still written to it is dropped. Not safe for threads: the
-    owner holds a lock.
+    After `close`, there are no tiles, and writing does nothing. Not safe for threads: the owner holds a lock.
     """
 
     def __init__(self, group: Any, definition: Mapping[str, Any]) -> None:
@@ -299,7 +297,7 @@ class TileSlots:
         return "" if self._table is None else str(self._table.attrs.get("drops", ""))
 
     def mark_drop(self) -> None:
-        """Change the text `drops`, because tiles are being deleted."""
+        """Change the text `drops`. Called when tiles are deleted."""
         if self._table is not None:
             self._table.attrs["drops"] = secrets.token_hex(8)
 
@@ -321,9 +319,9 @@ class TileSlots:
         return [tile for tile, done in zip(logged, self.has(logged), strict=True) if not done]
 
     def prune(self) -> tuple[int, int]:
-        """Delete the logs of complete tiles, and return what `PartLog.delete` returns. Call this only after a flush.
+        """Delete the logs of complete tiles. Return the number of deleted parts and their size.
 
-        HDF5 reuses the space of a log at once, so a kill before the flush could destroy both log and complete tile.
+        Call this only after a flush. Otherwise a kill could destroy both the log and the complete tile.
         """
         logged = self.log.tiles()
         return self.log.delete(itertools.compress(logged, self.has(logged)))
@@ -396,10 +394,9 @@ class TileSlots:
         self._free(slots[there], [tiles[number] for number in there.tolist()])
 
     def _free(self, slots: IntArray, tiles: Sequence[Index] = ()) -> None:
-        """Remove tiles, and make their slots free for others.
+        """Make slots free, and remove `tiles` from the index.
 
-        The file is changed first, and the slots become free last: an interrupt leaves a tile that can be freed again,
-        or an unused slot, but never two tiles in one slot.
+        An interrupt may leave a slot unused, but never two tiles in one slot.
         """
         slots = np.sort(slots)
         for run in _runs(slots):
@@ -452,7 +449,7 @@ class TileSlots:
         return ValueError("its checksum does not match")
 
     def _drop(self, slots: list[int]) -> None:
-        """Free slots. Remove their tiles from the index in the file and from the index in memory, which may differ."""
+        """Free slots, and remove the tiles in them from the index."""
         self._free(np.array(slots, dtype=np.int64), self._index.tiles_in(slots))
 
     def has(self, tiles: Sequence[Index]) -> list[bool]:
@@ -461,7 +458,7 @@ class TileSlots:
         return found
 
     def find(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        """The complete tiles of a box ``[low, high)``, and the tiles that have a log."""
+        """Return the complete tiles of the box ``[low, high)``, and the tiles of the box that have a log."""
         logged = {tile for tile in self.log.tiles() if inside(tile, low, high)}
         return self._index.tiles_within(low, high), logged
 

@@ -112,7 +112,7 @@ class HDF5Tensor(TensorHandle):
             self.slots.delete(tiles)
 
     def generation(self) -> str:
-        """The text that the last `delete_tiles` left in the file."""
+        """A text that changes with each `delete_tiles`."""
         with self._file.opened(self.owner):
             return self.slots.drops
 
@@ -147,9 +147,9 @@ class HDF5Tensor(TensorHandle):
 
     @contextmanager
     def _changing(self, nbytes: int | None = None) -> Iterator[None]:
-        """A context that holds the lock of the file. The tensor must still be there, and `nbytes` more must fit.
+        """A context that holds the lock of the file. Raises StoreError if the tensor is gone.
 
-        If `nbytes` is None, the room is not checked, so that deleting works on a full disk.
+        Raises OSError if the disk has no space for `nbytes` bytes. Pass None to delete on a full disk.
         """
         self._file.check_process(self.owner)
         with self._file.opened(self.owner) as h5:

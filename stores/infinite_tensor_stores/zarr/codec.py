@@ -56,7 +56,7 @@ class ChunkCodec:
     Attributes
     ----------
     most_bytes : int
-        The most bytes of an encoded chunk: no codec makes data much larger.
+        The most bytes that an encoded chunk may have.
     """
 
     def __init__(self, document: Mapping[str, Any]) -> None:
@@ -138,7 +138,7 @@ def threads_for(nbytes: int) -> int:
 
 
 def _extension(given: object) -> dict[str, Any]:
-    """The name and configuration of a codec, or of another extension point, in a ``zarr.json``."""
+    """Return an entry of a ``zarr.json``, such as a codec, as a dict with its name and configuration."""
     if isinstance(given, str):
         given = {"name": given}
     if not isinstance(given, Mapping):
@@ -172,9 +172,9 @@ def _size_in(compressor: Any, data: Bytes) -> int | None:
 
 
 def content_size(frame: bytes) -> int | None:
-    """Return the decompressed size that a Zstandard frame (RFC 8878) states, or None.
+    """Return the decompressed size that a Zstandard frame (RFC 8878) states.
 
-    None means that the frame states no size, or that `frame` is something else.
+    Return None if the frame states no size, or if `frame` is not a Zstandard frame.
     """
     if len(frame) < 6 or frame[:4] != _ZSTD_MAGIC:
         return None

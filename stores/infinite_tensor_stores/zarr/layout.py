@@ -47,7 +47,7 @@ class Place:
     origin : tuple of int
         Index of pixel 0 in the array, in pixels per dimension.
     largest_part : int
-        The most bytes of a part of a log, which may contain the tile and a piece of each window that covers it.
+        The most bytes that one part of a log may have.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Place:
 
     @property
     def shared(self) -> str:
-        """Key of an object that exists once a writer other than the creator writes to the tensor."""
+        """Key of the object that announces a writer other than the creator of the tensor."""
         return f"{self.logs}/shared"
 
     @property
@@ -122,7 +122,7 @@ def part_of(log: str, number: int = 0) -> str:
 
 
 def origin_of(shape: Sequence[int | None], tile: Sequence[int]) -> Index:
-    """The array index of pixel 0. Along an unbounded dimension, it is in the middle, at the border of a tile."""
+    """Return the array index of pixel 0: 0 in a finite dimension, the middle of the array in an unbounded one."""
     return tuple(
         [
             0 if extent is not None else -(-COORDINATE_LIMIT // size) * size
@@ -169,9 +169,9 @@ def array_bytes(definition: Mapping[str, Any]) -> bytes:
 
 
 def is_temporary(key: str, of: str | None = None) -> bool:
-    """Whether a key is a temporary file of zarr's LocalStore, left by a process that ended before it renamed the file.
+    """Whether a key is that of a temporary file, which a `LocalStore` renames when it is complete.
 
-    If `of` is given, the file must also be one that would have been renamed to `of`.
+    If `of` is given, only a temporary file that is to be renamed to `of` counts.
     """
     name = key.rpartition("/")[2]
     return _TEMPORARY.fullmatch(name) is not None and (of is None or name.startswith(f"{of.rpartition('.')[0]}."))
@@ -201,7 +201,7 @@ def _ints(parts: Sequence[str]) -> Index | None:
 
 
 def group_document(attributes: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> bytes:
-    """The ``zarr.json`` of a group with `attributes` of this library, and `others` for other programs, by name."""
+    """Return the ``zarr.json`` of a group with `attributes` of this library, and with the attributes `others`."""
     return dumped({"zarr_format": 3, "node_type": "group", "attributes": {ATTRIBUTE: attributes, **(others or {})}})
 
 
@@ -238,7 +238,7 @@ def marked(document: bytes, mark: Mapping[str, Any]) -> bytes:
 
 
 def array_in(document: bytes) -> str | None:
-    """If a ``zarr.json`` describes an array, say which array, and what to do, for a message. Else return None."""
+    """Return a text for an error message if a ``zarr.json`` describes an array, else None."""
     found = _readable(document)
     if found.get("node_type") != "array":
         return None
@@ -259,7 +259,7 @@ def has_our_mark(document: bytes) -> bool:
 
 
 def is_zarr_of_others(document: bytes) -> bool:
-    """Whether a ``zarr.json`` is certainly from another program. One damaged byte in ours does not make this True."""
+    """Whether a ``zarr.json`` is certainly from another program. False for ours, even with a damaged byte."""
     try:
         parsed(document)
     except ValueError:

@@ -91,7 +91,7 @@ class Objects:
         return type(self.store) is FileStore
 
     def run(self, call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Return the result of ``await call(*args, **kwargs)``. `call` may only await methods of these objects."""
+        """Return the result of ``await call(*args, **kwargs)``. `call` may only wait for this object and its Store."""
         return _at_once(call, *args, **kwargs) if self._waits_for_nothing else sync(call, *args, **kwargs)
 
     # Many at once.
@@ -164,7 +164,7 @@ class Objects:
         return self.each(size, keys)
 
     def freed(self, keys: Iterable[str]) -> list[str]:
-        """Delete empty folders that are in the way of objects to be written. Return the keys that are then free.
+        """Delete empty folders at `keys`. Return the keys at which an object can then be written.
 
         Keys behind a link out of the store are left out, with a warning.
         """
@@ -199,7 +199,7 @@ class Objects:
         return found == data
 
     async def delete_folder(self, prefix: str) -> None:
-        """Delete everything below `prefix`. It is no error if nothing is there, or another process adds something."""
+        """Delete everything below `prefix`. It is no error if nothing is there, or if another process adds objects."""
         store = self.store
         try:
             await self._insist(lambda: store.delete_dir(prefix), OSError)
@@ -215,10 +215,7 @@ class Objects:
         return True
 
     async def _insist(self, action: Callable[[], Awaitable[None]], harmless: type[OSError]) -> None:
-        """Call `action`, which changes files. On a local disk, call it again a few times if it raises `harmless`.
-
-        That happens if another process deletes or adds files meanwhile.
-        """
+        """Call `action`. On a local disk, retry if it raises `harmless`: another process may change the same files."""
         for _ in range(0 if self.root is None else _RETRIES):
             try:
                 await action()
@@ -266,10 +263,9 @@ class Objects:
             yield {key: Stored(size, changed) for key, size, changed in zip(keys, sizes, times, strict=True)}
 
     def first_page(self, prefix: str, most: int) -> tuple[list[str], int | None, bool] | None:
-        """The first keys below a folder, up to `most`, their total size, and whether these are all keys.
+        """Return up to `most` keys below a folder, their total size, and whether these are all keys.
 
-        Takes one or two requests. The size is None if it would take a request for each key. Returns None if the Store
-        cannot stop a listing early.
+        The size is None if it would take a request for each key. Returns None if the Store cannot stop a listing early.
         """
         store = self.store
         if isinstance(store, RemoteStore):
@@ -287,8 +283,8 @@ def concurrently(
 ) -> list[R]:
     """Run ``call(argument)`` for all arguments on the event loop, `concurrency` of them at a time.
 
-    If some calls fail, the others are still made. Only if so many fail in a row that the storage itself must be out of
-    order, no more are made. When no call is in progress any more, the first error is raised.
+    If a call fails, the other calls are still made, and the first error is raised at the end. After many failures in
+    a row, no more calls are made.
     """
     wanted = list(arguments)
     if not wanted:
@@ -320,7 +316,7 @@ class _Failures:
 
     @property
     def too_many(self) -> bool:
-        """Whether the storage itself must be out of order."""
+        """Whether too many calls have failed in a row."""
         return self._in_a_row >= self._most
 
     def add(self, error: Exception | None) -> None:

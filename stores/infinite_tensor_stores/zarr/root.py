@@ -61,7 +61,7 @@ _LOG = "partial/0/0"
 
 @dataclass(frozen=True)
 class _Folder:
-    """A folder at the root whose name is like the names that this library uses.
+    """A folder at the root of a store.
 
     Attributes
     ----------
@@ -174,8 +174,8 @@ class Root:
             self._objects.exist([_LOG])
         except ValueError as error:
             raise StoreError(
-                f"{self._owner}: {kind} accepts only the keys of Zarr arrays, and incomplete tiles have others; store "
-                "tensors in a folder or at a URL, and copy regions of them there: "
+                f"{self._owner}: {kind} accepts only the keys of Zarr arrays, and incomplete tiles have other keys; "
+                "store tensors in a folder or at a URL, and copy regions of them there: "
                 "zarr.from_array(store, data=t.as_zarr(region), name='map')"
             ) from error
 
@@ -197,7 +197,7 @@ class Root:
             if (inner == folder or _is_name_of_ours(inner.name)) and _is_store(inner.parent):
                 raise StoreError(
                     f"{self._owner}: there is no store, and the folder is inside the store {str(inner.parent)!r}; open "
-                    "that store, and a tensor in it by its id, or choose a folder outside of it"
+                    "that store instead, or choose a folder outside of it"
                 )
 
     def _check_writable(self) -> None:
@@ -216,8 +216,8 @@ class Root:
             member = None if ours is None else member_in(ours)
             if member is not None and not self._named_as_ours():
                 raise StoreError(
-                    f"{self._owner}: there is {member} of a store, not a store; open the store, which is the folder "
-                    f"above, and in it {member} by its id"
+                    f"{self._owner}: this is the folder of {member}, not a store; open the store, which is the folder "
+                    f"above, and open {member} by its id there"
                 )
             if member is not None:
                 raise ValueError(f"it is that of {member}")
@@ -256,7 +256,7 @@ class Root:
         return {folder.name: folder.inside for folder in folders if folder.stranger is None}
 
     def is_of_others(self, name: str) -> bool:
-        """Whether another program wrote the ``zarr.json`` where the definition of a tensor or group belongs."""
+        """Whether another program wrote the ``zarr.json`` in the folder of a tensor or group."""
         (document,) = self._objects.get([f"{name}/{DOCUMENT}"])
         # `_look` comes last, because it costs more.
         return (
@@ -266,7 +266,7 @@ class Root:
         )
 
     def check_free(self, name: str, what: str) -> None:
-        """Raise StoreError if another program has data in the folder `name`, which is for `what`, a tensor or group."""
+        """Raise StoreError if another program has data in the folder `name` of `what`, which is a tensor or a group."""
         # On remote storage, a listing would be an additional request. There, nothing is checked; mode 'w' reports it.
         stranger = None if self._objects.root is None else self._objects.run(self._look, name).stranger
         if stranger is not None:
@@ -360,7 +360,7 @@ def logs_in(objects: Objects, place: Place) -> Mapping[Index, Log]:
 
 
 class Sweep:
-    """Deletes garbage and counts it. Leaves alone what belongs to others, and what is behind a link out of the store.
+    """Deletes garbage and counts it. Keeps data of other programs, and does not follow links out of the store.
 
     Parameters
     ----------

@@ -204,7 +204,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
                 self._objects.run(self._objects.delete_folder, f"{name}/{folder}-{incarnation}")
 
     def _undefined(self, name: str) -> set[str | None]:
-        """Delete a document. Return the incarnations of which tiles and logs must still be deleted."""
+        """Delete the document of a tensor or group. Return the incarnations whose folders must still be deleted."""
         key = self._document_path(name)
         (document,) = self._objects.get([key])
         if document is None:

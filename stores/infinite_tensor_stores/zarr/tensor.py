@@ -62,11 +62,10 @@ def _place_of(tile: Index) -> tuple[Index, int]:
 
 
 class Writers:
-    """What one store object knows about other writers of a tensor.
+    """Tells which tiles of a tensor may be stored.
 
-    Every writer except the creator of a tensor stores an announcement before it writes for the first time. As long as
-    there is no announcement, everything stored of the tensor was written by its creator. So the creator can look for
-    the announcement instead of looking for each tile.
+    Every writer except the creator of a tensor stores an announcement before it writes for the first time. If there is
+    no announcement, only the creator has written. So the creator can look for the announcement, not for each tile.
 
     Parameters
     ----------
@@ -80,19 +79,19 @@ class Writers:
         self._announced = False
 
     def found(self) -> None:
-        """Called when this store object has just created the tensor."""
+        """Remember that this store object has created the tensor."""
         self._written, self._announced = TileSet(), True
 
     def doubt(self, tiles: Iterable[Index]) -> list[str]:
-        """Return the keys that must be read before `candidates` is called for these tiles.
-
-        This is the key of the announcement, or nothing if it does not matter whether there is an announcement.
-        """
+        """Return the key of the announcement, in a list, if it must be read before `candidates` is called, else []."""
         written = self._written
         return [] if written is None or all(map(written.__contains__, tiles)) else [self._mark]
 
     def candidates(self, tiles: Iterable[Index], found: Sequence[bytes | None]) -> list[Index]:
-        """The given tiles of which something may be stored. `found` was read under the keys that `doubt` returned."""
+        """Return the tiles of which something may be stored.
+
+        `found` has the objects that were read at the keys from `doubt`. None stands for a missing object.
+        """
         if found.count(None) < len(found):
             self._written = None
         written = self._written
@@ -114,9 +113,9 @@ class Writers:
 
 
 class Logs:
-    """Reads, extends and deletes logs. Remembers the lengths of logs it has seen, so it need not list their parts.
+    """Reads, extends and deletes logs. Remembers the length of each log, so that its parts need not be listed.
 
-    A log is identified by its prefix in the store.
+    A log is given by its prefix in the store.
     """
 
     def __init__(self, objects: Objects) -> None:
@@ -124,7 +123,7 @@ class Logs:
         self._lengths: dict[str, int] = {}
 
     def read(self, first: Mapping[str, bytes | None], most: int) -> dict[str, list[bytes]]:
-        """Read all parts of logs, given the first part of each; a log ends before its first missing part.
+        """Read all parts of logs. `first` has the first part of each log. A log ends before its first missing part.
 
         A part of more than `most` bytes is not read, but returned as `Unreadable`.
         """
@@ -144,7 +143,7 @@ class Logs:
         """Add a part to each log; None deletes the log."""
 
         async def write(item: tuple[str, bytes | None]) -> None:
-            """Add a part to one log, with the next number that no other writer has taken, or delete the log."""
+            """Add a part to a log, under the next free number. If the part is None, delete the log."""
             log, data = item
             if data is None:
                 # The log is not read any more, so it does no harm if it cannot be deleted.
@@ -263,7 +262,7 @@ class ZarrTensor(TensorHandle):
         self._objects.delete(map(self.place.chunk, tiles))
 
     def generation(self) -> str:
-        """The text that the last `delete_tiles` has stored."""
+        """A text that changes with each `delete_tiles`."""
         (found,) = self._objects.get([self.place.drops])
         return (found or b"").decode(errors="replace")
 
@@ -292,13 +291,13 @@ class ZarrTensor(TensorHandle):
         return self.writers.candidates(tiles, self._objects.get(doubt) if doubt else [])
 
     def _logged(self) -> Iterator[Index]:
-        """The tile of each stored log part, even of parts after a gap."""
+        """Yield the tile of each stored log part. A tile with several parts comes several times."""
         place = self.place
         parts = (place.tile_of_part(key) for keys in self._objects.pages(place.logs) for key in keys)
         return (part[0] for part in parts if part is not None)
 
     def _check_place(self, document: bytes | None) -> None:
-        """Raise StoreError if the tensor is gone. `document` was read under the key of its definition."""
+        """Raise StoreError if the tensor was cleared, or created again. `document` is its ``zarr.json`` or None."""
         if self.released:
             # This store itself has cleared the tensor, or was closed.
             return
@@ -316,7 +315,7 @@ class ZarrTensor(TensorHandle):
     # data: the numbers of log parts, and, with fsspec, the names in a folder.
 
     def damages(self, *, repair: bool) -> Iterator[Damage]:
-        """Check the array, complete and partial tiles, and yield what is damaged; `repair` repairs it at once."""
+        """Check the array, the tiles and the logs. Yield each damage. If `repair` is True, also repair it."""
         yield from self._damages_of_array(repair=repair)
         length = max(1, min(_PAGE_TILES, _PAGE_BYTES // self.layout.tile_bytes))
         for keys in self._objects.places(f"{self.place.array}/c", length):

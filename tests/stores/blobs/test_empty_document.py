@@ -71,7 +71,7 @@ def test_zeros_at_the_end_are_not_told_from_no_rows(folder: Place) -> None:
 @pytest.mark.parametrize("kind", [{"block_size": 3}, {"shape": (2, 3, 1)}, {"dtype": "float64", "block_size": 8}])
 def test_where_no_block_fits_what_is_given_nothing_is_changed(emptied: Place, kind: dict[str, object]) -> None:
     before = {path.name: path.read_bytes() for path in Path(emptied.target).iterdir() if path.name != "writer.lock"}
-    with pytest.raises(StoreError, match=r"none of 3 blocks is intact for dtype=.* give these, block_size and compr"):
+    with pytest.raises(StoreError, match=r"none of its 3 blocks can be read with dtype=.* give dtype, shape, block_si"):
         emptied.open("a", **KIND | kind)
     assert before == {
         path.name: path.read_bytes() for path in Path(emptied.target).iterdir() if path.name != "writer.lock"
