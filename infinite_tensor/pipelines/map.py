@@ -67,18 +67,18 @@ def map_windows(
     halo : int
         Width of the border around the window that `fn` also gets, on each side, in pixels of the input.
     window : int, optional
-        Pixels of the first input that one call computes, without the halo. Default: at most 65536 for one dimension,
-        256 for two, 64 for three, and 16 for more, in the input and in the output. For a large halo, this is doubled
-        until it is at least 6 times the halo, as long as a window has no more than 2**22 pixels, channels included. It
-        is never longer than a finite dimension. The window is part of the definition of the tensor, and of its default
-        id.
+        Pixels of the first input that one call computes, without the halo. Default: a length of at most 65536 for one
+        dimension, 256 for two, 64 for three, and 16 for more. This limit holds for the input and for the output. For a
+        large halo, the length is doubled until it is at least 6 times the halo, as long as a window has no more than
+        2**22 pixels, channels included. A window is never longer than a finite dimension. The window is part of the
+        definition of the tensor, and of its default id.
     scale : int, Fraction or float
         Pixels of the output along one pixel of the input: 4 for a network that enlarges by 4, ``Fraction(1, 2)`` for
         one that halves. The extent of the output is rounded up.
     channels : int or (), optional
-        Extent of the channel dimension of the output, which takes the position of the channels of the first input, or
-        comes first, with the name "c" if other dimensions have names. ``()`` for an output without channels. Default:
-        as in the first input.
+        Extent of the channel dimension of the output. This dimension takes the position of the channels of the first
+        input. If there are none, it comes first, with the name "c" if other dimensions have names. ``()`` for an output
+        without channels. Default: as in the first input.
     dims : tuple of str or int, optional
         The dimensions over which windows slide, by name or number, the same for all inputs.
     padding : str or ("constant", number), or tuple of these
@@ -94,9 +94,9 @@ def map_windows(
     store : TileStore, str or path, optional
         Where results are stored, as `tile_store` of an `InfiniteTensor`. Default: in memory.
     tensor_id : str, optional
-        The id under which the store finds the tensor again. Default, except in memory: the name of `fn` and a digest of
-        the definition, which includes the code and values of all functions of the chain; a random id if `fn` holds an
-        object that cannot be inspected and there is no `version`.
+        The id under which the store finds the tensor again. Default: the name of `fn` and a digest of the definition,
+        which includes the code and values of all functions of the chain. The default is a random id if the store is in
+        memory, or if `fn` holds an object that cannot be inspected and there is no `version`.
     version : JSON value, optional
         Anything else that identifies what `fn` computes, such as a file that it reads.
 

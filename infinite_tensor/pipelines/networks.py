@@ -25,11 +25,11 @@ Outputs: TypeAlias = dict[str | None, torch.Tensor]
 
 
 class CallingNetworks(Calling):
-    """Calls user functions. Raises an error if a network in them is in training mode and its code reads the mode."""
+    """Calls user functions, after a check that the networks in them are not in training mode."""
 
     @cached_property
     def modes(self) -> Modes:
-        """The `Modes` of the networks in the functions, which check that they are not in training mode."""
+        """The check that no network in the functions is in training mode."""
         return Modes(Reach(self, "f").networks)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class BatchedNetwork(CallingNetworks):
         return {"net": self.net, "batch_size": Setting(self.batch_size)}
 
     def prepare(self, *, told: bool, stored: bool) -> None:
-        """Set, before the first call, whether a version identifies the network and whether its outputs are stored."""
+        """Set, before the first call, whether the user gave a version (`told`) and a store (`stored`)."""
         self.told, self.stored = told, stored
         if stored and self.looked is not None:
             # Hash values now, because a call of the network may fill containers that it reaches.
@@ -125,7 +125,7 @@ class BatchedNetwork(CallingNetworks):
     def _outputs(self, regions: Sequence[torch.Tensor]) -> Outputs:
         """Call the network once, with at most one batch of regions, and return its outputs on the CPU.
 
-        If regions are repeated to fill the batch, their outputs are included.
+        Each output has `batch_size` entries: if there are fewer regions, the last one is repeated.
         """
         repeated = [*regions, *[regions[-1]] * (self.batch_size - len(regions))]
         batch = torch.stack(repeated)
@@ -162,7 +162,11 @@ class BatchedNetwork(CallingNetworks):
         if not isinstance(output, torch.Tensor):
             raise ValidationError(
                 f"net must return a tensor, or a dict or tuple of tensors, got {quoted(output)}{named}; "
-                + ("end it with return result" if output is None else "wrap it, as in lambda batch: net(batch).logits")
+                + (
+                    "end it with `return result`"
+                    if output is None
+                    else "wrap it, as in lambda batch: net(batch).logits"
+                )
             )
         if output.ndim < 1 or len(output) != self.batch_size:
             raise ShapeMismatchError(

@@ -79,8 +79,8 @@ def noise(
     Returns
     -------
     InfiniteTensor
-        A tensor on the CPU, which cannot be moved to another device. Its `version` contains seed, stream and kind, so
-        that a stored tensor that reads it cannot be reopened with different ones.
+        A tensor on the CPU, which cannot be moved to another device. Its `version` contains seed, stream and kind. So a
+        stored tensor that is computed from it cannot be reopened with another seed, stream or kind.
 
     Raises
     ------
@@ -89,9 +89,9 @@ def noise(
 
     Notes
     -----
-    **Cells.** The last two dimensions are cut into cells of 64 x 64 pixels, which have one coordinate along each other
-    dimension. If there is only one dimension, cells have 4096 pixels. ``place`` is the index of a cell along each
-    dimension.
+    **Cells.** The last two dimensions are cut into cells of 64 x 64 pixels. Along each other dimension, a cell has one
+    pixel. If there is only one dimension, cells have 4096 pixels. ``place`` is the index of a cell, with one int for
+    each dimension.
 
     **Words.** A cell has the words ``numpy.random.Philox(key=key, counter=counter).random_raw(4 * n)``, where ``n`` is
     1024 for float64 and 512 for all others, with
@@ -178,14 +178,14 @@ def window_rng(seed: int, ctx: Sequence[int]) -> np.random.Generator:
     place = [entry for entry in index if entry is not None and -(2**55) <= entry < 2**55]
     if not 1 <= len(place) == len(index) <= 127:
         raise ValidationError(
-            f"ctx must be a tuple of 1 to 127 ints from -2**55 to 2**55 - 1, as f is given it, got {quoted(ctx)}"
+            f"ctx must be a tuple of 1 to 127 ints from -2**55 to 2**55 - 1, such as the ctx of f, got {quoted(ctx)}"
         )
     key, counter = generator_address(_checked_word("seed", seed), place)
     return np.random.Generator(np.random.Philox(key=_words(key), counter=_words(counter)))
 
 
 def cell_address(seed: int, stream: int, place: Sequence[int], counters: int) -> Address:
-    """The address of the first random word of a cell of noise. Each cell takes `counters` values of the counter."""
+    """The address of the first random word of a cell of noise. `counters` is the number of counter values per cell."""
     return _address(seed, stream, counters * (place[-1] + 2**52), len(place), place[:-1])
 
 
@@ -297,7 +297,7 @@ class _Draws(RegionWriter):
         return (out.view(torch.int16) if self.dtype is torch.bfloat16 else out).numpy()
 
     def _begun(self, pixels: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
-        """The array into which to draw bits, and their number per pixel. `_finish` turns these bits into `pixels`."""
+        """Return an array for the drawn bits of `pixels`, and the number of bits per pixel."""
         computed = torch.float64 if self.dtype is torch.float64 else torch.float32
         straight = self.dtype is computed and pixels.flags.c_contiguous
         drawn = pixels if straight else new_block(pixels.shape, computed, torch.device("cpu")).numpy()
@@ -310,7 +310,7 @@ class _Draws(RegionWriter):
             np.copyto(pixels, drawn if self.dtype.itemsize > 2 else self._rounded(drawn))
 
     def _rounded(self, drawn: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Round numbers to the dtype of the tensor, which has 16 bits."""
+        """Round numbers to the dtype of the tensor, float16 or bfloat16."""
         numbers = torch.from_numpy(drawn).view(-1)
         rounded = new_block(drawn.shape, self.dtype, torch.device("cpu"))
         for part, target in zip(torch.split(numbers, _SERIAL), torch.split(rounded.view(-1), _SERIAL), strict=True):
@@ -318,9 +318,9 @@ class _Draws(RegionWriter):
         return self._pixels(rounded)
 
     def _draw_windows(self, ctx: Sequence[int], bits: int, pixels: npt.NDArray[Any]) -> None:
-        """Write, for each pixel of a row of windows, the upper bits of its random word, as a number without scaling.
+        """Draw the pixels of a row of windows. The first window has index `ctx`.
 
-        The first window has index `ctx`. For a normal distribution, these numbers are signed.
+        Each pixel becomes a random integer of `bits` bits, signed for a normal distribution.
         """
         cells = _cells_of(pixels)
         counts = cells.shape[1 : len(ctx) + 1]
@@ -354,8 +354,7 @@ class _Draws(RegionWriter):
     ) -> None:
         """Like `_draw`, for the part of a region that lies in one row of cells.
 
-        `place` is the index of these cells without its last entry. `row` is the part of the region's rows, and
-        `columns` are the parts of its columns, that lie in these cells.
+        `place` is the index of this row of cells. `row` and `columns` say which pixels of the cells lie in the region.
         """
         _, top, bottom, _ = row
         width, itemsize = _SIDE if place else _CELL, pixels.itemsize
@@ -373,7 +372,7 @@ class _Draws(RegionWriter):
             counter += counters
 
     def _upper(self, address: Address, count: int, bits: int, itemsize: int) -> npt.NDArray[Any]:
-        """Draw `count` words, and return the upper bits of each word or half word, signed for a normal distribution."""
+        """Draw `count` words, cut them into numbers of `itemsize` bytes, and return the upper bits of each number."""
         signed, unsigned = _HALVES if itemsize == 4 else _WHOLE
         upper = _LOCAL.words(address, count).view(signed if self.normal else unsigned)
         upper >>= 8 * itemsize - bits
@@ -411,7 +410,7 @@ def _parts(start: Sequence[int], pixels: npt.NDArray[Any]) -> Iterator[tuple[Seq
 
 
 def _cells_of(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """View stacked windows with these axes: the window, the index of a cell in it, and the pixels of the cell."""
+    """View stacked windows as cells. The axes count windows, then the cells of a window, then the pixels of a cell."""
     if pixels.ndim == 2:
         return pixels.reshape(len(pixels), -1, _CELL)
     *others, rows, columns = pixels.shape
@@ -516,7 +515,7 @@ class _Algorithm(NamedTuple):
     tail : _Rational
         A function of r - 1.6, where r**2 = -log(p) and p is the probability of the tail beyond q.
     far : _Rational or None
-        A function of r - 5, where r is above 5; None if no p is so small.
+        A function of r - 5, for r above 5. None in PPND7, where r is never above 5.
     logarithm : tuple of float
         Coefficients of the series of 2 atanh.
     """
@@ -533,7 +532,7 @@ class _Algorithm(NamedTuple):
 
 
 def _scalars(numbers: Sequence[float], dtype: type[np.floating[Any]]) -> Sequence[Any]:
-    """The numbers as 0-d arrays, which numpy adds to a few thousand numbers in half the time that a float takes."""
+    """The numbers as 0-d arrays, which numpy adds to other arrays faster than floats."""
     return [np.array(number, dtype) for number in numbers]
 
 

@@ -163,8 +163,8 @@ def predict(
         ``(batch_size, channels, *size)`` or ``(batch_size, *size)``, or ``(batch_size, classes)`` for one result per
         window, which is stored as one pixel per window. `output` may be a numpy array. A dict, dataclass or tuple of
         such outputs gives a group, without the entries that are None. A batch of integers is converted to float32, not
-        scaled. If `net` has parameters, but none in the dtype of the batch, floats are then converted: to the dtype
-        of the parameters, if `net` is a module and they have only one, otherwise to float32. `net` runs under
+        scaled. If `net` has parameters, but none in the dtype of the batch, the batch is then converted to their dtype.
+        It is converted to float32 if they have several dtypes, or if `net` is not a module. `net` runs under
         `torch.no_grad`. A network in `net` or `reduce` must not be in training mode if its code reads `training`: call
         ``net.eval()`` first.
     source : InfiniteTensor or array
@@ -177,7 +177,8 @@ def predict(
         Fraction of a window that its neighbour shares, at least 0 and below 1.
     blend, sigma_scale
         How overlapping windows are blended, as for `InfiniteTensor`; `sigma_scale` is used by "gaussian" only. "max"
-        and "min" compare windows only with each other, but a function starts from pixels that are 0.
+        and "min" compare windows only with each other. If `blend` is a function, pixels are 0 before the first window
+        is blended.
     dims : tuple of str, optional
         Names of the dimensions of `source`; "c", "channel", "channels", "band" and "bands" are channels. Default: its
         own names. Without names, if `source` has one dimension more than `window` has entries, the first is channels.
@@ -266,7 +267,7 @@ def predict(
     scales = sliding.given_scale(scale)
     options["where"] = where = _mask_of(sliding, region, options.get("where"))
     if checked_flag("overwrite", overwrite) and options.get("shard") is not None:
-        raise ValidationError("overwrite=True would delete the results of other shards: give only one of the two")
+        raise ValidationError("overwrite=True would delete the results of other shards: leave out overwrite or shard")
     there = None if _is_new(store) else _opened(store)
     stored = {} if there is None else stored_prediction(there, tensor_id)
     if overwrite and there is not None:
@@ -320,7 +321,10 @@ def predict(
 def _results(
     found: Mapping[str | None, Returned], reduce: object, dtype: Any, scales: Mapping[str | None, tuple[Fraction, ...]]
 ) -> tuple[dict[str | None, Result], Reductions | None]:
-    """What to store of each output, by name. If `reduce` is a dict for a single output, also its `Reductions`."""
+    """Return the `Result` of each output by name, and a `Reductions`.
+
+    The second is None unless `reduce` is a dict for a single output.
+    """
     scores = found.get(None)
     if scores is None or not isinstance(reduce, Mapping):
         return {
@@ -395,9 +399,9 @@ def _made(
 
 
 def _together(outputs: TensorGroup) -> TensorGroup:
-    """The outputs as a group, which is indexed in pixels of the finest output along the dimensions of the window.
+    """Return the outputs as a group that is indexed in pixels of the finest output.
 
-    The group depends neither on the order in which a network returns its outputs, nor on the size of the image.
+    The group does not depend on the order in which a network returns its outputs, or on the size of the image.
     """
     tensors: dict[str, Any] = {name: outputs[name] for name in outputs}
     windows = {name: tensor.output_window for name, tensor in tensors.items()}
@@ -467,7 +471,7 @@ def _is_stored_as(definition: Mapping[str, Any], tensor: InfiniteTensor, store: 
 
 
 class _Look:
-    """The ``f`` of a tensor with one pixel per window. Reading pixels calls the network for their windows."""
+    """An ``f`` that calls the network and keeps its outputs in `returned`. It returns one unused pixel per window."""
 
     def __init__(self, f: BatchedNetwork) -> None:
         # Errors then name the wrapped function instead of this object.
@@ -534,13 +538,10 @@ def _beside_batches(max_memory: object, batches: int, batch_size: int) -> Iterat
 
 @contextmanager
 def _keeping_little(store: TileStore, sliding: Sliding, max_memory: int | None) -> Iterator[None]:
-    """During a fill, keep little of the prediction, and of the tensors that it is computed from, in memory.
+    """During a fill, shrink the caches of the prediction and of the tensors that it is computed from.
 
-    Complete tiles of the prediction are not read again. The fill itself holds what its next steps read of the tensors
-    upstream. These are read twice only if a memory limit cuts the image into bands; they then keep their caches.
-
-    Thousands of small blocks between the large blocks of each batch would fragment the memory, so that the process
-    would grow with the image.
+    Thousands of small blocks in these caches would fragment the memory, and the process would grow with the image.
+    With `max_memory`, the tensors upstream keep their caches, because the fill may read their pixels twice.
     """
     under_way = threading.Lock()
     with under_way:
@@ -589,8 +590,8 @@ def _region_of(outputs: Mapping[str | None, Output], sliding: Sliding, region: o
     found = parse(tuple(members(region) or (region,)), extents, labels)
     if 0 in found.shape:
         raise RegionError(
-            f"no pixel of the prediction lies in region={quoted(region)}: its extent is {extents} along the dimensions "
-            "of the window; give a region within, as in sl[0:512, 0:512]"
+            f"no pixel of the prediction lies in region={quoted(region)}: the extent of the prediction is {extents} "
+            "along the dimensions of the window; give a region that lies in the prediction, as in sl[0:512, 0:512]"
         )
     channels = len(outputs[None].shape) - ndim if None in outputs else 0
     return (*[slice(None)] * channels, *map(slice, found.start, found.stop))

@@ -89,8 +89,8 @@ class Sliding:
             batch = "; if the first one is a batch, give source[0]" if source.ndim > 3 and source.shape[0] == 1 else ""
             raise ValidationError(
                 f"the source has shape {source.shape} and dims {tuple(names)}: {problem}; give {tried}dims=('c', 'y', "
-                "'x'), say, or dims=('y', 'x', 'c') for channels last, and a window with one entry for each "
-                f"dimension but the channels{batch}"
+                "'x'), or dims=('y', 'x', 'c') if the channels are last, and a window with one entry for each "
+                f"dimension except the channels{batch}"
             ) from None
         rest = [d for d in range(source.ndim) if d not in numbers]
         size = of_dimensions("window", window, len(numbers), positive, "a positive int")
@@ -118,7 +118,7 @@ class Sliding:
         return window_over(self.source, dict(zip(self.numbers, slid, strict=True)))
 
     def edges(self, edge: Any, channels: int = 0) -> Any:
-        """The `edge` of an output whose first dimensions, as many as `channels`, are not dimensions of the window."""
+        """The `edge` of an output that has `channels` dimensions before the dimensions of the window."""
         if not any(self.offset):
             return edge
         return (*[edge] * channels, *["all" if offset else edge for offset in self.offset])
@@ -174,9 +174,9 @@ class Sliding:
         is_known = is_single or (len({*found}) == 1 and 1 in found[0].as_integer_ratio())
         if given is None and (not is_known or shape[:-1] == self.size != size):
             raise ShapeMismatchError(
-                f"{told}, from which no scale follows: perhaps its channels are last, as for tokens, or it is "
-                "cropped. Have net return channels first, as in lambda batch: net(batch).movedim(-1, 1), and all "
-                f"pixels; or give scale={_shown(found)} if that is the resolution of its output"
+                f"{told}, from which no scale follows: perhaps the channels of the output are last, as for tokens, or "
+                "the output is cropped. Have net return channels first, as in lambda batch: net(batch).movedim(-1, 1), "
+                f"and all pixels; or give scale={_shown(found)} if that is the resolution of the output"
             )
         if given not in (None, found):
             raise ShapeMismatchError(
@@ -202,9 +202,9 @@ class Sliding:
         if any(n is not None and count != -(-n // step) for count, n, step in ends):
             others = [name for name in results if name not in singles]
             raise ValidationError(
-                f"net returned one result for each window for {singles}, but pixels for {others}, and if windows "
-                "overlap, these outputs end at different places: give overlap=0, or predict each of them by itself, "
-                f"as in lambda batch: net(batch)[{singles[0]!r}]"
+                f"outputs {singles} of net have one pixel for each window, and outputs {others} have more; if windows "
+                "overlap, these outputs end at different places. Give overlap=0, or predict one output at a time, as "
+                f"in lambda batch: net(batch)[{singles[0]!r}]"
             )
 
 
@@ -213,7 +213,7 @@ def _stride(size: int, share: float) -> int:
 
 
 def _share_for(size: int, stride: int, unit: int) -> float:
-    """The overlap, with as few digits as possible, that gives the multiple of `unit` nearest to `stride` as stride."""
+    """Return the `overlap` for which the stride is a multiple of `unit`, as near to `stride` as possible."""
     step = min(range(unit, size + 1, unit), key=lambda n: abs(n - stride))
     # If 0.8 gives a stride of 31.99 pixels, which is cut to 31, an overlap slightly below 0.8 is needed.
     shares = (round(1 - (step + more) / size, digits) for digits in range(17) for more in (0, 0.5))
@@ -259,7 +259,7 @@ class Returned:
     size : tuple of int
         Pixels along each dimension of the window.
     computed : torch.dtype
-        The dtype. If the output is known only from a stored prediction without a reduction, this is the stored dtype.
+        The dtype of the output. For an output that was stored without a reduction, the dtype that is stored.
     """
 
     channels: int | None
@@ -310,7 +310,10 @@ class Returned:
 
 
 def _reduction(given: Any, channels: int, dtype: torch.dtype) -> tuple[Reduction, torch.dtype | None]:
-    """The `Reduction` for an argument `reduce`. If it is a function, also the dtype that it returns when tried."""
+    """Return the `Reduction` for an argument `reduce`, and the dtype of its results.
+
+    The dtype is None if `given` is not a function.
+    """
     if word(given) is not None or not callable(given):
         return Reduction(given, channels, dtype=dtype), None
     try:
@@ -398,7 +401,7 @@ class Result:
         return ends[blend is torch.minimum]
 
     def _blend(self, blend: Any, window: TensorWindow) -> Any:
-        """The blend of the windows. It is "last" for single results, and for means of integers that do not overlap."""
+        """Return `blend`, or "last" if windows need no blend: for single results, and for integers without overlap."""
         if self.seen.is_single:
             return "last"
         if not isinstance(blend, WeightedMean):
@@ -437,7 +440,7 @@ def returned_by(
 def returned_before(
     tensor_id: str, definitions: Mapping[str, Mapping[str, Any]], sliding: Sliding
 ) -> dict[str | None, Returned]:
-    """The outputs of the network, as an earlier call stored their definitions; empty if some are not stored."""
+    """The outputs of the network by name, as stored `definitions` describe them; empty if some are missing."""
     found: dict[str | None, Returned] = {}
     for name, stored in definitions.items():
         size, reduction, args = stored["output_window"]["size"], stored.get("reduce"), stored["args"]
@@ -473,12 +476,12 @@ def reduction_for(name: str | None, reduce: object, outputs: Mapping[str | None,
 
 @dataclass(frozen=True)
 class Channels:
-    """The ``fn`` of a `map` that returns one of several results, which one tensor stores as channels.
+    """The ``fn`` of a `map` over a tensor that stores several results as channels. It returns one of these results.
 
     Attributes
     ----------
     start, stop : int
-        Channels of the result in that tensor.
+        The first channel of the result, and the channel after its last one.
     is_single : bool
         Whether the result has no dimension for channels.
     dtype : torch.dtype
@@ -524,7 +527,7 @@ class Reductions:
 
     @property
     def told(self) -> list[str]:
-        """One text per result for the definition: its name and its function."""
+        """The name and function of each result, as texts for the definition."""
         names = ["" if each is None else reduction_to_json(each)["function"] for each in self._reductions]
         return [f"{name}: {function}" for name, function in zip(self._channels, names, strict=True)]
 

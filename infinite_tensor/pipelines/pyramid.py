@@ -61,9 +61,8 @@ def pyramid(
 ) -> list[InfiniteTensor]:
     """See `InfiniteTensor.pyramid`.
 
-    With `kept_bytes`, each level is cached in memory, in a separate store of this size, so that no level removes
-    another from the cache. Windows of all levels then cover about the same number of pixels of the tensor, so that a
-    read of a small region computes little around it.
+    With `kept_bytes`, each level has its own cache of this size in memory. Coarser levels then have smaller windows, so
+    that a read of a small region computes little around it.
     """
     factors = _factors(tensor, 2)
     method = method or _stored_method(tensor) or method_for(tensor)
@@ -81,8 +80,8 @@ def pyramid(
         if isinstance(tensor.f, RegionWriter) and not contents_of(tensor.tile_store).outlives_process:
             raise ValidationError(
                 f"tensor {tensor.tensor_id!r} stores nothing, so there is no store for its levels; give store=..., "
-                "a TileStore, a path or a URL; or, for levels that a later run finds again, make them from "
-                't.coarsen(2, store=..., tensor_id="half")'
+                "a TileStore, a path or a URL. For levels that a later run finds again, store a coarser tensor with an "
+                'id and call its pyramid: t.coarsen(2, store=..., tensor_id="half").pyramid()'
             )
         store = tensor.tile_store
     found, weight = [tensor], (1,) * tensor.ndim
@@ -159,7 +158,7 @@ def levels_to_show(
     compute : bool
         Whether levels that are not stored may be computed.
     tile_bytes : int
-        The bytes of a tile of the view, which are the same for the tensor and for each level.
+        The bytes of a tile of the view, at any level.
 
     Raises
     ------
@@ -181,8 +180,9 @@ def levels_to_show(
     if not compute and not fit:
         has = f"{len(held)} levels of method {kept!r}" if held else "no levels"
         raise ValidationError(
-            f"with compute=False, levels are read from the store, which holds {has} of tensor {tensor.tensor_id!r}, "
-            f"but pyramid={wanted!r} needs {number} of method {method!r}; t.fill(region, pyramid=True) stores levels"
+            f"with compute=False, levels are only read from the store. It holds {has} of tensor {tensor.tensor_id!r}, "
+            f"but pyramid={wanted!r} needs {number} levels of method {method!r}; t.fill(region, pyramid=True) stores "
+            "levels"
         )
     boxes = [box_above(start, shape, [factor**k for factor in factors]) for k in range(1, number + 1)]
     if not compute or (fit and all(level.is_filled(box) for level, box in zip(held, boxes, strict=False))):
@@ -226,7 +226,7 @@ def stored_levels(tensor: InfiniteTensor) -> list[InfiniteTensor]:
 
 
 def _stored_level(below: Sequence[InfiniteTensor]) -> InfiniteTensor | None:
-    """The level after those in `below`, a tensor and its first levels; None if the store does not hold it."""
+    """Return the next stored level, or None if there is none. `below` is the tensor, then its finer levels in order."""
     tensor = below[0]
     try:
         level = tensor.tile_store.open(f"{tensor.tensor_id}/level-{len(below)}", args=[below[-1]])
@@ -281,10 +281,9 @@ def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
         coarsened = named if any(names) else range(tensor.ndim)[-2:]
         if not coarsened:
             raise ValidationError(
-                f"none of the dimensions {tensor.dims} is called z, y or x; give coarsen a tuple with one "
-                f"factor per dimension, such as {(1,) * (tensor.ndim - 1) + (one,)}; a pyramid needs dimensions with "
-                "these names, as in "
-                'from_array(t.to_xarray(region).rename(lat="y", lon="x"))'
+                f"none of the dimensions {tensor.dims} is called z, y or x. For coarsen, give a tuple with one factor "
+                f"per dimension, such as {(1,) * (tensor.ndim - 1) + (one,)}. For a pyramid, rename dimensions to z, y "
+                'or x, as in from_array(t.to_xarray(region).rename(lat="y", lon="x"))'
             )
         entries = tuple([one if d in coarsened else 1 for d in range(tensor.ndim)])
     factors = [as_index(entry) for entry in entries or ()]
@@ -296,16 +295,17 @@ def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
         )
     if math.prod(known) > _MOST_IN_ONE:
         raise ValidationError(
-            f"{math.prod(known):,} pixels would become one, but at most {_MOST_IN_ONE:,} may in one step: coarsen in "
-            "several steps, such as t.coarsen(64).coarsen(64) instead of t.coarsen(4096)"
+            f"{math.prod(known):,} pixels would become one. The most that one step can combine is {_MOST_IN_ONE:,}: "
+            "coarsen in several steps, such as t.coarsen(64).coarsen(64) instead of t.coarsen(4096)"
         )
     return known
 
 
 def _window(tensor: InfiniteTensor, factors: Sequence[int], halved: int) -> list[int]:
-    """The size of a window: one length along all coarsened dimensions, and the whole extent along the others.
+    """Return the size of a window along each dimension.
 
-    The length is halved `halved` times. If the other dimensions have many pixels, the size along them is 1.
+    Along coarsened dimensions, it is one length for all, halved `halved` times. Along the other dimensions, it is the
+    whole extent if they have few pixels in total, and 1 if they have many.
     """
     coarsened = [d for d, factor in enumerate(factors) if factor > 1] or [tensor.ndim - 1]
     sides = [1 if extent is None else extent for extent in tensor.shape]

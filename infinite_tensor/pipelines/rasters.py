@@ -209,7 +209,7 @@ class Turn(NamedTuple):
     left: bool = False
 
     def ordered(self, rows: Any, columns: Any) -> tuple[Any, Any]:
-        """Swap a value for rows and a value for columns if `swapped` is set; from file to picture, or back."""
+        """Return `(rows, columns)`, or `(columns, rows)` if `swapped` is set."""
         return (columns, rows) if self.swapped else (rows, columns)
 
     def in_file(self, rows: slice, columns: slice, extents: tuple[int, int]) -> tuple[slice, slice]:
@@ -247,7 +247,7 @@ def _reversed(part: slice, extent: int) -> slice:
 
 
 def orientation_of(raster: Any, path: str) -> int:
-    """The EXIF orientation of a raster, 1 if it has none: from rasterio, or read from a local TIFF, PNG or WebP."""
+    """The EXIF orientation of a raster; 1 if it has none."""
     said = raster.tags().get("EXIF_Orientation", "")
     if said.isdecimal():
         return int(said)
@@ -267,7 +267,7 @@ def orientation_of(raster: Any, path: str) -> int:
 
 
 def _exif_in_png(file: BinaryIO) -> int:
-    """The position in the file at which the EXIF data begins, which is in the form of a TIFF."""
+    """The position of the EXIF data in a PNG file."""
     file.seek(8)
     while True:
         size, name = _unpacked(file, ">I4s")

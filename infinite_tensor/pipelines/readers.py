@@ -85,9 +85,9 @@ class Reader(ABC):
         block, expected = self._read(region), extents_of(region)
         if block.dtype != self.dtype or tuple(block.shape) != expected:
             raise ValidationError(
-                f"{self!r} returned {block.dtype} of shape {tuple(block.shape)} for a region of shape {expected}, but "
-                f"was {self.dtype} of shape {self.shape} when the tensor was made; make the tensor again, from an "
-                "array that returns one dtype for all regions, as a.astype('float64') does"
+                f"{self!r} returned {block.dtype} of shape {tuple(block.shape)} for a region of shape {expected}. When "
+                f"the tensor was made, the array was {self.dtype} of shape {self.shape}. Make the tensor again, from "
+                "an array that returns one dtype for all regions, as a.astype('float64') does"
             )
         return block
 
@@ -202,16 +202,16 @@ _FAITHFUL = {"numpy", "torch", "zarr", "dask", "xarray", "tensorstore", "infinit
 def _extents_of(array: Any) -> tuple[int, ...]:
     """The shape of an array; ValidationError if it has none, or the shape is not known yet."""
     if array.shape is None:
-        raise ValidationError("a is an empty dataset, without shape and values; give one that has elements")
+        raise ValidationError("`a` is an empty dataset, without shape and values; give one that has elements")
     if any(extent != extent for extent in array.shape):  # noqa: PLR0124  (only NaN differs from itself)
         raise ValidationError(
-            f"a has shape {tuple(array.shape)}, where nan stands for an extent that is not known yet; call "
+            f"`a` has shape {tuple(array.shape)}, where nan stands for an extent that is not known yet; call "
             "a.compute_chunk_sizes() first, which computes it"
         )
     shape = tuple(int(extent) for extent in array.shape)
     if not shape or not all(shape):
         advice = "a tensor has at least one element" if shape else "an array of one element is a.reshape(1)"
-        raise ValidationError(f"a has shape {shape}; {advice}")
+        raise ValidationError(f"`a` has shape {shape}; {advice}")
     return shape
 
 
@@ -234,7 +234,7 @@ def _prepared(array: Any) -> Any:
     if isinstance(array, np.ndarray) and array.dtype.names is not None:
         # Raise for structured dtypes now: a field may have the name of an attribute, which later checks would find.
         torch_dtype_of(array.dtype, array)
-    check_unmasked(array, "a has")
+    check_unmasked(array, "`a` has")
     return np.asarray(array) if isinstance(array, np.ndarray) else stand_in(array)
 
 
@@ -265,11 +265,11 @@ def torch_dtype_of(given: Any, array: Any) -> torch.dtype:
     if found in DTYPES:
         return found
     advice = "convert it to numbers first" if dtype is None else _instead_of(dtype, array)
-    raise ValidationError(f"a has dtype {quoted(given)}, which tensors do not have; {advice}")
+    raise ValidationError(f"`a` has dtype {quoted(given)}, which tensors do not have; {advice}")
 
 
 def _instead_of(dtype: Any, array: Any) -> str:
-    """What to give instead of an array whose dtype tensors do not have."""
+    """Advice for an array whose dtype tensors do not have, such as to convert it."""
     fields, name = getattr(dtype, "names", None), str(dtype).removeprefix("torch.")
     # An array without astype must be read whole before it is converted.
     values = "a" if hasattr(array, "astype") else "a[...]"
@@ -331,8 +331,8 @@ def as_tensor(block: Any, array: Any = None) -> torch.Tensor:
     if isinstance(block, torch.Tensor):
         return block
     if hasattr(block, "todense"):
-        raise ValidationError("a has sparse blocks; give a.map_blocks(lambda block: block.todense())")
-    check_unmasked(block, "a has")
+        raise ValidationError("`a` has sparse blocks; give a.map_blocks(lambda block: block.todense())")
+    check_unmasked(block, "`a` has")
     block = np.asarray(block)
     dtype = torch_dtype_of(block.dtype, array)
     if dtype is torch.bfloat16:

@@ -160,7 +160,7 @@ class _ToChild(_ToOtherProcess):
         return len(self.kept) - 1
 
     def reducer_override(self, obj: Any) -> Any:
-        """Pickle an object as for another process, unless it would then use files or locks of the parent."""
+        """Pickle an object so that the child does not use files or locks of its parent."""
         # An ObjectStore of zarr pickles the store that it wraps by itself, so look at that one.
         library, kind = library_of(obj.store if isinstance(obj, ObjectStore) else obj), type(obj).__name__
         if library in _WITH_THREADS:
@@ -231,7 +231,7 @@ class _Looking(_ToChild):
         self.shared: set[Hashable] = set()
 
     def persistent_id(self, obj: Any) -> int | None:
-        """Record an object that may be shared. Return 0 if the object need not be searched for others, else None."""
+        """Add `obj` to `shared` if other arrays may use it. Return None to search inside `obj`, and 0 to skip it."""
         kind = type(obj)
         if library_of(obj) == "netCDF4":
             self.shared.add(_ONE_STATE["netCDF4"])
@@ -289,9 +289,9 @@ def _place_of(array: np.ndarray[Any, Any]) -> tuple[str, int] | None:
 
 
 def _file_at(low: int, high: int) -> tuple[str, int] | None:
-    """The file that memory is mapped from, by whatever library, and the position in it where the memory begins.
+    """Return the file that a range of memory is mapped from, and the position of `low` in this file.
 
-    None if the memory is not mapped from a file, or may differ from it: changes to a private map are not in the file.
+    Return None if there is no file, or if its content may differ from the memory.
     """
     with contextlib.suppress(OSError), open(_MAPS, errors="surrogateescape") as maps:  # noqa: PTH123
         for line in maps:
@@ -341,7 +341,7 @@ _OPEN = "/dev/fd"
 
 
 def _of_file(file: Any) -> Opened | None:
-    """How to open a file again that is open for reading."""
+    """How to open a file again; None if it is not open for reading."""
     if library_of(file) == "tempfile":
         # A copy of the wrapper would delete the file too.
         file = getattr(file, "file", file)
@@ -373,8 +373,8 @@ def _of_hdf5(obj: Any) -> Opened | None:
         path = _path_of(file.filename, what)
     else:
         raise pickle.PicklingError(
-            "an h5py object has no path by which to open it again if its file is in memory or was opened from a file "
-            f"object: open the file that contains {obj.name!r} with h5py.File(path)"
+            f"the file that contains {obj.name!r} cannot be opened again by its path, because it is in memory or was "
+            "opened from a file object: open it with h5py.File(path)"
         )
     name = obj.name
     if name is None or file.get(name) != obj:

@@ -82,7 +82,10 @@ class Along:
 
     @property
     def padded(self) -> int | None:
-        """The length of a window with the halo of the first input; None if it is kept whole or not a whole number."""
+        """The length of a window with the halo of the first input.
+
+        None if windows do not slide over this dimension, or the halo is not a whole number of pixels.
+        """
         margin = self.slides[0].margin if self.slides else None
         return None if margin is None or margin.denominator > 1 else self.size + 2 * int(margin)
 
@@ -117,7 +120,7 @@ class Source:
         return window_over(self.tensor, slid)
 
     def padding(self, given: object) -> object:
-        """Expand a padding from one entry per slide to one per dimension of the input; return others unchanged."""
+        """Expand a padding from one entry per slide to one per dimension. Return any other padding unchanged."""
         entries = None if is_one_padding(given) else members(given)
         if entries is None or len(entries) != len(self.slides):
             return given
@@ -125,13 +128,17 @@ class Source:
 
 
 def window_over(tensor: InfiniteTensor, slid: Mapping[int, tuple[int, int, int, int]]) -> TensorWindow:
-    """A window over a tensor. `slid` has size, stride, offset and coordinate of some dimensions; others are whole."""
+    """Return a window over a tensor.
+
+    `slid` maps the dimensions over which the window slides to tuples of size, stride, offset and window coordinate.
+    Along all other dimensions, the window covers the whole tensor.
+    """
     whole = [slid.get(d, (extent or 1, extent or 1, 0, None)) for d, extent in enumerate(tensor.shape)]
     return TensorWindow(*zip(*whole, strict=True))
 
 
 def of_all(tensor: InfiniteTensor, numbers: Sequence[int], entries: Sequence[object]) -> list[object]:
-    """One entry for each dimension of a tensor: the given ones for the dimensions `numbers`, None for the others."""
+    """Return a list for all dimensions of a tensor: `entries` at the positions `numbers`, and None elsewhere."""
     along = dict(zip(numbers, entries, strict=True))
     return [along.get(d) for d in range(tensor.ndim)]
 
@@ -206,9 +213,7 @@ def slid_dims(
 
 
 def window_advice(window: object, shape: Sequence[int | None]) -> str:
-    """Advice to give `window` as a tuple, which tells over how many dimensions it slides, instead of one int.
-
-    Empty if this would not help.
+    """Advice to give `window` as a tuple instead of an int; empty if this would not help.
 
     Raises
     ------
@@ -358,7 +363,8 @@ def _with_channels(output: list[Along], kept: Sequence[int], channels: object) -
     if len(kept) > 1:
         raise ValidationError(
             f"channels={extent}: windows do not slide over dimensions {kept} of input 0, and it is not known which of "
-            "these dimensions are the channels; return all of them from fn, or none, with channels=()"
+            "them is the channel dimension; leave channels out and return all of them from fn, or give channels=() and "
+            "return none of them"
         )
     if not kept:
         names = {along.name for along in output} - {None}
@@ -392,7 +398,7 @@ def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
 
 
 def _default_sides(sources: Sequence[Source]) -> list[int]:
-    """The longest sides of windows by default, in pixels of the first input. With them, the halo wastes little work."""
+    """The longest sides of a window by default, in pixels of the first input. They are longer if the halo is large."""
     first = sources[0].slides
     side = _WINDOWS[min(len(first), len(_WINDOWS)) - 1]
     finer = [max(Fraction(1), slide.scale) for slide in first]
@@ -421,8 +427,8 @@ def _extent(sources: Sequence[Source], j: int) -> int | None:
         if found is not None and pixels not in (None, found) and slide.extent != math.ceil(found / slide.scale):
             name = sources[at].tensor.dims[slide.d]
             raise ValidationError(
-                f"input {at} has {slide.extent} pixels in dimension {name!r}, which are {pixels} pixels of the output "
-                f"at scale {slide.scale}, but for input {covered.index(found)} there are {found}; give scale=(...): "
-                "for each input, how many pixels of the output lie along one pixel of the input"
+                f"in dimension {name!r}, input {at} ({slide.extent} pixels, scale {slide.scale}) makes {pixels} pixels "
+                f"of the output, but input {covered.index(found)} makes {found}; give scale=(...), with one entry per "
+                "input: how many pixels of the output lie along one pixel of the input"
             )
     return found

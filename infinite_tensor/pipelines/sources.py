@@ -132,7 +132,7 @@ def from_image(
     InfiniteTensor
         A tensor with dims ``("c", "y", "x")``, or ``("y", "x")`` if there is one channel, turned as the EXIF
         orientation says. It has the dtype and values of the file; values of one bit become bool. Palettes, CMYK and
-        YCbCr become RGB, and palettes with transparency RGBA; other alpha channels stay as they are.
+        YCbCr become RGB. A palette with transparency becomes RGBA. Alpha channels stay as they are.
 
     Raises
     ------
@@ -217,9 +217,9 @@ def from_raster(
 
 
 class Blocks(RegionWriter):
-    """The ``f`` of a source: returns block `ctx` of what a reader reads.
+    """The ``f`` of a source. It returns block `ctx` of the source.
 
-    If the values are in memory, reads copy the regions that they return, and no blocks are made.
+    If the values are in memory, a read copies them directly, without blocks.
 
     Parameters
     ----------
@@ -241,14 +241,14 @@ class Blocks(RegionWriter):
 
     @cached_property
     def stamps(self) -> Stamps:
-        """Stamps that reveal changes of a file if the digest covers only samples of it; none for a named source."""
+        """Stamps by which a change of the file is noticed; empty if a digest of all values or a name is enough."""
         return {} if self._named else self.reader.stamps()
 
     def _reaches(self) -> Mapping[str, object]:
         return {file: Item(repr(file), f"#{stamp}", STAMP) for file, stamp in self.stamps.items()}
 
     def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
-        """Return block `ctx`. The fingerprint of a source covers no other code of this class."""
+        """Return block `ctx`. Stored tensors remember the code of this method, and warn if it has changed."""
         return self.block(ctx)
 
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:
@@ -318,7 +318,7 @@ def tensor_over(
     meaning: Meaning | None = None,
     **options: Any,
 ) -> T:
-    """A tensor whose windows are blocks of what a reader reads. If `version` is None, a digest is the version."""
+    """A tensor that gets its values from a reader. If `version` is None, its version is a digest of the values."""
     return kind(
         reader.shape,
         Blocks(reader, size, named=version is not None, meaning=meaning),
@@ -333,18 +333,18 @@ def tensor_over(
 
 def _check_array(a: Any) -> None:
     if isinstance(a, InfiniteTensor):
-        raise ValidationError("a is an InfiniteTensor already: use it as it is")
+        raise ValidationError("`a` is an InfiniteTensor already: use it as it is")
     if isinstance(a, str | os.PathLike):
         raise ValidationError(
-            f"a must be an array, got the path {quoted(a)}; give from_image(path) or from_raster(path), or open it, "
+            f"`a` must be an array, got the path {quoted(a)}; give from_image(path) or from_raster(path), or open it, "
             "as in from_array(numpy.load(path, mmap_mode='r'))"
         )
     if hasattr(a, "todense"):
-        raise ValidationError(f"a is sparse, got {quoted(type(a))}; give a.todense()")
+        raise ValidationError(f"`a` is sparse, got {quoted(type(a))}; give a.todense()")
     if not all(hasattr(a, part) for part in ("shape", "dtype", "__getitem__")):
         # A group of zarr or HDF5, a dataset of xarray, a dictionary.
         advice = "give one of its arrays, a['name']" if hasattr(type(a), "keys") else "give numpy.asarray(a)"
-        raise ValidationError(f"a must be an array, with a shape, a dtype and slices, got {quoted(a)}; {advice}")
+        raise ValidationError(f"`a` must be an array, with a shape, a dtype and slices, got {quoted(a)}; {advice}")
 
 
 def _checked_path(path: object) -> str:

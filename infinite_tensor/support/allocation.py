@@ -82,10 +82,9 @@ def out_of_memory(shape: Sequence[int], dtype: torch.dtype, advice: str) -> OutO
 def keep_at_hand() -> None:
     """Make glibc keep the memory that a call of ``f`` frees, so that the next call reuses it.
 
-    glibc maps each block that is larger than the largest block freed so far, and keeps at most twice this size of free
-    memory. If a network needs more in total, some of its blocks are new pages in each call, and a cheap network takes
-    up to twice the time. So this function frees one block of the largest size that glibc takes into account, without
-    writing to it. If the user has set a threshold, it stays.
+    glibc adapts to the largest block that was freed so far: it keeps up to twice this size of freed memory, and returns
+    the rest to the system. So this function frees one large block, without writing to it. Otherwise, a cheap network
+    would get new pages in each call, and take up to twice the time.
     """
     new_tensor((_AT_HAND_BYTES - 2 * mmap.PAGESIZE,), torch.uint8, torch.device("cpu"))
 
@@ -121,7 +120,7 @@ class _FreedBlocks:
         return view
 
     def _make_room(self) -> None:
-        """Drop kept pages until few enough sizes and bytes are left. Begin with the size that was freed longest ago."""
+        """Drop kept pages while there are too many sizes or bytes. Pages of the size freed longest ago go first."""
         while (kept := self._pages.copy()) and (
             len(kept) >= _KEPT_SIZES or sum(size * len(held) for size, held in kept.items()) >= _KEPT_BYTES
         ):

@@ -306,7 +306,7 @@ def assert_refused_with_advice(a: Any, expected: np.ndarray[Any, Any]) -> None:
 
 def test_an_empty_dataset_of_hdf5_is_refused(tmp_path: Path) -> None:
     file = h5py.File(tmp_path / "a.h5", "w")
-    with pytest.raises(ValidationError, match="a is an empty dataset, without shape and values"):
+    with pytest.raises(ValidationError, match="`a` is an empty dataset, without shape and values"):
         from_array(file.create_dataset("a", data=h5py.Empty("f4")))
     with pytest.raises(ValidationError, match=r"shape \(0, 3\); a tensor has at least one element"):
         from_array(file.create_dataset("b", shape=(0, 3), dtype="f4"))
@@ -315,7 +315,7 @@ def test_an_empty_dataset_of_hdf5_is_refused(tmp_path: Path) -> None:
 def test_masked_blocks_of_dask_are_refused_where_an_element_is_masked() -> None:
     masked = da.ma.masked_less(in_dask(VALUES, chunks=16), 100)
     t = from_array(masked)
-    with pytest.raises(ValidationError, match=r"a has a mask.* give .*dask.array.ma.filled\(a, value\)"):
+    with pytest.raises(ValidationError, match=r"`a` has a mask.* give .*dask.array.ma.filled\(a, value\)"):
         t[...]
     assert_reads(from_array(da.ma.filled(masked, 100)), torch.from_numpy(np.maximum(VALUES, 100)))
 
@@ -341,7 +341,7 @@ NUMBERS = np.arange(48, dtype=np.float32).reshape(6, 8)
 
 def refused_for_a_mask(a: Any) -> str:
     """What the message says to do."""
-    with pytest.raises(ValidationError, match="a has a mask, which a tensor cannot represent; give ") as caught:
+    with pytest.raises(ValidationError, match="`a` has a mask, which a tensor cannot represent; give ") as caught:
         from_array(a)[...]
     return str(caught.value)
 
@@ -427,6 +427,6 @@ def test_an_image_of_nibabel_is_read_as_it_stands_in_its_file(
 def test_sparse_arrays_of_scipy_are_refused() -> None:
     sparse = pytest.importorskip("scipy.sparse")
     for a in (sparse.csr_array(NUMBERS), sparse.csr_matrix(NUMBERS), sparse.coo_matrix(NUMBERS)):
-        with pytest.raises(ValidationError, match=r"a is sparse, got .*; give a\.todense\(\)$"):
+        with pytest.raises(ValidationError, match=r"`a` is sparse, got .*; give a\.todense\(\)$"):
             from_array(a)
         assert_reads(from_array(a.todense()), torch.from_numpy(NUMBERS))

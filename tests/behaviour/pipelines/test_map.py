@@ -425,7 +425,7 @@ def test_inputs_that_do_not_fit() -> None:
         (
             (photo(), small),
             {"scale": (1, 4)},
-            r"input 0 has 21 pixels in dimension 'y', .*, but for input 1 there are 20; give scale=",
+            r"in dimension 'y', input 0 \(21 pixels, .*\) makes .*, but input 1 makes 20; give scale=",
         ),
         (
             (unbounded, unbounded),

@@ -302,7 +302,7 @@ def test_the_output_may_have_another_resolution(layer: nn.Module, scale: Any, sh
 
 def test_what_does_not_fit_the_window_is_explained() -> None:
     picture = image(3, 50, 50)
-    with pytest.raises(ShapeMismatchError, match=r"\(32, 32\) pixels.* and returned \(30, 30\).* it is cropped"):
+    with pytest.raises(ShapeMismatchError, match=r"\(32, 32\) pixels.* and returned \(30, 30\).* output is cropped"):
         predicted(nn.Conv2d(3, 2, 3), picture)
     with pytest.raises(ShapeMismatchError, match=r"which is scale=1 and not 2; leave .*'64', '64'"):
         predicted(Net(), picture, scale=2)
@@ -470,7 +470,7 @@ def test_overwrite_deletes_no_other_prediction_and_nothing_before_it_can_be_repl
         for wrong in ({"reduce": "argmx"}, {"blend": "gausian"}, {"region": sl[0:9, 0:9, 0:9]}):
             with pytest.raises(ValidationError):
                 predicted(Net(), picture, store, tensor_id="a", overwrite=True, **wrong)
-        with pytest.raises(ValidationError, match="give only one of the two"):
+        with pytest.raises(ValidationError, match="leave out overwrite or shard"):
             predicted(Net(), picture, store, tensor_id="a", overwrite=True, shard=(0, 2))
         assert store.tensor_info("a").tiles_complete == kept > 0
 

@@ -147,7 +147,7 @@ def test_outputs_keep_their_names_and_none_is_left_out(kind: Callable[..., Any])
 
 def test_an_output_of_a_tuple_that_is_none_leaves_the_others_their_numbers() -> None:
     assert list(predicted(lambda batch: (batch, None, batch), PICTURE)) == ["0", "2"]
-    with pytest.raises(ValidationError, match="got None; end it with return result"):
+    with pytest.raises(ValidationError, match="got None; end it with `return result`"):
         predicted(lambda _batch: None, PICTURE)
 
 
@@ -219,7 +219,7 @@ def test_channels_of_a_signal_that_come_last_are_asked_for(classes: int) -> None
 
     signal = image(5120)
     with pytest.raises(
-        ShapeMismatchError, match=r"returned \(\d,\), .*channels are last.*movedim\(-1, 1\), .* scale=1/"
+        ShapeMismatchError, match=r"returned \(\d,\), .*channels of the output are last.*movedim\(-1, 1\), .* scale=1/"
     ):
         predicted(net, signal, window=512)
     found = predicted(lambda batch: net(batch).movedim(-1, 1), signal, window=512)
@@ -283,7 +283,7 @@ def test_one_result_a_window_lies_beside_pixels_where_they_end_together() -> Non
     def net(batch: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"pixels": nn.AvgPool2d(16)(batch), "patch": batch.mean((2, 3))}
 
-    with pytest.raises(ValidationError, match=r"for \['patch'\], but pixels for \['pixels'\].* give overlap=0, or"):
+    with pytest.raises(ValidationError, match=r"outputs \['patch'\] .* outputs \['pixels'\] .* Give overlap=0, or"):
         predicted(net, PICTURE)
     found = predicted(net, PICTURE, overlap=0)
     alone = predicted(lambda batch: net(batch)["patch"], PICTURE, overlap=0)

@@ -510,10 +510,10 @@ def test_what_is_neither_is_not_told_of_it() -> None:
 # Refusals.
 
 NO_ARRAYS: dict[str, tuple[Callable[[], Any], str]] = {
-    "a list": (lambda: [1, 2], r"a must be an array, .* got \[1, 2\]; give numpy.asarray\(a\)"),
-    "None": (lambda: None, "a must be an array"),
+    "a list": (lambda: [1, 2], r"`a` must be an array, .* got \[1, 2\]; give numpy.asarray\(a\)"),
+    "None": (lambda: None, "`a` must be an array"),
     "a path": (lambda: "image.png", r"got the path 'image.png'; give from_image\(path\)"),
-    "a tensor of ours": (lambda: from_array(torch.ones(3)), "is an InfiniteTensor already: use it as it is"),
+    "a tensor of ours": (lambda: from_array(torch.ones(3)), "`a` is an InfiniteTensor already: use it as it is"),
     "a group of zarr": (zarr.group, r"give one of its arrays, a\['name'\]"),
     "a dictionary": (lambda: {"a": torch.ones(3)}, r"give one of its arrays, a\['name'\]"),
     "no dimensions": (lambda: torch.tensor(3.0), r"has shape \(\); an array of one element is a.reshape\(1\)"),
@@ -536,7 +536,7 @@ NO_ARRAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "bits": (lambda: torch.ones(3, dtype=torch.uint8).view(torch.bits8), r"give a.view\(torch.uint8\)"),
     "float8 of numpy": (lambda: np.ones(3, ml_dtypes.float8_e4m3fn), r"give a.astype\('float32'\)"),
     "int4 of numpy": (lambda: np.ones(3, ml_dtypes.int4), r"give a.astype\('int8'\)"),
-    "a file": (lambda: io.BytesIO(b"abc"), "a must be an array"),
+    "a file": (lambda: io.BytesIO(b"abc"), "`a` must be an array"),
 }
 
 
@@ -586,8 +586,8 @@ class Liar(Recorded):
     ("answer", "message"),
     [
         (lambda values: values[:1], r"torch.float32 of shape \(1, 4\) for a region of shape \(4, 4\)"),
-        (lambda values: values.astype("f8"), r"returned torch.float64 of shape \(4, 4\) .*, but was torch.float32"),
-        (lambda values: np.ma.masked_less(values, 2), r"a has a mask.*for netCDF4, call a.set_auto_mask\(False\)"),
+        (lambda values: values.astype("f8"), r"returned torch.float64 of shape \(4, 4\) .* array was torch.float32"),
+        (lambda values: np.ma.masked_less(values, 2), r"`a` has a mask.*for netCDF4, call a.set_auto_mask\(False\)"),
     ],
     ids=["shrunk", "scaled", "masked"],
 )
