@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -14,6 +14,8 @@ import torch
 
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import StoreError, TileAccessError, ValidationError
+from infinite_tensor.geometry.points import is_empty
+from infinite_tensor.geometry.regions import parse
 from infinite_tensor.pipelines.pyramid import stored_levels
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.stopping import Stopped, end_if_unwanted
@@ -111,7 +113,7 @@ class Tiles:
             boxes = [_box(plane, tile) for tile in group]
             (top, left), (bottom, right) = boxes[0], boxes[-1]
             box = slice(top.start, bottom.stop), slice(left.start, right.stop)
-            values, missing = self._coarse(plane, box, level, min(level, len(self.levels) - 1), self._stored)
+            values, missing = self._coarse(plane, box, level, min(level, len(self.levels) - 1))
             found = []
             for tile, own in zip(group, boxes, strict=True):
                 part = tuple([slice(by.start - of.start, by.stop - of.start) for by, of in zip(own, box, strict=True)])
@@ -127,7 +129,7 @@ class Tiles:
             gaps = np.isnan(values)
             if not gaps.any():
                 break
-            values = np.where(gaps, self._coarse(plane, _box(plane, tile), tile.level, level, self._stored)[0], values)
+            values = np.where(gaps, self._coarse(plane, _box(plane, tile), tile.level, level)[0], values)
         return Picture(tile, values, picture.state)
 
     def computed(self, plane: Plane, tile: Tile) -> Picture:
@@ -136,7 +138,7 @@ class Tiles:
             return self._failed[plane, tile]
         level = min(tile.level, len(self.levels) - 1)
         try:
-            values, _ = self._coarse(plane, _box(plane, tile), tile.level, level, self._read)
+            values, _ = self._coarse(plane, _box(plane, tile), tile.level, level, compute=True)
         except Stopped:
             raise
         except Exception as error:  # noqa: BLE001  (code of the user may raise anything)
@@ -150,25 +152,40 @@ class Tiles:
             )
         return Picture(tile, values, "computed")
 
-    def _coarse(self, plane: Plane, box: Box, level: int, base: int, read: Callable[[int, Plane, Box], Pair]) -> Pair:
+    def _coarse(self, plane: Plane, box: Box, level: int, base: int, *, compute: bool = False) -> Pair:
         """Return the pixels of a box of `level`, made from the finer level `base`, and a mask of missing pixels."""
-        factor = 2 ** (level - base)
-        if factor == 1:
+        read, times = self._read if compute else self._stored, level - base
+        if not times:
             return read(base, plane, box)
-        extents = plane.extents_in(self.levels[base].shape)
-        rows, columns = box
-        shape = (rows.stop - rows.start, columns.stop - columns.start)
+        shape = tuple([part.stop - part.start for part in box])
         values = np.full((*shape, COLOURS) if plane.colours is not None else shape, np.nan, self._dtype)
         missing = np.ones(values.shape, bool)
-        step = max(1, _MOST_READ // factor)
-        for top, left in itertools.product(range(0, shape[0], step), range(0, shape[1], step)):
-            part = (slice(top, min(top + step, shape[0])), slice(left, min(left + step, shape[1])))
-            block = tuple(slice(own.start + by.start, own.start + by.stop) for own, by in zip(box, part, strict=True))
-            fine, lacks = read(base, plane, finer((block[0], block[1]), factor, extents))
+        fine = finer(box, 2**times, plane.extents_in(self.levels[base].shape))
+        if not compute and self._lacks(base, plane, fine):
+            return values, missing
+        if max(shape) * 2**times <= _MOST_READ or max(shape) == 1:
+            pixels, lacks = read(base, plane, fine)
             if not lacks.all():
-                values[part] = self._halved(fine, level - base)
-                missing[part] = lacks.any()
+                values[:], missing[:] = self._halved(pixels, times), lacks.any()
+            return values, missing
+        for parts in itertools.product(*[_halves(part) for part in box]):
+            place = tuple(
+                [slice(own.start - of.start, own.stop - of.start) for own, of in zip(parts, box, strict=True)]
+            )
+            values[place], missing[place] = self._coarse(plane, (parts[0], parts[1]), level, base, compute=compute)
         return values, missing
+
+    def _lacks(self, level: int, plane: Plane, box: Box) -> bool:
+        """Whether it is certain, without reading pixels, that nothing is stored in a box of a level."""
+        node = node_of(self.levels[level])
+        if self._copied and level == 0:
+            return False
+        region = parse(plane.region(box, self._scales[level]), self.levels[level].shape)
+        if is_empty(region.start, region.stop):
+            return False
+        return node.contents.inventory(node.spec, region.start, region.stop).empty and node.spec.grid.covers(
+            region.start, region.stop
+        )
 
     def _halved(self, values: Array, times: int) -> Array:
         """Halve the rows and columns `times` times. Four pixels become their mean, or their most frequent label."""
@@ -203,6 +220,11 @@ class Tiles:
         found = values.astype(self._dtype)
         found[missing] = np.nan
         return found, missing
+
+
+def _halves(part: slice) -> list[slice]:
+    middle = (part.start + part.stop) // 2
+    return [slice(a, b) for a, b in ((part.start, middle), (middle, part.stop)) if a < b]
 
 
 def _box(plane: Plane, tile: Tile) -> Box:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore, from_array, sl
+from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, ZarrTileStore, from_array, sl
 from infinite_tensor.views.plane import Plane, Tile
 from infinite_tensor.views.viewer.tiles import Picture, Tiles, stored_near
 from tests.support.counting import Counted
@@ -56,6 +56,19 @@ def test_a_far_tile_is_a_mean_of_what_is_stored(tmp_path: Path) -> None:
     assert picture.state == "partial"
     assert np.array_equal(picture.values[:, :128], t.coarsen(2)[0:256, 0:128].numpy())
     assert np.isnan(picture.values[:, 128:]).all()
+
+
+def test_a_far_tile_reads_only_where_something_is_stored() -> None:
+    """To read all of its 2**38 pixels would take hours."""
+    store = MemoryTileStore()
+    t = InfiniteTensor((2**20, 2**20), ramp, TensorWindow((256, 256)), tile_store=store, tensor_id="t")
+    t.fill(sl[4096:8192, 500_000:500_100])
+    near, far = Tile(11, 0, 0), Tile(11, 1, 1)
+    found = stored(t, [near, far])
+    assert [found[tile].state for tile in (near, far)] == ["partial", "partial"]
+    assert np.argwhere(np.isfinite(found[near].values)).tolist() == [[2, 244], [3, 244]]
+    assert found[near].values[2, 244] == t[4096:6144, 499_968:500_224].mean()
+    assert np.isnan(found[far].values).all()
 
 
 def test_stored_levels_are_shown_and_their_gaps_filled_from_finer_ones(tmp_path: Path) -> None:
