@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -299,6 +299,7 @@ def predict(
             check_fill(tried, part, {**options, "max_memory": most})
     holder = there or _opened(store)
     if overwrite:
+        _check_free(holder, outputs, tensor_id, stored)
         for name in stored:
             clear_levels(holder, name)
             holder.clear_tensor(name)
@@ -440,6 +441,17 @@ def _check_none_is_read(given: Sequence[object], store: TileStore, stored: Mappi
             raise ValidationError(
                 f"the prediction is computed from tensor {tensor.tensor_id!r} of {store}, which overwrite=True would "
                 "delete; give another tensor_id, or another store"
+            )
+
+
+def _check_free(store: TileStore, outputs: Iterable[str | None], tensor_id: str, stored: Collection[str]) -> None:
+    """Raise ValidationError if a tensor that is not among those in `stored` has the id of an output."""
+    for name in outputs:
+        full = tensor_id if name is None else f"{tensor_id}/{name}"
+        if full in store and full not in stored:
+            raise ValidationError(
+                f"{store} already has a tensor {full!r}, which overwrite=True does not delete, because no prediction "
+                f"{tensor_id!r} computed it; give another tensor_id"
             )
 
 

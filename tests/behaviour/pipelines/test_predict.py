@@ -475,6 +475,17 @@ def test_overwrite_deletes_no_other_prediction_and_nothing_before_it_can_be_repl
         assert store.tensor_info("a").tiles_complete == kept > 0
 
 
+def test_overwrite_deletes_nothing_if_another_tensor_has_the_id_of_an_output(tmp_path: Path) -> None:
+    picture = image(3, 40, 40)
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        for name in ("a", "a/b"):
+            predicted(Net(), picture, store, tensor_id=name)
+        kept = store.tensor_info("a").tiles_complete
+        with pytest.raises(ValidationError, match=r"already has a tensor 'a/b'.*another tensor_id"):
+            predicted(lambda x: {"b": Net()(x), "c": -x}, picture, store, tensor_id="a", overwrite=True)
+        assert store.tensor_info("a").tiles_complete == kept > 0
+
+
 @pytest.mark.parametrize("read", ["source", "upstream", "where", "mask", "stored"])
 def test_overwrite_never_deletes_what_the_prediction_is_computed_from(read: str, tmp_path: Path) -> None:
     path, window = tmp_path / "s.zarr", TensorWindow((32, 32))
