@@ -97,7 +97,10 @@ def parts_of(arrays: Mapping[str, Shown]) -> Iterator[tuple[str, Box]]:
 
 
 def _in_order(levels: Sequence[tuple[str, Shown]], box: Box) -> Iterator[tuple[str, Box]]:
-    """Yield the chunks `box` of the first, coarsest level. Before them, yield the finer chunks that they need."""
+    """Yield the parts of a box of chunks. Before each part, yield the finer chunks that it needs.
+
+    `levels` begins with the coarsest level, and `box` is a box of its chunks.
+    """
     boxes = [box]
     for (_, coarser), (_, finer) in itertools.pairwise(levels):
         boxes.append(_below(coarser, finer, boxes[-1]))
@@ -118,7 +121,7 @@ def _in_order(levels: Sequence[tuple[str, Shown]], box: Box) -> Iterator[tuple[s
 
 
 def _below(coarser: Shown, finer: Shown, box: Box) -> Box:
-    """Return the chunks of `finer` from which the chunks `box` of `coarser` are computed, except a pixel or two."""
+    """Convert a box of chunks of `coarser` to the box of chunks of `finer` at the same place."""
     factors = [of_one.pixels // of_other.pixels for of_one, of_other in zip(coarser.along, finer.along, strict=True)]
     low, high = (tuple(map(min, map(operator.mul, side, factors), finer.frame.chunk_counts)) for side in box)
     return low, high

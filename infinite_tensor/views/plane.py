@@ -40,7 +40,7 @@ class Plane:
     rows, columns : int
         The two dimensions.
     at : tuple of (int or None)
-        The place along each other dimension; None for rows, columns and the dimension of colours, if there is one.
+        The place along each dimension of the tensor. It is None for rows, columns and the dimension of colours.
     """
 
     shape: Shape
@@ -50,9 +50,9 @@ class Plane:
 
     @classmethod
     def of(cls, shape: Shape, dims: Sequence[str]) -> Self:
-        """Return the plane of the dimensions y and x, or else of the last two dimensions that are not channels.
+        """Return the plane of the dimensions called y and x, or else of the last two that are not channels.
 
-        Another dimension with 3 or 4 entries has the colours, unless it is called z, t, time or depth.
+        If another dimension has 3 or 4 entries, they are colours, unless it is called z, t, time or depth.
         """
         if len(shape) < 2:
             raise ValidationError(
@@ -108,7 +108,8 @@ class Plane:
         """Return a list of the tensor and its levels, and a list of their scales.
 
         A scale is the number of pixels of the tensor in one pixel of the level, per dimension. If a level does not
-        halve the rows and columns, or has fewer colours, the lists contain only the tensor and its scale.
+        halve the rows and columns of the level before it, or merges colours, the lists contain only the tensor and
+        its scale.
         """
         made = [cast("Coarsening", level.f) for level in levels]
         halved = all(
@@ -120,7 +121,7 @@ class Plane:
         return ([tensor, *levels], [base, *scales(made)]) if halved else ([tensor], [base])
 
     def region(self, box: Box, scale: Sequence[int]) -> tuple[int | slice, ...]:
-        """Return the region of a level that has the rows and columns of `box`. `scale` is the scale of the level."""
+        """Return the index that reads the rows and columns `box` of a level. `scale` is the scale of the level."""
         region = [slice(COLOURS) if place is None else place // n for place, n in zip(self.at, scale, strict=True)]
         region[self.rows], region[self.columns] = box
         return tuple(region)

@@ -54,7 +54,7 @@ class Bins:
         return found
 
     def at(self, ranks: Sequence[int]) -> list[float]:
-        """For each rank, return an approximate value: that of its bin."""
+        """Return an approximate value for each rank: the entry of `values` for its bin."""
         found: list[float] = self.values[self.numbers(ranks)].tolist()
         return found
 
@@ -106,9 +106,9 @@ def exactly(
 
 
 def _count(counts: Mapping[int, npt.NDArray[np.int64]], rest: int, digit: int, piece: Numbers) -> None:
-    """Add to `counts` how often each digit follows each prefix in the keys of the numbers in `piece`.
+    """Add to each ``counts[p][d]`` how many keys begin with the prefix ``p``, followed by the digit ``d``.
 
-    A key consists of a prefix, a digit of `digit` bits, and other bits. `rest` is the number of bits after the prefix.
+    The keys are those of the numbers in `piece`. A digit has `digit` bits. A key has `rest` bits after the prefix.
     """
     keys = _keys(piece)
     for prefix, found in counts.items():

@@ -173,7 +173,7 @@ def html_of_store(store: TileStore) -> str:
 
 
 def _list(store: TileStore, rows: list[list[str]]) -> str:
-    """Append a row to `rows` for each of the first tensors. Return a line that says how many more there are."""
+    """Append a row for each of the store's first tensors. Return a line with the number of the other tensors."""
     ids, more = contents_of(store).some_ids(_MOST_ROWS)
     for tensor_id in ids:
         try:

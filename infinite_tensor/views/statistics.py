@@ -91,9 +91,9 @@ class Stats:
     def quantile(self, q: Any) -> Any:
         """Return quantiles of the values, interpolated as by `numpy.quantile`.
 
-        Quantiles are exact for integers and bools that have `labels`, and for float16 and bfloat16. Of other
-        values, only the leading 20 bits of their float32 are used. These values are too near to 0, by less than one
-        part in ``2**11``, or by less than ``2**-137`` if they are below ``2**-126``. A float64 beyond the range of
+        Quantiles are exact for integers and bools that have `labels`, and for float16 and bfloat16. All other values
+        are cut to the leading 20 bits of their float32. This moves a value towards 0, by less than one part in
+        ``2**11``. A value nearer to 0 than ``2**-126`` moves by less than ``2**-137``. A float64 beyond the range of
         float32 counts as the end of that range.
 
         After ``stats(exact=True)`` all quantiles are exact, but each call reads pixels again: once for float32, twice
@@ -247,7 +247,10 @@ class _Pixels:
                 yield part, wanted
 
     def _parts(self) -> Iterator[Selection]:
-        """Yield boxes that together contain the pixels. With a mask, or without computing, a box lies in one tile."""
+        """Yield boxes that together contain the pixels.
+
+        If there is a mask, or missing pixels are not computed, each box lies in one tile.
+        """
         node, selection = node_of(self.tensor), self.selection
         layout = node.contents.layout(node.spec)
         if self.tiles is not None:

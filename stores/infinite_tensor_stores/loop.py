@@ -85,7 +85,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class _Threads(ThreadPoolExecutor):
-    """An executor that starts a thread of `support.threads` for each call, even at exit, unlike the standard one."""
+    """An executor that starts a thread of `support.threads` for each call. It works even at exit."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Call a function on a thread."""

@@ -141,7 +141,7 @@ class RemoteStore(FsspecStore):
         return True
 
     async def _try_again(self, path: str, data: bytes) -> None:
-        """Try to create a file that exists. Set `fs.creates` to whether the file system refused that."""
+        """Try to create a file that exists. Set `fs.creates` to True if the file system refuses, else to False."""
         self.fs.creates = True
         with suppress(FileExistsError):
             await self.fs.create(path, data)

@@ -68,9 +68,9 @@ def tiles_of(level: InfiniteTensor, region: Any) -> int:
 
 
 def samples(tensor: InfiniteTensor, plane: Plane, read: Callable[[Any], Array | None]) -> list[Array]:
-    """Return arrays of pixels from which to choose colours: those of some stored tiles.
+    """Return arrays of pixels for choosing colours: the pixels of some stored tiles.
 
-    If nothing is stored, call ``read(region)`` for smaller and smaller regions until it returns pixels instead of None.
+    If no tile is stored, call ``read(region)`` for smaller and smaller regions until it returns pixels instead of None.
     """
     node = node_of(tensor)
     layout = node.contents.layout(node.spec)
@@ -115,7 +115,7 @@ class Colours:
         return cls("rgb" if rgb else "range", (found[0] if low is None else low, found[1] if high is None else high))
 
     def fitting(self, values: Array) -> Self:
-        """Return these colours. If they are for labels and `values` are no labels, return those of a range instead."""
+        """Return these colours. If they are for labels but `values` are not labels, return colours for a range."""
         if self.kind != "labels" or are_labels(values):
             return self
         return self.of([values, np.array(self.ends, values.dtype)], None, None, rgb=False)

@@ -164,7 +164,7 @@ class Served:
 
     @cached_property
     def _drawing(self) -> tuple[list[InfiniteTensor], list[Index], Colours]:
-        """The levels, scales and colours of map tiles. `_drawn` may replace all three."""
+        """The tensor and its levels, their scales, and the colours of map tiles."""
         plane = self._plane
         pixels = samples(self.tensor, plane, self._sample)
         return self._drawing_in(

@@ -56,7 +56,7 @@ class _Place:
 
     @classmethod
     def of(cls, tensor: InfiniteTensor) -> Self:
-        """Return where a page opens: at all of a finite plane, else at the stored tile nearest to pixel 0."""
+        """Return the place that a page shows first: all of a finite plane, else the stored tile nearest to pixel 0."""
         plane = Plane.of(tensor.shape, tensor.dims)
         near = (0.0, 0.0) if None not in plane.extents else stored_near(tensor, plane)
         y, x = (at if n is None else (n - 1) / 2 for at, n in zip(near, plane.extents, strict=True))

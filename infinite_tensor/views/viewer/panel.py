@@ -101,7 +101,7 @@ class Lane:
 
 
 class _Layer:
-    """One level in a figure: an image for each of its tiles, either of numbers or of red, green and blue."""
+    """The images that a figure shows of one level, one image for each tile."""
 
     def __init__(self, fig: figure, mapper: LinearColorMapper, *, colours: bool) -> None:
         names = ["image", "x", "y", "dw", "dh", *(_COLOURS if colours else ())]
@@ -433,5 +433,5 @@ class Panel:
 
 
 def _is_known(held: tuple[Picture, float] | None, now: float) -> bool:
-    """Whether the tile `held` by the browser need not be looked up again now."""
+    """Whether the page can keep the tile `held` at the time `now`, without looking it up again."""
     return held is not None and (held[0].state != "partial" or now - held[1] < _LOOK_AGAIN)

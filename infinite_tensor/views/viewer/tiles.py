@@ -64,7 +64,7 @@ class Picture:
 
 
 class Tiles:
-    """The tiles of a tensor. Called within `stopping`, a method raises Stopped once its result is no longer wanted.
+    """The tiles of a tensor. Inside ``with stopping(stop)``, its methods raise Stopped once ``stop()`` is True.
 
     Parameters
     ----------
@@ -92,9 +92,9 @@ class Tiles:
         self.labels = dtype.kind in "iu"
 
     def window(self, plane: Plane) -> int:
-        """Return the number of pixels of a plane per window.
+        """Return the number of pixels of a plane per window: the stride of rows times the stride of columns.
 
-        Return 0 if ``f`` writes regions of any size instead of windows.
+        Return 0 if ``f`` is a `RegionWriter`, because it needs no windows.
         """
         if isinstance(self.levels[0].f, RegionWriter):
             return 0
@@ -123,7 +123,7 @@ class Tiles:
             yield found
 
     def filled(self, plane: Plane, picture: Picture) -> Picture:
-        """Return a tile with missing pixels made from stored pixels of finer levels, as far as possible."""
+        """Replace missing pixels of a tile by stored pixels of finer levels, and return the resulting tile."""
         tile, values = picture.tile, picture.values
         for level in range(min(tile.level, len(self.levels) - 1) - 1, -1, -1):
             gaps = np.isnan(values)

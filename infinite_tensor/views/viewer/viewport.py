@@ -44,7 +44,10 @@ class Viewport:
     width: float
 
     def level(self, most: int) -> int:
-        """Return the level whose pixels are about as large as screen pixels, or a coarser one to limit the tiles."""
+        """Return the level to show: its pixels are about as large as screen pixels.
+
+        If it would have too many visible tiles, return a coarser level. `most` is the coarsest level.
+        """
         finest = max(0, round(math.log2(max(self.right - self.left, 1) / max(self.width, 1))))
         for level in range(min(finest, most), most):
             rows, columns = self._spans(SIDE * 2**level)
@@ -70,7 +73,7 @@ class Viewport:
         return sorted(found, key=lambda tile: ((tile.row - y) ** 2 + (tile.column - x) ** 2, tile))
 
     def part(self, box: Box, level: int) -> Box:
-        """Return which pixels of a box of a level are visible, counted from the first pixel of the box."""
+        """Return the visible rows and columns of a box of a level, counted from the beginning of the box."""
         rows, columns = (
             slice(max(span.start - along.start, 0), max(span.stop - along.start, 0))
             for span, along in zip(self._spans(2**level), box, strict=True)

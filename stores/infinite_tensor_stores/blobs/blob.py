@@ -587,7 +587,7 @@ class _Snapshot(RegionWriter):
 
     @property
     def copies(self) -> bool:
-        """Always True, because caching windows would keep blocks in memory twice; see `RegionWriter.copies`."""
+        """Always True; see `RegionWriter.copies`."""
         return True
 
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:  # noqa: ARG002

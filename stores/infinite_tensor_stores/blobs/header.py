@@ -154,7 +154,7 @@ class Header:
 
     @property
     def version(self) -> dict[str, Any]:
-        """The `version` in the definition of a tensor that reads these rows: the incarnation and the edits."""
+        """The `version` in the definition of a tensor that reads the blob. It contains `incarnation` and `edits`."""
         return {"blob": self.incarnation, "edits": self.edits}
 
     @property

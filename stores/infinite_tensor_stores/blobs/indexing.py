@@ -43,10 +43,10 @@ def parts_of(rows: range | RowNumbers, block_size: int) -> Iterator[BlockPart]:
 
 
 def indexable(tensor: torch.Tensor, rows: range | RowNumbers) -> Any:
-    """Return a view of a contiguous tensor that is fast to index with the positions from `parts_of`.
+    """Return a view of a contiguous tensor, to be indexed with the positions that `parts_of` yields.
 
-    For a range, the view is a tensor: torch copies slices on several threads. For row numbers, it is an array, because
-    numpy is faster. If numbers repeat in an assignment, the last row is kept.
+    If `rows` is a range, the view is a tensor, because torch copies slices on several threads. For row numbers, it is
+    an array, because numpy is faster. If a row of the array is assigned twice, the last value is kept.
     """
     if isinstance(rows, range):
         return tensor

@@ -169,7 +169,10 @@ class Rows:
             return self.length
 
     def confirm(self) -> None:
-        """Drop loaded blocks that the writer may have changed meanwhile. Raises the errors of `refresh`."""
+        """Drop the loaded blocks if the writer has changed rows since they were loaded.
+
+        Raises the errors of `refresh`.
+        """
         with self.lock:
             if self._unconfirmed:
                 self._follow()

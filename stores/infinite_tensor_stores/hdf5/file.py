@@ -125,7 +125,10 @@ class SharedFile:
             return known
 
     def remember(self, name: str, slots: TileSlots) -> None:
-        """Let `group` return these slots again. Takes no lock, because the garbage collector may call this."""
+        """Put the slots of a tensor back into `groups`.
+
+        Takes no lock, because the garbage collector may call this.
+        """
         if not slots.gone:
             self.groups.setdefault(name, slots)
 

@@ -162,7 +162,7 @@ def delete_group(h5: Any, name: str) -> None:
 
 
 def names_taken(h5: Any) -> list[str]:
-    """Return the members of another program's file that have names of this library, as paths."""
+    """Return the paths of members of another program's file that would be in the way of this library."""
     found = [f"/{name}" for name in names_in(h5) if name.startswith(TENSOR)]
     folder = group_at(h5, FOLDER)
     if folder is None:

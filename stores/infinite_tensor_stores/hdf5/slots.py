@@ -120,7 +120,7 @@ class PartLog:
     folder : h5py.Group
         The group with the datasets.
     place : str
-        The beginning of the names of partial tiles: the tensor and its incarnation.
+        The tensor and its incarnation. The name of each partial tile begins with this text.
     most : int
         The most bytes of a part.
 
@@ -297,7 +297,7 @@ class TileSlots:
         return "" if self._table is None else str(self._table.attrs.get("drops", ""))
 
     def mark_drop(self) -> None:
-        """Change the text `drops`. Called when tiles are deleted."""
+        """Set `drops` to a new random text. Called when tiles are deleted."""
         if self._table is not None:
             self._table.attrs["drops"] = secrets.token_hex(8)
 

@@ -147,9 +147,10 @@ class HDF5Tensor(TensorHandle):
 
     @contextmanager
     def _changing(self, nbytes: int | None = None) -> Iterator[None]:
-        """A context that holds the lock of the file. Raises StoreError if the tensor is gone.
+        """A context that holds the lock of the file. It first allocates disk space for `nbytes` bytes.
 
-        Raises OSError if the disk has no space for `nbytes` bytes. Pass None to delete on a full disk.
+        None allocates no space, so that logs can be deleted on a full disk. Raises StoreError if the tensor is gone,
+        and OSError if the disk is full.
         """
         self._file.check_process(self.owner)
         with self._file.opened(self.owner) as h5:

@@ -45,7 +45,7 @@ class Place:
     layout : TileLayout
         The tiles of the tensor, each of which is a chunk.
     origin : tuple of int
-        Index of pixel 0 in the array, in pixels per dimension.
+        The index of pixel 0 in the array.
     largest_part : int
         The most bytes that one part of a log may have.
     """
@@ -201,7 +201,10 @@ def _ints(parts: Sequence[str]) -> Index | None:
 
 
 def group_document(attributes: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> bytes:
-    """Return the ``zarr.json`` of a group with `attributes` of this library, and with the attributes `others`."""
+    """Return the ``zarr.json`` of a group.
+
+    `attributes` are the attributes of this library; `others` are the attributes of other specifications.
+    """
     return dumped({"zarr_format": 3, "node_type": "group", "attributes": {ATTRIBUTE: attributes, **(others or {})}})
 
 

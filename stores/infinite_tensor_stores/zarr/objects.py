@@ -91,7 +91,10 @@ class Objects:
         return type(self.store) is FileStore
 
     def run(self, call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Return the result of ``await call(*args, **kwargs)``. `call` may only wait for this object and its Store."""
+        """Return the result of ``await call(*args, **kwargs)``.
+
+        `call` may await methods of this object and of its Store, and nothing else.
+        """
         return _at_once(call, *args, **kwargs) if self._waits_for_nothing else sync(call, *args, **kwargs)
 
     # Many at once.

@@ -236,7 +236,7 @@ class Root:
         return ours
 
     def _strangers(self) -> list[str]:
-        """At most a few of the keys at the root that do not belong to this library."""
+        """Up to `_MOST_TOLD` keys at the root that do not belong to this library."""
 
         async def find() -> list[str]:
             strangers: list[str] = []
@@ -266,7 +266,10 @@ class Root:
         )
 
     def check_free(self, name: str, what: str) -> None:
-        """Raise StoreError if another program has data in the folder `name` of `what`, which is a tensor or a group."""
+        """Raise StoreError if another program has data in the folder `name`.
+
+        `what` says in the message which tensor or group needs the folder.
+        """
         # On remote storage, a listing would be an additional request. There, nothing is checked; mode 'w' reports it.
         stranger = None if self._objects.root is None else self._objects.run(self._look, name).stranger
         if stranger is not None:

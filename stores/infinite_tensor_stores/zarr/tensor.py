@@ -62,10 +62,11 @@ def _place_of(tile: Index) -> tuple[Index, int]:
 
 
 class Writers:
-    """Tells which tiles of a tensor may be stored.
+    """Tells which tiles of a tensor need not be looked up, because nobody has written them.
 
     Every writer except the creator of a tensor stores an announcement before it writes for the first time. If there is
-    no announcement, only the creator has written. So the creator can look for the announcement, not for each tile.
+    no announcement, only the creator has written, and it remembers its tiles. So it looks for the announcement, not for
+    each tile.
 
     Parameters
     ----------
@@ -83,14 +84,14 @@ class Writers:
         self._written, self._announced = TileSet(), True
 
     def doubt(self, tiles: Iterable[Index]) -> list[str]:
-        """Return the key of the announcement, in a list, if it must be read before `candidates` is called, else []."""
+        """Return the keys to read before calling `candidates`: either the key of the announcement, or none."""
         written = self._written
         return [] if written is None or all(map(written.__contains__, tiles)) else [self._mark]
 
     def candidates(self, tiles: Iterable[Index], found: Sequence[bytes | None]) -> list[Index]:
-        """Return the tiles of which something may be stored.
+        """Return the tiles that must be looked up. Nothing is stored for the others.
 
-        `found` has the objects that were read at the keys from `doubt`. None stands for a missing object.
+        `found` contains the object at each key that `doubt` has returned, or None if there is no object.
         """
         if found.count(None) < len(found):
             self._written = None
