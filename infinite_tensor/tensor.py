@@ -24,7 +24,15 @@ from infinite_tensor.geometry.regions import Region, parse
 from infinite_tensor.geometry.window import EdgeName, Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared
 from infinite_tensor.support.functions import Unmovable
-from infinite_tensor.support.given import array_advice, checked_device, checked_id, checked_workers, members, quoted
+from infinite_tensor.support.given import (
+    array_advice,
+    checked_device,
+    checked_id,
+    checked_workers,
+    members,
+    quoted,
+    unique_id,
+)
 from infinite_tensor.support.nested import show
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.inventory import TileState
@@ -51,7 +59,7 @@ from infinite_tensor.values.definition import (
     contradict,
     names_of,
 )
-from infinite_tensor.values.fingerprint import Item
+from infinite_tensor.values.fingerprint import Item, short_name
 from infinite_tensor.values.meaning import Code, nodata_of
 from infinite_tensor.values.reduction import Reduction, check_reduction
 from infinite_tensor.values.spec import TensorSpec
@@ -1309,8 +1317,7 @@ def _shared(
         tensors, checked_windows(tensors, members(windows) or ()), checked_paddings(tensors, padding)
     )
     upstream = tuple(node_of(arg).spec.definition.functions for arg in tensors)
-    # The default name is unique.
-    name = checked_id(uuid.uuid4() if tensor_id is None else tensor_id)
+    name = unique_id(short_name(f)) if tensor_id is None else checked_id(tensor_id)
     return Shared(name, f, definitions, upstream, checked_device(device), version), tensors
 
 

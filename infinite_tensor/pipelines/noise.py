@@ -123,7 +123,7 @@ def noise(
     """
     name, kept = _checked_kind(kind), _checked_dtype(dtype)
     key = _checked_word("seed", seed), _checked_word("stream", stream)
-    draws = _Draws(*key, name == "normal", kept, _window_size(shape))
+    draws = _Noise(*key, name == "normal", kept, _window_size(shape))
     return InfiniteTensor(
         shape,
         draws,
@@ -235,7 +235,7 @@ _Span: TypeAlias = tuple[int, int, int, slice]
 
 
 @dataclass(frozen=True)
-class _Draws(RegionWriter):
+class _Noise(RegionWriter):
     """The ``f`` of `noise`.
 
     Attributes

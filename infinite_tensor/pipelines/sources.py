@@ -153,7 +153,7 @@ class RasterTensor(InfiniteTensor):
 
     @property
     def _raster(self) -> RasterReader:
-        assert isinstance(self.f, Blocks)
+        assert isinstance(self.f, Source)
         assert isinstance(self.f.reader, RasterReader)
         return self.f.reader
 
@@ -216,7 +216,7 @@ def from_raster(
     return _source(RasterTensor, reader, ("band", "y", "x"), chunks, name, reader.meaning)
 
 
-class Blocks(RegionWriter):
+class Source(RegionWriter):
     """The ``f`` of a source. It returns block `ctx` of the source.
 
     If the values are in memory, a read copies them directly, without blocks.
@@ -321,7 +321,7 @@ def tensor_over(
     """A tensor that gets its values from a reader. If `version` is None, its version is a digest of the values."""
     return kind(
         reader.shape,
-        Blocks(reader, size, named=version is not None, meaning=meaning),
+        Source(reader, size, named=version is not None, meaning=meaning),
         TensorWindow(size),
         dtype=reader.dtype,
         device=reader.device,

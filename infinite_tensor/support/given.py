@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import numpy as np
 import torch
@@ -120,6 +120,11 @@ def checked_id(given: object, name: str = "tensor_id") -> str:
     except UnicodeEncodeError as error:
         raise ValidationError(f"{name} {quoted(given)} is not valid Unicode: {error}") from error
     return text
+
+
+def unique_id(beginning: str) -> str:
+    """Return an id for a tensor to which the user gave none."""
+    return "-".join(filter(None, (beginning, str(uuid4()))))
 
 
 def checked_device(device: object) -> torch.device:

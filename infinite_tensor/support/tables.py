@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-_RANDOM_ID = re.compile(r"([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(/.*)?")
-"""Matches a random id of a tensor. If the ``f`` has several outputs, the id ends in the key of the output."""
+_UNIQUE_ID = re.compile(r"(?:(\w+)-)?([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(/.*)?")
+"""Matches an id from `unique_id`. If the ``f`` has several outputs, the id ends in the key of the output."""
 
 
 class Tabular(ABC):
@@ -57,9 +57,9 @@ def _text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 
 
 def shown_id(tensor_id: str) -> str:
-    """Return an id as a table shows it. A random id is shortened, as in ``unnamed 1a2b3c4d``."""
-    random = _RANDOM_ID.fullmatch(tensor_id)
-    return f"unnamed {random[1]}{random[2] or ''}" if random else tensor_id
+    """Return an id as a table shows it. One from `unique_id` is shortened, as in ``blur 1a2b3c4d``."""
+    found = _UNIQUE_ID.fullmatch(tensor_id)
+    return f"{found[1] or 'unnamed'} {found[2]}{found[3] or ''}" if found else tensor_id
 
 
 def count_if_any(number: int) -> str:

@@ -177,6 +177,13 @@ def innermost(function: Any) -> Any:
             return function
 
 
+def short_name(function: Any) -> str:
+    """Return the name of a function, or of the class of a callable object. A lambda has none."""
+    own = innermost(function)
+    name = str(getattr(own, "__name__", type(own).__name__)).lstrip("_")
+    return name if name.isidentifier() else ""
+
+
 class _Place(NamedTuple):
     """Where a value was found: its name, the scope of that name, and the objects that contain it."""
 

@@ -34,7 +34,7 @@ from infinite_tensor import (
     from_raster,
 )
 from infinite_tensor.pipelines.readers import Reader
-from infinite_tensor.pipelines.sources import Blocks
+from infinite_tensor.pipelines.sources import Source
 from infinite_tensor.values.arrays import Stamps, stamps_of_place
 
 SHAPE = (8200, 8200)
@@ -54,7 +54,7 @@ def edit(array: Any) -> None:
 
 
 def stamps_of(t: InfiniteTensor) -> dict[str, str]:
-    assert isinstance(t.f, Blocks)
+    assert isinstance(t.f, Source)
     return t.f.stamps
 
 

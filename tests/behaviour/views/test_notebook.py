@@ -75,10 +75,11 @@ class TestTensor:
         for fact in ("height", "y:\xa0∞,\xa0x:\xa0∞", "float32", "(4, 4)", "ramp", type(store).__name__, "maximum"):
             assert fact in text, fact
 
-    def test_one_without_an_id_is_unnamed(self) -> None:
-        t = tensor_of(tensor_id=None, dtype="float32")
+    @pytest.mark.parametrize("name", ["ramp", "unnamed"])
+    def test_one_without_an_id_is_called_by_its_function(self, name: str) -> None:
+        t = tensor_of(ramp if name == "ramp" else lambda _ctx: torch.ones(4, 4), tensor_id=None, dtype="float32")
         text = shown(t).text
-        assert f"unnamed {t.tensor_id[:8]}" in text
+        assert f"{name} {t.tensor_id.removeprefix('ramp-')[:8]}" in text
         assert t.tensor_id not in text
 
     def test_looking_leaves_no_trace(self) -> None:
@@ -145,7 +146,7 @@ class TestTensor:
     def test_what_it_is_computed_from_is_told_by_ids(self) -> None:
         args = [tensor_of(), tensor_of(tensor_id=None)]
         t = tensor_of(lambda _, x, y: x + y, args=args, args_windows=[TensorWindow((4, 4))] * 2, tensor_id="sum")
-        assert f"height, unnamed {args[1].tensor_id[:8]}" in shown(t).text
+        assert "height, ramp " + args[1].tensor_id.removeprefix("ramp-")[:8] in shown(t).text
 
     def test_functions_that_are_wrapped(self) -> None:
         def painted(_ctx: Index, scale: float) -> torch.Tensor:
