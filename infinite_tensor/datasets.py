@@ -150,7 +150,7 @@ class _Patches(Dataset[_Item_co]):
         return self._length
 
     def _number(self, index: int) -> int:
-        """Return the place of item `index`, as its number in the lexicographic order of all places."""
+        """Return the number of the place of item `index`. Places are numbered in lexicographic order."""
         return index
 
     def region(self, index: int) -> Any:
@@ -250,16 +250,17 @@ class GridDataset(_Patches[_Item_co]):
         pixels of all its tensors. For a list, tuple or dict, an item is a list, tuple or dict of patches at the same
         coordinates.
     patch_size : int or tuple of int
-        Size of a patch in pixels: an int, or one int for each dimension that patches cut. Patches cut the unbounded
-        dimensions. If there are none, they cut all dimensions except those named c, channel, channels, band or bands.
-        The other dimensions stay whole. One int for each dimension of the tensor cuts all dimensions.
+        Size of a patch in pixels: one int for all cut dimensions, or one for each. The unbounded dimensions are cut. If
+        there are none, all dimensions are cut except those named c, channel, channels, band or bands. A patch contains
+        the whole of the other dimensions. To cut all dimensions, give one int for each dimension of the tensor.
     stride : int or tuple of int, optional
         Distance from one patch to the next, in pixels: an int, or one int for each dimension, as for `patch_size`.
         Default: `patch_size`, so that patches lie side by side.
     region : optional
-        The region that bounds the patches, as ``t[...]`` takes it, without steps; `sl` writes it. The first patch
-        begins at the first pixel of the region. Patches lack the dimensions for which the region has an int. Default:
-        the whole tensor, if it is finite. For tensors with different numbers of dimensions, begin with ``...``.
+        The region that contains all patches, as ``t[...]`` takes it, without steps. Write it with `sl`, as below. The
+        first patch begins at the first pixel of the region. If the region has an int for a dimension, patches lack
+        this dimension. Default: the whole tensor, if it is finite. For tensors with different numbers of dimensions,
+        begin the region with ``...``.
     transform : callable, optional
         The item becomes ``transform(patch)``, where ``patch`` is the item without a transform. `transform` is called
         for one item at a time, in the process that reads the item: a worker, if the `DataLoader` has workers.

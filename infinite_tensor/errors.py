@@ -59,7 +59,7 @@ class FunctionChangedWarning(UserWarning):
 
 
 class UncoveredPixelsWarning(UserWarning):
-    """No window covers some pixels of a tensor's finite dimensions. Their value is ``blend_init``, by default 0."""
+    """No window covers some pixels of a tensor. The value of these pixels is ``blend_init``, by default 0."""
 
 
 class MeaningLostWarning(UserWarning):

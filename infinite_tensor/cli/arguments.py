@@ -210,7 +210,10 @@ def fill_options(command: F) -> F:
 
 
 def region_of(tensor: Any, given: Any) -> Any:
-    """Return the region `given`. None gives the whole tensor, and raises UsageError if the tensor is unbounded."""
+    """Return the region `given`, or ``...`` if it is None.
+
+    Raise UsageError if it is None and the tensor is unbounded.
+    """
     unbounded = [name for name, extent in zip(tensor.dims, tensor.shape, strict=True) if extent is None]
     if given is None and unbounded:
         example = ",".join("0:512" if extent is None else ":" for extent in tensor.shape)

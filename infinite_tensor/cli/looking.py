@@ -128,8 +128,8 @@ def read(
 ) -> None:
     """Read what is stored of a region.
 
-    Computes levels and other coarser tensors from stored pixels, and nothing else. Other missing pixels are an error,
-    unless --fill-value is given.
+    Overviews and other coarser tensors are computed from stored pixels. Nothing else is computed: other missing pixels
+    are an error, unless --fill-value is given.
     """
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
@@ -297,8 +297,8 @@ def plan(store: str, tensor_id: str, region: Any, max_memory: str | None, as_jso
 def view(store: str, tensor_ids: tuple[str, ...], computed: Any, port: int, browser: bool, as_json: bool) -> None:
     """Serve a Bokeh page that shows one tensor of STORE, or several side by side, until Ctrl-C.
 
-    Without an ID, it shows the tensor of --module, or the only tensor of STORE. Missing pixels are computed if
-    --module defines their tensor, or if the store can compute them alone. Computed pixels are not stored.
+    Without an ID, it shows the tensor of --module, or the only tensor of STORE. Missing pixels of the
+    tensors of --module, and of coarser tensors in STORE, are computed, but not stored.
     """
     from infinite_tensor.opening import for_reading  # noqa: PLC0415  (importing these takes as long as the rest)
     from infinite_tensor.pipelines.pyramid import without_levels  # noqa: PLC0415

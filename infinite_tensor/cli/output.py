@@ -102,7 +102,7 @@ def print_report(report: object, *, as_json: bool) -> None:
 
 
 def keep_for_json(context: click.Context, _option: click.Parameter, wanted: bool) -> bool:
-    """With ``--json``, print the output of user code on standard error: standard output then has only the JSON."""
+    """If `wanted`, send the prints of user code to standard error, so that standard output has only the JSON."""
     if wanted:
         context.obj = sys.stdout
         context.with_resource(redirect_stdout(sys.stderr))

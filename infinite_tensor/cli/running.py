@@ -123,7 +123,7 @@ def _failed(error: BaseException) -> int:
 
 
 def _refused(error: OSError) -> int:
-    """Print an OSError, and return the exit code. An error without a `filename` is about standard output."""
+    """Print an OSError, and return the exit code. If it has no `filename`, writing to standard output failed."""
     if error.filename is not None:
         tell("Error", f"{error.filename!r}: {error.strerror}")
         return FAILED

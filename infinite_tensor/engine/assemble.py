@@ -151,10 +151,10 @@ def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[li
 def _filled(
     node: Node, selection: Selection, out: torch.Tensor, read: Callable[[Index, torch.Tensor], T]
 ) -> Iterable[T]:
-    """Fill `out` with the pixels of a selection. Return the results of the calls of `read`.
+    """Fill `out` with the pixels of a selection, by calls of `read`. Return the results of the calls.
 
-    ``read(start, box)`` must write the pixels from `start` on into the tensor `box`. Iterate over all
-    results, because some calls run only then.
+    ``read(start, box)`` must write the pixels from `start` on into the tensor `box`. The caller must iterate over the
+    results, because `read` may be called only then.
     """
     if not selection.is_thinned:
         return [read(selection.start, out)]

@@ -293,7 +293,7 @@ def _taken(block: Array, d: int, index: IntArray) -> Array:
 
 
 def _with_constants(upstream: Input, region: Array, start: Sequence[int]) -> Array:
-    """Write the constants of the padding into a region that begins at `start`. In corners, the last dimension wins."""
+    """Write the constants of the padding into a region that begins at pixel `start`. Return the region."""
     assert upstream.padding is not None
     for d, (extent, mode) in upstream.reads.padded.items():
         if mode == "constant":

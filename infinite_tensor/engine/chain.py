@@ -244,7 +244,7 @@ class NodeHolder(Protocol):
 
 
 def node_of(tensor: NodeHolder) -> Node:
-    """Return the node of an `InfiniteTensor`, which is a private attribute."""
+    """Return the node of an `InfiniteTensor`."""
     return tensor._node  # noqa: SLF001  (the only place that reads it)
 
 

@@ -53,7 +53,7 @@ class Work:
     workers : list of Worker
         The threads that compute the windows.
     left : list of int
-        The windows to compute, as positions in `indices`. `next` has already returned the first of them.
+        The windows to compute, as positions in `indices`. Positions that `next` has returned stay in the list.
     met : list of int
         The positions of windows that this read has left to other reads, which were computing them.
     """
@@ -68,7 +68,10 @@ class Work:
         self.take(list(range(len(self.indices))))
 
     def take(self, positions: list[int], *, singly: bool = False) -> None:
-        """Set the windows to compute. With `singly`, each call computes one window, even if another read does so."""
+        """Set the windows to compute.
+
+        With `singly`, each call computes one window. Windows that another read is computing are then computed too.
+        """
         self.left, self._had, self._singly = positions, 0, singly
         self._largest = 1 if singly else self.workload.computation.batching.largest
 
@@ -321,7 +324,7 @@ class Claims:
 
 
 def _check_needs(work: Work, positions: Sequence[int], callers: Sequence[Worker]) -> None:
-    """Raise ValidationError if a window would need itself: the ``f`` of one of the `callers` is computing it."""
+    """Raise ValidationError if a window would need itself, because one of the `callers` is computing it."""
     computation = work.workload.computation
     for position in positions:
         index = work.indices[position]

@@ -176,9 +176,9 @@ def _is_one(hull: _Boxes, box: _Boxes, other: _Boxes) -> bool:
 
 
 def _new(low: IntArray, high: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
-    """Return which boxes contain points outside of the earlier boxes, and the lower corners of these points.
+    """Return, for each box, whether it contains new points, and a lower bound of its new points.
 
-    Only one box is remembered in place of all earlier boxes. So points of earlier boxes may count as outside.
+    A point is new if no earlier box contains it. Some other points may count as new too.
     """
     new, corners, nothing = np.ones(len(low), dtype=bool), low.copy(), [0] * low.shape[1]
     known = nothing, [*nothing]

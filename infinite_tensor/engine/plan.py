@@ -92,7 +92,10 @@ class Workload:
     sources: tuple[tuple[Access, IntArray], ...]
 
     def absent(self, positions: list[int]) -> list[int]:
-        """Return the positions of windows that are not stored yet. The read keeps the stored windows in memory."""
+        """Return the positions of the windows that are not stored yet.
+
+        The stored windows stay in memory for this read.
+        """
         if not positions:
             return []
         absent = reduce(np.logical_or, [result.absent(positions) for result in self.results])

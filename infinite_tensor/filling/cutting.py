@@ -145,7 +145,7 @@ def held_bytes(cuts: Mapping[Node, Bands]) -> int:
 def shard_of(
     layout: TileLayout, start: Sequence[int], stop: Sequence[int], rank: int, count: int
 ) -> tuple[Index, Index]:
-    """Cut the pixels ``[start, stop)`` at borders of tiles into `count` shards. Return shard `rank`, maybe empty."""
+    """Cut ``[start, stop)`` at borders of tiles into `count` shards. Return the start and stop of shard `rank`."""
     low, high = shard_of_tiles(*layout.box(start, stop), rank, count)
     size = layout.tile_shape
     first, last = (
@@ -193,8 +193,8 @@ def shard_of_tiles(low: Sequence[int], high: Sequence[int], rank: int, count: in
 def _halved(extents: Sequence[int], d: int, count: int) -> tuple[int, int, int, int, int]:
     """Return where to cut a box of tiles in two along dimension `d`, so that it can become `count` shards.
 
-    Returns a tuple: the number of tiles in the largest shard, the negative extent, `d`, the place of the cut, and the
-    number of shards before the cut. The dimension with the smallest tuple is the best one to cut.
+    Returns a tuple: the number of tiles in the largest shard, ``-extents[d]``, `d`, the number of tiles along `d`
+    before the cut, and the number of shards before the cut. The dimension with the smallest tuple is the best to cut.
     """
     across = math.prod(extents) // extents[d]
     at = min(max(1, _rounded(extents[d] * (count // 2), count)), extents[d] - 1)

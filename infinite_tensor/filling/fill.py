@@ -124,8 +124,8 @@ def prepare(
 ) -> Job:
     """Return the job that fills regions of tensors, or a shard of each region.
 
-    With `levels`, which has the levels of each tensor, the job also fills the levels over the regions. With
-    `in_blocks`, it fills tensors and levels together, block by block.
+    `levels` lists, for each tensor, the levels of its pyramid that the job also fills. With `in_blocks`, the job fills
+    a tensor and its levels together, block by block.
 
     Raises
     ------
@@ -218,12 +218,12 @@ def _kept(targets: Sequence[Target], max_memory: int | None) -> int:
 
 
 def _held(targets: Sequence[Target], max_memory: int | None) -> int:
-    """Return how many bytes remain for the fill beside the caches of the stores and tiles that wait to be written."""
+    """Return how many bytes a fill may keep in memory, in addition to the caches of the stores."""
     return _DEFAULT_HELD if max_memory is None else max_memory - _kept(targets, max_memory) - _OVERHEAD
 
 
 def _least(nodes: Sequence[Node], beside_caches: int) -> int:
-    """Return the smallest `max_memory`, in whole MiB, with which the caches leave `beside_caches` bytes free.
+    """Return the smallest `max_memory`, in whole MiB, that has room for the caches and `beside_caches` more bytes.
 
     The caches of the stores grow with `max_memory`, up to a limit.
     """
@@ -298,9 +298,9 @@ def _to_fill(node: Node, request: Request, shard: tuple[int, int] | None = None)
 
 
 def _masked(node: Node, request: Request, start: Index, stop: Index, *, confined: bool = False) -> Target | None:
-    """Return the target for the pixels ``[start, stop)`` and the mask of the request; None if there are no pixels.
+    """Return the target for the pixels ``[start, stop)``, with the mask of the request. Return None for no pixels.
 
-    With a mask, or if `confined`, nothing is stored outside of the wanted tiles.
+    If `confined`, the fill stores only tiles that contain some of these pixels.
     """
     if is_empty(start, stop):
         return None

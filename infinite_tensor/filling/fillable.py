@@ -179,8 +179,8 @@ class Fillable(ABC):
 
         Downstream tensors that are alive in this process are found in any store. Other downstream tensors are found by
         their stored definitions, which name their args by `tensor_id`. Only the stores of tensors that lose windows are
-        searched. So if a stored tensor reads the wrong windows through a tensor that has no id, or that is in another
-        store, it is found only while the tensor between them is alive.
+        searched for definitions. Let a stored tensor ``c`` be computed from ``b``, and ``b`` from this tensor. If ``b``
+        has no id, or is in another store, ``c`` is found only while ``b`` is alive.
 
         Reads in progress in this process may still return old pixels, but store none. Other processes, and other store
         objects on the same path, keep what they have in memory, and may store what they compute from it: close them

@@ -133,7 +133,8 @@ def _drop_in(
 ) -> Invalidation | dict[int, Contents]:
     """Drop the wrong windows, and return an `Invalidation`.
 
-    If `stores` lacks one of the stores that contain wrong windows, drop nothing, and return all of these stores.
+    If a wrong window is in a store that is not in `stores`, drop nothing. Instead, return all stores
+    with wrong windows.
     """
     for node, _ in requests:
         node.contents.check_open()

@@ -248,15 +248,15 @@ class WantedTiles:
         return int(np.count_nonzero(self.wanted))
 
     def within(self, start: Sequence[int], stop: Sequence[int]) -> WantedTiles:
-        """Return the part of the box that lies over the pixels ``[start, stop)``."""
+        """Return a smaller box: only the tiles over the pixels ``[start, stop)``."""
         low, high = self.layout.box(start, stop)
         inside = tuple(slice(a - first, b - first) for a, b, first in zip(low, high, self.low, strict=True))
         return WantedTiles(self.layout, tuple(low), self.wanted[inside])
 
     def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
-        """Return the bounds of regions that together are the pixels of ``[start, stop)`` in wanted tiles.
+        """Return the starts and stops of regions that make up the part of ``[start, stop)`` in wanted tiles.
 
-        No two regions share a tile. If all tiles are wanted, there is one region.
+        No tile lies in two regions. If all tiles are wanted, there is one region.
         """
         here = self.within(start, stop)
         wanted, low = here.wanted, here.low
@@ -375,10 +375,10 @@ class TakenTiles:
 
 
 def taken_tiles(filled: Sequence[Target], targets: Sequence[Target]) -> dict[Node, TakenTiles]:
-    """Return, for each masked or sharded tensor of a pass, the only tiles to store.
+    """Map the masked and sharded tensors of a pass to their wanted tiles. The pass stores no other tiles of them.
 
-    These are its wanted tiles in all passes, because a level may need tiles that a later pass fills. A tensor that
-    other filled tensors read is left out, unless only levels read it.
+    The wanted tiles of all passes are included. Tensors that a tensor of the pass reads are left out, unless only
+    levels read them.
 
     Parameters
     ----------

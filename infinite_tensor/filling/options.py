@@ -31,27 +31,27 @@ class FillOptions(TypedDict, total=False):
         The number of threads that compute windows. With more than one, several threads call ``f`` at the same time.
         Default: the `workers` of each tensor's store.
     max_memory : int or str, optional
-        The most memory to use, in bytes or as ``"400MB"``. It includes the caches of the stores, but not what ``f``
-        itself takes. Default: 512 MiB in addition to the caches.
+        The most memory to use, in bytes or as ``"400MB"``. It includes the caches of the stores, but not the memory of
+        ``f`` itself. Default: 512 MiB in addition to the caches.
     client : distributed.Client, optional
-        A Dask cluster that does the work. Stored tensors are filled one after the other, each in four shards for each
-        thread of the current workers; `max_memory` then applies to each shard. Every tensor with a `tensor_id` must be
-        in a Zarr store at a path or URL that all workers can reach.
+        A Dask cluster that does the work. Stored tensors are filled one after the other. Each is cut into shards, four
+        for each thread of the current workers; `max_memory` then applies to each shard. Every tensor with a `tensor_id`
+        must be in a Zarr store at a path or URL that all workers can reach.
     progress : bool, "always" or callable
-        True shows a bar on a terminal or in a notebook. Elsewhere, and inside a live display of rich, it writes a line
-        to standard error each minute, which says how much is left. "always" shows the bar everywhere. At the end, the
-        bar shows how many tiles were stored, and how many a mask left out. A callable is called with a `Progress`, at
-        most about ten times a second; the last `Progress` has the report. Default: True.
+        True shows a bar on a terminal or in a notebook. Elsewhere, and inside a live display of rich, it writes to
+        standard error each minute how much is left. "always" shows the bar everywhere. At the end, the bar shows how
+        many tiles were stored, and how many were skipped because of a mask. A callable is called with a `Progress`, at
+        most about ten times a second. The last `Progress` has the report. Default: True.
     shard : tuple of int, optional
         ``(rank, world_size)``: fill only shard `rank` of the `world_size` shards of the region, and store nothing
         outside of it. Other processes fill the other shards. Windows across the border of two shards are computed for
         both.
     where : Mask, array, tensor, InfiniteTensor or callable, optional
-        The wanted pixels. Anything but a `Mask` means ``Mask(where)``: its pixels are the pixels of the tensor or the
-        group, beginning at 0. A tile that contains a wanted pixel of the region is computed whole. Other tiles are
-        skipped: nothing is stored of them, not even that they were skipped. A later read, or a fill without a mask,
-        computes them, and repeats the windows on the border. Upstream tensors are computed where the wanted tiles need
-        them.
+        The wanted pixels. Anything but a `Mask` means ``Mask(where)``: a mask with one pixel for each pixel of the
+        tensor or the group, beginning at 0. A tile that contains a wanted pixel of the region is computed whole. Other
+        tiles are skipped: nothing is stored of them, not even that they were skipped. A later read, or a fill without a
+        mask, computes them, and repeats the windows on the border. Upstream tensors are computed where the wanted tiles
+        need them.
     pyramid : bool or str
         Whether to also fill the levels of `InfiniteTensor.pyramid` over the same region. A tile of a level is
         computed if all its pixels lie over filled pixels. An unbounded tensor gets as many levels as the region needs.

@@ -76,7 +76,10 @@ def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Ta
 
 
 def _part(target: Target, bounds: Sequence[Sequence[int]]) -> Target | None:
-    """Return the part of `target` between two `bounds`, in whole tiles; None if it contains no wanted tile."""
+    """Return the part of `target` whose tiles begin in a box; None if it contains no wanted tile.
+
+    `bounds` are the first pixel of the box, and the pixel after its last one.
+    """
     edges = [
         [
             min(max(-(-n // tile) * tile, a), b)

@@ -48,7 +48,7 @@ class Demand:
     missing : int
         The number of these windows that must be computed.
     runs : int
-        The number of windows that ``f`` computes. If ``f`` has several outputs, this is 0 for all but the first one.
+        The number of windows to call ``f`` for. If ``f`` has several outputs, this is 0 for all but the first one.
     tiles : int
         The number of incomplete tiles over `pixels`. Tiles that no window covers do not count.
     inventory : Inventory or None
@@ -140,7 +140,7 @@ def _add(
     tiles: int,
     inventory: Inventory | None = None,
 ) -> None:
-    """Append the demand for `node`. A tensor that only copies pixels from memory has no windows to compute."""
+    """Append the demand for `node` to `found`. If the tensor only copies pixels from memory, no window is missing."""
     if node.computation.copied:
         made = runs = tiles = 0
     if found and found[-1].node.computation == node.computation:
@@ -149,7 +149,7 @@ def _add(
 
 
 def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
-    """Count the tiles over `pixels` that no window covers. The count may be too low if windows move diagonally."""
+    """Count the tiles over `pixels` that no window covers. The count may be too low."""
     tile_grid, grid = node.contents.layout(node.spec).grid, node.spec.grid
     tiles, covered = WindowSet(), WindowSet()
     for part in pixels:
@@ -161,10 +161,10 @@ def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
 
 
 def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Demand], bool]:
-    """Return the demand for each tensor that filling the targets needs, and whether the numbers are exact.
+    """Return the demands of a fill, and whether their numbers are exact.
 
-    Each tensor comes before the tensors that it reads. Exact numbers take account of masks and stored windows; other
-    numbers do not. With `named`, the numbers are always exact.
+    Returns one demand for each tensor of the chain. A tensor comes before the tensors that it reads. Numbers that are
+    not exact ignore masks and stored windows. With `named`, all numbers are exact.
 
     Raises
     ------

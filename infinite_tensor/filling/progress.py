@@ -104,7 +104,7 @@ class Tally(AbstractContextManager["Tally"]):
                 self._tell()
 
     def pass_parts(self, count: int) -> None:
-        """Mark `count` parts as done, and lower `total` by the number of their windows that were already stored."""
+        """Mark `count` more parts of the work as done. Lower `total` if they took fewer windows than expected."""
         with self._lock:
             self._left -= count
             self._set_total(self.windows.total() + self._most * self._left // self._parts)

@@ -98,8 +98,8 @@ class ArgReads:
     def hulls(self, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray, bool]:
         """Map boxes of pixels, which may reach beyond the arg, to boxes inside the arg.
 
-        Each result is the smallest box around the pixels that the padding reads. It may be empty. Returns the starts
-        and the stops of the results, and whether every pixel in them is read.
+        The padding maps each pixel of a box to a pixel of the arg, or to none. The result is the smallest box around
+        the mapped pixels. Returns the starts and stops of the results, and whether every pixel in them is a mapped one.
         """
         low, high, whole = starts.copy(), stops.copy(), True
         for d, (extent, mode) in self.padded.items():
@@ -149,7 +149,7 @@ def _mapped(mode: str, extent: int, pixels: IntArray) -> IntArray:
 
 
 def _images(mode: str, extent: int, starts: IntArray, stops: IntArray) -> list[tuple[IntArray, IntArray]]:
-    """Map non-empty intervals to intervals inside the arg, which may be empty.
+    """Map non-empty intervals of pixels to intervals of the arg, by the padding `mode`. The results may be empty.
 
     Returns a list with one pair (starts, stops), or two pairs for "wrap".
     """

@@ -76,7 +76,7 @@ class Selection(NamedTuple):
         return self.steps.count(1) < len(self.steps) and (max(self.steps) > 1 or min(self.steps) < -1)
 
     def pick(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Return the result of the read. `pixels` are the wanted pixels in ascending order, with all dimensions.
+        """Return the result of the read. `pixels` has all dimensions, and its pixels are in ascending order.
 
         Raises
         ------

@@ -319,9 +319,9 @@ def followed(window: TensorWindow) -> tuple[int | None, ...]:
 
 
 def whole_strides(grid: WindowGrid, tile: Sequence[int], pixels: float, most: float) -> list[int]:
-    """Return the extents of a box of about `pixels` pixels. It consists of whole tiles, and is as square as possible.
+    """Return the extents of a box of whole tiles. It is about square, and has about `pixels` pixels.
 
-    If the box has more than `most` pixels, `halved` makes it smaller, maybe smaller than a tile.
+    A box of more than `most` pixels is halved until it fits, and may become smaller than a tile.
     """
     sizes, room = list(tile), pixels / math.prod(tile)
     for number, d in enumerate(sorted(grid.moving, key=lambda d: -sizes[d])):
@@ -378,16 +378,16 @@ _MOST_ALONG_DIAGONAL = 2**18
 
 
 def _just_enough(size: int, stride: int, offset: int, extent: int) -> tuple[int, int]:
-    """Return the first and the last of the windows that are needed to cover ``[0, extent)``.
+    """Return the first and the last window needed to cover ``[0, extent)``.
 
-    If windows leave gaps, either of these two windows may lie outside of this interval.
+    If there are gaps between windows, the first or the last one may lie outside of the interval.
     """
     first = -offset // stride
     return first, max(first, -((size + offset - extent) // stride))
 
 
 def _covered(dims: Sequence[tuple[int, int, int, int]], first: int, last: int) -> int:
-    """Count the pixels that the windows `first` to `last` cover, in dimensions that follow the same coordinate.
+    """Count the pixels that the windows `first` to `last` cover, in dimensions along which they move together.
 
     `dims` contains (size, stride, offset, extent) for each dimension.
     """
@@ -482,7 +482,10 @@ class WindowGrid:
         return starts, stops
 
     def inside(self, start: Sequence[int], stop: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        """Cut ``[start, stop)`` off at the ends of the tensor, but only in dimensions that windows may reach past."""
+        """Return the start and stop of the part of ``[start, stop)`` inside the tensor.
+
+        Dimensions with the edge "drop" stay unchanged.
+        """
         if not self._clipped:
             return start, stop
         low, high = list(start), list(stop)
@@ -575,7 +578,7 @@ class WindowGrid:
 
     @property
     def uncovered(self) -> int:
-        """The number of pixels that no window covers. Unbounded dimensions are left out of the count.
+        """The number of pixels that no window covers. Only finite dimensions count.
 
         The number may be too low if very many windows lie along a diagonal.
         """
@@ -592,9 +595,9 @@ class WindowGrid:
 
     @cached_property
     def row_dim(self) -> int | None:
-        """The dimension along which rows of windows lie: the one that follows the last coordinate.
+        """The dimension along which a window moves when the last entry of its index grows.
 
-        None if no dimension follows it, or several do.
+        None if it moves along no dimension, or along several.
         """
         followers = [d for d, k in enumerate(self._followed) if k == self.ndim - 1]
         return followers[0] if len(followers) == 1 else None

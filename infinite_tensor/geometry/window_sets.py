@@ -346,7 +346,7 @@ def pixels_of(grid: WindowGrid, windows: BoxUnion) -> BoxUnion:
 
 
 def _split(window: TensorWindow, windows: BoxUnion) -> BoxUnion:
-    """Split boxes of windows into smaller ones. The windows of each new box cover one box of pixels.
+    """Split boxes of windows so that the windows of each new box fill one box of pixels without gaps.
 
     If this would make too many boxes, return `windows`.
     """

@@ -61,10 +61,10 @@ class TensorGroup(Fillable):
     ----------
     tensors : mapping or TensorGroup
         Maps names to InfiniteTensors, other groups, or mappings of these.
-    dims : tuple of int, or mapping from keys to them, optional
+    dims : tuple of int, or mapping from keys to tuples, optional
         The dimensions that a tensor shares with the others, listed in the order of the dimensions of the group.
-        Default: the unbounded dimensions of the tensor.
-    scale : number or tuple of them, or mapping from keys to them, optional
+        A mapping has a tuple for each key. Default: the unbounded dimensions of the tensor.
+    scale : number, tuple of numbers, or mapping from keys to either, optional
         How many pixels of the tensor lie along one pixel of the group: one number for all shared dimensions, or one for
         each. For example, ``Fraction(1, 8)`` or ``1 / 8`` for a map that is 8 times as coarse as the group, and 2 for
         one that is twice as fine. Default: 1.
@@ -302,7 +302,7 @@ class TensorGroup(Fillable):
     def read(self, indices: object, *, workers: int | None = None) -> Any: ...
 
     def read(self, indices: object, *, workers: int | None = None) -> Any:
-        """Read a region of all tensors, or a list of regions, in one plan: windows that several need are computed once.
+        """Read a region of all tensors, or a list of regions. A window that several tensors need is computed once.
 
         Parameters
         ----------
@@ -317,9 +317,8 @@ class TensorGroup(Fillable):
         -------
         TensorDict or list of TensorDict
             Nested as the group is. The shared dimensions come first in every tensor, the others after them. The
-            batch size consists of the extents of the region along the shared dimensions. It stops before the first
-            dimension in which tensors have different scales. The batch size of a nested TensorDict depends only on the
-            tensors in it.
+            batch size lists the extents of the result along the shared dimensions, up to the first dimension in which
+            tensors have different scales. A nested TensorDict has its own batch size, from the tensors in it.
         """
         workers = checked_workers(workers)
         regions = [parse(region, self.shape) for region in (indices if isinstance(indices, list) else [indices])]
