@@ -112,7 +112,7 @@ def _open_args(store: TileStore, tensor_id: str, stored: StoredTensor) -> tuple[
 
 
 def _held_args(store: TileStore, found: dict[str, StoredTensor], name: str) -> list[str]:
-    """Return the ids of the args of tensor `name` that the store contains with an unchanged definition."""
+    """Return the ids of the args of tensor `name`. Leave out args that were deleted or replaced."""
     held = []
     for arg in found[name].definition.args:
         key = arg.tensor_id
@@ -171,7 +171,7 @@ def _bind(
 class _PickledComputation:
     """A pickled ``f`` with the tensors that it computes. A pickled chain is a list of these, in which args come first.
 
-    `args` contains the numbers of the args of ``f``. The tensors of the whole list are numbered in order, from 0.
+    All tensors in the list are numbered in order, from 0. `args` contains the numbers of the args of ``f``.
     """
 
     tensors: tuple[TensorInStore, ...]

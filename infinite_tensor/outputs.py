@@ -170,7 +170,7 @@ def _declared(outputs: object) -> dict[Key, Output]:
 
 
 def _coordinates(declared: Mapping[Key, Output]) -> int:
-    """Return the number of entries of ctx. Raise ValidationError unless each entry moves the windows of all outputs."""
+    """Return the number of entries of ctx. Raise ValidationError if an output has no dimension for an entry."""
     count = max(coordinates_of(output.window) for output in declared.values())
     for key, output in declared.items():
         unfollowed = sorted(set(range(count)) - set(followed(output.window)))

@@ -61,7 +61,7 @@ class GroupMember:
         return tuple(shared.get(d, Fraction(1)) for d in range(self.tensor.ndim))
 
     def selection(self, region: Selection) -> Selection:
-        """Convert a region of the group to this tensor's pixels that overlap it, clipped to the tensor.
+        """Convert a region of the group to a region of this tensor, rounded outwards to whole pixels.
 
         Raises
         ------
@@ -150,7 +150,7 @@ def members_of(
 
 
 def unit_of(members: Members, d: int) -> int:
-    """Return the least number of group pixels along dimension `d` that is a whole number of pixels of every tensor."""
+    """Return the least number of group pixels along dimension `d` that cover whole pixels of every tensor."""
     return math.lcm(*(member.scale[d].denominator for member in members.values()))
 
 
@@ -196,7 +196,7 @@ def shape_of(members: Members) -> Shape:
 
 
 def names_of_shared(members: Members) -> tuple[str, ...]:
-    """Return the name of each shared dimension. It is a default name unless the members give exactly one name."""
+    """Return the name of each shared dimension. It is a default name if members give none, or several."""
     found = []
     for d, owns in enumerate(zip(*(member.dims for member in members.values()), strict=True)):
         each = zip(members.values(), owns, strict=True)
@@ -206,12 +206,13 @@ def names_of_shared(members: Members) -> tuple[str, ...]:
 
 
 def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
-    """Create group members of the outputs of one ``f``. They share the dimensions that follow the window index.
+    """Create a group member for each output of one ``f``.
+
+    Each entry of the window index gives one shared dimension. An entry is left out if a single window covers its
+    dimension in every output, as for the channels of images. But if the `dimension_map` of any output contains None, no
+    entry is left out.
 
     The scale of an output is its stride divided by the stride of the first output.
-
-    A dimension that a single window covers in every output is not shared, such as the channels of images. But it is
-    shared if any output has a dimension that does not follow the window index.
     """
     grids = [node_of(tensor).spec.grid for tensor in tensors.values()]
     told = any(None in followed(grid.window) for grid in grids)
@@ -229,7 +230,7 @@ def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
 
 
 def _is_whole(grid: WindowGrid, k: int) -> bool:
-    """Return whether a single window covers the whole dimension that follows window coordinate `k`."""
+    """Return whether a single window covers the whole dimension that belongs to entry `k` of the window index."""
     d = followed(grid.window).index(k)
     return grid.first[k] == grid.last[k] and grid.window.size[d] == grid.shape[d]
 

@@ -190,7 +190,7 @@ def _created(folder: Path, members: Members, sample: Mapping[Key, torch.Tensor],
 
 
 def _blocks(members: Members, region: Selection) -> Iterator[Selection]:
-    """Split a region into small blocks. The border of two blocks is a border of pixels in every tensor."""
+    """Split a region into small blocks. No cut goes through the middle of a pixel of any tensor."""
     nbytes = sum(math.prod(each.selection(region).shape) * each.tensor.dtype.itemsize for each in members.values())
     for d, (start, stop) in enumerate(zip(region.start, region.stop, strict=True)):
         unit = unit_of(members, d)

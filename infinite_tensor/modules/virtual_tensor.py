@@ -248,7 +248,7 @@ class VirtualTensor(TensorLike):
 
     @property
     def attributes(self) -> _LinkedAttributes:
-        """Names of the attributes that a virtual tensor adds to its module. ``ref`` is the name of its buffer."""
+        """A named tuple with one field, ``ref``: the name of the buffer that the virtual tensor adds to its module."""
         return _LinkedAttributes(self._placement.attribute)
 
     @property
@@ -348,15 +348,17 @@ def _checked_materializer(owner: nn.Module, materializer: Materializer) -> Mater
 
 
 class _Placement:
-    """The dtype and device of a virtual tensor. An empty buffer of the module has both, so they follow the module.
+    """The dtype and device of a virtual tensor. An empty buffer of the module stores both.
+
+    ``module.to()`` changes the buffer, and so the dtype and the device of the virtual tensor.
 
     Copies of a virtual tensor share one placement. When a placement is deleted, its buffer is removed from the module.
     The buffer stays if another placement uses it: two virtual tensors may have had the same name.
 
     The reference to the module is weak. A pickle or a deep copy contains the module too.
 
-    If the module was created on meta or moved there, so was the buffer. A loader then gives data to the other tensors
-    of the module, but not to the buffer. So while the buffer is on meta, the device is that of the other tensors.
+    A module that was created on meta gets its data later, but its buffer may stay on meta. The virtual tensor then has
+    the device of the other tensors of the module.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class ImageReader(Reader):
         return hashlib.sha256(f"{whole} {self._page}".encode()).hexdigest() if self._page else whole
 
     def stamps(self) -> Stamps:
-        """The stamp of the file; empty if the digest covers all of its bytes."""
+        """The stamp that changes when the file changes; empty if the digest covers all bytes of the file."""
         return {} if self._file is None else self._file[1]
 
     def __getstate__(self) -> dict[str, Any]:

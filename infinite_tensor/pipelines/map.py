@@ -43,9 +43,9 @@ def map_windows(
     """A tensor that computes each window when it is read, by calling `fn` with regions of other tensors.
 
     Windows slide over all dimensions that are not channels, finite or unbounded. Dimensions named c, channel, channels,
-    band or bands are channels. If the dimensions have no names, and the first of several is the only finite one, that
-    one is channels. A `window` with several entries slides over that many of the last dimensions. In all other cases,
-    give `dims`. Dimensions over which windows do not slide are passed to `fn` whole.
+    band or bands are channels. If the dimensions have no names, a finite first dimension is channels if all others are
+    unbounded. A `window` with several entries slides over that many of the last dimensions. In all other cases, give
+    `dims`. Dimensions over which windows do not slide are passed to `fn` whole.
 
     With several inputs, windows slide over the same number of dimensions of each, and `halo`, `scale` and `padding` may
     be a tuple with one entry per input. `window` and these arguments may also be a tuple with one entry per dimension
@@ -68,10 +68,10 @@ def map_windows(
         Width of the border around the window that `fn` also gets, on each side, in pixels of the input.
     window : int, optional
         Pixels of the first input that one call computes, without the halo. Default: a length of at most 65536 for one
-        dimension, 256 for two, 64 for three, and 16 for more. This limit holds for the input and for the output. For a
-        large halo, the length is doubled until it is at least 6 times the halo, as long as a window has no more than
-        2**22 pixels, channels included. A window is never longer than a finite dimension. The window is part of the
-        definition of the tensor, and of its default id.
+        dimension, 256 for two, 64 for three, and 16 for more. A window in the output is no longer than this, either.
+        For a large halo, the length is doubled until it is at least 6 times the halo, as long as a window has no more
+        than 2**22 pixels, channels included. A window is never longer than a finite dimension. The window is part of
+        the definition of the tensor, and of its default id.
     scale : int, Fraction or float
         Pixels of the output along one pixel of the input: 4 for a network that enlarges by 4, ``Fraction(1, 2)`` for
         one that halves. The extent of the output is rounded up.

@@ -189,7 +189,7 @@ def _tensor_of(array: np.ndarray[Any, Any], named: str) -> torch.Tensor:
 
 
 def _on_cpu(output: torch.Tensor) -> torch.Tensor:
-    """The output on the CPU. From a GPU, it is copied to pinned memory, which takes a fraction of the time."""
+    """The output on the CPU. A GPU output is copied to pinned memory, because this is faster."""
     if not output.is_cuda:
         return output.cpu()
     copied = output.to("cpu", non_blocking=True)

@@ -286,7 +286,7 @@ class _Noise(RegionWriter):
         return f"noise comes in the dtype that it was made with; {made}convert what is read: t[...].to({dtype})"
 
     def write(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Write the pixels from `start` on into `out`; see `RegionWriter.write`."""
+        """Fill `out` with the pixels of the region that begins at `start`; see `RegionWriter.write`."""
         for begin, part in _parts(start, self._pixels(out)):
             drawn, bits = self._begun(part)
             self._draw(begin, bits, drawn)
@@ -297,7 +297,7 @@ class _Noise(RegionWriter):
         return (out.view(torch.int16) if self.dtype is torch.bfloat16 else out).numpy()
 
     def _begun(self, pixels: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
-        """Return an array for the drawn bits of `pixels`, and the number of bits per pixel."""
+        """Return an array to draw random bits into, and the number of bits per pixel. The array may be `pixels`."""
         computed = torch.float64 if self.dtype is torch.float64 else torch.float32
         straight = self.dtype is computed and pixels.flags.c_contiguous
         drawn = pixels if straight else new_block(pixels.shape, computed, torch.device("cpu")).numpy()
@@ -395,7 +395,7 @@ def _spans(start: int, length: int, size: int) -> list[_Span]:
 
 
 def _parts(start: Sequence[int], pixels: npt.NDArray[Any]) -> Iterator[tuple[Sequence[int], npt.NDArray[Any]]]:
-    """Split a region at borders of cells into parts of at most `_PART` pixels; split its first dimensions first."""
+    """Split a region at borders of cells into parts of at most `_PART` pixels. Yield each part as (start, pixels)."""
     if pixels.size <= _PART:
         yield start, pixels
         return
@@ -410,7 +410,7 @@ def _parts(start: Sequence[int], pixels: npt.NDArray[Any]) -> Iterator[tuple[Seq
 
 
 def _cells_of(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """View stacked windows as cells. The axes count windows, then the cells of a window, then the pixels of a cell."""
+    """View stacked windows as an array of shape (windows, *cells of a window, *pixels of a cell)."""
     if pixels.ndim == 2:
         return pixels.reshape(len(pixels), -1, _CELL)
     *others, rows, columns = pixels.shape
@@ -431,10 +431,7 @@ def to_normal(numbers: Floats, bits: int) -> None:
 
 
 def _window_size(shape: object) -> tuple[int, ...]:
-    """The size of a window: about the same in each dimension, with no more cells than the tensor has.
-
-    An invalid shape is not checked here: the tensor refuses it.
-    """
+    """The size of a window of a tensor with this shape. The shape is not checked."""
     extents = [None if extent is None else as_index(extent) for extent in members(shape) or (None,)]
     if len(extents) == 1:
         return (_CELL * _few(extents[0], _CELL, _WINDOW_CELLS),)
@@ -508,14 +505,17 @@ class _Rational(NamedTuple):
 class _Algorithm(NamedTuple):
     """The constants of PPND7 or PPND16, the two variants of algorithm AS 241.
 
+    The algorithm computes the normal quantile of 1/2 + q. If abs(q) is above 0.425, q lies in a tail. The quantile is
+    then computed from ``r = sqrt(-log(1/2 - abs(q)))``.
+
     Attributes
     ----------
     central : _Rational
-        A function of 0.180625 - q**2, to be multiplied by q, where abs(q) is at most 0.425.
+        If q lies in no tail: a function of 0.180625 - q**2. The quantile is its value times q.
     tail : _Rational
-        A function of r - 1.6, where r**2 = -log(p) and p is the probability of the tail beyond q.
+        If q lies in a tail: a function of r - 1.6. Its value is the absolute value of the quantile.
     far : _Rational or None
-        A function of r - 5, for r above 5. None in PPND7, where r is never above 5.
+        Replaces `tail` if r is above 5: a function of r - 5. None in PPND7, where r is never above 5.
     logarithm : tuple of float
         Coefficients of the series of 2 atanh.
     """

@@ -162,11 +162,11 @@ def predict(
         ``net(batch) -> output``: `batch` has shape ``(batch_size, channels, *window)``; `output` has shape
         ``(batch_size, channels, *size)`` or ``(batch_size, *size)``, or ``(batch_size, classes)`` for one result per
         window, which is stored as one pixel per window. `output` may be a numpy array. A dict, dataclass or tuple of
-        such outputs gives a group, without the entries that are None. A batch of integers is converted to float32, not
-        scaled. If `net` has parameters, but none in the dtype of the batch, the batch is then converted to their dtype.
-        It is converted to float32 if they have several dtypes, or if `net` is not a module. `net` runs under
-        `torch.no_grad`. A network in `net` or `reduce` must not be in training mode if its code reads `training`: call
-        ``net.eval()`` first.
+        such outputs gives a group, without the entries that are None. A batch of integers is first converted to
+        float32, and not scaled. If `net` has parameters, but none in the dtype of the batch, the batch is converted to
+        the dtype of the parameters. If the parameters have several dtypes, or `net` is not a module, the batch is
+        converted to float32 instead. `net` runs under `torch.no_grad`. A network in `net` or `reduce` must not be in
+        training mode if its code reads `training`: call ``net.eval()`` first.
     source : InfiniteTensor or array
         The tensor over which windows slide. An array is passed to `from_array`.
     store : TileStore, str or path, optional
@@ -475,7 +475,7 @@ def _read_of_mask(where: object) -> object:
 
 
 def _is_stored_as(definition: Mapping[str, Any], tensor: InfiniteTensor, store: TileStore) -> bool:
-    """Whether `definition` in `store` belongs to this tensor. The store may be open twice, under two names."""
+    """Whether `tensor` is stored in `store` with this definition. It may have opened the store a second time."""
     if tensor.tile_store is store:
         return True
     created = definition.get("incarnation")
@@ -566,7 +566,7 @@ def _keeping_little(store: TileStore, sliding: Sliding, max_memory: int | None) 
 
 
 def _mask_of(sliding: Sliding, region: object, where: object) -> object:
-    """The option ``where`` with which to fill a region.
+    """Check `region`, and return the option ``where`` for the fill.
 
     Raises
     ------
@@ -621,10 +621,7 @@ def _tensor_of(source: Any, dims: Any) -> InfiniteTensor:
 
 
 def _empty_one_like(store: TileStore | None) -> TileStore:
-    """An empty store in memory, with which a fill raises the same errors as with `store`.
-
-    If `store` is None, the store does not exist yet.
-    """
+    """An empty store in memory. Filling it raises the same errors as filling `store`. None means a new Zarr store."""
     if isinstance(store, MemoryTileStore):
         return MemoryTileStore(store.cache_size_bytes)
     # Stores need packages that users of other stores may lack.

@@ -163,7 +163,7 @@ class Sliding:
         return tuple(of_dimensions("scale", given, len(self.size), as_ratio, "a positive number such as 2 or 0.5"))
 
     def scale_of(self, shape: Sequence[int], given: tuple[Fraction, ...] | None) -> tuple[Fraction, ...]:
-        """The scale of an output of this shape; ShapeMismatchError if it cannot be inferred, or is not `given`."""
+        """The scale of an output of this shape. Raise ShapeMismatchError if it is unknown, or differs from `given`."""
         size = tuple(shape[-len(self.size) :])
         if is_single := {*size} == {1}:
             # One pixel per stride.
@@ -213,7 +213,7 @@ def _stride(size: int, share: float) -> int:
 
 
 def _share_for(size: int, stride: int, unit: int) -> float:
-    """Return the `overlap` for which the stride is a multiple of `unit`, as near to `stride` as possible."""
+    """Return an `overlap` with which the stride is a multiple of `unit`: the multiple that is nearest to `stride`."""
     step = min(range(unit, size + 1, unit), key=lambda n: abs(n - stride))
     # If 0.8 gives a stride of 31.99 pixels, which is cut to 31, an overlap slightly below 0.8 is needed.
     shares = (round(1 - (step + more) / size, digits) for digits in range(17) for more in (0, 0.5))
@@ -259,7 +259,7 @@ class Returned:
     size : tuple of int
         Pixels along each dimension of the window.
     computed : torch.dtype
-        The dtype of the output. For an output that was stored without a reduction, the dtype that is stored.
+        The dtype of the output. If it is not known, the stored dtype.
     """
 
     channels: int | None
@@ -282,7 +282,7 @@ class Returned:
         return math.prod(self.shape) * self.computed.itemsize
 
     def reduced_by(self, reduce: object, dtype: Any, scale: tuple[Fraction, ...]) -> Result:
-        """What is stored of the output with these arguments of `predict`; if `dtype` is None, a dtype is chosen."""
+        """Describe how the output is stored with these arguments of `predict`. If `dtype` is None, choose a dtype."""
         if reduce is None:
             stored = self.computed if dtype is None else dtype
             return Result(self, scale, None, stored, self.channels)
@@ -401,7 +401,7 @@ class Result:
         return ends[blend is torch.minimum]
 
     def _blend(self, blend: Any, window: TensorWindow) -> Any:
-        """Return `blend`, or "last" if windows need no blend: for single results, and for integers without overlap."""
+        """Return "last" for one result per window, and for integers in windows without overlap; otherwise `blend`."""
         if self.seen.is_single:
             return "last"
         if not isinstance(blend, WeightedMean):
@@ -532,7 +532,7 @@ class Reductions:
         return [f"{name}: {function}" for name, function in zip(self._channels, names, strict=True)]
 
     def result(self, seen: Returned, scale: tuple[Fraction, ...]) -> Result:
-        """What is stored: one `Result` with the channels of all results."""
+        """Return one `Result` that stores all results together, as channels."""
         count = max(each.stop for each in self._channels.values())
         return Result(seen, scale, Reduction(self, seen.channels or 0, count, seen.computed), self._dtype, count)
 

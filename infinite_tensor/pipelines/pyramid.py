@@ -226,7 +226,7 @@ def stored_levels(tensor: InfiniteTensor) -> list[InfiniteTensor]:
 
 
 def _stored_level(below: Sequence[InfiniteTensor]) -> InfiniteTensor | None:
-    """Return the next stored level, or None if there is none. `below` is the tensor, then its finer levels in order."""
+    """Return the next coarser level if it is stored, else None. `below` lists the tensor and its levels so far."""
     tensor = below[0]
     try:
         level = tensor.tile_store.open(f"{tensor.tensor_id}/level-{len(below)}", args=[below[-1]])
@@ -274,7 +274,7 @@ def _coarser(
 
 
 def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
-    """The factor for each dimension. A single int is for z, y and x, or for the last two of unnamed dimensions."""
+    """The factor for each dimension. An int is for z, y and x. Without dimension names, it is for the last two."""
     entries, one, names = members(given), as_index(given), names_of(tensor)
     if entries is None and one is not None:
         named = [d for d, name in enumerate(names) if str(name).lower() in _SPACE]
@@ -304,8 +304,8 @@ def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
 def _window(tensor: InfiniteTensor, factors: Sequence[int], halved: int) -> list[int]:
     """Return the size of a window along each dimension.
 
-    Along coarsened dimensions, it is one length for all, halved `halved` times. Along the other dimensions, it is the
-    whole extent if they have few pixels in total, and 1 if they have many.
+    All coarsened dimensions get the same size, which is halved `halved` times. The other dimensions get their whole
+    extents, or size 1 if the product of the extents is large.
     """
     coarsened = [d for d, factor in enumerate(factors) if factor > 1] or [tensor.ndim - 1]
     sides = [1 if extent is None else extent for extent in tensor.shape]

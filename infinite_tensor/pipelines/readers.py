@@ -64,7 +64,7 @@ class Reader(ABC):
     in_memory : bool
         Whether reading takes no longer than copying.
     in_file : bool
-        Whether the values lie in a file, or elsewhere where others may change them, such as in a memory map.
+        Whether the values lie outside the memory of this process, such as in a file.
     """
 
     shape: tuple[int, ...]
@@ -269,7 +269,7 @@ def torch_dtype_of(given: Any, array: Any) -> torch.dtype:
 
 
 def _instead_of(dtype: Any, array: Any) -> str:
-    """Advice for an array whose dtype tensors do not have, such as to convert it."""
+    """Advice on how to convert an array to a dtype that tensors can have."""
     fields, name = getattr(dtype, "names", None), str(dtype).removeprefix("torch.")
     # An array without astype must be read whole before it is converted.
     values = "a" if hasattr(array, "astype") else "a[...]"

@@ -426,7 +426,7 @@ def _open_variable(group: Any, name: str, mask: bool, scale: bool, always_mask: 
 
 
 def _of_zarr(obj: Any) -> Opened | None:
-    """How to open an array again, by its store and its path in the store; or a store, by its absolute path."""
+    """How to open a zarr array or a zarr store again; None for other objects."""
     if isinstance(obj, zarr.Array):
         return _open_zarr, (obj.store_path.store, obj.store_path.path, obj.metadata.zarr_format)
     if type(obj) is LocalStore:

@@ -90,7 +90,7 @@ class Along:
         return None if margin is None or margin.denominator > 1 else self.size + 2 * int(margin)
 
     def crop(self, found: int) -> slice | None:
-        """Where the window lies in `found` pixels, which may include a halo; None if this number of pixels is wrong."""
+        """The slice that removes the halo, if any, from an output of `found` pixels; None if this length is wrong."""
         margin, odd = divmod(found - self.size, 2)
         known = not odd and margin in (0, *[slide.margin for slide in self.slides])
         return slice(margin, margin + self.size) if known else None
@@ -187,7 +187,7 @@ def slid_dims(
     Raises
     ------
     ValueError
-        If the dimensions cannot be found, or are not possible. The message states only the problem.
+        If it is not known which dimensions are channels, or windows cannot slide over the dimensions found.
     """
     ndim = len(shape)
     unbounded = [d for d, extent in enumerate(shape) if extent is None]
@@ -398,7 +398,7 @@ def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
 
 
 def _default_sides(sources: Sequence[Source]) -> list[int]:
-    """The longest sides of a window by default, in pixels of the first input. They are longer if the halo is large."""
+    """The default sides of a window, in pixels of the first input. They may be longer than the input."""
     first = sources[0].slides
     side = _WINDOWS[min(len(first), len(_WINDOWS)) - 1]
     finer = [max(Fraction(1), slide.scale) for slide in first]

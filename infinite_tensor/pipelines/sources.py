@@ -117,8 +117,8 @@ def from_image(
     ----------
     path : path
         Any image that pillow opens, with the extra ``image``. Files that pillow cannot open, or whose values it would
-        change, are read by rasterio, with the extra ``raster``: for example, colours of 16 bits, planes, or more than 4
-        channels.
+        change, are read by rasterio, with the extra ``raster``: for example, files with colours of 16 bits, with
+        each colour stored apart, or with more than 4 channels.
     chunks : "auto" or int or tuple of int
         As for `from_array`.
     name : str, optional

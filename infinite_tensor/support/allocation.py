@@ -120,7 +120,7 @@ class _FreedBlocks:
         return view
 
     def _make_room(self) -> None:
-        """Drop kept pages while there are too many sizes or bytes. Pages of the size freed longest ago go first."""
+        """Drop kept pages until there is room for more. Pages of the size freed longest ago go first."""
         while (kept := self._pages.copy()) and (
             len(kept) >= _KEPT_SIZES or sum(size * len(held) for size, held in kept.items()) >= _KEPT_BYTES
         ):
