@@ -105,14 +105,14 @@ class InfiniteTensor(Fillable):
         Upstream tensors; a `TensorBlob` is read through its `as_tensor()`. Their stores, dtypes and devices may
         differ from this tensor's; nothing is converted.
     args_windows : sequence of TensorWindow, optional
-        One per arg. Its window `ctx` is the region of the arg that ``f(ctx, ...)`` gets.
+        One per arg. ``f(ctx, ...)`` gets the region of the arg that window `ctx` of this `TensorWindow` covers.
     dtype : torch.dtype or str
         Element type, or its name: bool, or any integer, floating or complex type.
     device : torch.device or str
         Where `f` returns its windows and reads return their results.
     tile_store : TileStore, str or path, optional
-        Where windows are stored. A path or an fsspec URL is opened as by `open_store`; all tensors of this process that
-        are given the same one share a store object. Default: a new `MemoryTileStore` without limits.
+        Where windows are stored. A path or an fsspec URL is opened as by `open_store`. In one process, all tensors with
+        the same path or URL share one store object. Default: a new `MemoryTileStore` without limits.
     tensor_id : str, optional
         The name under which the store finds the tensor again. Default: a random one.
     batch_size : int or tuple of int, optional
@@ -218,8 +218,8 @@ class InfiniteTensor(Fillable):
             the keys of `outputs` and no others. `ctx` is the window index, which is the same for all outputs. With a
             `batch_size` it gets lists, and returns a list of dicts, or one dict of lists or stacked tensors.
         outputs : dict of str to Output
-            The outputs of `f`; dicts may nest. Each entry of `ctx` moves a window along one dimension of its output.
-            The `dimension_map` of the output's window says which dimension this is.
+            The outputs of `f`; dicts may nest. Each entry of `ctx` is the window index along one dimension of an
+            output. The `dimension_map` of the output's window says which dimension this is.
         args, args_windows, args_padding, device, tile_store, batch_size, version
             As for `InfiniteTensor`; all outputs are in one store.
         tensor_id : str, optional
@@ -544,8 +544,7 @@ class InfiniteTensor(Fillable):
             As for a read. Default: all of a bounded tensor; everything that is stored of an unbounded one.
         where : Mask, array, tensor, InfiniteTensor or callable, optional
             A mask of the pixels to count, as for `fill`, but applied pixel by pixel. A callable is called for each
-            tile. If it returns one bool, the bool applies to all pixels of the tile; if it returns an array, each entry
-            applies to one pixel of the mask.
+            tile. It returns one bool for the whole tile, or an array with one entry per pixel of the mask.
         compute : bool
             Whether missing windows are computed and stored, as by a read. Otherwise only tiles that need no computation
             are used (see `coverage`), and `Stats.missing` says how many pixels are left out. An array in memory counts
@@ -936,8 +935,8 @@ class InfiniteTensor(Fillable):
         RegionError
             (an IndexError) If `region` is not a valid region of this tensor.
         ValidationError
-            If the region is empty or has other dimensions; or if `every` or `max_pixels` leave more than ``2**24``
-            pixels, are not positive ints, or are both given. Nothing has been computed then.
+            If the region is empty, or has dimensions that cannot be drawn; if `every` or `max_pixels` is not a positive
+            int, or leaves more than ``2**24`` pixels; or if both are given. No pixel is computed before the error.
         """
         # Imported here, because views build on tensors.
         from infinite_tensor.views.showing import draw  # noqa: PLC0415
@@ -1018,8 +1017,8 @@ class InfiniteTensor(Fillable):
         - ``.png``: an image of uint8 in grey, RGB or RGBA, or of uint16 in grey. The whole image is in memory until the
           end.
         - ``.tif``, ``.tiff``: a compressed Cloud-Optimized TIFF of any number of bands, in tiles; a BigTIFF if it could
-          reach 4 GiB. GDAL adds overviews, unless there are very many bands: means, for labels the most frequent
-          pixels, and for complex numbers the nearest pixels. Writing needs twice the final disk space.
+          reach 4 GiB. Writing needs twice the final disk space. GDAL adds overviews, unless there are very many bands.
+          Their pixels are means; for labels, the most frequent pixels; for complex numbers, the nearest pixels.
           If the tensor is a raster of `from_raster`, or computed from one, the file is a GeoTIFF: the centre of a
           window is placed at the centre of the region it reads, and the strides give the scale.
 
@@ -1079,10 +1078,10 @@ class InfiniteTensor(Fillable):
             levels as the region needs, an int writes that many, and a str names the method of `coarsen` for the levels.
             The default method is that of stored levels; if there are none, it is chosen as for `fill`. Level k contains
             the pixels of level k of `pyramid` that overlap the region, so some pixels beyond its border are read.
-            Stored levels are used; otherwise levels are computed in memory, each from this tensor, which is computed
-            again for each level if it is not stored. With ``compute=False``, the levels in the store are written. The
-            dimensions must be t, c, z, y and x, in this order, as in OME-Zarr. t, c and one of z, y and x may be
-            missing. c may have another name.
+            Stored levels are used if they suffice. Otherwise each level is computed in memory from this tensor. If this
+            tensor is not stored, it is computed again for each level. With ``compute=False``, the levels in the store
+            are written. The dimensions must be t, c, z, y and x, in this order, as in OME-Zarr. t, c and one of z, y
+            and x may be missing. c may have another name.
 
         Raises
         ------
@@ -1302,7 +1301,7 @@ def _shared(
     tensor_id: object,
     version: object,
 ) -> tuple[Shared, tuple[InfiniteTensor, ...]]:
-    """Check the arguments that all outputs of an ``f`` share. Return them, and the args as tensors."""
+    """Return the checked arguments that all outputs of an ``f`` share, and the tensors in `args`."""
     check_callable(f)
     for name, value in (("args", args), ("args_windows", windows)):
         if value is not None and members(value) is None:
@@ -1324,9 +1323,9 @@ def _shared(
 def _in_store(
     specs: Collection[TensorSpec], given: object, shared: Shared, args: Sequence[InfiniteTensor], *, named: bool
 ) -> list[TensorInStore]:
-    """Put the tensors of `specs` in the store `given`, which may be a path or a URL.
+    """Return the tensors of `specs` in the store `given`, which may be a path or a URL.
 
-    Raise ValidationError if their windows or args are invalid. In this case, do not open the store.
+    Windows and args are checked before the store is opened.
     """
     for spec in specs:
         check_windows(spec.tensor_id, spec.grid, spec.labels)

@@ -63,7 +63,7 @@ class Moments:
 
 
 def _parts(values: npt.NDArray[Any]) -> list[_Floats]:
-    """Split each value into floats that add up to it. They have so few bits that the product of any two is exact."""
+    """Return arrays of floats that add up to `values`. The product of any two of these floats is exact."""
     if values.dtype == np.float64:
         # The split of Dekker and Veltkamp.
         scaled = values * (2.0**27 + 1)

@@ -30,7 +30,7 @@ class Calling(ABC):
     stored : bool
         Whether results are stored for later runs. If not, changes of these functions do not matter.
     looked : Reach or None
-        The values that these functions used before the first call; None if unknown.
+        The code and values that these functions use, looked up before their first call. None if not looked up.
     """
 
     told = True
@@ -39,14 +39,14 @@ class Calling(ABC):
 
     @abstractmethod
     def _reaches(self) -> Mapping[str, object]:
-        """Return the user's functions, and the settings of their calls. The keys are names for messages."""
+        """Return the user's functions and settings, such as the batch size. The keys are their names in messages."""
 
 
 class RegionWriter(Unmovable):
     """An ``f`` that can write any region of its tensor without computing windows.
 
-    In a memory store, a read on one thread calls `write` and stores nothing. Other reads, streams and fills compute
-    windows, as for any other ``f``, unless `copies` is True.
+    In a memory store, a read on one thread calls `write` and stores nothing. If `copies` is True, windows of a
+    memory store are never computed. In all other cases, windows are computed as for any other ``f``.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class RegionWriter(Unmovable):
 
     @abstractmethod
     def write(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Fill `out` with the pixels from `start` on. They must be the same as in windows, bit for bit.
+        """Fill `out` with the pixels from `start` on. They must have the same bits as the pixels of windows.
 
         `out` is contiguous, has the dtype and the device of the tensor, and lies entirely within the tensor.
         """

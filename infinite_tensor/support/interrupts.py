@@ -56,7 +56,7 @@ class _Here(threading.local):
     looking : threading.Lock
         Locked while the thread looks at a store.
     known : BaseException or None
-        The last exception that certainly left nothing half done.
+        The last exception that is known to have left no change half done.
     is_main : bool
         Whether Python handles signals on this thread.
     """
@@ -107,7 +107,7 @@ class _TakesNote:
         self.note(self._former, number, frame)
 
     def note(self, handler: Any, number: int, frame: FrameType | None) -> None:
-        """Record an interrupt, so that `handler` is called later. If no call is running, call `handler` now."""
+        """Call `handler` now, or later if a call into a store is running."""
         call, first = _here.call, not self.has_noted
         self._noted = handler if first and call is not None and call.is_within(frame) else None
         if not self.has_noted:

@@ -93,8 +93,8 @@ def nested(values: Iterable[tuple[Key, Any]]) -> dict[str, Any]:
 def listed(keys: Iterable[Key], *, nested: bool, leaves_only: bool) -> list[Key]:
     """Return the keys that a TensorDict lists. `keys` are the keys of its leaves.
 
-    The key of a dictionary follows the keys of its contents. Unless `nested`, keys of several names are left out. If
-    `leaves_only`, keys of dictionaries are left out.
+    The key of a dictionary follows the keys of its contents. If `nested` is False, only the keys with a single name are
+    returned. If `leaves_only` is True, keys of dictionaries are left out.
     """
     found: list[Key] = []
     open_names: Key = ()
@@ -128,7 +128,7 @@ def chosen(name: str, given: object, keys: Iterable[Key], default: Any) -> dict[
     Raises
     ------
     ValidationError
-        If a key in `given` is not in the group.
+        If a value in `given` applies to none of `keys`.
     """
     keys = list(keys)
     if not isinstance(given, Mapping):

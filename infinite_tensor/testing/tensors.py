@@ -258,7 +258,7 @@ class LifeTests(BackendTests):
         assert len(f.calls) == len(set(f.calls))
 
     def test_a_cleared_tensor_starts_anew(self, location: Any) -> None:
-        """A cleared tensor is computed again, or gets another definition. Other tensors are unchanged."""
+        """A cleared tensor is computed again, and can get another definition. Other tensors are unchanged."""
         f, g = Ramp(), Ramp()
         with self._open(location) as store:
             tensor, other = tensor_on(store, f), tensor_on(store, g, "other")

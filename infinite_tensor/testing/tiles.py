@@ -109,7 +109,7 @@ class TileTests(BackendTests):
         assert begun.prefix_length == 1
 
     def test_each_deletion_of_tiles_is_told_to_all(self, location: Any) -> None:
-        """A deletion changes the `_generation` of the tensor, and of no other one, in all open store objects."""
+        """A deletion changes the `_generation` of the tensor in all open store objects. Other tensors keep theirs."""
         ones = torch.ones(TILE, TILE)
         with self._open_with("_generation", location, "t", "other") as store, self._open(location, "t") as second:
             store._write_tiles("t", {(0, 0): ones, (0, 1): ones})
@@ -282,7 +282,7 @@ class CopyTests(BackendTests):
         assert [tile is None for tile in found] == [False, True, False]
 
     def test_a_backend_that_cannot_list_tiles_asks_for_a_region(self, location: Any, beside: ZarrTileStore) -> None:
-        """Any other backend copies all tiles, however far apart they are."""
+        """If the backend can list tiles, a copy needs no region and contains all tiles, however far apart they are."""
         far: Index = (2**50 // TILE, -(2**50) // TILE)
         with self._open(location, "t") as store:
             store._write_tiles("t", {far: torch.ones(TILE, TILE), (0, 0): torch.ones(TILE, TILE)})

@@ -93,7 +93,7 @@ class Access(ABC):
 
     @abstractmethod
     def keep(self, start: Sequence[int] | None) -> None:
-        """Release all pixels that end before `start` in any dimension, or everything if `start` is None.
+        """Release all pixels that lie before `start` in any dimension. None releases all pixels.
 
         To read released pixels again, `add` their region again.
         """
@@ -337,7 +337,7 @@ class Contents(ABC):
 
     @abstractmethod
     def specs_downstream(self) -> list[TensorSpec]:
-        """All known tensors that have args or are one of several outputs of an ``f``. Other tensors may be included."""
+        """All known tensors that have args, or an ``f`` with several outputs. The list may contain more tensors."""
 
     def specs_at_hand(self) -> list[TensorSpec]:
         """The tensors of `specs_downstream` that can be found without one request per tensor."""

@@ -354,7 +354,7 @@ def dependants_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | Non
 
 
 def sources_first(roots: Iterable[K], readers: Callable[[K], Iterable[K]]) -> list[K]:
-    """Return `roots` and all keys that `readers` reaches from them, each key before its own readers."""
+    """Return `roots` and their direct and indirect readers. Each key comes before its own readers."""
     finished: list[K] = []
     entered: set[K] = set()
     # One entry per key in progress: the key, with an iterator over its readers. The first entry is for the roots.

@@ -45,7 +45,7 @@ def tile_shape_of(shape: Shape, tile_size: object) -> Index:
 def sizes_of(name: str, given: object, shape: Shape) -> dict[int, int]:
     """Return a dict from dimension to size. A dimension for which `given` has no size is left out.
 
-    `given` has one of the forms that `tile_shape_of` describes. If not, raise a ValidationError that calls it `name`.
+    `given` must have one of the forms that `tile_shape_of` describes. Its name in messages is `name`.
     """
     unbounded = [d for d, extent in enumerate(shape) if extent is None] or list(range(len(shape)))
     single = as_index(given)
@@ -109,7 +109,7 @@ def _gathered_tile(spec: TensorSpec, strides: Sequence[int]) -> list[int]:
 
 
 def tile_of(spec: TensorSpec, size: object) -> Index:
-    """Return the tile shape for the tile size `size`. If there is a reduction, the tile has all its output channels."""
+    """Return the tile shape for the tile size `size`. All output channels of a reduction are in one tile."""
     tile, reduction = tile_shape_of(spec.shape, size), spec.reduction
     return tile if reduction is None or reduction.out_channels is None else (reduction.out_channels, *tile[1:])
 
@@ -233,7 +233,10 @@ class TileLayout:
         return self.start(tuple(low)), self.stop(tuple([i - 1 for i in high]))
 
     def part(self, tile: Index, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], tuple[slice, ...]]:
-        """Return the overlap of a tile and a region: its first pixel, and its slices in an array of the region."""
+        """Return where a tile and a region overlap.
+
+        The first part is the first pixel of the overlap. The second part is its slices in an array of the region.
+        """
         low, to = [], []
         for i, n, a, b in zip(tile, self.tile_shape, start, stop, strict=True):
             low.append(max(i * n, a))

@@ -65,7 +65,7 @@ def damaged_group(store: object, group_id: str, where: str, error: ValueError) -
 
 
 def in_the_way(store: object, where: str, what: str) -> StoreError:
-    """The error for data of another program at `where`, the place of the tensor or group `what`."""
+    """The error that the tensor or group `what` cannot be kept at `where`, because another program has data there."""
     return StoreError(
         f"{store}: {where!r} is not of this library, but is where {what} is kept; choose another id, or move it away"
     )

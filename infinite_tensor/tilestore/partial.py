@@ -402,7 +402,7 @@ class TileInProgress:
         self._begin_with(tile, self._prefix_length + count)
 
     def _begin_with(self, tile: Array, length: int) -> None:
-        """Make `tile` the prefix. `length` windows are blended into it; if these are all, finish the tile."""
+        """Set the prefix to `tile`, the blend of the first `length` windows. If no windows remain, finish the tile."""
         if length == self.total:
             tile = self._finished(tile)
         self._prefix, self._prefix_length = tile, length

@@ -168,7 +168,7 @@ class Windows:
 
     @property
     def room(self) -> int:
-        """The number of bytes that are left below the limit; 0 if bytes are not limited."""
+        """The number of free bytes below the limit. Without a limit in bytes, this is 0, not infinity."""
         most = self._used.most_bytes
         return 0 if most is None else most - self._used.total_bytes
 
@@ -229,7 +229,7 @@ class Windows:
         self._forget_use(tensor_id, indices)
 
     def _keep_limits(self) -> None:
-        """Drop windows beyond the limits. Record the order of use only while there are limits."""
+        """Drop windows beyond the limits. If there are no limits, stop recording the order of use."""
         if self.limited:
             self._begin_order()
             self._evict()
@@ -280,7 +280,7 @@ class Held:
     Attributes
     ----------
     spec : TensorSpec
-        The registered spec of the tensor. The read gets no windows that belong to another spec object.
+        The registered spec of the tensor. If another spec object replaces it, the read gets no more windows.
     rows : dict of tuple of int to Row
         The windows that the read keeps.
     awaited : set of tuple of int

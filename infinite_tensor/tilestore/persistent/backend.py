@@ -124,7 +124,7 @@ class Backend(ABC):
 
     @property
     def _is_near(self) -> bool:
-        """Whether definitions are read without network requests. If so, all of them may be read to make a warning."""
+        """Whether definitions are read without network requests."""
         return True
 
     # Groups: their definitions are separate from those of tensors, so a group and a tensor can have the same id.
@@ -180,9 +180,9 @@ class Backend(ABC):
         return None
 
     def _bind_again(self, tensor_id: str, bound: object) -> None:  # noqa: B027  (most need nothing)
-        """Set weak references to `bound` again. `_bind_tensor` returned this object.
+        """Bind the tensor again to `bound`, the object that `_bind_tensor` returned for it.
 
-        When the garbage collector frees a store, it clears weak references before the store writes its pending tiles.
+        The garbage collector may have cleared the backend's weak references to `bound`.
         """
 
     def _has_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bool]:
@@ -192,7 +192,7 @@ class Backend(ABC):
     def _find_tiles(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
         """Return two sets of tiles in the box ``[low, high)``: the complete tiles, and the tiles with stored parts.
 
-        Override this if the backend can tell without reading all tiles.
+        Override this if the backend can find these tiles without reading all tiles.
         """
         check_count(math.prod(b - a for a, b in zip(low, high, strict=True)), MOST_AT_ONCE)
         tiles = itertools.product(*map(range, low, high))
@@ -238,8 +238,8 @@ class Backend(ABC):
     def _drop_partials(self, older_than: float) -> Garbage:  # noqa: ARG002
         """Delete all partial tiles to which nothing was added for `older_than` seconds.
 
-        The last part of a tile is deleted first, so that a crash leaves a log without gaps. Raises ValidationError if
-        `older_than` is not 0 and the storage records no times.
+        The parts of a tile are deleted from the last to the first, so a crash leaves only its first parts. Raises
+        ValidationError if `older_than` is not 0 and the storage records no times.
         """
         raise _lacking(self, "_drop_partials")
 
