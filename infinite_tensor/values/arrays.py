@@ -250,7 +250,10 @@ def stamps_of_raster(path: str, files: Iterable[str]) -> Stamps:
 
 
 def stamps_of_array(array: Any, file: str | None) -> Stamps:
-    """Return the stamps of an array that is not in memory. `file` is the file that it is mapped from, if any."""
+    """Return the stamps of an array that is not in memory: texts that change when its data changes.
+
+    `file` is the file that is mapped into memory, if any.
+    """
     library = type(array).__module__.partition(".")[0]
     if file is not None or library == "h5py":
         # A view of one field of a table has no `file`, but its dataset has.

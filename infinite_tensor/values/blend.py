@@ -144,9 +144,9 @@ class Blender:
             block.fill_(init)
 
     def prepare(self, block: Array, start: Sequence[int]) -> None:
-        """Call `blank` on a block before its windows are folded into it. The block begins at pixel `start`.
+        """Set all pixels of a block to their value before the first window. The block begins at pixel `start`.
 
-        Does nothing if every pixel is copied from its first window anyway.
+        Do nothing if windows will overwrite all pixels.
         """
         stop = list(map(operator.add, start, block.shape))
         if not (self._first is _Action.COPY and self._grid.covers(start, stop)):
@@ -302,10 +302,9 @@ class Blender:
         return [_Part((0,) * self._grid.ndim, self._grid.window.size, self._first)]
 
     def _row_parts_of(self, index: Index) -> list[_Part]:
-        """Return the parts of one window of a row, in the order in which to fold them. The row begins at `index`.
+        """Return the parts of one window, in the order in which to fold them for a row of windows.
 
-        A part is at most one stride long, so it can be folded for all windows of the row at once. The end of a window
-        lies over the beginning of later windows, so the parts at the end are folded first.
+        `index` is the first window of the row. A part is at most one stride long, so all windows can be folded at once.
         """
         inner = tuple(map(operator.gt, index, self._grid.first))
         if inner not in self._row_parts:
@@ -321,6 +320,7 @@ class Blender:
                 for part in self._parts_of(index)
                 for at in range(part.low[axis], part.high[axis], stride)
             ]
+            # The end of a window lies over the beginning of later windows, so it is folded first.
             self._row_parts[inner] = sorted(parts, key=lambda part: part.low[axis], reverse=True)
         return self._row_parts[inner]
 
@@ -352,7 +352,10 @@ def _actions_of(blend: Blend | None, blend_init: Number | None) -> tuple[_Action
 
 
 def _cut(box: _Box, dims: list[int], extents: list[int]) -> tuple[list[_Box], _Box]:
-    """Split a box. Return first the rest, then the part below ``extents[i]`` along each dimension ``dims[i]``."""
+    """Cut a box at ``extents[i]`` along each dimension ``dims[i]``.
+
+    Return a list of the boxes above the cuts, and the box below all cuts.
+    """
     rest: list[_Box] = []
     low, high = box
     for d, extent in zip(dims, extents, strict=True):

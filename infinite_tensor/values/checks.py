@@ -42,7 +42,7 @@ def checked_shape(shape: object) -> Shape:
 
 
 def check_output_window(window: object, shape: Shape, edge: Edge | None) -> None:
-    """Check the number of dimensions of an output window, the coordinates that it follows, and its overlap."""
+    """Raise ValidationError if `window` is not a valid output window for a tensor of this shape."""
     if not isinstance(window, TensorWindow):
         advice = "" if members(window) is None else f"; give TensorWindow({quoted(window)})"
         raise ValidationError(f"output_window must be a TensorWindow, got {quoted(window)}{advice}")
@@ -87,10 +87,7 @@ def check_windows(tensor_id: str, grid: WindowGrid, labels: Sequence[str]) -> No
 
 
 def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], definitions: Sequence[ArgDefinition]) -> None:
-    """Check the window of each arg: its dimensions, and that the arg has padding if the window reaches past an end.
-
-    `args` must be InfiniteTensors. `grid` has the windows of the tensor that reads them.
-    """
+    """Check the windows through which a tensor reads its args. `grid` has the tensor's own windows."""
     checked_windows(args, [definition.window for definition in definitions])
     for at, (arg, definition) in enumerate(zip(args, definitions, strict=True)):
         check_followed(f"args_windows[{at}]", definition.window, grid.ndim)
@@ -98,12 +95,14 @@ def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], definition
 
 
 def checked_paddings(args: Sequence[Any], given: object) -> tuple[tuple[Padding, ...] | None, ...]:
-    """Return, for each arg, one padding per dimension, or None if it has no padding. `given` is `args_padding`.
+    """Return one item for each arg: a tuple with a padding per dimension, or None if the arg has no padding.
+
+    `given` is the argument `args_padding`: one padding for all args, or a list with one entry per arg.
 
     Raises
     ------
     ValidationError
-        If `given` is neither one padding, nor one entry per arg. An entry may have one padding per dimension.
+        If `given` is invalid.
     """
     entries = (given,) * len(args) if _is_one_padding(given) else members(given)
     if entries is None or len(entries) != len(args):
@@ -180,7 +179,10 @@ def checked_windows(args: Sequence[Any], windows: Sequence[object]) -> tuple[Ten
 
 
 def check_followed(name: str, window: TensorWindow, coordinates: int) -> None:
-    """Check that every coordinate that `window` follows is less than `coordinates`. Messages call the window `name`."""
+    """Check which window coordinate each dimension of `window` follows: its number must be below `coordinates`.
+
+    Messages call the window `name`.
+    """
     for d, k in enumerate(followed(window)):
         if k is not None and k >= coordinates:
             raise ValidationError(

@@ -49,7 +49,17 @@ class Blocks(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Consecutive blocks of the same size along a dimension, all their pixels, and the weights of one block."""
+    """Consecutive blocks of the same size along one dimension.
+
+    Attributes
+    ----------
+    blocks : slice
+        The blocks.
+    pixels : slice
+        All pixels of these blocks.
+    weights : sequence of int
+        The weight of each pixel in a block.
+    """
 
     blocks: slice
     pixels: slice
@@ -217,7 +227,7 @@ def _mode(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
 
 
 def _sorted(entries: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Sort the entries of each block."""
+    """Sort the pixels of each block. ``entries[i]`` has the i-th pixel of every block."""
     if len(entries) > _FEW:
         found: Sequence[torch.Tensor] = torch.stack(entries).sort(dim=0).values.unbind()
         return found

@@ -103,7 +103,7 @@ def digest(module: nn.Module) -> str:
 
 
 def digest_of_module(module: nn.Module, filled: AbstractSet[str] = frozenset()) -> str:
-    """Return the `digest` of a network. Tensors in the lists and dicts named in `filled` are not covered."""
+    """Return the `digest` of a network. It ignores tensors in the lists and dicts that `filled` names."""
     try:
         return _Modules(filled).digest(module, "")
     except ValidationError:

@@ -196,7 +196,10 @@ class _Place(NamedTuple):
         return f"`{self.path}`, {self.of}" if self.of else f"`{self.path}`"
 
     def at(self, step: str, value: object = None, kind: str | None = None) -> _Place:
-        """Return the place of something inside `value`, which is at this place. `step` is, for example, ``[0]``."""
+        """Return the place that a step leads to from this place. A step is, for example, ``[0]``.
+
+        `value` is the object at this place.
+        """
         within = self.within if value is None else (*self.within, id(value))
         return _Place(f"{self.path}{step}", self.of, within, kind or self.kind)
 
@@ -209,7 +212,7 @@ class _Walk:
     known : Uses
         The names that an earlier walk has found in the code.
     package : str or None
-        The package of the function. The code of this package counts even if it is installed.
+        The package of the function. Its code is walked even if the package is installed.
     """
 
     def __init__(self, known: Uses, package: str | None) -> None:
@@ -318,7 +321,10 @@ class _Walk:
                 self._say(place._replace(kind=LATE), "not imported yet")
 
     def _named(self, name: str, value: object, place: _Place, assigned: frozenset[str]) -> None:
-        """Walk the value of a name in code. Skip names in `assigned`, and containers that code fills."""
+        """Walk the value of a name, unless the code changes this value.
+
+        `assigned` has the names that the code assigns.
+        """
         if value is NOTHING or name in assigned or (name in self.known.filled and is_container(value)):
             return
         self._put(value, place)
@@ -400,7 +406,10 @@ class _Walk:
         return True
 
     def _expand_class(self, kind: type, *, made: bool) -> None:
-        """Walk the methods and the attributes of a class that code may use. Include constructors if `made`."""
+        """Walk the methods and attributes of a class, if the function may use them.
+
+        `made` tells whether the function may create objects of the class, and so call its constructors.
+        """
         if (id(kind), made) in self._expanded:
             return
         self._expanded[id(kind), made] = kind
@@ -417,7 +426,7 @@ class _Walk:
                         self._named(name, part, place, self.known.assigned)
 
     def _is_called(self, method: str, *, made: bool) -> bool:
-        """Whether the function may call a method of this name. Constructors count if `made`."""
+        """Whether the function may call a method of this name. For a constructor, return `made`."""
         if method in MAKING:
             return made
         operator = method.startswith("__") and method.endswith("__") and method not in _NOT_CALLED

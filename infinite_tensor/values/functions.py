@@ -109,8 +109,8 @@ class Functions:
     upstream : iterable of Functions
         The functions of its args.
     told : bool
-        Whether the user has set a version. If so, the tensor's own objects that cannot be inspected are
-        not recorded.
+        Whether the user has set a version for this tensor. If so, the record leaves out objects in `own` that
+        cannot be inspected.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Functions:
         return functions
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only the record, or the functions themselves if there is no record and nothing is upstream."""
+        """Pickle the record. If it does not exist yet and nothing is upstream, pickle the functions instead."""
         if self._record is None and not self._upstream:
             return partial(type(self), told=self._told), (self._own,)
         # Functions upstream are not pickled, because chains may be long.

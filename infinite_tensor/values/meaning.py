@@ -317,7 +317,7 @@ class Coordinate(Fact):
         return bool(np.allclose(a, b, rtol=0, atol=_SAME_PLACE * float(np.abs(np.diff(a)).min())))
 
     def fields(self) -> dict[str, Any] | None:
-        """See `Fact`. Numbers are stored as second differences of their bits, which compress well if steps are even."""
+        """See `Fact`. Numbers are encoded so that evenly spaced ones compress well."""
         little = self.values.dtype.newbyteorder("<")
         stored: Any = self.values.reshape(-1).tolist()
         if little.kind != "U":

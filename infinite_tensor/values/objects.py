@@ -397,7 +397,10 @@ def _name_before(instructions: Instructions, at: int, locals_: Locals) -> str | 
 
 
 def _name_pushed(instructions: Instructions, at: int, below: int, locals_: Locals) -> str | None:
-    """Return the name of the value that lies `below` places below the top of the stack before instruction `at`."""
+    """Return the name of a value on the stack just before instruction `at` runs; None if it has no name.
+
+    `below` tells how far the value is below the top of the stack: 0 is the top.
+    """
     depth = 0
     for before in reversed(range(at)):
         each = instructions[before]

@@ -151,7 +151,7 @@ def reduced(reduction: Reduction, values: torch.Tensor) -> torch.Tensor:
 
 
 def unknown_in(blend_or_reduction: object) -> Unknown | None:
-    """Return the `Unknown` in a blend or a reduction; None if it has none."""
+    """Return the function or weights of a blend or reduction if they are an `Unknown`, else None."""
     found = blend_or_reduction
     if isinstance(found, WeightedMean):
         found = found.weights
@@ -246,7 +246,7 @@ def gathered_blend(reduction: Reduction | None, blend: Any) -> Any:
 def check_gathered_mean(
     reduction: Reduction | None, blend: Any, window: TensorWindow, dtype: torch.dtype, blend_init: object
 ) -> None:
-    """Raise ValidationError if `blend` is a weighted mean that does not fit the values before they are reduced."""
+    """Raise ValidationError if `blend` is a weighted mean that is not allowed for the unreduced tensor."""
     if reduction is not None:
         window, dtype = gathered_window(reduction, window), reduction.dtype
     check_mean(gathered_blend(reduction, blend), window, dtype, blend_init)

@@ -276,7 +276,7 @@ def _job(source: _Contents, tensor_id: str) -> _Job:
 def _in_the_way(job: _Job, source: _Contents, target: PersistentContents) -> Sequence[str]:
     """Return how a tensor with the same id in the target differs from the one to copy: one line per difference.
 
-    Raise ValidationError if the source cannot list the tiles of an unbounded tensor and no region is given.
+    Raise ValidationError if the tensor is unbounded, no region is given, and the source cannot list its tiles.
     """
     spec = job.spec
     lists = isinstance(source, MemoryContents) or source.storage.finds_tiles

@@ -363,10 +363,10 @@ def _range_of(part: ByteRequest | None, length: int) -> slice:
 
 
 async def answered(key: Hashable, compute: Callable[[], T]) -> T:
-    """Return what ``compute()`` returns, or raise what it raises. Raise CancelledError if the process ends before that.
+    """Call ``compute()`` on another thread, and return its result. Raise CancelledError if the process ends.
 
-    If another request is computing the same `key`, wait for it. Then call ``compute()`` all the same, because pixels
-    may have been invalidated meanwhile.
+    If another request is computing the same `key`, wait for it first. Call ``compute()`` even then, because pixels may
+    have been invalidated meanwhile.
     """
     work = partial(_told, partial(copy_context().run, compute))
     # The event loop may be on the main thread: without store_call, Ctrl-C there could leave a lock of a future taken.
@@ -403,7 +403,7 @@ def _ended() -> asyncio.CancelledError:
 
 
 def _beside(work: Callable[[], T]) -> Future[T]:
-    """Do work at once on a new thread, even if all places are taken."""
+    """Start work on a new thread, and return the future of its result."""
     answer: Future[T] = Future()
 
     def run() -> None:
@@ -474,7 +474,7 @@ class _Places:
             self._under_way.pop(key, None)
 
     def are_stuck(self) -> bool:
-        """Whether no place has become free for some seconds. Returning True starts the count of seconds again."""
+        """Whether no work has ended for some seconds. After True, return False for some seconds."""
         with self._lock:
             now = time.monotonic()
             stuck = now - self._last_free >= _PATIENCE_SECONDS

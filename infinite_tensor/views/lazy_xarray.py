@@ -74,7 +74,7 @@ def lazily(frame: Frame) -> CopyOnWriteArray:
 
 
 class _Span(PandasIndex):
-    """An index that finds floats without creating all its coordinates in memory, unlike the index of pandas."""
+    """An index of consecutive ints. Unlike in pandas, looking up a float creates no array of all the ints."""
 
     def _replace(self, index: pd.Index, dim: Hashable = None, coord_dtype: Any = None) -> PandasIndex:
         return _index_of(index, self.dim if dim is None else dim, coord_dtype)
@@ -89,7 +89,7 @@ class _Span(PandasIndex):
         return _index_of(joined.index, joined.dim, joined.coord_dtype)
 
     def sel(self, labels: dict[Any, Any], method: str | None = None, tolerance: Any = None) -> Any:
-        """Look up labels. Numbers are first replaced by the ints that they select."""
+        """Round the numbers in `labels` to coordinates, then look up the coordinates."""
         ((name, label),) = labels.items()
         if isinstance(label, slice):
             return super().sel({name: self._of_ints(label)}, method, tolerance)

@@ -113,7 +113,7 @@ def _hierarchy(
 
 
 def _consolidated(attributes: Mapping[str, Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a group, with that of all its members, so that xarray need not list the store."""
+    """Return the metadata of a group. It includes the metadata of all members, so xarray need not list the store."""
     consolidated = {"kind": "inline", "must_understand": False, "metadata": nodes}
     return group_document(attributes) | {"consolidated_metadata": consolidated}
 

@@ -79,7 +79,7 @@ class TileCache:
     def complete(self, record: Record, box: tuple[Sequence[int], Sequence[int]]) -> dict[Index, torch.Tensor] | None:
         """Return the tiles in a box if all are complete and in memory, else None.
 
-        Also return None if a write has failed and this has not been reported yet.
+        Also return None if the error of a failed write has not been raised yet.
         """
         tiles: dict[Index, torch.Tensor] = {}
         with self.lock:
@@ -133,9 +133,9 @@ class TileCache:
     def fetch(
         self, record: Record, tiles: Iterable[Index], reader: weakref.ref[object], entries: dict[Index, Entry]
     ) -> None:
-        """Put tiles from memory or storage into `entries`. Pin tiles in progress for `reader`, until it calls `unpin`.
+        """Put tiles from memory or storage into `entries`. Incomplete tiles stay pinned until `unpin` is called.
 
-        If another thread is loading a tile, wait for it instead of loading the tile again.
+        If another thread is loading a tile, wait for that thread instead of loading the tile again.
         """
         wanted = list(tiles)
         while wanted:
@@ -144,7 +144,10 @@ class TileCache:
     def _fetch_some(
         self, record: Record, wanted: Sequence[Index], reader: weakref.ref[object], entries: dict[Index, Entry]
     ) -> list[Index]:
-        """Put tiles into `entries`, except those that other threads are loading. Wait for these, and return them."""
+        """Put tiles into `entries`, and return the tiles that are still missing there.
+
+        Another thread was loading the missing tiles. The method has waited for that thread.
+        """
         loading = threading.Lock()
         with loading:
             with self.lock:
@@ -213,9 +216,9 @@ class TileCache:
         return False
 
     def changed(self, record: Record, tiles: Iterable[TileInProgress]) -> None:
-        """Called when windows were added to `tiles`: send those that are complete now to storage.
+        """Update the cache after windows were added to `tiles`. Queue complete tiles to be stored.
 
-        Does nothing if the tensor has been cleared since.
+        Do nothing if `record` is no longer current.
         """
         if not record.current:
             return
@@ -302,9 +305,9 @@ class TileCache:
                 self.entries.put((new, tile), entries[tile], entries[tile].nbytes)
 
     def drop_stored(self, tensor_id: str | None = None, *, in_progress: bool = False) -> None:
-        """Drop all tiles that can be read back from storage, or only tiles of one tensor if `tensor_id` is given.
+        """Remove tiles from memory if they can be read back from storage. Flush first.
 
-        With `in_progress`, complete tiles are kept. Call this after a flush.
+        With `tensor_id`, remove only tiles of this tensor. With `in_progress`, remove only incomplete tiles.
         """
         self._drop(
             lambda key, entry: (
@@ -315,9 +318,9 @@ class TileCache:
         )
 
     def drop_unheld(self) -> None:
-        """If many tensors are unused, drop their stored tiles. The few tensors that were used last keep theirs.
+        """If many tensors are registered, remove tiles of unused tensors from memory.
 
-        A tile in memory also keeps the record of its tensor in memory, and the record may be far larger than the tile.
+        A tile in memory keeps the record of its tensor alive, and a record may be large.
         """
         if len(self._registry.records) <= self._many_tensors:
             return
@@ -375,7 +378,7 @@ class TileCache:
         return entry
 
     def _enter(self, record: Record, tiles: Mapping[Index, Entry]) -> dict[Index, Entry]:
-        """Put tiles into the cache. Queue the tiles in progress that are complete now. Return the new cache entries."""
+        """Put tiles into the cache, and queue new complete tiles to be stored. Return the cache entries by tile."""
         complete = {
             (record, tile): entry
             for tile, entry in tiles.items()

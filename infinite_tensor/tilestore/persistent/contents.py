@@ -86,7 +86,7 @@ class PersistentContents(Contents):
         self.tiles.renew()
 
     def cut_through(self, error: BaseException) -> None:
-        """Store nothing more, because memory may be inconsistent."""
+        """Stop storing tiles, because `error` has ended a call in the middle of a change."""
         super().cut_through(error)
         self.tiles.give_up()
 
@@ -235,7 +235,7 @@ class PersistentContents(Contents):
         self.tiles.drop_stored(tensor_id, in_progress=True)
 
     def specs_downstream(self) -> list[TensorSpec]:
-        """Return all registered tensors, and all stored ones that have args or share their ``f`` with other tensors."""
+        """Return the specs of all tensors, registered or stored, that may depend on another tensor."""
         self.check_open()
         return self.registry.specs_downstream()
 

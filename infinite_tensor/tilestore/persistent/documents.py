@@ -67,7 +67,7 @@ def kind_of(name: str) -> str:
 
 
 def id_of(name: str) -> str | None:
-    """The id from which `name_of` made `name`; None if the name was cut, or is not a name that `name_of` makes."""
+    """Return the tensor or group id that a file name contains, or None if it contains no whole id."""
     kind = kind_of(name)
     try:
         encoded = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), name.removeprefix(kind).encode())
@@ -83,14 +83,19 @@ def sealed(definition: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def intact(found: object, name: str) -> dict[str, Any]:
-    """Return the definition `found` under `name` if it is not damaged.
+    """Return a stored definition if its digest and its id are right.
 
-    `found` may be the ValueError that reading it raised. Only its digest and id are checked; `checked` checks more.
+    Parameters
+    ----------
+    found : object
+        The definition, or the ValueError that was raised when it was read.
+    name : str
+        The file name of the definition.
 
     Raises
     ------
     ValueError
-        If it is damaged, or not a definition at all.
+        If the definition is damaged or missing.
     """
     if isinstance(found, ValueError):
         raise found

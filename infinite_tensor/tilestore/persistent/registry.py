@@ -64,10 +64,11 @@ class Registry:
         return record
 
     def record_of(self, spec: TensorSpec, original: Mapping[str, Any] | None = None) -> Record:
-        """Return the record of a tensor. The spec of the tensor keeps the record alive.
+        """Return the record of a tensor. It stays in memory as long as `spec` does.
 
-        Raises ValidationError if another tensor has the same id. `original` may be the stored definition of another
-        tensor; a new tensor is then encoded like that tensor.
+        A new tensor is encoded as the stored definition `original` says.
+
+        Raise ValidationError if the store has a different tensor under the same id.
         """
         record = self.records.get(spec.tensor_id)
         if record is None:
@@ -102,7 +103,7 @@ class Registry:
             return None
 
     def specs_downstream(self) -> list[TensorSpec]:
-        """Return all registered tensors, and all stored ones that have args or share their ``f`` with other tensors."""
+        """Return the specs of all tensors, registered or stored, that may depend on another tensor."""
         stored = self._storage.definitions()
         found = {record.spec.tensor_id: record.spec for record in self.known()}
         for tensor_id in stored.keys() - found.keys():

@@ -82,7 +82,7 @@ class Storage:
     def asked(
         self, action: str, tensor_id: str | None = None, tiles: Sequence[Index] = (), *, group_id: str = ""
     ) -> Iterator[Backend]:
-        """A context for a call of the backend. Its exceptions become a StoreError that says what failed.
+        """Yield the backend for one call. An exception of the backend becomes a StoreError that says what failed.
 
         A StoreError or ValidationError is raised unchanged.
         """
@@ -245,9 +245,8 @@ class Storage:
     def store(self, _backend: Backend, lock: threading.RLock, jobs: dict[Key, TileInProgress]) -> Sequence[StoreError]:
         """Store tiles of any tensors, and return the errors. Runs on the writer's thread.
 
-        Removes from `jobs` the tiles that were stored, and the tiles of cleared tensors. If a tensor fails, the others
-        are still stored, unless the storage cannot be reached. `lock` is not locked during I/O. A call refers to
-        `_backend`, and so keeps the store alive.
+        Tiles that were stored are removed from `jobs`, and so are tiles of cleared tensors. `lock` is not locked during
+        I/O. The argument `_backend` only keeps the store alive.
         """
         by_record: dict[Record, dict[Index, TileInProgress]] = {}
         for (record, tile), job in jobs.items():
@@ -301,7 +300,7 @@ class Storage:
         self._log_write("encoded", tensor_id, tiles)
 
     def find(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        """Return two sets of tiles in the box ``[low, high)``: the complete tiles, and the tiles with stored parts."""
+        """Return two sets of tiles in the box ``[low, high)``: complete tiles, and tiles with a `PartialTile`."""
         with self.asked("list", tensor_id) as backend:
             return backend._find_tiles(tensor_id, low, high)
 

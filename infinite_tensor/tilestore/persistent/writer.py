@@ -35,12 +35,11 @@ _QUEUE_BYTES = 32 * 2**20
 class Writer(Generic[K, J]):
     """A queue of jobs, at most one per key, and the thread that writes them.
 
-    A later job for a key replaces an earlier one that has not begun. If a write fails, its jobs are kept: `pending`
-    still finds them, `failure` reports the error once, and `retry` queues them again. If the writer is deleted with
-    such jobs, it warns that they are lost.
+    A new job for a key replaces the queued job for the same key. If a write fails, its jobs are kept: `pending` still
+    finds them, `failure` reports the error once, and `retry` queues them again. If the writer is deleted, it warns that
+    its failed jobs are lost.
 
-    `submit` and `retry` get the function that writes the jobs. Only the thread refers to this function, until the queue
-    is empty. So the owner of the function stays alive until then.
+    `submit` and `retry` take the function that writes jobs. The thread holds this function until the queue is empty.
     """
 
     def __init__(self) -> None:

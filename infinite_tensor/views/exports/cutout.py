@@ -131,7 +131,7 @@ class Cutout:
         return replace(self, step=step_of(extents, every, max_pixels))
 
     def picked(self, *, compute: bool, workers: int | None) -> Pixels:
-        """Read all pixels that are to be written, at once."""
+        """Read all pixels of the written array in one read."""
         end = tuple([a + n for a, n in zip(self.frame.origin, self.frame.shape, strict=True)])
         squeezed = tuple([d for d in range(len(end)) if d not in self.kept])
         selection = Selection(self.frame.origin, end, self.steps, squeezed)
@@ -154,9 +154,9 @@ class Cutout:
 
     @property
     def channels(self) -> int | None:
-        """The number of the written dimension that is channels or bands; None unless there are three dimensions.
+        """The index of the written dimension that is channels or bands; None unless there are three dimensions.
 
-        It is the first dimension that is named like channels, otherwise the first one.
+        It is the first dimension with a name for channels, otherwise dimension 0.
         """
         if len(self.kept) != 3:
             return None

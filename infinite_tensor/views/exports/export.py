@@ -215,7 +215,7 @@ def _begun(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> Iterator
 
 @contextmanager
 def _explaining(opened: AbstractContextManager[Any], target: str) -> Iterator[Any]:
-    """Enter and exit `opened`. Errors from entering and exiting name the target; other errors are not changed."""
+    """Enter and exit the context `opened`. If entering or exiting fails, the error names `target`."""
     opening = ExitStack()
     with explained(target):
         found = opening.enter_context(opened)
@@ -295,7 +295,7 @@ def _identity(
 ) -> str | None:
     """Return a hash that identifies the exported pixels, or None if repeating the export may give other pixels.
 
-    That is so if only stored pixels are exported, if a tensor is not stored, or if its functions cannot be identified.
+    Return None if only stored pixels are exported, if a tensor is not stored, or if its functions cannot be identified.
     """
     nodes = [node_of(cutout.tensor) for cutout in cutouts.values()]
     # The pixels of levels follow from those of the tensor, which comes first.

@@ -211,7 +211,10 @@ def _copy_optimized(source: Path, path: Path, side: int, resampling: str) -> Non
 
 @contextmanager
 def _opened_tiles(cutout: Cutout, path: Path, side: int) -> Iterator[tuple[Sink, Callable[[], bool]]]:
-    """Create a tiled TIFF. Yield its sink, and a function that tells if all pixels written so far are labels."""
+    """Create a tiled TIFF. Yield its sink, and a function.
+
+    The function returns whether all pixels written so far are labels, such as class numbers.
+    """
     from rasterio.windows import Window  # noqa: PLC0415  (of an extra)
 
     bands, rows, columns = cutout.image("tiff")
@@ -272,10 +275,10 @@ def _rasterio() -> Any:
 
 
 def _unit_of(cutout: Cutout, bands: int, side: int) -> Index:
-    """Return the extents of the boxes to write, per dimension of the tensor.
+    """Return the unit of the sink of a TIFF: a size per dimension of the tensor.
 
-    A box has the rows and columns of one block of the file. It has all bands if bands are interleaved, otherwise the
-    bands of one tile.
+    A unit has the rows and columns of one block of the file. If the file has few bands, a unit has all of them,
+    otherwise the bands of one tile of the tensor.
     """
     unit = [min(n, extent) for n, extent in zip(cutout.frame.tile, cutout.frame.shape, strict=True)]
     for number, d in enumerate(cutout.kept):
