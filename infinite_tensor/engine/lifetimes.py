@@ -137,7 +137,10 @@ class Lifetimes:
         return all_of_it
 
     def _spread(self, numbers: IntArray, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
-        """Return starts and stops with a row for every region of the read. Regions not in `numbers` are empty."""
+        """Return `starts` and `stops` with one row for every region of the read.
+
+        Row i belongs to region ``numbers[i]``. The rows of other regions are empty.
+        """
         first = np.full((self._count, starts.shape[1]), _NOWHERE, dtype=np.int64)
         last = -first
         first[numbers], last[numbers] = starts, stops

@@ -156,7 +156,7 @@ class IndexProduct:
         return self.meet(other).count == self.count
 
     def within(self, grid: WindowGrid) -> IndexProduct:
-        """Return those windows that exist on a grid. If the grid has more coordinates, the additional ones are 0."""
+        """Return the windows that exist on a grid, with index 0 along coordinates that only the grid has."""
         clipped: list[Indices] = []
         more = (range(1),) * (grid.ndim - len(self.coordinates))
         for indices, first, last in zip((*self.coordinates, *more), grid.first, grid.last, strict=True):

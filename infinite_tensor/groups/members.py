@@ -369,7 +369,7 @@ def save_group(members: Members, store: TileStore, group_id: str) -> None:
         if not node_of(member.tensor).tensor.named:
             raise ValidationError(
                 f"{show(member.key)} of the group has no tensor_id, so it cannot be reopened: create it with "
-                f"tensor_id=..., or save group.exclude({show(member.key)}) and add it to what open_group returns"
+                f"tensor_id=..., or save the group without it, as group.exclude({show(member.key)})"
             )
     given = {key: StoredMember.of(member) for key, member in members.items()}
     listed = [member.to_json() for member in given.values()]

@@ -362,9 +362,9 @@ def _with_channels(output: list[Along], kept: Sequence[int], channels: object) -
         )
     if len(kept) > 1:
         raise ValidationError(
-            f"channels={extent}: windows do not slide over dimensions {kept} of input 0, and it is not known which of "
-            "them is the channel dimension; leave channels out and return all of them from fn, or give channels=() and "
-            "return none of them"
+            f"channels={extent} cannot be used: windows do not slide over dimensions {kept} of input 0, and any of these "
+            "could be the channel dimension; if fn returns all of these dimensions, leave channels out; if it returns "
+            "none of them, give channels=()"
         )
     if not kept:
         names = {along.name for along in output} - {None}

@@ -166,7 +166,7 @@ class Backend(ABC):
         raise _lacking(self, "_read_encoded")
 
     def _write_encoded(self, tensor_id: str, tiles: Mapping[Index, bytes]) -> None:  # noqa: ARG002
-        """Store complete tiles that a backend with an equal `_encoding` has encoded, each atomically."""
+        """Store each complete tile atomically. A backend with an equal `_encoding` has encoded them."""
         raise _lacking(self, "_write_encoded")
 
     # Optional methods.

@@ -618,7 +618,7 @@ class _Snapshot(RegionWriter):
         if header.version != self._version or header.rows < self._count:
             raise StoreError(
                 f"{self._rows.location!r} has been overwritten or truncated since a tensor was made of its first "
-                f"{self._count} rows; make a new tensor, and give tensors that are computed from it new ids"
+                f"{self._count} rows; make a new tensor, and new ids for the tensors that are computed from the new one"
             )
 
 
