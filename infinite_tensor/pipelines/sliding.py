@@ -362,8 +362,8 @@ def _with_channels(output: list[Along], kept: Sequence[int], channels: object) -
         )
     if len(kept) > 1:
         raise ValidationError(
-            f"channels={extent} cannot be used: windows do not slide over dimensions {kept} of input 0, and any of these "
-            "could be the channel dimension; if fn returns all of these dimensions, leave channels out; if it returns "
+            f"channels={extent}: windows do not slide over dimensions {kept} of input 0, and any of these could be the "
+            "channel dimension; if fn returns all of these dimensions, leave channels out; if it returns "
             "none of them, give channels=()"
         )
     if not kept:
