@@ -397,10 +397,10 @@ def _unfinished(node: Node, band: NumberedRegions) -> NumberedRegions:
 
 
 def _renumbered(bands: Mapping[Node, NumberedRegions]) -> tuple[dict[Node, NumberedRegions], list[range]]:
-    """Give each region its own number, in place of the number of its step.
+    """Number the regions of all bands from 0, in the order of their steps.
 
-    Returns the bands with the new numbers, and the range of new numbers of each step. Bands without regions are left
-    out.
+    In `bands`, all regions of a step have the number of that step. Returns the renumbered bands, without those that
+    have no regions, and for each step the range of its regions' new numbers.
     """
     of_each = [band.numbers for band in bands.values()]
     steps = np.concatenate(of_each)

@@ -161,10 +161,10 @@ def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
 
 
 def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Demand], bool]:
-    """Return the demands of a fill, and whether their numbers are exact.
+    """Return what a fill needs of each tensor of the chain, and whether these counts are exact.
 
-    Returns one demand for each tensor of the chain. A tensor comes before the tensors that it reads. Numbers that are
-    not exact ignore masks and stored windows. With `named`, all numbers are exact.
+    A tensor comes before the tensors that it reads. Counts that are not exact ignore masks and stored windows. If
+    `named`, all windows are looked up, so that the counts are exact.
 
     Raises
     ------

@@ -237,10 +237,10 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Blocks:
-    """All blocks of a selection, in lexicographic order.
+    """The boxes in which a selection is read, in lexicographic order.
 
-    Along a dimension with a step larger than the windows of the tensor, each wanted pixel is a separate block. So every
-    window that intersects a block contains a wanted pixel.
+    A block spans wanted pixels and the gaps between them. Along a dimension with a step larger than the windows, each
+    wanted pixel is a separate block. So every window that intersects a block contains a wanted pixel.
 
     Attributes
     ----------

@@ -220,7 +220,10 @@ class WindowSet:
 
 
 def separable(window: TensorWindow) -> bool:
-    """Whether no coordinate moves two dimensions. Then windows read each dimension independently of the others."""
+    """Whether each coordinate of the window index moves at most one dimension.
+
+    If so, what windows read along a dimension does not depend on the other dimensions.
+    """
     moving = [k for k in followed(window) if k is not None]
     return len(moving) == len(set(moving))
 

@@ -231,7 +231,10 @@ class _Looking(_ToChild):
         self.shared: set[Hashable] = set()
 
     def persistent_id(self, obj: Any) -> int | None:
-        """Add `obj` to `shared` if other arrays may use it. Return None to search inside `obj`, and 0 to skip it."""
+        """Add `obj` to `shared` if more arrays than this one may use it.
+
+        Returns None if pickle is to look inside `obj`, and 0 if not.
+        """
         kind = type(obj)
         if library_of(obj) == "netCDF4":
             self.shared.add(_ONE_STATE["netCDF4"])
@@ -333,7 +336,9 @@ def _path_of(name: str, what: str) -> str:
             with contextlib.suppress(OSError):
                 if os.path.samestat(os.fstat(int(number)), there):
                     return path
-    raise pickle.PicklingError(f"{what} cannot be opened by path: {path} is not the file that is open")
+    raise pickle.PicklingError(
+        f"{what} cannot be opened again by its path: the file that is now at {path} is not the file that is open"
+    )
 
 
 _OPEN = "/dev/fd"

@@ -223,7 +223,8 @@ def _tile_size(definition: Definition, stored: object) -> Index | None:
     tile = tile_shape_of(definition.shape, _typed(list, "tile_size", stored))
     if list(tile) != stored:
         raise ValidationError(
-            f"tile_size must be the extents of a tile of shape {definition.shape}, got {stored!r:.200}"
+            f"tile_size must have one extent for each dimension of a tensor of shape {definition.shape}, none longer "
+            f"than the dimension, got {stored!r:.200}"
         )
     reduction = None if definition.reduction is None else reduction_from_json(definition.reduction)
     return layout_of(definition.shape, tile, definition.dtype, reduction).tile_shape

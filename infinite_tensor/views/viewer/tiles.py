@@ -154,20 +154,21 @@ class Tiles:
 
     def _coarse(self, plane: Plane, box: Box, level: int, base: int, *, compute: bool = False) -> Pair:
         """Return the pixels of a box of `level`, made from the finer level `base`, and a mask of missing pixels."""
-        read, times = self._read if compute else self._stored, level - base
-        if not times:
-            return read(base, plane, box)
-        shape = tuple([part.stop - part.start for part in box])
+        if level == base:
+            return self._read(level, plane, box) if compute else self._stored(level, plane, box)
+        extents, shape = plane.extents_in(self.levels[base].shape), [part.stop - part.start for part in box]
         values = np.full((*shape, COLOURS) if plane.colours is not None else shape, np.nan, self._dtype)
         missing = np.ones(values.shape, bool)
-        fine = finer(box, 2**times, plane.extents_in(self.levels[base].shape))
-        if not compute and self._lacks(base, plane, fine):
+        if not compute and self._lacks(base, plane, finer(box, 2 ** (level - base), extents)):
             return values, missing
-        if max(shape) * 2**times <= _MOST_READ or max(shape) == 1:
-            pixels, lacks = read(base, plane, fine)
-            if not lacks.all():
-                values[:], missing[:] = self._halved(pixels, times), lacks.any()
-            return values, missing
+        # Split a box that is too large to be read at once, and a pixel that is into those of the next finer level.
+        size = max(shape) * 2 ** (level - base)
+        below = base if size <= _MOST_READ else level - 1
+        if below == base or max(shape) == 1:
+            times = level - below
+            ends = tuple([None if n is None else -(-n // 2 ** (below - base)) for n in extents])
+            pixels, lacks = self._coarse(plane, finer(box, 2**times, ends), below, base, compute=compute)
+            return self._halved(pixels, times), np.full(values.shape, lacks.any())
         for parts in itertools.product(*[_halves(part) for part in box]):
             place = tuple(
                 [slice(own.start - of.start, own.stop - of.start) for own, of in zip(parts, box, strict=True)]

@@ -58,16 +58,18 @@ def test_a_far_tile_is_a_mean_of_what_is_stored(tmp_path: Path) -> None:
     assert np.isnan(picture.values[:, 128:]).all()
 
 
-def test_a_far_tile_reads_only_where_something_is_stored() -> None:
-    """To read all of its 2**38 pixels would take hours."""
-    store = MemoryTileStore()
-    t = InfiniteTensor((2**20, 2**20), ramp, TensorWindow((256, 256)), tile_store=store, tensor_id="t")
-    t.fill(sl[4096:8192, 500_000:500_100])
-    near, far = Tile(11, 0, 0), Tile(11, 1, 1)
+@pytest.mark.parametrize("level", [11, 16])
+def test_a_far_tile_reads_only_where_something_is_stored(level: int) -> None:
+    """To read all of its pixels would take hours, and at level 16, one pixel of the tile stands for 16 GiB."""
+    t = InfiniteTensor((2**25, 2**25), ramp, TensorWindow((256, 256)), tile_store=MemoryTileStore(), tensor_id="t")
+    factor = 2**level
+    t.fill(sl[2 * factor : 2 * factor + 300, 244 * factor : 244 * factor + 100])
+    near, far = Tile(level, 0, 0), Tile(level, 1, 1)
     found = stored(t, [near, far])
     assert [found[tile].state for tile in (near, far)] == ["partial", "partial"]
-    assert np.argwhere(np.isfinite(found[near].values)).tolist() == [[2, 244], [3, 244]]
-    assert found[near].values[2, 244] == t[4096:6144, 499_968:500_224].mean()
+    assert np.argwhere(np.isfinite(found[near].values)).tolist() == [[2, 244]]
+    expected = t[2 * factor : 2 * factor + 512, 244 * factor : 244 * factor + 256].double().mean()
+    assert found[near].values[2, 244] == pytest.approx(expected.item(), rel=1e-6)
     assert np.isnan(found[far].values).all()
 
 
