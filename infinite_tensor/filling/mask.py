@@ -114,8 +114,8 @@ def placed(where: object, names: Sequence[str], region: Selection) -> PlacedMask
         has = f"shape {tuple(mask.values.shape)}" if sliced else f"{len(numbers)} dimensions"
         named = "" if mask.dims is None else f", and dims={quoted(mask.dims)}"
         raise ValidationError(
-            "dims of a mask must say for each dimension of the mask over which dimension of the tensor it lies, each "
-            f"at most once, by its number or by one of the names {tuple(names)}; this mask has {has}{named}"
+            "dims of a mask must give for each dimension of the mask the dimension of the tensor over which it lies, "
+            f"and no dimension twice, by number or by one of the names {tuple(names)}; this mask has {has}{named}"
         )
     lies = []
     for name, given in (("scale", mask.scale), ("origin", mask.origin)):

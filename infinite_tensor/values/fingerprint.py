@@ -178,9 +178,9 @@ def innermost(function: Any) -> Any:
 
 
 def short_name(function: Any) -> str:
-    """Return the name of a function, or of the class of a callable object. A lambda has none."""
+    """Return the name of a function, or of the class of a callable object, in lower case. A lambda has none."""
     own = innermost(function)
-    name = str(getattr(own, "__name__", type(own).__name__)).lstrip("_")
+    name = str(getattr(own, "__name__", type(own).__name__)).lstrip("_").lower()
     return name if name.isidentifier() else ""
 
 

@@ -268,9 +268,9 @@ class TestKindsOfMasks:
             (Mask(np.ones((8, 8)), dims=(0,)), r"this mask has shape \(8, 8\), and dims=\(0,\)"),
             (
                 Mask(np.ones((8, 8)), dims=(0, 2)),
-                "and no dimension twice; an entry is the number of a dimension or one of the names",
+                "and no dimension twice, by number or by one of the names",
             ),
-            (Mask(np.ones((8, 8)), dims=(0, -2)), r"no dimension twice; .* dims=\(0, -2\)"),
+            (Mask(np.ones((8, 8)), dims=(0, -2)), r"no dimension twice, .* dims=\(0, -2\)"),
             (
                 Mask(np.ones((8, 8)), scale=(1, 1, 1)),
                 r"scale of a mask must have one entry per dimension of the mask \(2\)",

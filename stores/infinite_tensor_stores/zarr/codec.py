@@ -71,7 +71,8 @@ class ChunkCodec:
             self._shape = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
         except Exception as error:  # (invalid codecs raise any kind of exception)
             raise ValueError(
-                f"codecs must be 'bytes', then any number of 'zstd' and 'blosc', then 'crc32c', got {document.get('codecs')!r:.500}: {error}"
+                "codecs must be 'bytes', then any number of 'zstd' and 'blosc', then 'crc32c', got "
+                f"{document.get('codecs')!r:.500}: {error}"
             ) from error
         self._size = self._dtype.itemsize * math.prod(self._shape)
         self.most_bytes = 2 * self._size + _LARGEST_HEADER
