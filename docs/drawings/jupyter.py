@@ -18,7 +18,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 DOCS = Path(__file__).parents[1]
-CELLS = ("heights.fill((slice(-512, 512), slice(-512, 512)))", "heights", "heights.view()")
+CELLS = ("heights.fill((slice(-512, 512), slice(-512, 512)))", "heights.view()")
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
 SHOWN = """
@@ -52,7 +52,7 @@ def picture(url: str, chromium: str) -> bytes:
         browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 2600})
         page.goto(url)
-        page.wait_for_selector(".jp-Notebook .jp-Cell >> nth=3")
+        page.wait_for_selector(".jp-Notebook .jp-Cell >> nth=2")
         page.wait_for_selector("[data-status=idle]")
         page.locator("div.lm-MenuBar-itemLabel", has_text="Run").click()
         page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
