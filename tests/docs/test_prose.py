@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codeop
 import re
 from pathlib import Path
 
@@ -46,3 +47,27 @@ def test_git_ignores_what_the_examples_and_the_quick_start_write() -> None:
         for stem in re.findall(r'= arguments\(__doc__, "(\w+)"', text):
             written |= {f"{stem}.zarr", f"{stem}.png"}
     assert {"blur.zarr", "embeddings", "terrain.png", "train.zarr"} <= written <= ignored
+
+
+def test_blocks_can_be_pasted_at_the_prompt_of_python() -> None:
+    """That of Python 3.11 takes a line after an indented one as a part of it, unless there is a blank line between."""
+    torn = {f"{page.name}: {line}" for page in PAGES for line in torn_lines(page.read_text(encoding="utf-8"))}
+    assert torn == set()
+
+
+def torn_lines(page: str) -> list[str]:
+    """The lines of the blocks of a page that a prompt refuses."""
+    found = []
+    for block in re.findall(r"```python\n((?! *--8<--).*?)```", page, re.DOTALL):
+        # Blank lines within a function or class are left to the reader: notebooks and files take them.
+        typed: list[str] = []
+        compiled = codeop.CommandCompiler()
+        for line in (*re.sub(r"\n+(?=\n[ )\]}])", "", block).split("\n"), ""):
+            typed.append(line)
+            try:
+                if compiled("\n".join(typed), symbol="single") is not None:
+                    typed = []
+            except SyntaxError:
+                found.append(line)
+                break
+    return found
