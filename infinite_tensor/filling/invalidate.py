@@ -60,7 +60,7 @@ class TensorInvalidation:
         return f"[{', '.join(':'.join('' if end is None else str(end) for end in each) for each in ends)}]"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Invalidation(Tabular):
     """What `InfiniteTensor.invalidate` dropped.
 

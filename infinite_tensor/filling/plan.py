@@ -349,7 +349,7 @@ class FilledRegion:
         return f"[{', '.join(f'{a}:{b}' for a, b in zip(self.start, self.stop, strict=True))}]"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FillPlan(Tabular):
     """The cost of filling a region, or regions of several tensors.
 

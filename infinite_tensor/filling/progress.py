@@ -119,6 +119,8 @@ class Tally(AbstractContextManager["Tally"]):
         self._report = report
         if self._bar is not None and isinstance(report, FillReport):
             self._bar.set_postfix_str(_tiles_of(report), refresh=False)
+            # A bar of nothing to do would end as "0window [00:00, ?window/s]".
+            self._bar.leave = report.windows > 0
 
     def _tell(self) -> None:
         assert self._watcher is not None
@@ -209,7 +211,7 @@ class TensorReport:
     skipped: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FillReport(Tabular):
     """The results of a fill.
 

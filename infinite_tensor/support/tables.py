@@ -27,7 +27,7 @@ class Tabular(ABC):
     def _title(self) -> str:
         """The title above the table."""
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return _text_table(self._title, *self._table())
 
     def _repr_html_(self) -> str:

@@ -75,7 +75,7 @@ class TensorCopy:
     bytes: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CopyReport(Tabular):
     """What a copy has moved. It prints as a table.
 

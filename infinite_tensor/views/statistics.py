@@ -48,7 +48,7 @@ _MOST_SHOWN = 20
 """The most labels that `str` lists."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stats:
     """Statistics of the pixels of a tensor, as `InfiniteTensor.stats` returns them.
 
@@ -133,7 +133,7 @@ class Stats:
         between = [_between(values[a], values[b], place - a) for (a, b), place in zip(ends, places, strict=True)]
         return between if wanted.ndim else between[0]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         counts = (("NaN", self.nan), ("nodata", self.nodata), ("not stored", self.missing))
         others = [f"{n:,} {name}" for name, n in counts if n]
         lines = [("pixels", ", ".join([f"{self.count:,}", *others]))]

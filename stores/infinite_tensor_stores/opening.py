@@ -15,7 +15,7 @@ from infinite_tensor.support.forks import Lock
 from infinite_tensor.support.given import quoted
 from infinite_tensor_stores.files import HDF5_SUFFIXES
 from infinite_tensor_stores.hdf5.store import HDF5TileStore
-from infinite_tensor_stores.targets import absolute, is_local, local_path, text_of
+from infinite_tensor_stores.targets import Mode, absolute, is_local, local_path, text_of
 from infinite_tensor_stores.zarr.store import ZarrTileStore
 
 _opening = Lock()
@@ -28,15 +28,19 @@ _ENDINGS_OF_FILES = (".npy", ".png", ".tif", ".tiff")
 """The endings of the files that `export` writes."""
 
 
-def open_store(target: str | os.PathLike[str] | Store, **options: Any) -> HDF5TileStore | ZarrTileStore:
+def open_store(
+    target: str | os.PathLike[str] | Store, mode: Mode = "a", **options: Any
+) -> HDF5TileStore | ZarrTileStore:
     """Open the persistent store at `target`.
 
     Parameters
     ----------
     target : str, path or zarr Store
         A path that ends in ``.h5``, ``.hdf5`` or ``.hdf`` opens an `HDF5TileStore`, everything else a `ZarrTileStore`.
+    mode : str
+        "r", "r+", "a", "w" or "w-", as for the constructor of the store. Default: "a".
     **options
-        Passed to the store's constructor.
+        Passed to the constructor of the store.
 
     Raises
     ------
@@ -46,8 +50,8 @@ def open_store(target: str | os.PathLike[str] | Store, **options: Any) -> HDF5Ti
     if not isinstance(target, str | os.PathLike | Store):
         raise ValidationError(f"target must be a path, an fsspec URL or a zarr Store, got {quoted(target)}")
     if not isinstance(target, Store) and text_of(target).lower().endswith(HDF5_SUFFIXES):
-        return HDF5TileStore(local_path(text_of(target)), **options)
-    return ZarrTileStore(target, **options)
+        return HDF5TileStore(local_path(text_of(target)), mode=mode, **options)
+    return ZarrTileStore(target, mode=mode, **options)
 
 
 def shared_store(target: str | os.PathLike[str]) -> HDF5TileStore | ZarrTileStore:

@@ -440,6 +440,18 @@ class TestProgress:
         assert "16/16" in shown.getvalue()
         assert "window/s, 1 tiles stored]" in shown.getvalue()
 
+    def test_a_bar_of_nothing_to_do_goes_at_the_end(self, monkeypatch: pytest.MonkeyPatch, t: InfiniteTensor) -> None:
+        t.fill(sl[0:64, 0:64], progress=False)
+        shown = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", shown)
+        t.fill(sl[0:64, 0:64], progress="always")
+        assert shown.getvalue().rpartition("\r")[0].rpartition("\r")[2].strip() == ""
+
+    def test_reports_show_their_table_at_the_prompt_too(self, t: InfiniteTensor) -> None:
+        for report in (t.plan(sl[0:64, 0:64]), t.fill(sl[0:64, 0:64], progress=False)):
+            assert repr(report) == str(report)
+            assert len(str(report).split("\n")) == 4
+
 
 class TestCoverage:
     def test_it_has_an_entry_for_each_tile(self, t: InfiniteTensor) -> None:

@@ -64,6 +64,9 @@ def test_a_place_becomes_the_store_that_open_store_opens(place: str) -> None:
     with open_store(place) as same:
         assert same.address == store.address
         assert not store.read_only
+    store.close()
+    with open_store(place, "r") as same:
+        assert same.read_only
 
 
 def test_what_was_computed_is_there_for_the_next_one(place: str) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,6 +82,6 @@ def test_a_blob_is_read_and_appended_to(release: Path, tmp_path: Path) -> None:
         assert torch.equal(blob.read(), torch.cat([rows, rows[:2]]))
 
 
-def opened(release: Path, name: str, folder: Path, mode: str) -> TileStore:
+def opened(release: Path, name: str, folder: Path, mode: Any) -> TileStore:
     shutil.unpack_archive(release, folder)
     return open_store(folder / name, mode=mode)
