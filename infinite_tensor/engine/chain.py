@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -109,7 +110,8 @@ class Computation:
         self.writer: RegionWriter | None = _writer_of(self.f, tensor.spec)
         self.copied: bool = self.writer is not None and self.writer.copies and not tensor.contents.outlives_process
         self.function: Any = None if self.f is None else innermost(self.f)
-        self.code = getattr(self.function, "__code__", None)
+        is_code = isinstance(self.function, types.FunctionType | types.MethodType)
+        self.code = getattr(self.function, "__code__", None) if is_code else None
         _alive[id(self)] = self
 
     def __eq__(self, other: object) -> bool:

@@ -177,10 +177,16 @@ def innermost(function: Any) -> Any:
             return function
 
 
+_NAMED = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
+_LONGEST_NAME = 40
+
+
 def short_name(function: Any) -> str:
     """Return the name of a function, or of the class of a callable object, in lower case. A lambda has none."""
     own = innermost(function)
-    name = str(getattr(own, "__name__", type(own).__name__)).lstrip("_").lower()
+    # An object of a user may answer any attribute, or raise any error for it.
+    named = own if isinstance(own, _NAMED) else type(own)
+    name = named.__name__.strip("_").lower()[:_LONGEST_NAME]
     return name if name.isidentifier() else ""
 
 

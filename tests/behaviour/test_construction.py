@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -118,3 +120,41 @@ def test_a_tensor_shows_its_users_nothing_of_the_engine() -> None:
     tensor = base()
     assert {"node", "named", "of_node", "read_selections"}.isdisjoint(dir(tensor))
     assert {name for name in vars(tensor) if not name.startswith("_")} == set()
+
+
+class Slip:
+    """Its `__getattr__` raises an error that is no AttributeError, for each attribute that it lacks."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, object] = {}
+
+    def __getattr__(self, name: str) -> object:
+        return self.__dict__["settings"][name]
+
+    def __call__(self, _ctx: object) -> torch.Tensor:
+        return torch.zeros(8)
+
+
+def named(name: str) -> Callable[[object], torch.Tensor]:
+    def f(_ctx: object) -> torch.Tensor:
+        return torch.zeros(8)
+
+    f.__name__ = name
+    return f
+
+
+@pytest.mark.parametrize(
+    ("f", "beginning"),
+    [
+        (named("Blur"), "blur-"),
+        (named("<lambda>"), ""),
+        (named("x" * 100_000), "x" * 40 + "-"),
+        (partial(named("octave"), 3), "octave-"),
+        (Slip(), "slip-"),
+    ],
+    ids=["function", "lambda", "long", "partial", "object"],
+)
+def test_an_id_that_nobody_gives_begins_with_the_name_of_f(f: Any, beginning: str) -> None:
+    t = InfiniteTensor((None,), f, TensorWindow((8,)))
+    assert str(uuid.UUID(t.tensor_id.removeprefix(beginning))) == t.tensor_id.removeprefix(beginning)
+    assert t.tensor_id.startswith(beginning)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -14,19 +14,21 @@ import torch
 
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import StoreError, TileAccessError, ValidationError
-from infinite_tensor.geometry.points import is_empty
+from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.pipelines.pyramid import stored_levels
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.stopping import Stopped, end_if_unwanted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.coarse import Blocks, coarse
+from infinite_tensor.values.meaning import nodata_of
 from infinite_tensor.views.colours import Array, are_labels, range_of
 from infinite_tensor.views.frame import shown, shown_dtype, shown_if_stored
 from infinite_tensor.views.plane import COLOURS, Box, Plane, Tile, finer
 from infinite_tensor.views.viewer.viewport import runs
 
 Pair: TypeAlias = tuple[Array, Array]
+Reading: TypeAlias = Callable[[int, Plane, Box], Pair]
 
 _MOST_READ = 1024
 """Pixels along each side of a block of finer pixels that is read at once for a coarse tile."""
@@ -113,7 +115,7 @@ class Tiles:
             boxes = [_box(plane, tile) for tile in group]
             (top, left), (bottom, right) = boxes[0], boxes[-1]
             box = slice(top.start, bottom.stop), slice(left.start, right.stop)
-            values, missing = self._coarse(plane, box, level, min(level, len(self.levels) - 1))
+            values, missing = self._made(plane, box, level, min(level, len(self.levels) - 1))
             found = []
             for tile, own in zip(group, boxes, strict=True):
                 part = tuple([slice(by.start - of.start, by.stop - of.start) for by, of in zip(own, box, strict=True)])
@@ -129,7 +131,7 @@ class Tiles:
             gaps = np.isnan(values)
             if not gaps.any():
                 break
-            values = np.where(gaps, self._coarse(plane, _box(plane, tile), tile.level, level)[0], values)
+            values = np.where(gaps, self._made(plane, _box(plane, tile), tile.level, level)[0], values)
         return Picture(tile, values, picture.state)
 
     def computed(self, plane: Plane, tile: Tile) -> Picture:
@@ -138,7 +140,7 @@ class Tiles:
             return self._failed[plane, tile]
         level = min(tile.level, len(self.levels) - 1)
         try:
-            values, _ = self._coarse(plane, _box(plane, tile), tile.level, level, compute=True)
+            values, _ = self._made(plane, _box(plane, tile), tile.level, level, compute=True)
         except Stopped:
             raise
         except Exception as error:  # noqa: BLE001  (code of the user may raise anything)
@@ -152,54 +154,90 @@ class Tiles:
             )
         return Picture(tile, values, "computed")
 
-    def _coarse(self, plane: Plane, box: Box, level: int, base: int, *, compute: bool = False) -> Pair:
+    def _made(self, plane: Plane, box: Box, level: int, base: int, *, compute: bool = False) -> Pair:
         """Return the pixels of a box of `level`, made from the finer level `base`, and a mask of missing pixels."""
+        everywhere = compute or (self._copied and base == 0)
+        read = self._read if everywhere else self._stored
+        tiles = None if everywhere or level == base else self._tiles_in(plane, box, level, base)
+        while True:
+            labels = self.labels
+            found = self._coarse(plane, box, level, base, read, tiles)
+            # If pixels turn out not to be labels, those that were made as labels are made again.
+            if self.labels == labels:
+                return found
+
+    def _coarse(self, plane: Plane, box: Box, level: int, base: int, read: Reading, tiles: IntArray | None) -> Pair:
+        """Return what `_made` returns. Unless `tiles` is None, only these tiles of `base` are stored."""
         if level == base:
-            return self._read(level, plane, box) if compute else self._stored(level, plane, box)
+            return read(base, plane, box)
         extents, shape = plane.extents_in(self.levels[base].shape), [part.stop - part.start for part in box]
         values = np.full((*shape, COLOURS) if plane.colours is not None else shape, np.nan, self._dtype)
         missing = np.ones(values.shape, bool)
-        if not compute and self._lacks(base, plane, finer(box, 2 ** (level - base), extents)):
-            return values, missing
+        if tiles is not None:
+            start, stop = zip(
+                *[(part.start, part.stop) for part in finer(box, 2 ** (level - base), extents)], strict=True
+            )
+            tiles = tiles[((tiles < stop) & (tiles + self._sides(plane, base) > start)).all(axis=1)]
+            if not len(tiles):
+                return values, missing
         # Split a box that is too large to be read at once, and a pixel that is into those of the next finer level.
         size = max(shape) * 2 ** (level - base)
         below = base if size <= _MOST_READ else level - 1
         if below == base or max(shape) == 1:
             times = level - below
             ends = tuple([None if n is None else -(-n // 2 ** (below - base)) for n in extents])
-            pixels, lacks = self._coarse(plane, finer(box, 2**times, ends), below, base, compute=compute)
-            return self._halved(pixels, times), np.full(values.shape, lacks.any())
+            pixels, lacks = self._coarse(plane, finer(box, 2**times, ends), below, base, read, tiles)
+            return self._halved(plane, pixels, times), np.full(values.shape, lacks.any())
         for parts in itertools.product(*[_halves(part) for part in box]):
             place = tuple(
                 [slice(own.start - of.start, own.stop - of.start) for own, of in zip(parts, box, strict=True)]
             )
-            values[place], missing[place] = self._coarse(plane, (parts[0], parts[1]), level, base, compute=compute)
+            values[place], missing[place] = self._coarse(plane, (parts[0], parts[1]), level, base, read, tiles)
         return values, missing
 
-    def _lacks(self, level: int, plane: Plane, box: Box) -> bool:
-        """Whether it is certain, without reading pixels, that nothing is stored in a box of a level."""
-        node = node_of(self.levels[level])
-        if self._copied and level == 0:
-            return False
-        region = parse(plane.region(box, self._scales[level]), self.levels[level].shape)
-        if is_empty(region.start, region.stop):
-            return False
-        return node.contents.inventory(node.spec, region.start, region.stop).empty and node.spec.grid.covers(
-            region.start, region.stop
+    def _tiles_in(self, plane: Plane, box: Box, level: int, base: int) -> IntArray:
+        """Return the first row and column of each tile of `base` that is stored, at least in part, below a box."""
+        node, fine = (
+            node_of(self.levels[base]),
+            finer(box, 2 ** (level - base), plane.extents_in(self.levels[base].shape)),
         )
+        region = parse(plane.region(fine, self._scales[base]), self.levels[base].shape)
+        found = node.contents.inventory(node.spec, region.start, region.stop)
+        places = [(tile[plane.rows], tile[plane.columns]) for tile in (*found.complete, *found.partial)]
+        return np.array(places, dtype=np.int64).reshape(-1, 2) * self._sides(plane, base)
 
-    def _halved(self, values: Array, times: int) -> Array:
-        """Halve the rows and columns `times` times. Four pixels become their mean, or their most frequent label."""
-        pixels, nodata = torch.from_numpy(values), None
-        if self.labels:
+    def _sides(self, plane: Plane, level: int) -> list[int]:
+        """Return the rows and columns of a stored tile of a level."""
+        shape = node_of(self.levels[level]).contents.layout(node_of(self.levels[level]).spec).tile_shape
+        return [shape[plane.rows], shape[plane.columns]]
+
+    def _halved(self, plane: Plane, values: Array, times: int) -> Array:
+        """Halve the rows and columns `times` times, without NaN and nodata.
+
+        Four pixels become their mean, or their most frequent label.
+        """
+        labels = self.labels
+        pixels, nodata = torch.from_numpy(np.where(values == self._nodata(plane), np.nan, values)), None
+        if labels:
             pixels, nodata = torch.where(pixels.isnan(), -1, pixels).long(), torch.tensor(-1)
         along = [Blocks(2), Blocks(2), Blocks(1)][: pixels.ndim]
         for _ in range(times):
-            pixels = coarse(pixels, along, "mode" if self.labels else "mean", nodata)
+            pixels = coarse(pixels, along, "mode" if labels else "mean", nodata)
         halved = pixels.numpy().astype(self._dtype)
-        if self.labels:
+        if labels:
             halved[halved < 0] = np.nan
         return halved
+
+    def _nodata(self, plane: Plane) -> Array:
+        """Return the value that marks pixels without data, or one per colour; NaN for none."""
+        code = nodata_of(node_of(self.levels[0]).spec.definition)
+        if code is None or code.along in (plane.rows, plane.columns):
+            return np.array(np.nan)
+        if code.along is None:
+            return np.array(code.value, self._dtype)
+        values = np.array([np.nan if each is None else each for each in code.value], self._dtype)
+        place = plane.at[code.along]
+        return values[:COLOURS] if place is None else values[place]
 
     def _read(self, level: int, plane: Plane, box: Box) -> Pair:
         end_if_unwanted()
@@ -207,8 +245,6 @@ class Tiles:
         return self._shown(plane, pixels, np.zeros(pixels.shape, bool))
 
     def _stored(self, level: int, plane: Plane, box: Box) -> Pair:
-        if self._copied and level == 0:
-            return self._read(level, plane, box)
         end_if_unwanted()
         return self._shown(plane, *shown_if_stored(self.levels[level], plane.region(box, self._scales[level])))
 

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xarray
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, ZarrTileStore, from_array, sl
+from infinite_tensor.engine.chain import node_of
 from infinite_tensor.views.plane import Plane, Tile
 from infinite_tensor.views.viewer.tiles import Picture, Tiles, stored_near
 from tests.support.counting import Counted
@@ -71,6 +73,47 @@ def test_a_far_tile_reads_only_where_something_is_stored(level: int) -> None:
     expected = t[2 * factor : 2 * factor + 512, 244 * factor : 244 * factor + 256].double().mean()
     assert found[near].values[2, 244] == pytest.approx(expected.item(), rel=1e-6)
     assert np.isnan(found[far].values).all()
+
+
+def test_pixels_between_windows_cost_a_far_tile_nothing() -> None:
+    window = TensorWindow((256, 256), (300, 300))
+    t = InfiniteTensor((None, None), ramp, window, tile_store=MemoryTileStore(), tensor_id="t")
+    far = Tile(16, 0, 0)
+    assert stored(t, [far])[far].state == "partial"
+
+
+def test_the_store_is_asked_once_for_what_is_below_a_far_tile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    t, asked = tensor_of(ramp, tmp_path), []
+    for at in range(0, 2**16, 2**12):
+        t[at, at]
+    found = type(node_of(t).contents).inventory
+    monkeypatch.setattr(type(node_of(t).contents), "inventory", lambda *args: asked.append(args[2:]) or found(*args))
+    far = Tile(8, 0, 0)
+    picture = stored(t, [far])[far]
+    assert np.isfinite(picture.values).sum() == 16
+    # Besides, each of the 16 places is read.
+    assert len(asked) == 17
+
+
+def test_nodata_is_no_part_of_a_mean() -> None:
+    heights = np.full((3, 512, 512), 100, np.float32)
+    heights[:, :, ::2] = -9999
+    heights[2] = -9999
+    depths = xarray.DataArray(heights, dims=("z", "y", "x"), attrs={"_FillValue": np.float32(-9999)})
+    t, far = from_array(depths), Tile(1, 0, 0)
+    for place, value in ((0, 100), (2, np.nan)):
+        plane = plane_of(t).placed([place])
+        assert np.array_equal(stored(t, [far], plane)[far].values, np.full((256, 256), value), equal_nan=True)
+        assert np.array_equal(Tiles(t).computed(plane, far).values, np.full((256, 256), value), equal_nan=True)
+
+
+def test_a_tile_that_turns_out_not_to_be_labels_is_a_mean_everywhere() -> None:
+    pixels = torch.full((4096, 4096), 200, dtype=torch.uint8)
+    pixels[:2048, :2048] = torch.tensor([0, 0, 0, 19]).repeat(512).to(torch.uint8)
+    far = Tile(4, 0, 0)
+    values = stored(from_array(pixels), [far])[far].values
+    assert (values[:128, :128] == 4.75).all()
+    assert (values[128:] == 200).all()
 
 
 def test_stored_levels_are_shown_and_their_gaps_filled_from_finer_ones(tmp_path: Path) -> None:
