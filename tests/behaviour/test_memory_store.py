@@ -126,6 +126,7 @@ def test_small_reads_of_what_overlaps_blend_each_pixel_once_where_the_windows_ar
     assert blend.pixels <= 4 * 528 * 528
 
 
+@pytest.mark.slow
 def test_blended_pixels_stay_within_the_limit_and_never_displace_windows() -> None:
     limit = 2**20
     store = MemoryTileStore(cache_size_bytes=limit)

@@ -399,6 +399,7 @@ if __name__ in ("__main__", "__mp_main__"):
 """
 
 
+@pytest.mark.slow
 def test_a_script_and_its_import_are_the_same_whatever_the_order_of_sets(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     runs = [("script.py", "1"), ("-c", "2")]

@@ -123,6 +123,7 @@ def test_fill_takes_shards_workers_and_a_limit(cli: CommandLine, world: Path) ->
     assert (found.code, "shard must be (rank, world_size)" in found.err) == (1, True)
 
 
+@pytest.mark.slow
 def test_fill_takes_levels_along(cli: CommandLine, world: Path) -> None:
     found = cli("fill", "--module", f"{world}:height", "--region", "0:516,0:512", "--pyramid", "--json")
     windows = {each["tensor_id"]: each["windows"] for each in found.json["tensors"]}

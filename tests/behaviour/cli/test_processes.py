@@ -122,6 +122,7 @@ def test_a_fill_in_the_background_of_a_script_keeps_what_is_finished_at_sigterm(
         assert 0 < opened.tensor_info("t").tiles_complete < 20
 
 
+@pytest.mark.slow
 def test_a_command_that_is_to_ignore_sigterm_does(tmp_path: Path) -> None:
     fill = [*COMMAND, *interrupted(tmp_path, "SIGTERM"), "0:400,0:400"]
     found = subprocess.run(

@@ -159,6 +159,7 @@ def _run(history: _History, open_store: Callable[..., TileStore]) -> None:
     _Play(pipeline, open_store, exact=not _may_drop_more(pipeline, steps)).play(steps)
 
 
+@pytest.mark.slow
 @given(_histories())
 def test_random_chains_in_memory(history: _History) -> None:
     _run(history, lambda *_, **__: MemoryTileStore())

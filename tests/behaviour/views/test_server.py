@@ -624,7 +624,9 @@ def reachable(host: str) -> bool:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
-@pytest.mark.parametrize(("number", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "::1")])
+@pytest.mark.parametrize(
+    ("number", "host"), [(signal.SIGINT, "127.0.0.1"), pytest.param(signal.SIGTERM, "::1", marks=pytest.mark.slow)]
+)
 def test_the_end_waits_for_one_call_of_f(tmp_path: Path, number: signal.Signals, host: str) -> None:
     if not reachable(host):
         pytest.skip("this machine has no IPv6")

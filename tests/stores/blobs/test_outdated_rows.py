@@ -195,7 +195,7 @@ def test_a_copy_of_a_reader_looks_as_well(reader: TensorBlob, other: Member) -> 
         copy[LAST]
 
 
-@pytest.mark.parametrize("context", ["fork", CONTEXT], ids=["fork", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", pytest.param(CONTEXT, marks=pytest.mark.slow)], ids=["fork", "forkserver"])
 def test_workers_of_a_data_loader_look_as_well(local: Place, other: Member, context: str | BaseContext) -> None:
     loader = DataLoader(
         local.open(), batch_size=5, num_workers=1, persistent_workers=True, multiprocessing_context=context

@@ -42,7 +42,7 @@ def growth(folder: Path, extent: int, form: str, kept: str, **options: Any) -> i
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 
 
-@pytest.mark.parametrize("kept", ["zarr", "memory"])
+@pytest.mark.parametrize("kept", [pytest.param("zarr", marks=pytest.mark.slow), "memory"])
 @pytest.mark.parametrize("form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])])
 def test_an_image_of_400_mb_takes_less_than_300_mb(form: str, kept: str, tmp_path: Path) -> None:
     with ProcessPoolExecutor(1, CONTEXT) as child:

@@ -359,7 +359,7 @@ def test_the_command_shows_what_a_module_computes_and_stores_nothing(browser: An
         assert store.extent("world") is None
 
 
-@pytest.mark.parametrize("presses", [1, 2])
+@pytest.mark.parametrize("presses", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_command_ends_after_the_present_call_of_f_or_at_a_second_ctrl_c(
     browser: Any, tmp_path: Path, presses: int
 ) -> None:
@@ -377,7 +377,7 @@ def test_the_command_ends_after_the_present_call_of_f_or_at_a_second_ctrl_c(
     assert (tmp_path / "calls").read_text() == "x"
 
 
-@pytest.mark.parametrize("leave", ["page", "view", "place"])
+@pytest.mark.parametrize("leave", ["page", *(pytest.param(each, marks=pytest.mark.slow) for each in ("view", "place"))])
 def test_who_leaves_is_computed_for_no_longer_than_one_call(browser: Any, leave: str) -> None:
     calls = list[Index]()
 
@@ -408,7 +408,7 @@ def test_whole_numbers_under_the_mouse_have_all_their_digits(opened: Callable[..
     assert [page.hover(x, 300)[-1] for x in (350, 550, 800)] == ["7240399", "-9007199254740991", "1.15292e+18"]
 
 
-@pytest.mark.parametrize("value", [0.0, -1e17, 1e300])
+@pytest.mark.parametrize("value", [0.0, *(pytest.param(each, marks=pytest.mark.slow) for each in (-1e17, 1e300))])
 def test_pixels_of_one_value_have_a_scale(opened: Callable[..., Page], value: float) -> None:
     page = opened(from_array(torch.full((300, 300), value, dtype=torch.float64)))
     page.settle()

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 import xarray
+from zarr.storage import MemoryStore
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, ZarrTileStore, from_array, sl
-from infinite_tensor.engine.chain import node_of
 from infinite_tensor.views.plane import Plane, Tile
 from infinite_tensor.views.viewer.tiles import Picture, Tiles, stored_near
 from tests.support.counting import Counted
 from tests.support.reference import Index
+from tests.support.watched import Watched
 
 
 def ramp(ctx: Index) -> torch.Tensor:
@@ -82,17 +83,18 @@ def test_pixels_between_windows_cost_a_far_tile_nothing() -> None:
     assert stored(t, [far])[far].state == "partial"
 
 
-def test_the_store_is_asked_once_for_what_is_below_a_far_tile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    t, asked = tensor_of(ramp, tmp_path), []
-    for at in range(0, 2**16, 2**12):
-        t[at, at]
-    found = type(node_of(t).contents).inventory
-    monkeypatch.setattr(type(node_of(t).contents), "inventory", lambda *args: asked.append(args[2:]) or found(*args))
-    far = Tile(8, 0, 0)
-    picture = stored(t, [far])[far]
-    assert np.isfinite(picture.values).sum() == 16
-    # Besides, each of the 16 places is read.
-    assert len(asked) == 17
+def test_a_far_tile_lists_what_is_stored_once() -> None:
+    watched = Watched(MemoryStore())
+    with ZarrTileStore(watched, tile_size=256) as store:
+        t = InfiniteTensor((None, None), ramp, TensorWindow((256, 256)), tile_store=store, tensor_id="t")
+        for at in range(0, 2**16, 2**12):
+            t[at, at]
+        store.flush()
+        far, before = Tile(8, 0, 0), watched.requests["list"]
+        assert np.isfinite(stored(t, [far])[far].values).sum() == 16
+        once = watched.requests["list"] - before
+        stored(t, [Tile(8, 5, 5)])
+        assert watched.requests["list"] - before - once == once
 
 
 def test_nodata_is_no_part_of_a_mean() -> None:
