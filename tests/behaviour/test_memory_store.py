@@ -138,6 +138,7 @@ def test_blended_pixels_stay_within_the_limit_and_never_displace_windows() -> No
     assert store.tensor_info("t").bytes_stored > limit - 2 * 256
 
 
+@pytest.mark.slow
 def test_blended_pixels_go_with_their_windows() -> None:
     blend = CountedBlend()
     store = MemoryTileStore()

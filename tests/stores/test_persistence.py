@@ -382,6 +382,7 @@ def opened_of(store: PersistentTileStore) -> int:
     return sum(isinstance(item, TensorHandle) and item.owner is store._contents.storage for item in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_a_store_keeps_few_tensors_that_were_read_and_dropped(reopen: Make) -> None:
     with reopen() as store:
         for number in range(280):

@@ -169,7 +169,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("started", ["python", "command", "overwrite"])
+@pytest.mark.parametrize("started", [pytest.param("python", marks=pytest.mark.slow), "command", "overwrite"])
 def test_an_interrupted_predict_says_in_a_line_how_it_continues(started: str, tmp_path: Path) -> None:
     store, source, script = (tmp_path / name for name in ("s.zarr", "i.npy", "interrupted.py"))
     script.write_text(INTERRUPTED_NET.format(store=str(store)))

@@ -61,6 +61,7 @@ def test_compiled_code_chooses_tensors_and_reads_them(method: str, key: Any) -> 
     assert torch.equal(compiled(lambda: group["biome", "id"][0:4, 0])(), group["biome", "id"][0:4, 0])
 
 
+@pytest.mark.slow
 def test_compiled_code_reads_tensors_of_several_resolutions() -> None:
     group = TensorGroup({"world": World().group, "climate": plain((None, None))}, scale={"climate": Fraction(1, 4)})
     assert_same(compiled(lambda: group[0:8, -4:8])(), group[0:8, -4:8])
@@ -83,6 +84,7 @@ def test_no_regions_are_no_results() -> None:
     assert compiled(lambda: group[[]])() == group[[]] == []
 
 
+@pytest.mark.slow
 def test_another_region_and_another_dtype_are_compiled_again() -> None:
     dtype = torch.float32
     t = InfiniteTensor((None,), lambda ctx: torch.full((4,), float(ctx[0]), dtype=dtype), TensorWindow((4,)))

@@ -67,7 +67,8 @@ def test_memory_does_not_grow_with_the_longer_side(tmp_path: Path) -> None:
     assert held(tmp_path, (512, 16384)) < 250 * MIB
 
 
-@pytest.mark.parametrize("most", [None, pytest.param(300 * MIB, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [None, 300 * MIB])
 def test_labels_do_not_make_holes_between_batches(most: int | None, tmp_path: Path) -> None:
     # Where they were kept in memory, it was 350 to 400 MB: the more labels, the more holes.
     assert held(tmp_path, (2048, 8192), 256, 10, most) < 200 * MIB

@@ -91,7 +91,7 @@ def test_a_server_that_hangs_is_reported_by_a_read_of_many_tiles(server: S3Serve
     store.close()
 
 
-@pytest.mark.parametrize(("size", "count"), [(100, 20), (2**24, 1)])
+@pytest.mark.parametrize(("size", "count"), [pytest.param(100, 20, marks=pytest.mark.slow), (2**24, 1)])
 def test_a_server_that_hangs_is_reported_by_a_write_of_any_size(size: int, count: int) -> None:
     # The wait for an answer and, where more is to be sent than the kernel takes, the wait for room.
     with hung() as endpoint:
