@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +46,7 @@ CLIENT = """
 import http.client, json, sys, time
 port, number, count, period, path = (read(each) for read, each in zip((int, int, int, float, str), sys.argv[1:]))
 connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+print("ready", flush=True)
 sys.stdin.readline()
 begin, taken = time.perf_counter() + number * period / 32, []
 for i in range(count):
@@ -85,7 +85,9 @@ def seconds_of(port: int, clients: int, count: int, period: float, path: str) ->
         )
         for number in range(clients)
     ]
-    time.sleep(3)
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
     for process in processes:
         assert process.stdin is not None
         process.stdin.write("\n")

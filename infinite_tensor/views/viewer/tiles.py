@@ -86,6 +86,7 @@ class Tiles:
         self.levels, self._scales = Plane.of(tensor.shape, tensor.dims).pyramid(tensor, stored_levels(tensor))
         self._copied = node_of(tensor).computation.copied
         self.computable = self._copied or (computes and tensor.f is not None)
+        self._code = nodata_of(node_of(tensor).spec.definition)
         self._failed: dict[tuple[Plane, Tile], Picture] = {}
         dtype = shown_dtype(tensor.dtype)
         # A dtype with NaN that represents all values exactly, except large integers of 64 bits.
@@ -118,7 +119,7 @@ class Tiles:
             values, missing = self._made(plane, box, level, min(level, len(self.levels) - 1))
             found = []
             for tile, own in zip(group, boxes, strict=True):
-                part = tuple([slice(by.start - of.start, by.stop - of.start) for by, of in zip(own, box, strict=True)])
+                part = _inside(own, box)
                 # A copy, since a view would keep the whole box in memory.
                 state = "partial" if missing[part].any() else "stored"
                 found.append(Picture(tile, values[part].copy(), state))
@@ -174,11 +175,11 @@ class Tiles:
         values = np.full((*shape, COLOURS) if plane.colours is not None else shape, np.nan, self._dtype)
         missing = np.ones(values.shape, bool)
         if tiles is not None:
-            start, stop = zip(
-                *[(part.start, part.stop) for part in finer(box, 2 ** (level - base), extents)], strict=True
-            )
-            tiles = tiles[((tiles < stop) & (tiles + self._sides(plane, base) > start)).all(axis=1)]
-            if not len(tiles):
+            rows, columns = finer(box, 2 ** (level - base), extents)
+            starts, stops = tiles
+            touched = (starts < (rows.stop, columns.stop)) & (stops > (rows.start, columns.start))
+            tiles = tiles[:, touched.all(axis=1)]
+            if not tiles.size:
                 return values, missing
         # Split a box that is too large to be read at once, and a pixel that is into those of the next finer level.
         size = max(shape) * 2 ** (level - base)
@@ -189,27 +190,23 @@ class Tiles:
             pixels, lacks = self._coarse(plane, finer(box, 2**times, ends), below, base, read, tiles)
             return self._halved(plane, pixels, times), np.full(values.shape, lacks.any())
         for parts in itertools.product(*[_halves(part) for part in box]):
-            place = tuple(
-                [slice(own.start - of.start, own.stop - of.start) for own, of in zip(parts, box, strict=True)]
-            )
-            values[place], missing[place] = self._coarse(plane, (parts[0], parts[1]), level, base, read, tiles)
+            own = parts[0], parts[1]
+            place = _inside(own, box)
+            values[place], missing[place] = self._coarse(plane, own, level, base, read, tiles)
         return values, missing
 
     def _tiles_in(self, plane: Plane, box: Box, level: int, base: int) -> IntArray:
-        """Return the first row and column of each tile of `base` that is stored, at least in part, below a box."""
-        node, fine = (
-            node_of(self.levels[base]),
-            finer(box, 2 ** (level - base), plane.extents_in(self.levels[base].shape)),
-        )
-        region = parse(plane.region(fine, self._scales[base]), self.levels[base].shape)
-        found = node.contents.inventory(node.spec, region.start, region.stop)
-        places = [(tile[plane.rows], tile[plane.columns]) for tile in (*found.complete, *found.partial)]
-        return np.array(places, dtype=np.int64).reshape(-1, 2) * self._sides(plane, base)
+        """Return the tiles of `base` that are stored, at least in part, below a box of `level`.
 
-    def _sides(self, plane: Plane, level: int) -> list[int]:
-        """Return the rows and columns of a stored tile of a level."""
-        shape = node_of(self.levels[level]).contents.layout(node_of(self.levels[level]).spec).tile_shape
-        return [shape[plane.rows], shape[plane.columns]]
+        They are the first rows and columns of the tiles, and the ones after the last, of shape (2, N, 2).
+        """
+        tensor, node = self.levels[base], node_of(self.levels[base])
+        fine = finer(box, 2 ** (level - base), plane.extents_in(tensor.shape))
+        region = parse(plane.region(fine, self._scales[base]), tensor.shape)
+        found = node.contents.inventory(node.spec, region.start, region.stop)
+        indices = np.array([*found.complete, *found.partial], dtype=np.int64).reshape(-1, tensor.ndim)
+        sides = node.contents.layout(node.spec).tile_shape
+        return np.stack([indices * sides, (indices + 1) * sides])[:, :, [plane.rows, plane.columns]]
 
     def _halved(self, plane: Plane, values: Array, times: int) -> Array:
         """Halve the rows and columns `times` times, without NaN and nodata.
@@ -230,7 +227,7 @@ class Tiles:
 
     def _nodata(self, plane: Plane) -> Array:
         """Return the value that marks pixels without data, or one per colour; NaN for none."""
-        code = nodata_of(node_of(self.levels[0]).spec.definition)
+        code = self._code
         if code is None or code.along in (plane.rows, plane.columns):
             return np.array(np.nan)
         if code.along is None:
@@ -262,6 +259,12 @@ class Tiles:
 def _halves(part: slice) -> list[slice]:
     middle = (part.start + part.stop) // 2
     return [slice(a, b) for a, b in ((part.start, middle), (middle, part.stop)) if a < b]
+
+
+def _inside(part: Box, box: Box) -> Box:
+    """Return a part of a box, counted from the first pixel of the box."""
+    rows, columns = (slice(own.start - of.start, own.stop - of.start) for own, of in zip(part, box, strict=True))
+    return rows, columns
 
 
 def _box(plane: Plane, tile: Tile) -> Box:
