@@ -1,1 +1,1 @@
-"""Views of tensors for other tools: Zarr, xarray, Dask, exports, notebooks, a server and a viewer."""
+"""Views of tensors: Zarr, xarray, Dask, exports, notebooks, a server and a viewer."""

@@ -91,7 +91,10 @@ def _check_count(frame: Frame, count: int) -> None:
 
 
 def _count(frame: Frame, chunks: Any) -> int:
-    """Return a lower bound of the number of chunks. Raise ValidationError for empty chunks, which Dask would accept."""
+    """Return a lower bound for the number of chunks.
+
+    Raise ValidationError for empty chunks, because Dask would accept them.
+    """
     entries = members(chunks)
     if isinstance(chunks, Mapping):
         entries = tuple([chunks.get(d, -1) for d in range(len(frame.shape))])
@@ -104,7 +107,10 @@ def _count(frame: Frame, chunks: Any) -> int:
 
 
 def _count_along(extent: int, entry: object) -> int:
-    """Return the number of chunks along a dimension; 1 for an entry that only Dask can interpret."""
+    """Return the number of chunks along a dimension.
+
+    Return 1 for a word such as ``auto``, because only Dask can interpret it.
+    """
     sizes = members(entry)
     numbers = [as_index(size) for size in ((entry,) if sizes is None else sizes)]
     if sizes is None and numbers in ([-1], [None]) and not isinstance(entry, bool):

@@ -1,4 +1,7 @@
-"""How pixels become colours. Labels have a palette, three channels are red, green and blue, others have a scale."""
+"""Conversion of pixels to colours.
+
+Labels are coloured by a palette, and other numbers by a scale. Three channels are red, green and blue.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,20 @@ def are_labels(values: Array) -> bool:
 
 
 def range_of(parts: Iterable[Array]) -> tuple[float, float] | None:
-    """Return the smallest and the largest finite number in some arrays, or None if there are no finite numbers."""
+    """Return the smallest and the largest finite number in some arrays.
+
+    Return None if there are no finite numbers.
+    """
     finite = [part[np.isfinite(part)] for part in parts]
     ends = [(float(part.min()), float(part.max())) for part in finite if part.size]
     return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None
 
 
 def full_range(dtype: np.dtype[Any], *, rgb: bool = False) -> tuple[float, float] | None:
-    """Return the smallest and the largest number of the colour scale, or None if they depend on the pixels."""
+    """Return the ends of the colour scale for a dtype.
+
+    Return None if the ends depend on the pixels.
+    """
     if dtype == np.uint8:
         return 0.0, 255.0
     return (0.0, 1.0) if dtype.kind == "b" or (rgb and dtype.kind == "f") else None

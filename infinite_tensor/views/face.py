@@ -1,14 +1,14 @@
-"""Zarr arrays whose chunks are computed when they are read.
+"""Zarr arrays with chunks computed on read.
 
-This module relies on zarr's abstract store class, and on its helpers for subclasses. The tests compare every key, byte
-and listing with those of an array that zarr itself has written.
+The module builds on zarr's abstract store class and its helpers for subclasses. The tests compare every key, byte and
+listing with an array written by zarr itself.
 
-zarr runs every store on one event loop, and decodes in the thread pool of that loop. A chunk computed on either would
-deadlock as soon as its ``f`` reads any Zarr array. So chunks are computed on our own threads. To limit how many are
-computed at a time, each request takes one of a few places. A request made by an ``f`` takes no place, because all
-places may be waiting for that ``f``. Such a request is recognized by its context: event loops run callbacks in a copy
-of the caller's context. An ``f`` that reads on its own threads is not recognized: when no place has become free for
-some seconds, one additional request is computed.
+zarr runs every store on one event loop, and decodes chunks in the thread pool of that loop. Computing a chunk on either
+would deadlock as soon as ``f`` reads a Zarr array. So chunks are computed on a small pool of separate threads. A
+request made by an ``f`` does not wait for a thread of the pool, because all of them may be waiting for that ``f``. Such
+a request is recognized by its context: event loops run callbacks in a copy of the caller's context. A request made on
+another thread by an ``f`` is not recognized. So when no thread of the pool has become free for some seconds, one
+additional request is computed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ def zarr_of(tensor: InfiniteTensor, region: object) -> zarr.Array[Any]:
 
 
 def zarr_of_members(members: Mapping[Key, tuple[InfiniteTensor, object, Sequence[Fraction]]]) -> zarr.Group:
-    """Return tensors, each with its region and its scale per dimension, as a Zarr group; see `TensorGroup.as_zarr`."""
+    """Return tensors as a Zarr group; see `TensorGroup.as_zarr`.
+
+    `members` maps each key to a tensor, a region, and a scale per dimension.
+    """
     faces, scales = {}, {}
     for key, (tensor, region, scale) in members.items():
         path = path_of(key)
@@ -85,7 +88,9 @@ def zarr_of_members(members: Mapping[Key, tuple[InfiniteTensor, object, Sequence
 
 
 def store_of_levels(tensor: InfiniteTensor | StoredOnly, region: object, levels: Sequence[InfiniteTensor]) -> FaceStore:
-    """Return a tensor and its levels as an OME-Zarr image. Paths, pixels and metadata are those that an export writes.
+    """Return a tensor and its levels as an OME-Zarr image.
+
+    Paths, pixels and metadata are the same as in an export.
 
     Parameters
     ----------
@@ -114,11 +119,11 @@ class Face:
     Attributes
     ----------
     frame : Frame
-        The tensor, and the box of its pixels that the array has.
+        The tensor, and the box of pixels in the array.
     dims : tuple of str
         Names of the dimensions of the array.
     along : tuple of Along
-        For a level: where its pixels lie in the tensor, per dimension.
+        For a level: the positions of its pixels in the tensor, per dimension.
     """
 
     frame: Frame
@@ -136,7 +141,10 @@ class Face:
         return math.prod(self.frame.chunk_shape) * self.frame.dtype.itemsize
 
     def chunk_in_memory(self, index: Index) -> memoryview | None:
-        """Return a chunk if it is a tile in memory, else None. Does not wait. Must not be called on the main thread."""
+        """Return the bytes of a chunk in memory, without waiting.
+
+        Return None unless the chunk is a whole tile in memory. Must not be called on the main thread.
+        """
         pixels = self.frame.tile_in_memory(self.frame.box_of(index))
         return None if pixels is None or pixels.shape != self.frame.chunk_shape else chunk_bytes(pixels)
 
@@ -154,10 +162,10 @@ class Face:
 
 
 def with_distinct_dims(faces: Mapping[str, Face], scales: Mapping[str, Sequence[Fraction]]) -> dict[str, Face]:
-    """Rename dimensions of a group that xarray would refuse.
+    """Rename dimensions with conflicting names in a group.
 
-    xarray refuses a group if two dimensions of one name cover different pixels, or if a dimension has the name of an
-    array.
+    xarray refuses a group if two dimensions of the same name cover different pixels, or if a dimension has the name of
+    an array.
     """
     meanings: dict[str, tuple[object, ...]] = {}
     renamed = {}
@@ -175,7 +183,7 @@ def with_distinct_dims(faces: Mapping[str, Face], scales: Mapping[str, Sequence[
 
 
 class FaceStore(Store):
-    """A read-only Zarr hierarchy of tensors, and of the coordinates of their pixels.
+    """A read-only Zarr hierarchy with tensors and their coordinates.
 
     Parameters
     ----------
@@ -242,7 +250,10 @@ class FaceStore(Store):
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """Return the value of a key, or a range of its bytes; None if there is no such key."""
+        """Return the value of a key, or a range of its bytes.
+
+        Return None if there is no such key.
+        """
         await self._ensure_open()
         found: Bytes | None = self.document(key)
         if found is None:
@@ -264,11 +275,11 @@ class FaceStore(Store):
         return list(await asyncio.gather(*[self.get(key, prototype, part) for key, part in key_ranges]))
 
     async def exists(self, key: str) -> bool:
-        """Whether there is such a key. Computes nothing."""
+        """Whether a key exists. Computes nothing."""
         return key in self._documents or self.chunk_of(key) is not None
 
     async def getsize(self, key: str) -> int:
-        """Return the size of the value of a key in bytes. Computes nothing."""
+        """Return the size of a value in bytes. Computes nothing."""
         chunk = self.chunk_of(key)
         if chunk is not None:
             return chunk[0].chunk_bytes
@@ -289,7 +300,7 @@ class FaceStore(Store):
         return self.list_prefix("")
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """Yield the keys that begin with `prefix`."""
+        """Yield the keys beginning with `prefix`."""
         for key in self._documents:
             if key.startswith(prefix):
                 yield key
@@ -321,7 +332,7 @@ class FaceStore(Store):
 
 
 def _chunks(counts: Index, begun: str) -> Iterator[str]:
-    """Yield the keys of chunks, such as ``3/0``, that begin with `begun`.
+    """Yield the keys of chunks beginning with `begun`, such as ``3/0``.
 
     `counts` is the number of chunks per dimension.
     """
@@ -334,7 +345,10 @@ def _chunks(counts: Index, begun: str) -> Iterator[str]:
 
 
 def _numbers(begun: str, end: int, *, whole: bool) -> Iterable[int]:
-    """Return the numbers below `end` whose digits begin with `begun`. If `whole`, return only `begun` itself."""
+    """Return the numbers below `end` with digits beginning with `begun`.
+
+    If `whole`, return only the number `begun` itself.
+    """
     if not begun and not whole:
         return range(end)
     if not _NUMBER.fullmatch(begun):
@@ -363,10 +377,10 @@ def _range_of(part: ByteRequest | None, length: int) -> slice:
 
 
 async def answered(key: Hashable, compute: Callable[[], T]) -> T:
-    """Call ``compute()`` on another thread, and return its result. Raise CancelledError if the process ends.
+    """Return the result of ``compute()``, called on another thread.
 
-    If another request is computing the same `key`, wait for it first. Call ``compute()`` even then, because pixels may
-    have been invalidated meanwhile.
+    If another request is computing the same `key`, wait for that request first. Call ``compute()`` even then, because
+    pixels may have been invalidated meanwhile. Raise CancelledError if the process ends.
     """
     work = partial(_told, partial(copy_context().run, compute))
     # The event loop may be on the main thread: without store_call, Ctrl-C there could leave a lock of a future taken.
@@ -388,7 +402,10 @@ async def answered(key: Hashable, compute: Callable[[], T]) -> T:
 
 
 def _told(work: Callable[[], T]) -> T:
-    """Call `work`. Raise RuntimeError in place of exceptions that would end an event loop, such as SystemExit."""
+    """Call `work`, and turn exceptions such as SystemExit into RuntimeError.
+
+    Unchanged, they would end an event loop.
+    """
     try:
         return work()
     except Exception:
@@ -438,7 +455,7 @@ def _set(ready: asyncio.Future[None]) -> None:
 
 
 class _Places:
-    """The threads on which the chunks for all requests of this process are computed. Each thread is a place."""
+    """The pool of threads for computing chunks, shared by all requests of this process."""
 
     def __init__(self) -> None:
         self._renew_after_fork()
@@ -452,7 +469,7 @@ class _Places:
         self._ended = False
 
     def take(self, key: Hashable, work: Callable[[], T]) -> tuple[Future[T], bool]:
-        """Queue work until a place is free. Return the future of its result, and True.
+        """Queue work for the pool. Return its future, and True.
 
         If work for `key` is already queued or running, return the future of that work, and False. Raise CancelledError
         if the process is ending.
@@ -483,7 +500,7 @@ class _Places:
             return stuck
 
     def end(self) -> None:
-        """Wait for running work, and cancel work that waits for a place."""
+        """Wait for running work, and cancel queued work."""
         self._ended = True
         self._threads.shutdown(cancel_futures=True)
 

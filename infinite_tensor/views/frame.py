@@ -1,4 +1,7 @@
-"""Frames: the box of a tensor's pixels that other programs see, indexed from 0 and cut into chunks."""
+"""Frames: boxes of pixels, as seen by other programs.
+
+A frame is indexed from 0 and divided into chunks.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,9 @@ _HALF = 2**30
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A box of pixels of a tensor. It is sliced like a numpy array; each slice is a read.
+    """A box of pixels of a tensor, sliced like a numpy array.
+
+    Each slice is a read.
 
     Attributes
     ----------
@@ -60,7 +65,10 @@ class Frame:
 
     @classmethod
     def of(cls, source: InfiniteTensor | StoredOnly, region: object = None) -> Frame:
-        """Return the frame of a region. By default: all of a finite dimension, the middle of an unbounded one.
+        """Return the frame of a region.
+
+        By default, the frame has all pixels of a finite dimension, and about 2**30 pixels on each side of 0 of an
+        unbounded dimension.
 
         Raises
         ------
@@ -89,11 +97,11 @@ class Frame:
 
     @property
     def token(self) -> tuple[object, ...]:
-        """A value that identifies the pixels of the frame. It changes when windows of the tensor are dropped.
+        """A hashable identifier for the pixels of the frame.
 
-        It is the same in all processes if the tensor is stored and its functions can be identified. Otherwise each
-        tensor object has its own value. If a frame shows only stored pixels, each frame has its own value, because
-        these pixels may change at any time.
+        It changes when windows of the tensor are dropped. It is the same in all processes if the tensor is stored and
+        its functions can be identified. Otherwise each tensor object has its own value. If a frame shows only stored
+        pixels, each frame has its own value, because these pixels may change at any time.
         """
         if self.fill_value is not None:
             return (self._own_token,)
@@ -110,7 +118,10 @@ class Frame:
 
     @cached_property
     def chunk_shape(self) -> Index:
-        """The shape of a chunk: that of a tile, or smaller if the frame is smaller."""
+        """The shape of a chunk.
+
+        It is the shape of a tile, limited to the shape of the frame.
+        """
         return tuple(map(min, self.tile, self.shape))
 
     @cached_property
@@ -119,24 +130,24 @@ class Frame:
         return tuple([-(-extent // n) for extent, n in zip(self.shape, self.chunk_shape, strict=True)])
 
     def has_chunk(self, chunk: Sequence[int]) -> bool:
-        """Whether there is a chunk of this index."""
+        """Whether the frame has a chunk with this index."""
         return len(chunk) == len(self.shape) and all(0 <= i < n for i, n in zip(chunk, self.chunk_counts, strict=True))
 
     def box_of(self, chunk: Sequence[int]) -> tuple[slice, ...]:
-        """Return the region of the tensor that a chunk contains, clipped to the frame."""
+        """Return the region of a chunk in the tensor, clipped to the frame."""
         lows = [first + i * n for first, i, n in zip(self.origin, chunk, self.chunk_shape, strict=True)]
         ends = [first + extent for first, extent in zip(self.origin, self.shape, strict=True)]
         return tuple([slice(low, min(low + n, end)) for low, n, end in zip(lows, self.chunk_shape, ends, strict=True)])
 
     @property
     def tile_counts(self) -> Index:
-        """The number of tiles that intersect the frame, per dimension."""
+        """The number of tiles intersecting the frame, per dimension."""
         spans = zip(self.origin, self.shape, self.tile, strict=True)
         return tuple([(first + extent - 1) // n - first // n + 1 for first, extent, n in spans])
 
     @property
     def tile_cuts(self) -> tuple[tuple[int, ...], ...]:
-        """For each dimension, how many pixels of each tile lie in the frame."""
+        """The number of pixels of each tile inside the frame, per dimension."""
         cuts = []
         for first, extent, n in zip(self.origin, self.shape, self.tile, strict=True):
             borders = [first, *range(first - first % n + n, first + extent, n), first + extent]
@@ -144,7 +155,10 @@ class Frame:
         return tuple(cuts)
 
     def meaning(self, dims: Mapping[int, str]) -> Meaning:
-        """Return the metadata of the pixels. `dims` has the names of the dimensions to keep, by their numbers."""
+        """Return the metadata of the pixels.
+
+        `dims` maps the numbers of the dimensions to keep to their names.
+        """
         known = node_of(self.tensor).spec.definition.meaning or Meaning()
         shown = {d: (name, self.shape[d]) for d, name in dims.items()}
         return known.through(Lens.of_region(self.tensor.dims, self.origin, shown))
@@ -187,7 +201,10 @@ class Frame:
         return "infinite_tensor", self.token
 
     def tile_in_memory(self, box: tuple[slice, ...]) -> npt.NDArray[np.generic] | None:
-        """Return the pixels of a box if it is a whole tile in memory, else None. The caller must not change them."""
+        """Return the pixels of a whole tile in memory.
+
+        Return None if the box is not a whole tile in memory. The caller must not change the pixels.
+        """
         node = node_of(self.tensor)
         tile = node.contents.tile_in_memory(node.spec, [part.start for part in box], [part.stop for part in box])
         return None if tile is None or shown_dtype(tile.dtype) != self.dtype else shown(tile)
@@ -198,9 +215,10 @@ def _unpickled(*fields: Any) -> Frame:
 
 
 def state_of(node: Node) -> tuple[object, ...] | None:
-    """Return a value that identifies the pixels of a tensor, also in other processes. Dropping windows changes it.
+    """Return an identifier for the pixels of a tensor, valid in all processes.
 
-    Return None if the tensor is not stored, or its functions cannot be identified.
+    Dropping windows changes the identifier. Return None if the tensor is not stored, or if its functions cannot be
+    identified.
     """
     generation, definition = node.contents.generation(node.spec), node.spec.definition
     if generation is None or definition.functions.record.opaque:
@@ -210,7 +228,9 @@ def state_of(node: Node) -> tuple[object, ...] | None:
 
 
 def step_of(extents: Sequence[int], every: object, max_pixels: object) -> int:
-    """Return the step between shown pixels: `every`, or the smallest step that leaves at most `max_pixels` pixels.
+    """Return the step between shown pixels.
+
+    It is `every`, or else the smallest step with at most `max_pixels` pixels, or 1 without both.
 
     Raises
     ------
@@ -234,7 +254,10 @@ def _fits(extents: Sequence[int], most: int, step: int) -> bool:
 
 
 def shown_dtype(dtype: torch.dtype) -> np.dtype[np.generic]:
-    """Return the numpy dtype in which pixels are shown; float32 for bfloat16, which numpy lacks."""
+    """Return the numpy dtype for showing pixels.
+
+    It is float32 for bfloat16, because numpy lacks bfloat16.
+    """
     return np.dtype(dtype_name(torch.float32 if dtype is torch.bfloat16 else dtype))
 
 
@@ -245,7 +268,10 @@ def shown(pixels: torch.Tensor) -> npt.NDArray[np.generic]:
 
 
 def shown_if_stored(tensor: InfiniteTensor, region: object) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_]]:
-    """Return two arrays: the stored pixels of a region, and a mask of the pixels for which a window is missing."""
+    """Return the stored pixels of a region, and a mask of missing pixels.
+
+    The mask is True for pixels with a missing window.
+    """
     node = node_of(tensor)
     selection = parse(region, tensor.shape, node.spec.labels)
     missing = torch.ones(selection.size, dtype=torch.bool)

@@ -1,6 +1,7 @@
-"""The metadata of pixels for other programs: coordinates and attributes by the conventions of xarray.
+"""Metadata of pixels for other programs.
 
-Also the ``zarr.json`` documents of a hierarchy of arrays, as Zarr v3 specifies them, and the names that it allows.
+Coordinates and attributes follow the conventions of xarray. The module also makes the ``zarr.json`` documents of a
+hierarchy of arrays, as specified by Zarr v3, and checks names for Zarr.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def array_document(
     fill_value: Number = 0,
     compressors: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Return the metadata of an array whose chunks are little-endian."""
+    """Return the metadata of an array with little-endian chunks."""
     order = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
     return {
         "zarr_format": 3,
@@ -87,12 +88,14 @@ def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
 def _hierarchy(
     arrays: Mapping[str, Mapping[str, Any]], attributes: Mapping[str, Any], *, in_levels: bool = False
 ) -> dict[str, bytes]:
-    """Return the ``zarr.json`` documents of a group and of its members, by key. The document of the group is last.
+    """Return the ``zarr.json`` documents of a group and its members, by key.
+
+    The document of the group is last.
 
     Parameters
     ----------
     arrays : mapping of str to mapping
-        The documents of its arrays, by path.
+        The documents of the arrays, by path.
     attributes : mapping
         The attributes of the group.
     in_levels : bool
@@ -113,13 +116,16 @@ def _hierarchy(
 
 
 def _consolidated(attributes: Mapping[str, Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a group. It includes the metadata of all members, so xarray need not list the store."""
+    """Return the metadata of a group with all members, for xarray to read without a listing."""
     consolidated = {"kind": "inline", "must_understand": False, "metadata": nodes}
     return group_document(attributes) | {"consolidated_metadata": consolidated}
 
 
 def groups_above(path: str) -> Iterator[str]:
-    """Return the paths of the groups that contain the array at `path`, outermost first. Leave out the root group."""
+    """Return the paths of the groups above an array, outermost first.
+
+    The root group is left out.
+    """
     parts = path.split("/")
     return ("/".join(parts[:depth]) for depth in range(1, len(parts)))
 
@@ -134,13 +140,19 @@ def chunk_bytes(array: npt.NDArray[Any]) -> memoryview:
 
 
 def plain_name_of(tensor: InfiniteTensor) -> str | None:
-    """Return the last part of a tensor's id; None if the id is random, or the part is unsuitable as a name."""
+    """Return the last part of a tensor's id as a name.
+
+    Return None if the id is random, or if the part is unsuitable as a name.
+    """
     last = tensor.tensor_id.rpartition("/")[2]
     return last if node_of(tensor).tensor.named and is_plain_name(last) and last not in tensor.dims else None
 
 
 def array_name_of(tensor: InfiniteTensor) -> str:
-    """Return a name for the array of a tensor. It differs from the names of dimensions, which are for coordinates."""
+    """Return a name for the array of a tensor.
+
+    The name differs from the names of dimensions, because these are names of coordinates.
+    """
     name = plain_name_of(tensor) or "values"
     while name in tensor.dims:
         name += "_"
@@ -148,7 +160,10 @@ def array_name_of(tensor: InfiniteTensor) -> str:
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name has only letters, digits, dots, hyphens and underscores, which all programs accept."""
+    """Whether a name is suitable for all programs.
+
+    Such a name begins with a letter or a digit, and contains only letters, digits, dots, hyphens and underscores.
+    """
     return _PLAIN_NAME.fullmatch(name) is not None and is_name(name)
 
 
@@ -167,7 +182,10 @@ def is_name(name: str) -> bool:
 
 
 def path_of(key: Key) -> str:
-    """Return the path of a member of a group; raise ValidationError if Zarr does not allow one of its names."""
+    """Return the path of a member of a group.
+
+    Raise ValidationError if a name in the path is not allowed in Zarr.
+    """
     if not all(map(is_name, key)):
         raise ValidationError(
             f"{show(key)} cannot be the path of a Zarr array: a name in a path must be valid Unicode without slashes "
@@ -181,7 +199,7 @@ def path_of(key: Key) -> str:
 
 
 def attributes_of(meaning: Meaning, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the metadata as attributes of an array of this dtype."""
+    """Convert metadata to attributes for an array of type `dtype`."""
     found = {fact.called: fact.value for fact in meaning.of(Attribute)}
     for fact in meaning.of(Code):
         if fact.called not in _ELSEWHERE:
@@ -193,7 +211,7 @@ def attributes_of(meaning: Meaning, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def unsaid_by_attributes(meaning: Meaning) -> list[str]:
-    """Return the metadata that neither attributes nor coordinates express, worded for messages."""
+    """Return labels of the metadata left out of attributes and coordinates, for messages."""
     nameless = [label for fact in meaning.of(Coordinate) if not is_name(fact.called) for label in fact.labels]
     return [
         *meaning.lost,
@@ -203,7 +221,7 @@ def unsaid_by_attributes(meaning: Meaning) -> list[str]:
 
 
 def coordinates_of(meaning: Meaning, dims: Sequence[str], shape: Sequence[int]) -> dict[str, Coordinate]:
-    """Return the coordinates that the metadata of an array contains, by name."""
+    """Return the coordinates in the metadata of an array, by name."""
     places = [each for place in meaning.of(Georeference) for each in _of_place(place, dims, shape)]
     given = {each.called: each for each in (*places, *meaning.of(Coordinate))}
     # A coordinate with the name of a dimension must lie along that dimension alone.
@@ -233,14 +251,14 @@ def zarr_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Along(NamedTuple):
-    """How the pixels of a level lie along one dimension of its tensor.
+    """Positions of the pixels of a level along one dimension.
 
     Attributes
     ----------
     pixels : int
         The number of pixels of the tensor in one pixel of the level.
     shift : float
-        Where the middle of pixel 0 is, in pixels of the tensor.
+        The position of the middle of pixel 0, in pixels of the tensor.
     """
 
     pixels: int = 1
@@ -263,7 +281,7 @@ class Shown(NamedTuple):
     meaning : Meaning
         The metadata of its pixels.
     along : tuple of Along
-        Where its pixels lie along each dimension of the tensor.
+        The positions of its pixels along each dimension of the tensor.
     """
 
     frame: Frame
@@ -273,7 +291,10 @@ class Shown(NamedTuple):
 
     @classmethod
     def of(cls, frame: Frame, dims: Mapping[int, str], along: tuple[Along, ...] = ()) -> Shown:
-        """Return the array of a frame. `dims` has the names of the dimensions to keep, by their numbers."""
+        """Return the array of a frame.
+
+        `dims` maps the numbers of the dimensions to keep to their names.
+        """
         return cls(frame, dims, frame.meaning(dims), along or (Along(),) * frame.ndim)
 
     def document(
@@ -284,7 +305,7 @@ class Shown(NamedTuple):
     ) -> dict[str, Any]:
         """Return the metadata of the array.
 
-        Its attribute ``origin`` tells where pixel ``p`` of the tensor is in the array: at index ``p + origin``.
+        The attribute ``origin`` gives the offset of the array: pixel ``p`` of the tensor is at index ``p + origin``.
         """
         frame = self.frame
         shape, chunks, origin = (
@@ -295,7 +316,10 @@ class Shown(NamedTuple):
         return array_document(shape, chunks, frame.dtype, [*self.dims.values()], said, fill_value, compressors)
 
     def coordinates(self) -> dict[str, Coordinate]:
-        """Return the coordinates. A dimension without any gets the middles of its pixels, unless these are too many."""
+        """Return the coordinates of the array, by name.
+
+        A dimension without coordinates gets the middles of its pixels, unless there are too many pixels.
+        """
         frame, dims = self.frame, [*self.dims.values()]
         found = coordinates_of(self.meaning, dims, [frame.shape[d] for d in self.dims])
         for number, (d, name) in enumerate(self.dims.items()):
@@ -314,7 +338,9 @@ def documents_of(
     *,
     in_levels: bool = False,
 ) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Return two mappings from keys to bytes: the documents of a Zarr hierarchy, and the chunks of its coordinates.
+    """Return the documents of a Zarr hierarchy, and the chunks of its coordinates.
+
+    Both are mappings from keys to bytes.
 
     Parameters
     ----------
@@ -347,10 +373,10 @@ def documents_of(
 def _beside(
     shown: Mapping[str, Shown], may_be: Callable[[str], bool], compressors: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, bytes], dict[str, dict[str, Any]]]:
-    """Return the coordinates of the arrays of a Zarr hierarchy, as further arrays beside them.
+    """Return the coordinates of a Zarr hierarchy as further arrays.
 
-    The first mapping has the metadata of each array of coordinates, by path. The second has the chunks of these arrays,
-    one per array, by key. The third has attributes to add to the arrays of the hierarchy, by path.
+    The first mapping contains the metadata of each array of coordinates, by path. The second contains the chunks of
+    these arrays, one per array, by key. The third contains attributes to add to the arrays of the hierarchy, by path.
     """
     documents, chunks, said = {}, {}, {}
     taken = set(shown).union(*map(groups_above, shown))
@@ -380,7 +406,7 @@ def _beside(
 def _array_of(
     coordinate: Coordinate, dims: Sequence[str], compressors: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], bytes]:
-    """Return the metadata and the only chunk of the array for a coordinate. Dates are encoded as by xarray."""
+    """Return the metadata and the only chunk of a coordinate. Dates are encoded as by xarray."""
     values, attrs = coordinate.values, {**coordinate.attrs}
     if values.dtype.kind in "Mm":
         unit = _UNITS[np.datetime_data(values.dtype)[0]]

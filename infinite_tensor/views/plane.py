@@ -1,4 +1,4 @@
-"""Planes: the two dimensions of a tensor, and of its levels, that a picture shows in square tiles."""
+"""Planes: two dimensions of a tensor, drawn in square tiles."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ Box: TypeAlias = tuple[slice, slice]
 
 
 def channels_of(shape: Shape) -> int | None:
-    """Return the dimension of channels: the first or last of three dimensions, if its extent is 1 or 3. Else None."""
+    """Return the dimension of channels, or None without channels.
+
+    Only a shape of three dimensions has channels. They are the first or the last dimension, with an extent of 1 or 3.
+    """
     return next((d for d in (0, 2) if len(shape) == 3 and shape[d] in (1, 3)), None)
 
 
 @dataclass(frozen=True)
 class Plane:
-    """Two dimensions of a tensor, with a fixed place along the others.
+    """Two dimensions of a tensor, with a fixed index along all other dimensions.
 
     Attributes
     ----------
@@ -40,7 +43,7 @@ class Plane:
     rows, columns : int
         The two dimensions.
     at : tuple of (int or None)
-        The place along each dimension of the tensor. It is None for rows, columns and the dimension of colours.
+        The index along each dimension of the tensor. None for rows, columns and the dimension of colours.
     """
 
     shape: Shape
@@ -50,9 +53,10 @@ class Plane:
 
     @classmethod
     def of(cls, shape: Shape, dims: Sequence[str]) -> Self:
-        """Return the plane of the dimensions called y and x, or else of the last two that are not channels.
+        """Choose rows, columns and colours among the dimensions of a tensor.
 
-        If another dimension has 3 or 4 entries, they are colours, unless it is called z, t, time or depth.
+        Rows and columns are the dimensions called y and x, or else the last two dimensions besides channels. Another
+        dimension with 3 or 4 entries contains colours, unless it is called z, t, time or depth.
         """
         if len(shape) < 2:
             raise ValidationError(
@@ -70,25 +74,32 @@ class Plane:
 
     @property
     def others(self) -> list[int]:
-        """The dimensions other than rows and columns."""
+        """The dimensions besides rows and columns."""
         return [d for d in range(len(self.shape)) if d not in (self.rows, self.columns)]
 
     @property
     def colours(self) -> int | None:
-        """The dimension whose first three entries are red, green and blue, or None."""
+        """The dimension of colours, or None.
+
+        Its first three entries are red, green and blue.
+        """
         return next((d for d in self.others if self.at[d] is None), None)
 
     @property
     def extents(self) -> Shape:
-        """The number of rows and columns; None for an unbounded dimension."""
+        """The number of rows and of columns, None if unbounded."""
         return self.extents_in(self.shape)
 
     def extents_in(self, shape: Shape) -> Shape:
-        """Return the number of rows and columns of a level with this shape; None for an unbounded dimension."""
+        """Return the number of rows and of columns of a level, None if unbounded."""
         return shape[self.rows], shape[self.columns]
 
     def placed(self, places: Sequence[int]) -> Plane:
-        """Return the plane at other places: one for each dimension that is not rows, columns or colours, in order."""
+        """Return a copy of the plane with new indices.
+
+        `places` has the indices along the dimensions besides rows, columns and colours, in order. Dimensions without an
+        entry keep their index.
+        """
         free = [d for d in self.others if d != self.colours]
         if len(places) > len(free):
             raise ValidationError(
@@ -105,11 +116,11 @@ class Plane:
     def pyramid(
         self, tensor: InfiniteTensor, levels: Sequence[InfiniteTensor]
     ) -> tuple[list[InfiniteTensor], list[Index]]:
-        """Return a list of the tensor and its levels, and a list of their scales.
+        """Return the levels to draw, and their scales.
 
-        A scale is the number of pixels of the tensor in one pixel of the level, per dimension. If a level does not
-        halve the rows and columns of the level before it, or merges colours, the lists contain only the tensor and
-        its scale.
+        The first level is the tensor itself. A scale is the number of pixels of the tensor in one pixel of the level,
+        per dimension. If a level does not halve the rows and columns of the level before it, or merges colours, the
+        lists contain only the tensor and its scale.
         """
         made = [cast("Coarsening", level.f) for level in levels]
         halved = all(
@@ -121,27 +132,39 @@ class Plane:
         return ([tensor, *levels], [base, *scales(made)]) if halved else ([tensor], [base])
 
     def region(self, box: Box, scale: Sequence[int]) -> tuple[int | slice, ...]:
-        """Return the index that reads the rows and columns `box` of a level. `scale` is the scale of the level."""
+        """Return the index for reading the rows and columns `box` of a level.
+
+        `scale` is the scale of the level.
+        """
         region = [slice(COLOURS) if place is None else place // n for place, n in zip(self.at, scale, strict=True)]
         region[self.rows], region[self.columns] = box
         return tuple(region)
 
     def image(self, pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Arrange the pixels of a region as rows and columns, colours last; complex numbers become absolute values."""
+        """Arrange the pixels of a region as rows, columns and colours.
+
+        Complex numbers become absolute values.
+        """
         kept = [d for d, place in enumerate(self.at) if place is None]
         axes = [kept.index(d) for d in (self.rows, self.columns, self.colours) if d is not None]
         return (np.abs(pixels) if np.iscomplexobj(pixels) else pixels).transpose(axes)
 
 
 class Tile(NamedTuple):
-    """A tile of a level; its first pixel is ``(row * SIDE, column * SIDE)`` of the level."""
+    """A tile of a level.
+
+    The first pixel of the tile is at ``(row * SIDE, column * SIDE)`` in the level.
+    """
 
     level: int
     row: int
     column: int
 
     def box(self, extents: Shape) -> Box | None:
-        """Return the pixels of this tile in its level, or None if there are none. `extents` are those of level 0."""
+        """Return the rows and columns of the tile in its level.
+
+        `extents` are the extents of level 0. Return None if the tile contains no pixels.
+        """
         rows, columns = (
             (i * SIDE, i * SIDE + SIDE)
             if extent is None
@@ -152,7 +175,11 @@ class Tile(NamedTuple):
 
 
 def finer(box: Box, factor: int, extents: Shape) -> Box:
-    """Return the pixels of a finer level that a box covers. `extents` are those of the finer level."""
+    """Convert a box to pixels of a finer level.
+
+    Each pixel of the box covers `factor` x `factor` pixels of the finer level. `extents` are the extents of the finer
+    level.
+    """
     rows, columns = (
         slice(part.start * factor, part.stop * factor if extent is None else min(part.stop * factor, extent))
         for part, extent in zip(box, extents, strict=True)

@@ -1,6 +1,7 @@
-"""Shows tensors in notebooks: tables, which compute nothing, and regions drawn by matplotlib.
+"""Tables of tensors for notebooks, and drawings by matplotlib.
 
-If a store fails, a line of the table reports it. Stores are queried on a separate thread, with a time limit.
+Tables compute nothing. Stores are queried on a separate thread, with a time limit. If a store fails, a line of the
+table reports the error.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _told(error: BaseException) -> str:
 
 
 def _looked_up(look: Callable[[], str]) -> str:
-    """Return the HTML that ``look()`` returns. If it fails or takes too long, return a line that says so."""
+    """Return the HTML from ``look()``, or a note about an error or a timeout."""
     found = []
 
     def work() -> None:
@@ -98,14 +99,12 @@ def _facts_of(tensor: InfiniteTensor) -> Iterator[tuple[str, str]]:
 
 
 def _name_of(f: Any) -> str:
-    """Return the name of a function, or of the function that it wraps."""
     while (wrapped := f.func if isinstance(f, functools.partial) else getattr(f, "__wrapped__", None)) is not None:
         f = wrapped
     return str(getattr(f, "__qualname__", type(f).__name__.lstrip("_"))).rpartition("<locals>.")[2]
 
 
 def _shape_told(shape: Shape, dims: Sequence[str]) -> str:
-    """Return the extents as one line. Names of dimensions are included if the user gave them."""
     extents = ["∞" if extent is None else str(extent) for extent in shape]
     if tuple(dims) == names_of(None, len(shape)):
         told = f"({', '.join(extents)}{',' * (len(extents) == 1)})"
@@ -123,7 +122,6 @@ def _stored(tensor: InfiniteTensor) -> str:
 
 
 def _size_told(store: TileStore, tensor_id: str, definition: dict[str, Any]) -> str:
-    """Return how much of a tensor is stored, as HTML."""
     size = contents_of(store).stored_size(tensor_id, definition, MOST_COUNTED)
     if size is None:
         return escaped("not counted: it would take too long")
@@ -162,7 +160,10 @@ def _rest(count: int) -> str:
 
 
 def html_of_store(store: TileStore) -> str:
-    """Return the HTML of a store for a notebook: its first tensors, as many as can be looked up in time."""
+    """Return the HTML of a store for a notebook.
+
+    The table lists the first tensors of the store, as many as can be looked up in time.
+    """
     name = code(str(store).removeprefix(type(store).__name__))
     if store.closed:
         return panel(type(store).__name__, name, note("The store is closed; `with store:` opens it again."))
@@ -173,7 +174,7 @@ def html_of_store(store: TileStore) -> str:
 
 
 def _list(store: TileStore, rows: list[list[str]]) -> str:
-    """Append a row for each of the store's first tensors. Return a line with the number of the other tensors."""
+    """Append a row for each of the first tensors. Return a note with the number of further tensors."""
     ids, more = contents_of(store).some_ids(_MOST_ROWS)
     for tensor_id in ids:
         try:
@@ -232,7 +233,6 @@ def draw(
 
 
 def _selection(tensor: InfiniteTensor, region: object) -> Selection:
-    """Return the selection of a region. If `region` is None, return the default one."""
     if region is None:
         region = tuple(slice(-_HALF, _HALF) if extent is None else slice(None) for extent in tensor.shape)
     selection = parse(region, tensor.shape, node_of(tensor).spec.labels)
@@ -258,7 +258,7 @@ def _check_drawable(shape: Sequence[int]) -> None:
 
 
 def _pixels(tensor: InfiniteTensor, selection: Selection, channels: int | None, *, computed: bool) -> npt.NDArray[Any]:
-    """Return the pixels to draw, with channels as last dimension. Missing pixels are masked or transparent."""
+    """Return the pixels to draw, with channels last. Missing pixels are masked or transparent."""
     values: npt.NDArray[Any]
     if computed:
         values = shown(tensor[selection])
