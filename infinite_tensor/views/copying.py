@@ -1,4 +1,7 @@
-"""Copies of tensors from one store to another: first definitions, then tiles, without re-encoding where possible."""
+"""Copying of tensors from one store to another.
+
+Definitions are copied first, then tiles. Tiles are not re-encoded if both stores use the same encoding.
+"""
 
 from __future__ import annotations
 
@@ -46,22 +49,22 @@ _BATCH_WINDOW_BYTES = 2**24
 
 @dataclass(frozen=True)
 class TensorCopy:
-    """One tensor's part of a `CopyReport`.
+    """The part of a `CopyReport` about one tensor.
 
     Attributes
     ----------
     tensor_id : str
         The id of the tensor.
     tiles : int
-        Complete tiles that were moved.
+        The number of complete tiles moved.
     partial : int
-        Incomplete tiles from which windows were moved.
+        The number of incomplete tiles with moved windows.
     windows : int
-        Windows that were moved one by one, from a store in memory.
+        The number of windows moved one by one, from a store in memory.
     there : int
-        Tiles or windows that the target already had and that were not moved.
+        The number of tiles or windows not moved, because the target already had them.
     damaged : int
-        Tiles that are damaged in the source and were left out; they are computed when they are needed.
+        The number of tiles left out because they are damaged in the source. They are computed when they are needed.
     bytes : int
         The number of bytes moved. Tiles that were not re-encoded count by their compressed size.
     """
@@ -77,16 +80,16 @@ class TensorCopy:
 
 @dataclass(frozen=True, repr=False)
 class CopyReport(Tabular):
-    """What a copy has moved. It prints as a table.
+    """The report of a copy. It prints as a table.
 
     Attributes
     ----------
     tensors : tuple of TensorCopy
-        The copied tensors, each after those that it reads.
+        The copied tensors, upstream tensors first.
     absent : tuple of str
-        Ids of upstream tensors that could not be copied because the store does not contain them.
+        Ids of upstream tensors not copied because the store does not contain them.
     target : str
-        The store they were copied to.
+        The target store.
     seconds : float
         How long the copy took.
     """
@@ -218,7 +221,10 @@ def _checked_store(store: TileStore, other: object) -> TileStore:
 
 
 def _share_a_place(store: TileStore, other: TileStore) -> bool:
-    """Whether two stores may be the same one, by their addresses. True if either has no address."""
+    """Whether two stores may be in the same location, by their addresses.
+
+    True if a store has no address.
+    """
     if store.address is None or other.address is None or store.address == other.address:
         return True
     if not is_local(store.address) or not is_local(other.address):
@@ -228,7 +234,7 @@ def _share_a_place(store: TileStore, other: TileStore) -> bool:
 
 
 def _check_other(jobs: Sequence[_Job], source: _Contents, target: PersistentContents) -> None:
-    """Raise ValidationError if the target is the same store as the source."""
+    """Check that the target is not the source itself."""
     for job in jobs:
         tensor_id, incarnation = job.spec.tensor_id, job.stored.get("incarnation")
         if incarnation is None or not target.holds(tensor_id):
@@ -243,7 +249,7 @@ def _check_other(jobs: Sequence[_Job], source: _Contents, target: PersistentCont
 
 
 def _jobs(source: _Contents, tensor_id: str, *, upstream: bool) -> tuple[list[_Job], tuple[str, ...]]:
-    """Return a job per tensor to copy, upstream tensors first, and the ids of upstream tensors not in the store."""
+    """Return a job per tensor, upstream tensors first, and the ids of absent upstream tensors."""
     found = {tensor_id: _job(source, tensor_id)}
     absent: dict[str, None] = {}
 
@@ -274,7 +280,7 @@ def _job(source: _Contents, tensor_id: str) -> _Job:
 
 
 def _in_the_way(job: _Job, source: _Contents, target: PersistentContents) -> Sequence[str]:
-    """Return how a tensor with the same id in the target differs from the one to copy: one line per difference.
+    """Describe differences from the tensor with the same id in the target, one per line.
 
     Raise ValidationError if the tensor is unbounded, no region is given, and the source cannot list its tiles.
     """
@@ -300,7 +306,6 @@ def _taken(target: PersistentContents, tensor_id: str, lines: Sequence[str]) -> 
 
 
 def _differences(there: StoredTensor, spec: TensorSpec) -> list[str]:
-    """Describe how the tensor `there`, in the target, differs from the one to copy: one line per difference."""
     before, now = there.definition.values(), spec.definition.values()
     if there.tile_size is not None and spec.tile_size is not None:
         before, now = before | {"tile_size": list(there.tile_size)}, now | {"tile_size": list(spec.tile_size)}
@@ -334,7 +339,6 @@ def _copy(job: _Job, source: _Contents, target: PersistentContents, tally: Tally
 
 
 def _stored(record: Record, source: PersistentContents, selection: Selection | None) -> tuple[list[Index], list[Index]]:
-    """Return two sorted lists of stored tiles: the complete ones and the incomplete ones. A selection limits both."""
     if selection is not None and is_empty(selection.start, selection.stop):
         return [], []
     layout = record.layout
@@ -344,7 +348,10 @@ def _stored(record: Record, source: PersistentContents, selection: Selection | N
 
 
 class Tiles:
-    """Copies the tiles of one tensor from one store to another, in batches. Reads each copy back and compares it."""
+    """Copier for the tiles of one tensor, in batches.
+
+    Each copy is read back and compared with the original.
+    """
 
     def __init__(
         self, record: Record, source: PersistentContents, there: Record, target: PersistentContents, tally: Tally
@@ -361,7 +368,7 @@ class Tiles:
         self._begun_there: set[Index] = set()
 
     def copy(self, selection: Selection | None) -> TensorCopy:
-        """Copy all stored tiles, or those of a region."""
+        """Copy all stored tiles, or only the tiles of a region."""
         complete, begun = _stored(self._record, self._source, selection)
         self._tally.expect(len(complete) + len(begun))
         there = self._find(complete, begun)
@@ -376,7 +383,7 @@ class Tiles:
         return self._copied
 
     def _find(self, *tiles: Sequence[Index]) -> set[Index] | None:
-        """Return which of these tiles are complete in the target, or None if the target cannot list tiles."""
+        """Look up tiles in the target. Return the complete tiles, or None if the target cannot list tiles."""
         wanted = [tile for some in tiles for tile in some]
         if not wanted or not self._target.storage.finds_tiles:
             return None
@@ -400,7 +407,7 @@ class Tiles:
         )
 
     def _move(self, tiles: Sequence[Index]) -> None:
-        """Copy complete tiles that the target lacks. If it has them as partial tiles, delete these."""
+        """Copy complete tiles, and delete partial tiles of the target in their place."""
         if not tiles:
             return
         moved = self._move_encoded(tiles) if self._alike else self._move_decoded(tiles)
@@ -431,7 +438,6 @@ class Tiles:
         return {tile: block.nbytes for tile, block in present.items()}
 
     def _move_partials(self, tiles: Sequence[Index]) -> None:
-        """Add the windows of incomplete tiles to the same tiles of the target."""
         if not tiles:
             return
         target = self._target.storage
@@ -456,7 +462,6 @@ class Tiles:
 
 
 def _store_blocks(record: Record, target: PersistentContents, blocks: Mapping[Index, torch.Tensor]) -> None:
-    """Store complete tiles, read them back and compare them."""
     with target.storing(record) as storage:
         storage.write(record.spec.tensor_id, blocks, {}, "copy")
     again = target.storage.read_tiles(record, list(blocks))
@@ -465,7 +470,6 @@ def _store_blocks(record: Record, target: PersistentContents, blocks: Mapping[In
 
 
 def _check(record: Record, target: PersistentContents, wrong: Iterable[Index]) -> None:
-    """Raise StoreError if any tile did not read back as it was written."""
     tiles = sorted(wrong)
     if tiles:
         more = f" and {len(tiles) - 1} more" if len(tiles) > 1 else ""
@@ -482,7 +486,7 @@ def _same_bits(found: torch.Tensor | None, expected: torch.Tensor) -> bool:
 
 
 def _news(part: PartialTile, known: PartialTile | None) -> PartialTile | None:
-    """Return what `part` adds to `known`, or None if it adds nothing."""
+    """Return the content of `part` missing in `known`, or None if nothing is missing."""
     if known is None:
         return part
     longer = part.prefix_length > known.prefix_length
@@ -493,7 +497,7 @@ def _news(part: PartialTile, known: PartialTile | None) -> PartialTile | None:
 
 
 def _knows(found: PartialTile | None, part: PartialTile) -> bool:
-    """Whether an incomplete tile `found`, as read back, contains all windows of `part`, as written."""
+    """Whether the tile `found`, as read back, contains all windows of `part`, as written."""
     if found is None or found.prefix_length < part.prefix_length:
         return False
     if (
@@ -511,7 +515,10 @@ def _knows(found: PartialTile | None, part: PartialTile) -> bool:
 def windows_into_tiles(
     spec: TensorSpec, source: MemoryContents, target: PersistentContents, selection: Selection | None, tally: Tally
 ) -> TensorCopy:
-    """Copy windows from a memory store to a store of tiles, which blends them into its tiles."""
+    """Copy windows from a memory store to a store of tiles.
+
+    The target blends the windows into tiles.
+    """
     on_cpu = replace(spec, device=torch.device("cpu"))
     with target.lock:
         record = target.registry.record_of(on_cpu)
@@ -540,7 +547,6 @@ def windows_into_tiles(
 
 
 def _kept_windows(spec: TensorSpec, source: MemoryContents, selection: Selection | None) -> list[Index]:
-    """Return the sorted indices of all windows in memory, or of those that intersect a region."""
     with source.lock:
         windows = sorted(source.kept.windows.of(spec.tensor_id)) if source.kept.keeps(spec) else []
     if selection is None:
@@ -558,13 +564,11 @@ def _window_batches(windows: Sequence[Index], spec: TensorSpec) -> Iterator[Sequ
 
 
 def _rows(spec: TensorSpec, source: MemoryContents, windows: Sequence[Index]) -> dict[Index, Row]:
-    """Return the windows that are still in memory, by index, each in a `Row` of its own."""
     taken = source.kept.take(spec, windows)
     return {index: Row(index, row.window(index)[None]) for index, row in taken.items()}
 
 
 def _bounds(spec: TensorSpec, windows: Sequence[Index]) -> tuple[IntArray, IntArray]:
-    """Return the starts and the stops of windows in pixels, clipped to the tensor."""
     starts, stops = spec.grid.bounds(np.array(windows, dtype=np.int64))
     for d, extent in enumerate(spec.shape):
         if extent is not None:
@@ -578,7 +582,6 @@ def _among(points: IntArray, wanted: object) -> list[Index]:
 
 
 def _check_stored(spec: TensorSpec, target: PersistentContents, windows: Sequence[Index]) -> None:
-    """Raise StoreError if the target lacks one of the copied windows."""
     target.tiles.drop_stored(spec.tensor_id)
     with closing(target.access(spec)) as access:
         for some in _window_batches(windows, spec):

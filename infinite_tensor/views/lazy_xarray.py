@@ -1,6 +1,7 @@
-"""Lazy arrays and indexes for xarray. They implement its interfaces for authors of backends and of indexes.
+"""Lazy arrays and indexes for xarray.
 
-Most of these interfaces are in `xarray.core`; xarray's guide for authors of backends imports them from there.
+They implement xarray's interfaces for authors of backends and of indexes. Most of these interfaces are in
+`xarray.core`; xarray's guide for authors of backends imports them from there.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ xarray does not align with those of pandas."""
 
 
 class _Lazy(BackendArray):
-    """A frame as an array of xarray, with its dimensions transposed to `order`."""
+    """A frame as an array of xarray, with dimensions transposed to `order`."""
 
     def __init__(self, frame: Frame, order: Index) -> None:
         self.frame = frame
@@ -55,7 +56,7 @@ class _Lazy(BackendArray):
 
 
 class _LazilyIndexed(LazilyIndexedArray):
-    """A lazy array that stays lazy when transposed, unlike xarray's own."""
+    """A lazy array with lazy transposition, unlike xarray's own."""
 
     def transpose(self, order: Sequence[int]) -> CopyOnWriteArray:
         entries, lazy = self.key.tuple, self.array
@@ -68,7 +69,10 @@ class _LazilyIndexed(LazilyIndexedArray):
 
 
 def lazily(frame: Frame) -> CopyOnWriteArray:
-    """Return an array for an `xarray.Variable` that reads pixels when they are used. Writing to it copies it."""
+    """Return a lazy array for an `xarray.Variable`.
+
+    Pixels are read when they are used. Writing to the array copies it.
+    """
     # xarray does the same, although its declared types disallow it.
     return CopyOnWriteArray(_LazilyIndexed(_Lazy(frame, tuple(range(frame.ndim)))))  # type: ignore[arg-type]
 
@@ -104,7 +108,6 @@ class _Span(PandasIndex):
         return super().sel({name: found})
 
     def _found(self, label: Any, method: str | None, tolerance: Any) -> Any:
-        """Return the coordinates that labels select, or None if any label selects none."""
         values = np.asarray(label)
         if values.dtype.kind not in "iuf":
             return None
@@ -122,7 +125,7 @@ class _Span(PandasIndex):
         return found.astype(np.int64) if known.all() else None
 
     def _of_ints(self, label: slice) -> slice:
-        """Return a slice with int bounds that selects the same coordinates as `label`."""
+        """Round the bounds of a slice to ints, without changing the selected coordinates."""
         is_backwards = label.step is not None and label.step < 0
         low: Callable[[float], int] = math.floor if is_backwards else math.ceil
         high: Callable[[float], int] = math.ceil if is_backwards else math.floor
@@ -151,7 +154,7 @@ _ROUNDINGS: dict[str | None, Callable[[Any], Any]] = {
 
 
 def coordinates(dim: str, first: int, extent: int) -> xarray.Coordinates:
-    """Return the coordinates ``first, first + 1, ...`` of a dimension, without an array of them in memory."""
+    """Return the coordinates ``first, first + 1, ...`` without an array in memory."""
     index = _index_of(pd.RangeIndex(first, first + extent, name=dim), dim)
     return xarray.Coordinates(index.create_variables(), {dim: index})
 

@@ -1,4 +1,4 @@
-"""One image at several resolutions in one group, as specified by OME-Zarr 0.5 (https://ngff.openmicroscopy.org/0.5)."""
+"""Images at several resolutions, as specified by OME-Zarr 0.5 (https://ngff.openmicroscopy.org/0.5)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def image_of(name: str, frame: Frame, kept: Sequence[int], levels: Sequence[Infi
 
 
 def parts_of(arrays: Mapping[str, Shown]) -> Iterator[tuple[str, Box]]:
-    """Yield the boxes of an image in the order in which to write them, each with the path of its array.
+    """Yield the boxes of an image in writing order, with array paths.
 
     A box consists of whole chunks. It comes right after the finer pixels from which it is computed, so that these are
     still in memory.
@@ -97,7 +97,7 @@ def parts_of(arrays: Mapping[str, Shown]) -> Iterator[tuple[str, Box]]:
 
 
 def _in_order(levels: Sequence[tuple[str, Shown]], box: Box) -> Iterator[tuple[str, Box]]:
-    """Yield the parts of a box of chunks. Before each part, yield the finer chunks that it needs.
+    """Yield the parts of a box of chunks, each after the finer chunks below.
 
     `levels` begins with the coarsest level, and `box` is a box of its chunks.
     """
@@ -121,7 +121,6 @@ def _in_order(levels: Sequence[tuple[str, Shown]], box: Box) -> Iterator[tuple[s
 
 
 def _below(coarser: Shown, finer: Shown, box: Box) -> Box:
-    """Convert a box of chunks of `coarser` to the box of chunks of `finer` at the same place."""
     factors = [of_one.pixels // of_other.pixels for of_one, of_other in zip(coarser.along, finer.along, strict=True)]
     low, high = (tuple(map(min, map(operator.mul, side, factors), finer.frame.chunk_counts)) for side in box)
     return low, high
@@ -136,7 +135,10 @@ def _pixels(frame: Frame, low: Index, high: Index) -> Box:
 
 
 def axes_of(frame: Frame, kept: Sequence[int]) -> list[dict[str, str]]:
-    """Return the dimensions `kept` as axes of OME-Zarr. Raise ValidationError if OME-Zarr does not allow them."""
+    """Return the dimensions `kept` as axes of OME-Zarr.
+
+    Raise ValidationError if OME-Zarr does not allow the dimensions.
+    """
     tensor = frame.tensor
     names, dims = names_of(tensor), [tensor.dims[d] for d in kept]
     for d, name in enumerate(names):
@@ -170,7 +172,6 @@ def axes_of(frame: Frame, kept: Sequence[int]) -> list[dict[str, str]]:
 
 
 def _datasets(arrays: Mapping[str, Shown], space: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the ``datasets`` of OME-Zarr: the path of each array, and the scale and place of its pixels."""
     units = _units(next(iter(arrays.values())), space)
     datasets = []
     for path, shown in arrays.items():
@@ -182,7 +183,7 @@ def _datasets(arrays: Mapping[str, Shown], space: Sequence[int]) -> list[dict[st
 
 
 def _units(shown: Shown, space: Sequence[int]) -> dict[int, tuple[float, float]]:
-    """Return the length of a pixel along each dimension, and the position of the middle of pixel 0.
+    """Return the size of a pixel and the middle of pixel 0, per dimension.
 
     Both are in units of the coordinates if these ascend in even steps along all dimensions of space. Otherwise both are
     in pixels, because viewers require even steps.

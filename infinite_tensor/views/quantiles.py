@@ -1,4 +1,7 @@
-"""Finds the numbers at given ranks in sorted order: roughly in a histogram, or exactly by reading all numbers again."""
+"""Quantiles of numbers, by rank in sorted order.
+
+Approximate quantiles are read from a histogram. Exact quantiles require reading all numbers again.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ class Bins:
         return np.diff(self.ends, prepend=0)
 
     def numbers(self, ranks: Sequence[int]) -> list[int]:
-        """For each rank, return the index of the bin that contains the value of this rank. Ranks count from 0."""
+        """Return the index of the bin for each rank. Ranks count from 0."""
         found: list[int] = np.searchsorted(self.ends, ranks, side="right").tolist()
         return found
 
@@ -62,7 +65,9 @@ class Bins:
 def exactly(
     read: Callable[[Callable[[Numbers], None]], object], dtype: np.dtype[Any], bins: Bins, ranks: Sequence[int]
 ) -> list[float]:
-    """Return the exact numbers at some ranks. Each pass over all numbers finds more of their bits, leading bits first.
+    """Return the exact numbers at some ranks.
+
+    Each pass over all numbers finds more bits of each result, leading bits first.
 
     Parameters
     ----------
@@ -78,7 +83,7 @@ def exactly(
     Raises
     ------
     StoreError
-        If the numbers are no longer those of the histogram.
+        If the numbers have changed since the histogram was made.
     """
     bits, known, prefixes, left, inside = 8 * dtype.itemsize, 0, [0] * len(ranks), [*ranks], [bins.count] * len(ranks)
     if dtype == np.float32:
@@ -106,9 +111,10 @@ def exactly(
 
 
 def _count(counts: Mapping[int, npt.NDArray[np.int64]], rest: int, digit: int, piece: Numbers) -> None:
-    """Add to each ``counts[p][d]`` how many keys begin with the prefix ``p``, followed by the digit ``d``.
+    """Count the keys for each prefix and next digit.
 
-    The keys are those of the numbers in `piece`. A digit has `digit` bits. A key has `rest` bits after the prefix.
+    Add to ``counts[p][d]`` the number of keys beginning with the prefix ``p``, followed by the digit ``d``. The keys
+    are those of the numbers in `piece`. A digit has `digit` bits. A key has `rest` bits after the prefix.
     """
     keys = _keys(piece)
     for prefix, found in counts.items():
@@ -118,7 +124,7 @@ def _count(counts: Mapping[int, npt.NDArray[np.int64]], rest: int, digit: int, p
 
 
 def _keys(numbers: Numbers) -> Numbers:
-    """Map numbers to unsigned integers that sort in the same order."""
+    """Map numbers to unsigned integers with the same order."""
     sign, keys = 1 << (8 * numbers.itemsize - 1), numbers.view(f"u{numbers.itemsize}")
     if numbers.dtype.kind == "f":
         return np.where(keys & sign, ~keys, keys | sign)
@@ -126,7 +132,6 @@ def _keys(numbers: Numbers) -> Numbers:
 
 
 def _numbers(keys: Sequence[int], dtype: np.dtype[Any]) -> list[float]:
-    """Map keys back to numbers: the inverse of `_keys`."""
     sign, found = 1 << (8 * dtype.itemsize - 1), np.array(keys, f"u{dtype.itemsize}")
     if dtype.kind == "f":
         found = np.where(found & sign, found ^ sign, ~found)

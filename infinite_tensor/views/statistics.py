@@ -1,7 +1,8 @@
-"""Computes statistics of pixels, in one pass and in bounded memory. They do not depend on the order of the pixels.
+"""Statistics of pixels, computed in one pass and in bounded memory.
 
-Sums are exact. Quantiles are read from a histogram of 8 MiB, whose bins are the leading 20 bits of float32. A value
-differs from that of its bin by less than one part in 2**11.
+Results do not depend on the order of the pixels. Sums are exact. Quantiles are read from a histogram of 8 MiB, with a
+bin for each value of the leading 20 bits of float32. A value differs from the value of its bin by less than one part in
+2**11.
 """
 
 from __future__ import annotations
@@ -50,17 +51,16 @@ _MOST_SHOWN = 20
 
 @dataclass(frozen=True, repr=False)
 class Stats:
-    """Statistics of the pixels of a tensor, as `InfiniteTensor.stats` returns them.
+    """Statistics of pixels, as returned by `InfiniteTensor.stats`.
 
     Attributes
     ----------
     count : int
-        The number of pixels that have a value: all that were read except NaN and nodata. Infinities count.
+        The number of pixels with a value: all pixels read except NaN and nodata. Infinities count.
     nan, nodata : int
-        The number of NaN pixels, and of pixels that are nodata in the source raster. All other attributes ignore both.
+        The number of NaN pixels, and of nodata pixels of the source raster. All other attributes ignore both.
     missing : int
-        The number of pixels of the region that were left out because they are not stored. A mask does not change this
-        number.
+        The number of pixels of the region left out because they are not stored. A mask does not change this number.
     min, max : int or float
         The smallest and the largest value. These two, `mean` and `std` are NaN if `count` is 0.
     mean, std : float
@@ -169,7 +169,7 @@ def _between(low: float, high: float, part: float) -> float:
 
 @dataclass(frozen=True)
 class _Pixels:
-    """The pixels that statistics are taken of; they can be read several times.
+    """The pixels for statistics. They can be read several times.
 
     Attributes
     ----------
@@ -207,7 +207,7 @@ class _Pixels:
         computed: bool,
         workers: int | None,
     ) -> _Pixels:
-        """Return the pixels that the arguments of `InfiniteTensor.stats` select."""
+        """Select pixels by the arguments of `InfiniteTensor.stats`."""
         node = node_of(tensor)
         layout = node.contents.layout(node.spec)
         if region is None and not computed:
@@ -226,7 +226,10 @@ class _Pixels:
         return cls(tensor, nodata, selection, tiles, placed(where, tensor.dims, covered), computed, workers)
 
     def read(self, use: _Use) -> _Sieve:
-        """Call `use` with all values, in flat arrays of up to `MOST`. The result has the counts of NaN and nodata."""
+        """Pass all values to `use`, in flat arrays of up to `MOST` values.
+
+        The result has the counts of NaN and nodata.
+        """
         sieve = _Sieve(self.tensor, self.nodata, use)
         self._read_computed(sieve.add) if self.computed else self._read_stored(sieve.add)
         sieve.finish()
@@ -234,20 +237,23 @@ class _Pixels:
 
     @property
     def missing(self) -> int:
-        """The number of pixels of the selection that are not stored; 0 if the selection is unbounded."""
+        """The number of pixels left out because they are not stored.
+
+        It is 0 if the selection is unbounded.
+        """
         if self.tiles is None or COORDINATE_LIMIT in self.selection.stop:
             return 0
         return math.prod(self.selection.size) - sum(math.prod(part.size) for part in self._parts())
 
     def _wanted(self) -> Iterator[tuple[Selection, BoolArray | None]]:
-        """Yield the boxes that contain wanted pixels, each with a mask of these pixels, or None if all are wanted."""
+        """Yield boxes with pixels to count, each with a mask, or None to count all."""
         for part in self._parts():
             wanted = None if self.mask is None else np.broadcast_to(self.mask.pixels(part.pixels), part.size)
             if wanted is None or wanted.any():
                 yield part, wanted
 
     def _parts(self) -> Iterator[Selection]:
-        """Yield boxes that together contain the pixels.
+        """Divide the selection into boxes.
 
         If there is a mask, or missing pixels are not computed, each box lies in one tile.
         """
@@ -286,7 +292,7 @@ class _Pixels:
 
 
 def _within(selection: Selection, start: Index, stop: Index) -> Selection | None:
-    """Return the part of a selection inside the pixels ``[start, stop)``, or None if no pixel of it is inside."""
+    """Return the part of a selection in the box ``[start, stop)``, or None if empty."""
     parts = [
         along[max(0, -((along.start - a) // along.step)) : max(0, -((along.start - b) // along.step))]
         for along, a, b in zip(selection.pixels, start, stop, strict=True)
@@ -298,7 +304,7 @@ def _within(selection: Selection, start: Index, stop: Index) -> Selection | None
 
 
 class _Sieve:
-    """Removes NaN, nodata and masked pixels from boxes of pixels, and passes the other values to `use`.
+    """Filter for NaN, nodata and masked pixels. Passes the remaining values to `use`.
 
     Attributes
     ----------
@@ -314,7 +320,10 @@ class _Sieve:
         self._waits = 0
 
     def add(self, part: Selection, wanted: BoolArray | None, pixels: torch.Tensor) -> None:
-        """Add the pixels of the box `part`. `wanted` is a mask of the pixels that count; None if all do."""
+        """Add the pixels of a box.
+
+        `wanted` is a mask of the pixels to count, or None to count all.
+        """
         if pixels.dtype != self._dtype:
             raise ValidationError(
                 f"tensor {self._tensor.tensor_id!r} was moved to {pixels.dtype} while its statistics were taken; take "
@@ -351,7 +360,6 @@ class _Sieve:
 
 
 def _broadcast(nodata: Code, tensor: InfiniteTensor) -> Numbers:
-    """Return the nodata values in a shape that broadcasts over the tensor."""
     values = nodata.value if nodata.along is not None else [nodata.value]
     # A channel without a nodata value gets NaN, which no pixel equals.
     dtype = np.dtype(np.float64) if None in values else shown_dtype(tensor.dtype)
@@ -386,7 +394,7 @@ def stats_of(
 
 
 class _Figures:
-    """Collects the statistics of values that come piece by piece."""
+    """Accumulator for the statistics of values."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -452,7 +460,6 @@ class _Figures:
         )
 
     def _bins(self, places: npt.NDArray[np.intp]) -> Bins:
-        """Return the bins of the histogram at `places`, sorted by their values."""
         if self._small:
             return Bins(places + self._first, np.cumsum(self._counts[places]), exact=True)
         # Negative numbers come first, largest magnitude first; the bin of -0.0 also contains tiny negative numbers.

@@ -1,4 +1,4 @@
-"""The web application: its tensors and its endpoints."""
+"""The web application of the server: tensors and endpoints."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def app_of(
     store_results: bool = False,
     workers: int = PLACES,
 ) -> Starlette:
-    """Return the application that `serve` runs.
+    """Return the web application for `serve`.
 
-    It refuses requests to host names other than `hosts`, so that foreign pages cannot read pixels by DNS rebinding.
+    The application refuses requests to host names other than `hosts`, so that foreign pages cannot read pixels by DNS
+    rebinding.
     """
     tensors: dict[str, Served] = {}
     for tensor_id, opened in _tensors_of(sources, store_results=store_results):
@@ -78,7 +79,6 @@ def app_of(
 def _tensors_of(
     sources: Sequence[Source], *, store_results: bool
 ) -> Iterator[tuple[str, Callable[[], InfiniteTensor]]]:
-    """Yield the id of each tensor to serve, and a function that opens it."""
     readers: dict[TileStore, TileStore] = {}
     for source in sources:
         if isinstance(source, TileStore):
@@ -136,7 +136,7 @@ class _Routes:
         return HTMLResponse(f"<!doctype html><title>infinite-tensor</title>{told}<ul>{rows}</ul>")
 
     async def tensor(self, request: Request) -> Response:
-        """Return the response to a request for a key of a Zarr hierarchy, or for a map tile."""
+        """Answer a request for a key of a Zarr hierarchy or for a map tile."""
         if request.method == "OPTIONS":
             return Response(status_code=204, headers={"Allow": _METHODS})
         name, _, path = request.path_params["path"].partition("/")
@@ -173,7 +173,7 @@ async def _left(request: Request) -> None:
 
 
 def _response(request: Request, answer: Response) -> Response:
-    """Return `answer`, or a response with status 304 if the client already has it in its cache."""
+    """Return `answer`, or status 304 if it is in the cache of the client."""
     known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
     if "etag" in answer.headers and (answer.headers["etag"] in known or known == ["*"]):
         kept = ("etag", "cache-control", "x-content-type-options")

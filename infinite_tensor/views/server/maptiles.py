@@ -1,4 +1,4 @@
-"""Map tiles: squares of 256 pixels of a tensor or of one of its levels, as PNG."""
+"""Map tiles: squares of 256 x 256 pixels as PNG."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _GREY = (128, 128, 128, 160)
 def stored_image(
     levels: Sequence[InfiniteTensor], scales: Sequence[Index], plane: Plane, tile: Tile
 ) -> tuple[Array, Array]:
-    """Return the stored pixels of a map tile, and a mask of the missing ones.
+    """Return the stored pixels of a map tile, and a mask of missing pixels.
 
     A pixel that is not stored in the level of the tile is replaced by a stored pixel of a finer level.
     """
@@ -61,16 +61,17 @@ def stored_image(
 
 
 def tiles_of(level: InfiniteTensor, region: Any) -> int:
-    """Return the number of tiles that a region intersects."""
+    """Return the number of tiles intersecting a region."""
     tile = node_of(level).contents.layout(node_of(level).spec).tile_shape
     found = parse(region, level.shape)
     return math.prod([(b - 1) // n - a // n + 1 for a, b, n in zip(found.start, found.stop, tile, strict=True)])
 
 
 def samples(tensor: InfiniteTensor, plane: Plane, read: Callable[[Any], Array | None]) -> list[Array]:
-    """Return arrays of pixels for choosing colours: the pixels of some stored tiles.
+    """Return some pixels for choosing colours.
 
-    If no tile is stored, call ``read(region)`` for smaller and smaller regions until it returns pixels instead of None.
+    They are the pixels of a few stored tiles. If no tile is stored, call ``read(region)`` for smaller and smaller
+    regions until it returns pixels instead of None.
     """
     node = node_of(tensor)
     layout = node.contents.layout(node.spec)
@@ -92,14 +93,14 @@ def samples(tensor: InfiniteTensor, plane: Plane, read: Callable[[Any], Array | 
 
 @dataclass(frozen=True)
 class Colours:
-    """How pixels become colours, for all map tiles of a tensor.
+    """The colours of all map tiles of a tensor.
 
     Attributes
     ----------
     kind : str
         ``"rgb"`` for three channels, ``"labels"``, or ``"range"``.
     ends : pair of float
-        The ends of the range; for labels, the smallest and the largest one seen.
+        The ends of the range; for labels, the smallest and the largest label seen.
     """
 
     kind: str
@@ -107,7 +108,10 @@ class Colours:
 
     @classmethod
     def of(cls, parts: Sequence[Array], low: float | None, high: float | None, *, rgb: bool) -> Self:
-        """Choose colours for some pixels. `low` and `high` are the ends of the range if the user gave them."""
+        """Choose colours for some pixels.
+
+        `low` and `high` are the ends of the range, or None to choose them by the pixels.
+        """
         if not rgb and low is None and high is None and all(map(are_labels, parts)):
             return cls("labels", range_of(parts) or (0, 1))
         sizes = [np.abs(each) if np.iscomplexobj(each) else each for each in parts]
@@ -115,7 +119,10 @@ class Colours:
         return cls("rgb" if rgb else "range", (found[0] if low is None else low, found[1] if high is None else high))
 
     def fitting(self, values: Array) -> Self:
-        """Return these colours. If they are for labels but `values` are not labels, return colours for a range."""
+        """Return colours suitable for `values`.
+
+        Colours for labels are replaced by colours for a range if `values` are not labels.
+        """
         if self.kind != "labels" or are_labels(values):
             return self
         return self.of([values, np.array(self.ends, values.dtype)], None, None, rgb=False)
@@ -150,13 +157,11 @@ class Colours:
         return written.getvalue()
 
     def _places(self, values: Array) -> Array:
-        """Return the number of the palette entry of each pixel."""
         if self.kind == "labels":
             return values.astype(np.uint8)
         return np.where(np.isnan(values), _CLEAR, scaled(values, self.ends, _HATCH - 1)).astype(np.uint8)
 
     def _palette(self) -> Array:
-        """Return the palette: red, green, blue and opacity per entry. For a range of values, it is viridis."""
         palette = np.zeros((256, 4), np.uint8)
         if self.kind == "labels":
             palette[:MOST_LABELS] = np.insert(np.frombuffer(PALETTE, np.uint8).reshape(-1, 3), 3, 255, axis=1)

@@ -1,4 +1,4 @@
-"""Responses about one tensor: the keys of its Zarr hierarchy, and its map tiles."""
+"""Responses for one tensor: keys of a Zarr hierarchy, and map tiles."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ _PASSING = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
 def answered(body: bytes | memoryview, kind: str, *, passing: bool = False) -> Response:
-    """Return a successful response. Clients may cache it, unless `passing` says that it will change."""
+    """Return a successful response.
+
+    Clients may cache the response. With `passing` they may not, because the response will change.
+    """
     if passing:
         return Response(body, 200, _PASSING, kind)
     etag = f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
@@ -55,18 +58,18 @@ def answered(body: bytes | memoryview, kind: str, *, passing: bool = False) -> R
 
 
 def refused(status: int, why: object) -> Response:
-    """Return an error response that gives the reason."""
+    """Return an error response with the reason `why`."""
     return Response(f"{why}\n", status, _PASSING, "text/plain")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that apply to all tensors.
+    """Settings for all tensors.
 
     Attributes
     ----------
     region : region or None
-        The pixels of the Zarr hierarchy; None for all of a finite tensor, or for what is stored of an unbounded one.
+        The pixels of the Zarr hierarchy; None for all of a finite tensor, or all stored pixels of an unbounded tensor.
     max_windows : int
         The most windows that are computed for one response.
     low, high : float or None
@@ -80,7 +83,9 @@ class Settings:
 
 
 class Served:
-    """A tensor as clients see it. It is opened by the first request, which therefore takes longest.
+    """A tensor as seen by clients.
+
+    The first request opens the tensor, and therefore takes longest.
 
     Parameters
     ----------
@@ -96,7 +101,10 @@ class Served:
         self._lock = threading.Lock()
 
     def answer(self, path: str, query: str, *, compute: bool) -> Response | None:
-        """Return the response to a request for `path`. Return None if it must be computed and `compute` is False."""
+        """Answer a request for `path`.
+
+        Return None if pixels must be computed but `compute` is False.
+        """
         try:
             tile = _TILE.fullmatch(path)
             return self._map_tile(tile, query, compute=compute) if tile else self._key(path, compute=compute)
@@ -164,7 +172,6 @@ class Served:
 
     @cached_property
     def _drawing(self) -> tuple[list[InfiniteTensor], list[Index], Colours]:
-        """The tensor and its levels, their scales, and the colours of map tiles."""
         plane = self._plane
         pixels = samples(self.tensor, plane, self._sample)
         return self._drawing_in(
@@ -172,7 +179,6 @@ class Served:
         )
 
     def _sample(self, region: Any) -> Array | None:
-        """Return the pixels of a region; None if they take too many windows, or cannot be computed."""
         most = self._settings.max_windows
         try:
             return shown(self.tensor[region]) if _cost(self.tensor, region, most) <= most else None
@@ -180,7 +186,7 @@ class Served:
             return None
 
     def _drawing_in(self, colours: Colours) -> tuple[list[InfiniteTensor], list[Index], Colours]:
-        """Return the tensor and its levels, their scales, and `colours`. Levels are made if none are stored."""
+        """Return levels, scales and `colours`. Levels are made if none are stored."""
         tensor = self.tensor
         levels = stored_levels(tensor)
         if not levels:
@@ -200,7 +206,10 @@ class Served:
         return self._drawn_anew(plane, tile, compute=True) if compute else None
 
     def _drawn_anew(self, plane: Plane, tile: Tile, *, compute: bool) -> Response | None:
-        """Draw a map tile, computing only what is not stored. Return None if it must compute and `compute` is False."""
+        """Draw a map tile from stored pixels, or else compute the pixels.
+
+        Return None if pixels must be computed but `compute` is False.
+        """
         return self._drawn(plane, tile, compute=False) or (self._drawn(plane, tile, compute=True) if compute else None)
 
     def _drawn(self, plane: Plane, tile: Tile, *, compute: bool) -> Response | None:
@@ -229,7 +238,10 @@ class Served:
 
 
 def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:
-    """Return how many windows must be computed for a region. If there are too many to look up, return an estimate."""
+    """Return the number of windows to compute for a region.
+
+    Return an estimate if there are too many windows to look up.
+    """
     # This check takes less time than counting windows.
     if not tensor.coverage(region, "missing").any():
         return 0
@@ -245,7 +257,7 @@ def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:
 
 
 def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -> int:
-    """Estimate how many windows must be computed for a box of a level.
+    """Estimate the number of windows to compute for a box of a level.
 
     Count the windows in the box. If the level is made from a finer level that is not stored there, count the windows of
     the finer level instead, and so on. Stop at a count above `most`.
@@ -263,7 +275,7 @@ def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -
 
 
 def _places(query: str) -> list[int]:
-    """Parse the places along the dimensions that are not drawn. A query gives them as ``at=2,5``."""
+    """Parse the indices along dimensions not drawn, as in ``at=2,5``."""
     for given in parse_qs(query, keep_blank_values=True).get("at", ())[-1:]:
         if not _AT.fullmatch(given):
             raise ValidationError(

@@ -50,8 +50,8 @@ def serve(
     cors : sequence of str
         Origins whose pages may read, such as ``"https://example.org"``.
     region : optional
-        The pixels that the Zarr arrays contain, at most 2**30 along a side. Default: all of a finite tensor; of an
-        unbounded one, all that is stored when it is first requested. Map tiles have no bounds.
+        The pixels of the Zarr arrays, at most 2**30 along a side. Default: all of a finite tensor, or all stored pixels
+        of an unbounded tensor at its first request. Map tiles have no bounds.
     store_results : bool
         Whether computed results are stored. Otherwise stores are opened read-only, and results are kept in memory.
     workers : int
@@ -97,7 +97,7 @@ def serve(
 
     class _Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            """Shut down; a running computation stops after its current call of ``f``."""
+            """Shut down. Running computations stop after their current call of ``f``."""
             app.state.end()
             await super().shutdown(sockets)
 
@@ -131,7 +131,10 @@ def _check_no_loop() -> None:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address; raise ValidationError if that fails."""
+    """Return a socket listening at an address.
+
+    Raise ValidationError if the address cannot be used.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family)

@@ -1,4 +1,4 @@
-"""Threads that do jobs for many clients, one job per client in turn."""
+"""Threads for the jobs of many clients, one job per client in turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass
 class _Job(Generic[T]):
-    """A function to call, its result, and how many requests wait for it."""
+    """A function to call, with its result and the number of waiting requests."""
 
     do: Callable[[], T]
     jobs: dict[Hashable, _Job[T]]
@@ -29,9 +29,10 @@ class _Job(Generic[T]):
 
 
 class Work(Generic[T]):
-    """A queue of jobs for each client. Threads take a job of one client, then of the next client, and so on.
+    """Threads with a queue of jobs for each client.
 
-    A thread that has finished a job takes the next one at once, without waiting for the event loop.
+    Threads take one job of a client, then one of the next client, and so on. A thread that has finished a job takes the
+    next one at once, without waiting for the event loop.
 
     Parameters
     ----------
@@ -47,7 +48,7 @@ class Work(Generic[T]):
         self._lock = threading.Lock()
 
     async def result(self, client: Hashable, key: Hashable, do: Callable[[], T]) -> T:
-        """Queue a job and wait for it. Return its result or raise its error.
+        """Queue a job, and wait for the result or the error.
 
         If a job with this key is already queued, wait for that one instead. If the caller is cancelled and nobody else
         waits for the job, a queued job is dropped, and a running job stops before its next call of an ``f``.
@@ -71,7 +72,6 @@ class Work(Generic[T]):
                     del self._queued[key], job.jobs[key]
 
     def _run(self) -> None:
-        """Do jobs until the queues are empty. Runs on a thread."""
         while (job := self._next()) is not None:
             try:
                 with stopping(job.is_unwanted):
@@ -94,7 +94,7 @@ class Work(Generic[T]):
             return None
 
     def close(self) -> None:
-        """Drop queued jobs, and wait for running ones."""
+        """Drop queued jobs, and wait for running jobs."""
         with self._lock:
             self._clients.clear()
         self._threads.shutdown(cancel_futures=True)
