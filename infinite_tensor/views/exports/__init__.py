@@ -1,1 +1,1 @@
-"""Exports: regions of tensors as files that other programs open."""
+"""Export of regions to files for other programs."""

@@ -1,4 +1,4 @@
-"""A region to export, and the loop that writes its pixels to a sink."""
+"""Regions to export, and the loop for writing pixels to a sink."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Cutout:
     frame : Frame
         The tensor, and the box of its pixels.
     kept : tuple of int
-        The dimensions that the written array has: those that were not indexed by an int.
+        The dimensions of the written array: all dimensions not indexed by an int.
     fill_value : number or None
-        The number that is written where no tile is stored; None if the user has not given one.
+        The number to write in place of missing tiles; None if not given.
     step : int
         Every `step`-th row and column of an image is written.
     """
@@ -64,7 +64,7 @@ class Cutout:
 
     @classmethod
     def of(cls, tensor: InfiniteTensor, region: object, fill_value: Number | None = None) -> Cutout:
-        """Return the cutout that a region selects.
+        """Return the cutout of a region.
 
         Raises
         ------
@@ -86,7 +86,7 @@ class Cutout:
 
     @property
     def tensor(self) -> InfiniteTensor:
-        """The tensor that is exported."""
+        """The exported tensor."""
         return self.frame.tensor
 
     @property
@@ -112,12 +112,18 @@ class Cutout:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the written array; float32 for bfloat16, which no format has."""
+        """The dtype of the written array.
+
+        It is float32 for bfloat16, because no format has bfloat16.
+        """
         return self.frame.dtype
 
     @property
     def nodata(self) -> float | None:
-        """The nodata value that the file declares; None for complex numbers, for which formats have none."""
+        """The nodata value of the file, or None.
+
+        It is None for complex numbers, because formats have no nodata value for these.
+        """
         return nodata_in(self.fill_value, self.tensor.dtype)
 
     @cached_property
@@ -126,7 +132,7 @@ class Cutout:
         return self.frame.meaning(self.names)
 
     def every(self, every: object, max_pixels: object) -> Cutout:
-        """Return this cutout with a larger step, so that fewer rows and columns are written; see `step_of`."""
+        """Return a copy with fewer rows and columns; see `step_of`."""
         extents = [n for number, n in enumerate(self.shape) if number != self.channels]
         return replace(self, step=step_of(extents, every, max_pixels))
 
@@ -139,11 +145,14 @@ class Cutout:
         return shown(self.tensor.read(selection, workers=workers) if compute else view[selection])
 
     def of_kept(self, entries: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the entries of the written dimensions. `entries` has one for each dimension of the tensor."""
+        """Return the entries of the written dimensions.
+
+        `entries` has an entry for each dimension of the tensor.
+        """
         return tuple([entries[d] for d in self.kept])
 
     def place(self, start: Sequence[int], stop: Sequence[int]) -> Place:
-        """Return the slices of the written array that contain the pixels ``[start, stop)`` of the tensor."""
+        """Convert the box ``[start, stop)`` of the tensor to slices of the written array."""
         begin = [slice(a - o, b - o) for a, b, o in zip(start, stop, self.frame.origin, strict=True)]
         return self.of_kept(begin)
 
@@ -154,9 +163,10 @@ class Cutout:
 
     @property
     def channels(self) -> int | None:
-        """The index of the written dimension that is channels or bands; None unless there are three dimensions.
+        """The index of channels or bands among the written dimensions, or None.
 
-        It is the first dimension with a name for channels, otherwise dimension 0.
+        It is None unless there are three dimensions. Channels are the first dimension with a name for channels,
+        otherwise dimension 0.
         """
         if len(self.kept) != 3:
             return None
@@ -164,7 +174,10 @@ class Cutout:
         return named[0] if named else 0
 
     def image(self, form: str) -> tuple[int, int, int]:
-        """Return (channels, rows, columns). Raise ValidationError unless the cutout has 2 or 3 dimensions."""
+        """Return (channels, rows, columns).
+
+        Raise ValidationError unless the cutout has 2 or 3 dimensions.
+        """
         if len(self.kept) not in (2, 3):
             raise ValidationError(
                 f"format {form!r} is for images of 2 dimensions, or 3 with channels, but the region has shape "
@@ -176,7 +189,7 @@ class Cutout:
 
 
 class Sink(NamedTuple):
-    """Where a cutout is written, box by box.
+    """A destination for the pixels of a cutout, written box by box.
 
     Attributes
     ----------
@@ -195,7 +208,7 @@ class Sink(NamedTuple):
 
 @contextmanager
 def explained(target: str) -> Iterator[None]:
-    """Turn errors into a StoreError that names the target and the cause."""
+    """Turn errors into a StoreError with the target and the cause."""
     try:
         yield
     except InfiniteTensorError:
@@ -240,7 +253,7 @@ def stored(view: StoredOnly, boxes: NumberedRegions, use: Use) -> None:
 
 
 def units_in(extents: Sequence[int], unit: Sequence[int]) -> int:
-    """Return the number of units in a box of pixels, where the last unit along a dimension may be cut off."""
+    """Return the number of units in a box of pixels. Incomplete units count."""
     return math.prod(-(-extent // n) for extent, n in zip(extents, unit, strict=True))
 
 
@@ -248,9 +261,10 @@ def units_in(extents: Sequence[int], unit: Sequence[int]) -> int:
 def stream(
     cutout: Cutout, sink: Sink, source: Source, tally: Tally, target: str, part: tuple[Index, Index] | None = None
 ) -> None:
-    """Write the pixels of a cutout that are not written yet. `tally` also counts units that were written before.
+    """Write the pixels of a cutout to a sink, except pixels already written.
 
-    With ``part=(start, stop)``, write only these pixels of the tensor. Both must lie at the edges of units.
+    `tally` also counts the units already written. With ``part=(start, stop)``, write only these pixels of the tensor.
+    Both corners must lie at the edges of units.
 
     Raises
     ------

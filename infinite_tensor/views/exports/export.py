@@ -1,4 +1,4 @@
-"""`t.export` and `group.export`: write a region to a file, in the format that the file name implies."""
+"""Export of regions to files, for `t.export` and `group.export`."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class _Form(NamedTuple):
     Attributes
     ----------
     check
-        Function that raises ValidationError if the format cannot store a cutout.
+        Function raising ValidationError if the format cannot store a cutout.
     opened
-        Context manager that creates a file, yields its sink, and finishes the file at the end.
+        Context manager for creating a file. Yields the sink, and finishes the file at the end.
     unsaid
-        Function that returns the metadata that the file leaves out, worded for messages.
+        Function returning labels of the metadata left out of the file, for messages.
     sidecars
-        Suffixes of files that GDAL writes next to an image. They are deleted when the image is replaced.
+        Suffixes of files written by GDAL next to an image. They are deleted when the image is replaced.
     """
 
     check: Callable[[Cutout], None]
@@ -156,13 +156,13 @@ def export_members(
 ) -> None:
     """Export the tensors of a group to Zarr; see `TensorGroup.export`.
 
-    `members` has for each key a tensor, its region, and its scale in each dimension.
+    `members` maps each key to a tensor, a region, and a scale per dimension.
     """
     place, form = _checked(target, options)
     if form != _ZARR:
         raise ValidationError(
             f"a group can only be exported to Zarr, got format {form!r}; export its tensors one by one, or give a "
-            "target that ends in .zarr"
+            "target ending in .zarr"
         )
     cutouts, scales = {}, {}
     for key, (tensor, region, scale) in members.items():
@@ -205,7 +205,10 @@ def _export_zarr(
 
 @contextmanager
 def _begun(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> Iterator[Path]:
-    """Create the folder of `path`, and yield the path of a temporary file. At the end, rename this file to `path`."""
+    """Create the folder of `path`, and yield an unfinished file in it.
+
+    Raise an error if `path` or a sidecar may not be replaced. At the end, delete the file unless it was published.
+    """
     for each in (path, *sidecars):
         check_free(each, Path.is_file, "is not a file", overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -215,7 +218,7 @@ def _begun(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> Iterator
 
 @contextmanager
 def _explaining(opened: AbstractContextManager[Any], target: str) -> Iterator[Any]:
-    """Enter and exit the context `opened`. If entering or exiting fails, the error names `target`."""
+    """Enter and exit a context. Errors of both name `target`."""
     opening = ExitStack()
     with explained(target):
         found = opening.enter_context(opened)
@@ -235,7 +238,7 @@ def _explaining(opened: AbstractContextManager[Any], target: str) -> Iterator[An
 
 
 def _checked(target: object, options: Options) -> tuple[str, str]:
-    """Return the target as a str, and the format; raise ValidationError for options that do not fit."""
+    """Check the options. Return the target as a str, and the format."""
     if not isinstance(target, str | os.PathLike):
         raise ValidationError(f"target must be a path or a URL, got {quoted(target)}")
     place = text_of(target)
@@ -245,9 +248,9 @@ def _checked(target: object, options: Options) -> tuple[str, str]:
             f"format {form!r} needs a local path, got {shown_target(place)!r}; only Zarr can be written to a URL"
         )
     if form != _ZARR and options.storage_options is not None:
-        raise ValidationError("storage_options are only for Zarr, which can be written to a URL; leave them out")
+        raise ValidationError("storage_options are only for Zarr; leave them out")
     if checked_flag("compute", options.compute) and options.fill_value is not None:
-        raise ValidationError("fill_value replaces pixels that are not stored, so it needs compute=False; give both")
+        raise ValidationError("fill_value replaces missing pixels, so it needs compute=False; give both")
     if form != _ZARR and options.pyramid is not False:
         raise ValidationError(f"pyramid is only for Zarr, got format {form!r}; leave it out")
     checked_flag("overwrite", options.overwrite)
@@ -260,7 +263,6 @@ def _checked(target: object, options: Options) -> tuple[str, str]:
 
 
 def _format_of(place: str, given: object) -> str:
-    """Return the given format, or the one that the end of the target implies."""
     if given is not None:
         form = word(given)
         if form != _ZARR and form not in _FORMS:
@@ -271,7 +273,7 @@ def _format_of(place: str, given: object) -> str:
         if trimmed.endswith(ending):
             return form
     raise ValidationError(
-        f"the target must end in one of {', '.join(_ENDINGS)}, which gives the format, got {shown_target(place)!r}; "
+        f"the target must end in one of {', '.join(_ENDINGS)}, got {shown_target(place)!r}; "
         'or give format="zarr", "npy", "png" or "tiff"'
     )
 
@@ -283,7 +285,7 @@ def _source_of(tensor: InfiniteTensor, options: Options) -> Source:
 
 
 def _fill_values(cutouts: Mapping[str, Cutout], options: Options) -> dict[str, Any] | None:
-    """Return the value of pixels that are not stored, for each array. Return None if these pixels are computed."""
+    """Return the fill value of each array, or None if missing pixels are computed."""
     if options.compute:
         return None
     views = {path: StoredOnly(cutout.tensor, options.fill_value) for path, cutout in cutouts.items()}
@@ -293,9 +295,9 @@ def _fill_values(cutouts: Mapping[str, Cutout], options: Options) -> dict[str, A
 def _identity(
     cutouts: Mapping[str, Cutout], shown: Mapping[str, Shown], options: Options, *, in_levels: bool
 ) -> str | None:
-    """Return a hash that identifies the exported pixels, or None if repeating the export may give other pixels.
+    """Return a hash of the exported pixels, or None if another export may give different pixels.
 
-    Return None if only stored pixels are exported, if a tensor is not stored, or if its functions cannot be identified.
+    That is so if only stored pixels are exported, if a tensor is not stored, or if its functions cannot be identified.
     """
     nodes = [node_of(cutout.tensor) for cutout in cutouts.values()]
     # The pixels of levels follow from those of the tensor, which comes first.

@@ -1,4 +1,7 @@
-"""Regions as .npy files, PNG images and Cloud-Optimized TIFFs; a TIFF of georeferenced pixels is a GeoTIFF."""
+"""Export of regions to .npy files, PNG images and Cloud-Optimized TIFFs.
+
+A TIFF of georeferenced pixels is a GeoTIFF.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def opened_npy(cutout: Cutout, path: Path) -> Iterator[Sink]:
 
 
 def check_png(cutout: Cutout) -> None:
-    """Raise ValidationError if pillow cannot write the region as PNG."""
+    """Check that pillow can write the region as PNG."""
     _image()
     channels, _, _ = cutout.image("png")
     if (channels, cutout.dtype.name) not in _MODES:
@@ -71,7 +74,7 @@ def check_png(cutout: Cutout) -> None:
         if cutout.dtype.kind in "iu":
             raise ValidationError(
                 f'{told}convert labels to uint8, as in t.map(lambda x: x.to(torch.uint8), dtype="uint8").export(..., '
-                "palette=True), which gives each label a colour, or write .tif, .npy or .zarr"
+                "palette=True) for a colour per label, or write .tif, .npy or .zarr"
             )
         raise ValidationError(
             f"{told}convert it first, as in t.map(lambda x: (x.clamp(0, 1) * 255).round().to(torch.uint8), "
@@ -80,19 +83,22 @@ def check_png(cutout: Cutout) -> None:
 
 
 def check_labels_png(cutout: Cutout) -> None:
-    """Raise ValidationError if pillow cannot write the region as PNG with a palette."""
+    """Check that pillow can write the region as PNG with a palette."""
     check_png(cutout)
     channels, _, _ = cutout.image("png")
     if (channels, cutout.dtype.name) != (1, "uint8"):
         raise ValidationError(
-            f"palette=True needs one channel of uint8, whose values get colours, but the region has {channels} of "
+            f"palette=True needs one channel of uint8, but the region has {channels} of "
             f"{cutout.tensor.dtype}; leave it out, or take one channel, as in sl[0, 0:512, 0:512]"
         )
 
 
 @contextmanager
 def opened_png(cutout: Cutout, path: Path, *, palette: bool = False) -> Iterator[Sink]:
-    """Create a PNG. The whole image is in memory until the end, since pillow cannot write it row by row."""
+    """Create a PNG.
+
+    The whole image is in memory until the end, because pillow cannot write it row by row.
+    """
     image = np.empty(cutout.shape, cutout.dtype)
     yield Sink(cutout.frame.tile, image.__setitem__)
     if cutout.channels is not None:
@@ -119,7 +125,7 @@ def _image() -> Any:
 
 
 def check_tiff(cutout: Cutout) -> None:
-    """Raise ValidationError if a TIFF cannot hold the region."""
+    """Check that a TIFF supports the region."""
     _rasterio()
     bands, rows, columns = cutout.image("tiff")
     if cutout.dtype.kind not in "iufc":
@@ -139,7 +145,7 @@ def check_tiff(cutout: Cutout) -> None:
 
 
 def _is_held(crs: Any) -> bool:
-    """Whether a GeoTIFF can hold a CRS. It cannot hold rotated poles, for example."""
+    """Whether a GeoTIFF supports a CRS. Rotated poles are not supported, for example."""
     with _rasterio().Env(GDAL_PAM_ENABLED=False), _without_georeference(), _rasterio().MemoryFile() as file:
         with file.open(driver="GTiff", width=1, height=1, count=1, dtype="uint8", crs=crs):
             pass
@@ -149,9 +155,10 @@ def _is_held(crs: Any) -> bool:
 
 @contextmanager
 def opened_tiff(cutout: Cutout, path: Path) -> Iterator[Sink]:
-    """Create a Cloud-Optimized TIFF. GDAL makes it from a tiled TIFF.
+    """Create a Cloud-Optimized TIFF.
 
-    With very many bands, create only the tiled TIFF, because GDAL would need too much memory.
+    GDAL makes it from a tiled TIFF. With very many bands, create only the tiled TIFF, because GDAL would need too much
+    memory.
     """
     bands, _, _ = cutout.image("tiff")
     dtype = _dtype_of(cutout)
@@ -184,7 +191,6 @@ def _delete(paths: list[Path]) -> None:
 
 
 def _copy_optimized(source: Path, path: Path, side: int, resampling: str) -> None:
-    """Copy a tiled TIFF to a Cloud-Optimized TIFF with overviews."""
     import rasterio.shutil  # noqa: PLC0415  (of an extra)
 
     with _rasterio().Env(**_SETTINGS), _without_georeference():
@@ -275,7 +281,7 @@ def _rasterio() -> Any:
 
 
 def _unit_of(cutout: Cutout, bands: int, side: int) -> Index:
-    """Return the unit of the sink of a TIFF: a size per dimension of the tensor.
+    """Return the unit of the sink for a TIFF, per dimension of the tensor.
 
     A unit has the rows and columns of one block of the file. If the file has few bands, a unit has all of them,
     otherwise the bands of one tile of the tensor.
@@ -291,7 +297,6 @@ def _unit_of(cutout: Cutout, bands: int, side: int) -> Index:
 
 @contextmanager
 def _without_georeference() -> Iterator[None]:
-    """Suppress the warning of rasterio for files without a georeference."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", _rasterio().errors.NotGeoreferencedWarning)
         yield
@@ -301,12 +306,15 @@ def _without_georeference() -> Iterator[None]:
 
 
 def _dtype_of(cutout: Cutout) -> np.dtype[Any]:
-    """Return the dtype of the file; float32 for float16, which GDAL lacks."""
+    """Return the dtype of the file. GDAL lacks float16."""
     return np.dtype(np.float32) if cutout.dtype == np.float16 else cutout.dtype
 
 
 def _mask_of(cutout: Cutout) -> Callable[[slice, slice], Any] | None:
-    """Return a function that reads the raster's mask for some rows and columns of the file; None without a mask."""
+    """Return a function for reading the mask of the source raster, or None.
+
+    The function takes rows and columns of the file.
+    """
     reader, (y, x) = getattr(cutout.tensor.f, "reader", None), cutout.frame.origin[-2:]
     known = [code for code in cutout.meaning.of(Code) if code.called == "mask"]
     if not known or not isinstance(reader, RasterReader) or cutout.kept[-2:] != (1, 2):
@@ -317,7 +325,7 @@ def _mask_of(cutout: Cutout) -> Callable[[slice, slice], Any] | None:
 
 
 def unsaid_by_tiff(cutout: Cutout) -> list[str]:
-    """Return the metadata that a TIFF leaves out, worded for messages."""
+    """Return labels of the metadata left out of a TIFF, for messages."""
     said = _said_of(cutout).said
     return [label for label in cutout.meaning.labels if label not in said]
 
@@ -328,13 +336,13 @@ class _Said(NamedTuple):
     Attributes
     ----------
     profile : dict
-        The metadata that is given when the file is opened.
+        The metadata to give when the file is opened.
     attributes : dict
-        The attributes that are set on the open file, by their names in rasterio.
+        The attributes to set on the open file, by their names in rasterio.
     tags : dict of str to str
         All other metadata, as tags.
     said : set of str
-        The labels of all metadata that the file has, for messages.
+        The labels of all metadata in the file, for messages.
     """
 
     profile: dict[str, Any]
@@ -344,7 +352,6 @@ class _Said(NamedTuple):
 
 
 def _said_of(cutout: Cutout) -> _Said:
-    """Return the metadata of the file of a cutout."""
     bands, _, _ = cutout.image("tiff")
     rows, columns = (number for number in range(len(cutout.kept)) if number != cutout.channels)
     found = _Said({}, {}, {}, set())
@@ -392,7 +399,7 @@ def _say_place(place: Georeference, found: _Said) -> None:
 
 
 def _say_coordinate(coordinate: Coordinate, cutout: Cutout, bands: int, found: _Said) -> None:
-    """Add a coordinate to `found` if it can be stored as band descriptions, as units or as a tag."""
+    """Add a coordinate to `found` as band descriptions, units or a tag, if possible."""
     texts = coordinate.values.reshape(-1).astype(str).tolist()
     called, dims = coordinate.called, [*coordinate.dims]
     of_channels = called.lower() in CHANNELS if not dims else called == cutout.dims[dims[0]]
@@ -433,7 +440,7 @@ def _say_code(code: Code, cutout: Cutout, bands: int, found: _Said) -> None:
 
 
 def _say_coordinates(cutout: Cutout, rows: int, columns: int, found: _Said) -> None:
-    """If the coordinates of rows and columns are evenly spaced, add them to `found` as a transform with their CRS."""
+    """Add evenly spaced coordinates of rows and columns to `found`, as a transform and a CRS."""
     from rasterio import Affine  # noqa: PLC0415  (of an extra)
 
     known = cutout.meaning.of(Coordinate)

@@ -1,10 +1,10 @@
-"""Regions as plain Zarr arrays in a group, with the coordinates of their pixels.
+"""Export of regions to Zarr arrays in a group, with coordinates.
 
 On a local disk the group is written next to its target, then renamed. Elsewhere its root document is written last:
 without it, there is no group.
 
-An unfinished export contains a document that identifies what is exported. An equal export continues it and keeps its
-chunks, because each was written as a whole.
+An unfinished export contains a document with the identity of its content. An equal export continues it and keeps its
+chunks, because each chunk was written as a whole.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ class Content:
 def opened_zarr(
     content: Content, target: str, storage_options: dict[str, Any] | None, *, overwrite: bool
 ) -> Iterator[dict[str, Sink]]:
-    """Yield the sinks of the arrays of a group, by path. At the end, publish the group, unless there was an error."""
+    """Yield the sinks for the arrays of a group, by path.
+
+    The group is published at the end, unless there was an error.
+    """
     if is_local(target):
         with _opened_folder(content, local_path(target).absolute(), overwrite=overwrite) as group:
             yield group.sinks()
@@ -121,7 +124,7 @@ def _root_of(path: Path) -> bytes | None:
 
 
 def _is_export(document: bytes | None) -> bool:
-    """Whether export wrote `document`: the root document of a finished group, or the mark of an unfinished one."""
+    """Whether a document is from an export, finished or unfinished."""
     try:
         return _MARK in json.loads(document or b"{}")["attributes"]
     except (ValueError, KeyError, TypeError):
@@ -149,19 +152,22 @@ class _Group:
 
     @property
     def is_begun(self) -> bool:
-        """Whether the store contains an unfinished export of the same content, which can be continued."""
+        """Whether the store contains an unfinished export of the same content."""
         identity = self._content.identity
         return identity is not None and self._objects.get([UNFINISHED]) == [*_note(identity).values()]
 
     @property
     def may_continue(self) -> bool:
-        """Whether a later export can continue this one: it has an identity, and some chunks are written."""
+        """Whether a later export can use the written chunks.
+
+        This requires an identity, and at least one chunk.
+        """
         return self._content.identity is not None and any(map(self._chunks, self._content.cutouts))
 
     def make_room(self, target: str, *, overwrite: bool) -> None:
-        """Delete an unfinished export or, with `overwrite`, a finished one.
+        """Delete an unfinished export or, with `overwrite`, any export.
 
-        Raise ValidationError if anything else is there.
+        Raise ValidationError if the target contains anything else.
         """
         root, note = self._objects.get([DOCUMENT, UNFINISHED])
         if root is None and not _is_export(note):
@@ -181,12 +187,11 @@ class _Group:
         self._objects.delete(names)
 
     def _chunks(self, path: str) -> set[str]:
-        """Return the keys of the written chunks of the array at `path`."""
         keys = itertools.chain.from_iterable(self._objects.pages(path))
         return set(filter(_CHUNK.fullmatch, (key.removeprefix(f"{path}/") for key in keys)))
 
     def begin(self) -> None:
-        """Write the document that identifies this export."""
+        """Write the identity of this export."""
         self._objects.put(_note(self._content.identity))
 
     def sinks(self) -> dict[str, Sink]:
@@ -206,7 +211,10 @@ class _Group:
         return self._content.shown[path].document(fill_value, _COMPRESSORS, zarr_attributes(nodata))
 
     def finish(self) -> None:
-        """Write everything except chunks. Write the root document last, because it makes the folder a group."""
+        """Write all metadata and coordinates, and the root document last.
+
+        The root document makes the folder a group.
+        """
         content = self._content
         written, chunks_beside = documents_of(
             content.shown,
@@ -225,7 +233,10 @@ class _Group:
 
 
 class _Array:
-    """The chunks of an array, some of which may already be written."""
+    """Writer for the chunks of an array.
+
+    Chunks in `written` are skipped.
+    """
 
     def __init__(self, objects: Objects, path: str, cutout: Cutout, fill_value: Any, written: set[str]) -> None:
         self._objects = objects
@@ -244,7 +255,10 @@ class _Array:
         self._objects.put({f"{self._path}/{_key(chunk)}": data for chunk, data in found if data is not None})
 
     def _encoded(self, place: Place, pixels: Pixels, chunk: Index) -> bytes | None:
-        """Cut a chunk out of `pixels`, which are at `place`, and encode it. Return None if it has only fill values."""
+        """Encode a chunk of `pixels`, or return None for only fill values.
+
+        `place` is the box of `pixels` in the array.
+        """
         box = [
             slice(i * n - b.start, (i + 1) * n - b.start)
             for i, n, b in zip(chunk, self._chunk_shape, place, strict=True)

@@ -1,4 +1,4 @@
-"""The viewer: which tiles a view needs, what they show, and the Bokeh page that shows them."""
+"""The viewer: a Bokeh page with tiles of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the viewer, and the local server that serves it."""
+"""The page of the viewer, and a local server for it."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ _BESIDE = 75
 
 @dataclass(frozen=True)
 class _Place:
-    """The pixel in the middle of the screen, and the zoom: a pixel covers ``2**zoom`` screen pixels along each side.
+    """The pixel in the middle of the screen, and the zoom.
 
-    If `zoom` is None, the zoom is chosen so that the extents `whole` fit on the screen.
+    A pixel covers ``2**zoom`` screen pixels along each side. If `zoom` is None, the extents `whole` are fitted to the
+    screen.
     """
 
     y: float
@@ -56,14 +57,17 @@ class _Place:
 
     @classmethod
     def of(cls, tensor: InfiniteTensor) -> Self:
-        """Return the place that a page shows first: all of a finite plane, else the stored tile nearest to pixel 0."""
+        """Return the initial position of a page.
+
+        The page shows all of a finite plane, or else the stored tile nearest to pixel 0.
+        """
         plane = Plane.of(tensor.shape, tensor.dims)
         near = (0.0, 0.0) if None not in plane.extents else stored_near(tensor, plane)
         y, x = (at if n is None else (n - 1) / 2 for at, n in zip(near, plane.extents, strict=True))
         return cls(y, x, None, plane.extents)
 
     def asked(self, arguments: Mapping[str, Sequence[bytes]]) -> Self:
-        """Return this place with `y`, `x` and `zoom` replaced by those in the URL. Invalid ones are ignored."""
+        """Return a copy with `y`, `x` and `zoom` from the URL. Invalid numbers are ignored."""
         given: dict[str, Any] = {}
         for name in ("y", "x", "zoom"):
             try:
@@ -75,7 +79,7 @@ class _Place:
         return replace(self, **given)
 
     def zoom_for(self, height: float, width: float) -> float:
-        """Return `zoom`, or if it is None, the zoom at which `whole` fits on a screen of this size."""
+        """Return `zoom`, or else the zoom for fitting `whole` to a screen."""
         if self.zoom is not None:
             return self.zoom
         sides = zip((height, width), self.whole, strict=False)
@@ -83,7 +87,10 @@ class _Place:
 
 
 class _Page:
-    """The page in one browser: panels side by side, which all show the same place."""
+    """The page in one browser, with panels side by side.
+
+    All panels show the same rows and columns.
+    """
 
     def __init__(self, document: Document, tensors: Sequence[InfiniteTensor], start: _Place, budget: Budget) -> None:
         self._ranges = Range1d(0, 1), Range1d(1, 0)
@@ -121,7 +128,7 @@ class _Page:
         return math.log2(self._sizes[0][0] / (columns.end - columns.start))
 
     def _fit(self) -> None:
-        """Show the same place again when the size of the figures has changed."""
+        """Keep the middle and the zoom when the size of the figures has changed."""
         columns, rows = self._ranges
         sizes = [panel.size for panel in self._panels]
         if not all(sizes[0]) or sizes == self._sizes:
@@ -156,12 +163,14 @@ def _within(number: float, least: float, most: float) -> float:
 
 
 class View:
-    """A page that shows tensors, served on this machine while this process runs; see `InfiniteTensor.view`.
+    """A page with tensors, served on this machine; see `InfiniteTensor.view`.
+
+    The page is served until it is closed, or until this process ends.
 
     Attributes
     ----------
     url : str
-        The URL of the page, for browsers on this machine. ``?y=&x=&zoom=`` opens it at another place: `zoom` 0 shows
+        The URL of the page, for browsers on this machine. ``?y=&x=&zoom=`` opens it at another position: `zoom` 0 shows
         one pixel per screen pixel, -1 half as large, 1 twice as large.
     """
 
@@ -184,7 +193,6 @@ class View:
 
     def _serve(self, show: Any, port: int) -> None:
         async def serve() -> None:
-            """Serve the page until the view is closed."""
             self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
             listener = listening("127.0.0.1", port)
             listener.setblocking(False)
@@ -222,7 +230,10 @@ class View:
             self._ended.set()
 
     def wait(self) -> None:
-        """Block until the view is closed or Ctrl-C is pressed; for the last line of a script."""
+        """Block until the view is closed or Ctrl-C is pressed.
+
+        This is for the last line of a script.
+        """
         try:
             # With a timeout: on Windows, Ctrl-C does not interrupt a wait without one.
             while not self._ended.wait(1):
@@ -231,7 +242,10 @@ class View:
             self.close()
 
     def close(self) -> None:
-        """Stop the server. A running call of ``f`` is finished; no other one starts."""
+        """Stop the server.
+
+        A running call of ``f`` is finished, but no further call starts.
+        """
         if not self._ended.is_set():
             self._loop.call_soon_threadsafe(self._end.set)
             self._ended.wait()
@@ -245,7 +259,6 @@ class View:
         self.close()
 
     def _repr_html_(self) -> str:
-        """Return the HTML that shows the page in a notebook."""
         return f'<iframe src="{self.url}" style="width: 100%; height: 640px; border: 0"></iframe>'
 
     def __repr__(self) -> str:
@@ -259,7 +272,7 @@ def view(tensors: Sequence[object], port: object, budget: object, *, open_browse
             raise ValidationError(f"a view shows InfiniteTensors, got {quoted(tensor)}")
     number = as_index(port)
     if number is None or not 0 <= number < 2**16:
-        raise ValidationError(f"port must be an int from 0 to 65535, 0 for any that is free, got {quoted(port)}")
+        raise ValidationError(f"port must be an int from 0 to 65535, 0 for a free port, got {quoted(port)}")
     most = as_index(budget)
     if most is None or most < 0:
         raise ValidationError(f"budget must be a number of windows, 0 to compute nothing, got {quoted(budget)}")

@@ -1,4 +1,7 @@
-"""One tensor on a Bokeh page: a figure that requests the visible tiles and draws them as they arrive."""
+"""A tensor on a Bokeh page.
+
+A figure requests the visible tiles, and draws each tile when it arrives.
+"""
 
 from __future__ import annotations
 
@@ -67,10 +70,10 @@ Work: TypeAlias = Callable[[], None]
 
 
 class Lane:
-    """A thread that does one piece of work at a time. New work replaces work that is waiting and has not begun.
+    """A thread for work, with at most one item waiting.
 
-    ``unwanted(number)`` tells whether the work that was given with this number should stop before its next call of
-    ``f``.
+    New work replaces waiting work. ``unwanted(number)`` tells whether the work given with this number should stop
+    before its next call of ``f``.
     """
 
     def __init__(self, unwanted: Callable[[int], bool]) -> None:
@@ -80,7 +83,7 @@ class Lane:
         self._lock = threading.Lock()
 
     def give(self, number: int, work: Work) -> None:
-        """Do this work next, in place of any work that is still waiting."""
+        """Do `work` next, in place of waiting work."""
         with self._lock:
             self._next = number, work
             if not self._busy:
@@ -101,7 +104,7 @@ class Lane:
 
 
 class _Layer:
-    """The images that a figure shows of one level, one image for each tile."""
+    """The images of a level in a figure, one image per tile."""
 
     def __init__(self, fig: figure, mapper: LinearColorMapper, *, colours: bool) -> None:
         names = ["image", "x", "y", "dw", "dh", *(_COLOURS if colours else ())]
@@ -114,7 +117,10 @@ class _Layer:
         self.pictures: dict[Tile, tuple[Picture, float]] = {}
 
     def add(self, pictures: Sequence[Picture], plane: Plane, ends: tuple[float, float]) -> None:
-        """Draw tiles over existing ones, and drop the oldest if there are too many. `ends` is the range of colours."""
+        """Draw tiles over existing tiles, and drop the oldest if there are too many.
+
+        `ends` is the range of colours.
+        """
         rows: dict[str, list[Any]] = {name: [] for name in self.source.data}
         for picture in pictures:
             self.pictures.pop(picture.tile, None)
@@ -164,7 +170,6 @@ def _figure(tensor: InfiniteTensor, plane: Plane, ranges: tuple[Range1d, Range1d
 
 
 def _marks_on(fig: figure) -> ColumnDataSource:
-    """Add the overlays of tiles and their texts to a figure; return their data source."""
     names = ["left", "right", "top", "bottom", "fill", "alpha", "x", "y", "text"]
     marks = ColumnDataSource({name: [] for name in names}, name="marks")
     fig.quad("left", "right", "top", "bottom", source=marks, fill_color="fill", fill_alpha="alpha", line_color=None)
@@ -240,7 +245,6 @@ class Panel:
         self.widgets = [*map(self._choice, self._plane.others), self._tint, self._hold, self._status]
 
     def _listen(self) -> None:
-        """React to changes of the visible ranges and of the size of the figure."""
         self.figure.on_event(RangesUpdate, lambda event: self.look(event.y0, event.x0, event.y1, event.x1))
         self.figure.on_change("inner_width", lambda _name, _old, new: self._resize(new, self.size[1]))
         self.figure.on_change("inner_height", lambda _name, _old, new: self._resize(self.size[0], new))
@@ -251,7 +255,6 @@ class Panel:
         self._document.add_next_tick_callback(self._resized)
 
     def _choice(self, d: int) -> UIElement:
-        """Return the widget that chooses the place along dimension `d`, which is neither rows nor columns."""
         name, extent = self._tensor.dims[d], self._tensor.shape[d]
 
         def chosen(_name: str, _old: object, new: object) -> None:
@@ -299,7 +302,7 @@ class Panel:
         return number != self._look_number or not threading.main_thread().is_alive()
 
     def _find(self, number: int, plane: Plane, asked: list[Tile]) -> None:
-        """Send stored tiles to the page. Have the other tiles computed if the budget allows it. Runs on a thread."""
+        """Send stored tiles to the page. Have missing tiles computed if the budget allows. Runs on a thread."""
         try:
             lacking: dict[Tile, Picture] = {}
             for found in self._tiles.stored(plane, asked):
@@ -324,7 +327,7 @@ class Panel:
             self._bring(number, [self._tiles.computed(plane, tile)])
 
     def _bring(self, number: int, pictures: list[Picture]) -> None:
-        """Queue tiles for the page, which draws them on its event loop. Runs on a thread."""
+        """Queue tiles for drawing on the event loop of the page. Runs on a thread."""
         for picture in pictures:
             # The range is cached, so it is computed here rather than on the thread that draws.
             _ = picture.range
@@ -354,7 +357,6 @@ class Panel:
         self._draw()
 
     def _draw(self) -> None:
-        """Update the layers, the colour scale, the marks and the status."""
         layer = self._layer(self._level)
         lacking = [tile for tile in self._wanted if tile not in layer.pictures]
         for (level, colours), other in self._layers.items():
@@ -370,12 +372,11 @@ class Panel:
         self._tell(len(lacking))
 
     def _told(self, columns: Sequence[str]) -> list[tuple[str, str]]:
-        """Return the tooltips for the pixel under the mouse."""
         y, x = (self._tensor.dims[d] for d in (self._plane.rows, self._plane.columns))
         return [(y, "$y{0}"), (x, "$x{0}"), ("value", " ".join(f"@{name}{{custom}}" for name in columns))]
 
     def _scale(self) -> None:
-        """Fit the colours to the visible pixels: one colour per label, or a scale from the smallest to the largest."""
+        """Fit the colours to the visible pixels: one colour per label, or a scale from minimum to maximum."""
         if self._tiles.labels != self._labelled:
             # Only on a change: each update of a model makes Bokeh check all of them.
             self._labelled = self._tiles.labels
@@ -398,7 +399,7 @@ class Panel:
             self._mapper.update(low=low, high=high if high > low else low + max(1.0, abs(low) / 1000))
 
     def _mark(self) -> None:
-        """Tint pending and failed tiles. If the checkbox is active, also tint tiles that were stored."""
+        """Tint pending and failed tiles. If the checkbox is active, also tint stored tiles."""
         rows: dict[str, list[Any]] = {name: [] for name in self._marks.data}
         pictures = self._layer(self._level).pictures
         for tile in self._wanted:

@@ -1,4 +1,7 @@
-"""The pixels that tiles of the viewer show: stored or computed ones, or coarser pixels made from these."""
+"""Pixels for the tiles of the viewer.
+
+The pixels are stored or computed, or made from finer pixels.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ _MOST_READ = 1024
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """The pixels that a tile shows.
+    """The pixels shown in a tile.
 
     Attributes
     ----------
@@ -66,7 +69,9 @@ class Picture:
 
 
 class Tiles:
-    """The tiles of a tensor. Inside ``with stopping(stop)``, its methods raise Stopped once ``stop()`` is True.
+    """Reader for the tiles of a tensor.
+
+    Inside ``with stopping(stop)``, its methods raise Stopped once ``stop()`` is True.
 
     Parameters
     ----------
@@ -95,9 +100,10 @@ class Tiles:
         self.labels = dtype.kind in "iu"
 
     def window(self, plane: Plane) -> int:
-        """Return the number of pixels of a plane per window: the stride of rows times the stride of columns.
+        """Return the number of pixels per window in a plane.
 
-        Return 0 if ``f`` is a `RegionWriter`, because it needs no windows.
+        It is the stride of rows times the stride of columns. Return 0 if ``f`` is a `RegionWriter`, because it needs no
+        windows.
         """
         if isinstance(self.levels[0].f, RegionWriter):
             return 0
@@ -105,10 +111,10 @@ class Tiles:
         return stride[plane.rows] * stride[plane.columns]
 
     def stored(self, plane: Plane, tiles: Sequence[Tile]) -> Iterator[list[Picture]]:
-        """Yield the stored pixels of tiles, all of one level, in groups.
+        """Yield the stored pixels of tiles, in groups.
 
-        If the level is stored, neighbouring tiles form a group and are read as one box. Otherwise each tile is a group,
-        made from pixels of the coarsest stored level.
+        All tiles must have the same level. If the level is stored, neighbouring tiles form a group and are read as one
+        box. Otherwise each tile is a group, made from pixels of the coarsest stored level.
         """
         level = tiles[0].level if tiles else 0
         groups = runs(tiles) if level < len(self.levels) else [[tile] for tile in tiles]
@@ -126,7 +132,7 @@ class Tiles:
             yield found
 
     def filled(self, plane: Plane, picture: Picture) -> Picture:
-        """Replace missing pixels of a tile by stored pixels of finer levels, and return the resulting tile."""
+        """Replace missing pixels of a tile by stored pixels of finer levels."""
         tile, values = picture.tile, picture.values
         for level in range(min(tile.level, len(self.levels) - 1) - 1, -1, -1):
             gaps = np.isnan(values)
@@ -136,7 +142,10 @@ class Tiles:
         return Picture(tile, values, picture.state)
 
     def computed(self, plane: Plane, tile: Tile) -> Picture:
-        """Compute the missing pixels of a tile, and return it. If that fails, return a tile with the error."""
+        """Compute the missing pixels of a tile.
+
+        Return a tile with the error if that fails.
+        """
         if (plane, tile) in self._failed:
             return self._failed[plane, tile]
         level = min(tile.level, len(self.levels) - 1)
@@ -156,7 +165,10 @@ class Tiles:
         return Picture(tile, values, "computed")
 
     def _made(self, plane: Plane, box: Box, level: int, base: int, *, compute: bool = False) -> Pair:
-        """Return the pixels of a box of `level`, made from the finer level `base`, and a mask of missing pixels."""
+        """Make the pixels of a box of `level` from the finer level `base`.
+
+        Return the pixels, and a mask of missing pixels.
+        """
         everywhere = compute or (self._copied and base == 0)
         read = self._read if everywhere else self._stored
         tiles = None if everywhere or level == base else self._tiles_in(plane, box, level, base)
@@ -168,7 +180,10 @@ class Tiles:
                 return found
 
     def _coarse(self, plane: Plane, box: Box, level: int, base: int, read: Reading, tiles: IntArray | None) -> Pair:
-        """Return what `_made` returns. Unless `tiles` is None, only these tiles of `base` are stored."""
+        """Make pixels for `_made`.
+
+        Unless `tiles` is None, only these tiles of `base` are stored.
+        """
         if level == base:
             return read(base, plane, box)
         extents, shape = plane.extents_in(self.levels[base].shape), [part.stop - part.start for part in box]
@@ -196,9 +211,9 @@ class Tiles:
         return values, missing
 
     def _tiles_in(self, plane: Plane, box: Box, level: int, base: int) -> IntArray:
-        """Return the tiles of `base` that are stored, at least in part, below a box of `level`.
+        """Return the stored and partial tiles of `base` below a box of `level`.
 
-        They are the first rows and columns of the tiles, and the ones after the last, of shape (2, N, 2).
+        The result has shape (2, N, 2): the first row and column of each tile, and the row and column after the last.
         """
         tensor, node = self.levels[base], node_of(self.levels[base])
         fine = finer(box, 2 ** (level - base), plane.extents_in(tensor.shape))
@@ -226,7 +241,7 @@ class Tiles:
         return halved
 
     def _nodata(self, plane: Plane) -> Array:
-        """Return the value that marks pixels without data, or one per colour; NaN for none."""
+        """Return the nodata value, or a value per colour. NaN stands for none."""
         code = self._code
         if code is None or code.along in (plane.rows, plane.columns):
             return np.array(np.nan)
@@ -246,7 +261,10 @@ class Tiles:
         return self._shown(plane, *shown_if_stored(self.levels[level], plane.region(box, self._scales[level])))
 
     def _shown(self, plane: Plane, pixels: Array, missing: Array) -> Pair:
-        """Arrange pixels as a picture. Return its values, with NaN for missing pixels, and a mask of these."""
+        """Arrange pixels as a picture.
+
+        Return values with NaN for missing pixels, and a mask of missing pixels.
+        """
         values, missing = plane.image(pixels), plane.image(missing)
         if missing.all():
             return np.full(values.shape, np.nan, self._dtype), missing
@@ -262,7 +280,7 @@ def _halves(part: slice) -> list[slice]:
 
 
 def _inside(part: Box, box: Box) -> Box:
-    """Return a part of a box, counted from the first pixel of the box."""
+    """Return a part of a box, relative to the first pixel of the box."""
     rows, columns = (slice(own.start - of.start, own.stop - of.start) for own, of in zip(part, box, strict=True))
     return rows, columns
 
@@ -274,7 +292,10 @@ def _box(plane: Plane, tile: Tile) -> Box:
 
 
 def stored_near(tensor: InfiniteTensor, plane: Plane) -> tuple[float, float]:
-    """Return row and column of the middle of the stored tile nearest to pixel (0, 0), or zeros if none is known."""
+    """Return the middle of the stored tile nearest to pixel (0, 0).
+
+    Return (0, 0) if that pixel is stored, or if no stored tile is known.
+    """
     node = node_of(tensor)
     near = [0 if place is None else place for place in plane.at]
     if tensor.coverage(tuple([slice(place, place + 1) for place in near]), "stored").any():

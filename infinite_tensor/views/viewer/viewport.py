@@ -1,4 +1,7 @@
-"""Chooses the level and the tiles that show a part of a plane. It only calculates: no pixels are read."""
+"""The choice of level and tiles for a part of a plane.
+
+No pixels are read.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,9 @@ class Viewport:
     width: float
 
     def level(self, most: int) -> int:
-        """Return the level to show: its pixels are about as large as screen pixels.
+        """Return the level with pixels about as large as screen pixels.
 
-        If it would have too many visible tiles, return a coarser level. `most` is the coarsest level.
+        Return a coarser level if there would be too many visible tiles. `most` is the coarsest level.
         """
         finest = max(0, round(math.log2(max(self.right - self.left, 1) / max(self.width, 1))))
         for level in range(min(finest, most), most):
@@ -56,7 +59,7 @@ class Viewport:
         return most
 
     def _spans(self, side: int) -> tuple[range, range]:
-        """Divide the plane into blocks of `side` x `side` pixels. Return the rows and columns of the visible blocks."""
+        """Return the visible rows and columns of blocks of `side` x `side` pixels."""
         rows, columns = (
             range(math.floor((low + 0.5) / side), math.ceil((high + 0.5) / side))
             for low, high in ((self.top, self.bottom), (self.left, self.right))
@@ -64,7 +67,7 @@ class Viewport:
         return rows, columns
 
     def tiles(self, level: int, extents: Shape) -> list[Tile]:
-        """Return the visible tiles, those nearest to the middle first."""
+        """Return the visible tiles, nearest to the middle first."""
         side = SIDE * 2**level
         rows, columns = self._spans(side)
         for_all = [Tile(level, row, column) for row in rows for column in columns]
@@ -73,7 +76,7 @@ class Viewport:
         return sorted(found, key=lambda tile: ((tile.row - y) ** 2 + (tile.column - x) ** 2, tile))
 
     def part(self, box: Box, level: int) -> Box:
-        """Return the visible rows and columns of a box of a level, counted from the beginning of the box."""
+        """Return the visible part of a box, relative to the first pixel of the box."""
         rows, columns = (
             slice(max(span.start - along.start, 0), max(span.stop - along.start, 0))
             for span, along in zip(self._spans(2**level), box, strict=True)
@@ -83,12 +86,12 @@ class Viewport:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much may be computed for one view.
+    """The limits of computation for one view.
 
     Attributes
     ----------
     windows, pixels : int
-        The most windows, and the most pixels of level 0, that a view may need.
+        The most windows, and the most pixels of level 0, for one view.
     """
 
     windows: int
@@ -101,7 +104,10 @@ class Budget:
 
 
 def runs(tiles: Sequence[Tile]) -> list[list[Tile]]:
-    """Group tiles of one level into rectangles without gaps, each of which can be read as one box."""
+    """Group tiles of one level into rectangles without gaps.
+
+    Each group can be read as one box.
+    """
     rows = [
         [tile for _, tile in row]
         for _, row in itertools.groupby(enumerate(sorted(tiles)), lambda at: (at[1].row, at[1].column - at[0]))

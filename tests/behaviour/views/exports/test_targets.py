@@ -288,7 +288,7 @@ def test_a_format_that_is_given_holds_whatever_the_target_is_called(tmp_path: Pa
 @pytest.mark.parametrize(
     ("target", "options", "message"),
     [
-        ("out.jpg", {}, r"the target must end in one of .zarr, .npy, .png, .tif, .tiff, which gives the format, got"),
+        ("out.jpg", {}, r"the target must end in one of .zarr, .npy, .png, .tif, .tiff, got"),
         ("out.npy", {"format": "jpg"}, "format must be one of zarr, npy, png, tiff, got 'jpg'"),
         (3, {}, "target must be a path or a URL, got 3"),
         ("", {}, "target must be a path or a URL as a str"),
