@@ -1,4 +1,4 @@
-"""Persistent stores: the classes that authors of backends subclass."""
+"""The base class and the data types for authors of persistent stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One read's view of one tensor in a persistent store: the tiles it touches."""
+"""Access to the tiles of a persistent store during a read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from infinite_tensor.tilestore.persistent.storage import Entry
 
 
 class TileAccess(Access):
-    """Keeps references to complete tiles, and pins tiles in progress so that they stay in the cache.
+    """Tiles of a tensor in a persistent store, as needed by a read.
+
+    Keeps references to complete tiles. Pins tiles in progress, so that they stay in the cache.
 
     Parameters
     ----------
@@ -83,7 +85,7 @@ class TileAccess(Access):
         )
 
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
-        """For each window, return whether its tiles in memory still lack it; see `Access.absent`."""
+        """Look for windows in the tiles in memory again; see `Access.absent`."""
         low, high = self._tiles_of(windows)
         with self._cache.lock:
             return np.array(
@@ -99,11 +101,10 @@ class TileAccess(Access):
         return isinstance(entry, TileInProgress) and window not in entry
 
     def _tiles_of(self, windows: IntArray) -> tuple[IntArray, IntArray]:
-        """Return two arrays: for each window, the low and the high end of the box of tiles that it touches."""
         return self._record.layout.grid.boxes(*self._record.spec.grid.bounds(windows))
 
     def deposit(self, windows: IntArray, outputs: Array) -> None:
-        """Cut the windows at the borders of tiles, and blend each piece into its tile."""
+        """Cut windows at tile borders, and blend each piece into a tile."""
         array = as_array(outputs.cpu()) if isinstance(outputs, torch.Tensor) else outputs
         pieces = [piece for begin, end in self._rows_of(windows) for piece in self._pieces(windows, begin, end)]
         if self._taken is not None:
@@ -122,15 +123,14 @@ class TileAccess(Access):
         self._cache.make_room()
 
     def _rows_of(self, windows: IntArray) -> Iterable[tuple[int, int]]:
-        """Split `windows` into rows. Return the range ``(begin, end)`` of each row within `windows`."""
         if self._record.spec.grid.row_dim is None:
             return itertools.pairwise(range(len(windows) + 1))
         return rows_of(windows)
 
     def _pieces(self, windows: IntArray, begin: int, end: int) -> Iterator[tuple[Index, int, int]]:
-        """Yield ``(tile, first, last)`` for each tile that a row of windows touches.
+        """Yield ``(tile, first, last)`` for each tile under a row of windows.
 
-        The row is ``windows[begin:end]``. Its part ``windows[first:last]`` touches the tile.
+        The row is ``windows[begin:end]``. The part ``windows[first:last]`` touches the tile.
         """
         grid, layout, d = self._record.spec.grid, self._record.layout, self._record.spec.grid.row_dim
         start = grid.window.start(tuple(windows[begin].tolist()))
@@ -146,7 +146,7 @@ class TileAccess(Access):
                 yield tile, first, last
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Copy the region from its tiles."""
+        """Copy a region from tiles to `out`."""
         block = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype, device="cpu")
         target, layout = as_array(block), self._record.layout
         stop = list(map(operator.add, start, out.shape))
@@ -166,9 +166,10 @@ class TileAccess(Access):
             out.copy_(block)
 
     def _blended_tile(self, tile: Index, entry: TileInProgress) -> Blended | None:
-        """Return the blended pixels of a tile in progress, cut to the regions of this read.
+        """Return the blended pixels of a tile in progress.
 
-        Return None if windows are missing, or if the read has too few regions to use the pixels again.
+        The pixels are cut to the regions of the read. Return None if windows are missing, or if the read has too few
+        regions to use the pixels again.
         """
         return self._blended.get(tile, partial(self._blend, tile, entry)) if self._blended.worthwhile else None
 
@@ -183,7 +184,7 @@ class TileAccess(Access):
         return Blended(start, stop, pixels)
 
     def keep(self, start: Sequence[int] | None) -> None:
-        """Release the tiles that end before `start`."""
+        """Release the tiles before `start`; see `Access.keep`."""
         layout = self._record.layout
         gone = [
             tile
@@ -204,7 +205,10 @@ class TileAccess(Access):
         return not self._record.current
 
     def detach(self) -> None:
-        """Continue with a copy of the record that is marked as not current. So nothing is stored."""
+        """Turn off storing.
+
+        The read continues with a copy of the record, marked as not current.
+        """
         self._record = replace(self._record, current=False)
 
     def close(self) -> None:
@@ -212,7 +216,6 @@ class TileAccess(Access):
         self.keep(None)
 
     def _fetch(self, tiles: Iterable[Index]) -> None:
-        """Fetch tiles that this read does not have yet."""
         self._check_open()
         with self._fetching:
             wanted = [tile for tile in dict.fromkeys(tiles) if tile not in self._tiles]

@@ -1,4 +1,7 @@
-"""The tiles of a persistent store in memory: decoded tiles, tiles in progress, and tiles on their way to storage."""
+"""The tiles of a persistent store in memory.
+
+Contains complete tiles, tiles in progress, and tiles waiting to be stored.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,14 @@ from infinite_tensor.tilestore.persistent.storage import Entry, Key, Storage
 from infinite_tensor.tilestore.persistent.writer import Write, Writer
 
 _FEW_TENSORS = 64
-"""The number of unused tensors whose tiles stay cached, in case they are used again."""
+"""The number of unused tensors with tiles kept in memory, in case the tensors are used again."""
 
 
 class TileCache:
-    """An LRU cache of tiles, in front of a background writer and storage.
+    """LRU cache of tiles, in front of a background writer and storage.
 
-    Entries are complete tiles (tensors, never changed) and tiles in progress. A tile in progress is not evicted while
-    a read has pinned it, and is stored when it is evicted. Tiles that wait to be stored are found in the writer.
+    Entries are complete tiles (tensors, never changed) and tiles in progress. A tile in progress is not evicted while a
+    read has pinned it, and is stored when it is evicted. Tiles waiting to be stored are in the writer.
 
     Parameters
     ----------
@@ -62,10 +65,10 @@ class TileCache:
         self.renew()
 
     def renew(self) -> None:
-        """In a forked child, keep only the complete tiles.
+        """Keep only complete tiles, in a forked child.
 
-        The parent stores the tiles that were waiting. Tiles in progress are dropped, because the fork may have come in
-        the middle of a change.
+        The parent stores the waiting tiles. Tiles in progress are dropped, because the fork may have come in the middle
+        of a change.
         """
         self.lock = threading.RLock()
         self.entries.recount(keep=lambda entry: not isinstance(entry, TileInProgress))
@@ -79,7 +82,7 @@ class TileCache:
     def complete(self, record: Record, box: tuple[Sequence[int], Sequence[int]]) -> dict[Index, torch.Tensor] | None:
         """Return the tiles in a box if all are complete and in memory, else None.
 
-        Also return None if the error of a failed write has not been raised yet.
+        Also return None if a write has failed and the error has not been raised yet.
         """
         tiles: dict[Index, torch.Tensor] = {}
         with self.lock:
@@ -91,9 +94,10 @@ class TileCache:
         return None if self._writer.failed else tiles
 
     def complete_at_once(self, record: Record, tile: Index) -> torch.Tensor | None:
-        """Like `complete` for one tile, but without waiting: also return None while another thread uses the cache.
+        """Return a complete tile from memory without waiting, else None.
 
-        Do not call this on the main thread, where a Ctrl-C could come before the lock is released.
+        Return None in the cases of `complete`, and while another thread uses the cache. Do not call this on the main
+        thread, where a Ctrl-C could come before the lock is released.
         """
         if not self.lock.acquire(blocking=False):
             return None
@@ -104,7 +108,7 @@ class TileCache:
         return None if self._writer.failed or not isinstance(entry, torch.Tensor) else entry
 
     def held(self, record: Record, low: Sequence[int], high: Sequence[int]) -> dict[Index, Entry]:
-        """The tiles of a box ``[low, high)`` that are in memory."""
+        """Return the tiles in memory inside the box ``[low, high)``."""
         with self.lock:
             jobs = self._writer.jobs()
             if math.prod(map(operator.sub, high, low)) <= len(self.entries):
@@ -120,7 +124,7 @@ class TileCache:
             }
 
     def pending(self, record: Record) -> int:
-        """How many tiles of a tensor are only in memory, or have more windows in memory than in storage."""
+        """Count the tiles of a tensor with unstored windows."""
         with self.lock:
             waiting = {tile for owner, tile in self._writer.jobs() if owner is record}
             begun = {
@@ -133,9 +137,10 @@ class TileCache:
     def fetch(
         self, record: Record, tiles: Iterable[Index], reader: weakref.ref[object], entries: dict[Index, Entry]
     ) -> None:
-        """Put tiles from memory or storage into `entries`. Incomplete tiles stay pinned until `unpin` is called.
+        """Put tiles from memory or storage into `entries`.
 
-        If another thread is loading a tile, wait for that thread instead of loading the tile again.
+        Incomplete tiles stay pinned until `unpin` is called. If another thread is loading a tile, wait for that thread
+        instead of loading the tile again.
         """
         wanted = list(tiles)
         while wanted:
@@ -144,9 +149,9 @@ class TileCache:
     def _fetch_some(
         self, record: Record, wanted: Sequence[Index], reader: weakref.ref[object], entries: dict[Index, Entry]
     ) -> list[Index]:
-        """Put tiles into `entries`, and return the tiles that are still missing there.
+        """Put tiles into `entries`, except tiles being loaded by another thread.
 
-        Another thread was loading the missing tiles. The method has waited for that thread.
+        Wait for the other threads, then return the tiles left out.
         """
         loading = threading.Lock()
         with loading:
@@ -183,7 +188,6 @@ class TileCache:
         reader: weakref.ref[object],
         entries: dict[Index, Entry],
     ) -> None:
-        """Put the tiles that are not None into `entries`, and pin tiles in progress."""
         for tile, entry in tiles.items():
             if isinstance(entry, TileInProgress):
                 self._pins.setdefault((record, tile), set()).add(reader)
@@ -191,7 +195,7 @@ class TileCache:
                 entries[tile] = entry
 
     def unpin(self, record: Record, tiles: Iterable[Index], reader: weakref.ref[object]) -> None:
-        """Unpin tiles in progress that `fetch` has pinned."""
+        """Unpin tiles in progress after `fetch`."""
         with self.lock:
             for tile in tiles:
                 key = record, tile
@@ -204,21 +208,23 @@ class TileCache:
             self.entries.evict(self._release)
 
     def _lacks_all(self, key: Key) -> bool:
-        """Whether a tile lacks all windows that cover it. Such a tile has no bytes, so limits would never evict it."""
+        """Return whether a tile has no windows yet.
+
+        Such a tile has no bytes, so limits would never evict it.
+        """
         entry = self.entries.get(key)
         return isinstance(entry, TileInProgress) and entry.empty and entry.total > 0
 
     def _is_pinned(self, key: Key) -> bool:
-        """Whether a read has pinned a tile."""
         if any(reader() is not None for reader in self._pins.get(key, ())):
             return True
         self._pins.pop(key, None)
         return False
 
     def changed(self, record: Record, tiles: Iterable[TileInProgress]) -> None:
-        """Update the cache after windows were added to `tiles`. Queue complete tiles to be stored.
+        """Update the cache after windows were added to `tiles`.
 
-        Do nothing if `record` is no longer current.
+        Complete tiles are queued to be stored. Do nothing if `record` is no longer current.
         """
         if not record.current:
             return
@@ -230,7 +236,9 @@ class TileCache:
             self.submit_partials()
 
     def make_room(self) -> None:
-        """Wait while too much is waiting to be stored. Must not be called with the lock held.
+        """Wait while too much data is waiting to be stored.
+
+        The lock must not be held.
 
         Raises
         ------
@@ -245,14 +253,17 @@ class TileCache:
         self._writer.throttle()
 
     def bind_again(self) -> None:
-        """Bind open tensors to the backend again, because the garbage collector may have cleared its references."""
+        """Bind open tensors to the backend again.
+
+        The garbage collector may have cleared the weak references of the backend.
+        """
         with self.lock:
             records = {record for record, _ in (*self.entries, *self._writer.jobs()) if record.current}
         for record in records:
             self._storage.backend._bind_again(record.spec.tensor_id, record.bound)
 
     def submit_partials(self) -> None:
-        """Send every tile in progress with unstored windows to storage."""
+        """Queue all tiles in progress with unstored windows for storing."""
         with self.lock:
             self._submit(
                 {key: entry for key, entry in self.entries.items() if isinstance(entry, TileInProgress) and entry.dirty}
@@ -260,7 +271,10 @@ class TileCache:
             self._dirty_since = None
 
     def flush(self) -> None:
-        """Store everything or raise StoreError. What failed before is tried again."""
+        """Store all tiles with unstored windows.
+
+        Failed writes are tried again. Raise StoreError if a tile cannot be stored.
+        """
         self._writer.retry(self._write())
         self.submit_partials()
         self._writer.drain()
@@ -271,21 +285,23 @@ class TileCache:
             raise failure
 
     def failure(self) -> StoreError | None:
-        """The error of background writes since the last call, or None."""
+        """Return the error of background writes since the last call, or None."""
         return self._writer.failure()
 
     def forget(self, record: Record) -> None:
-        """Wait for a write that is under way, then drop all tiles of a tensor, stored or not.
+        """Drop all tiles of a tensor, stored or not.
 
-        The record is no longer current, so windows that a read in progress still deposits are not stored.
+        Waits for a write in progress first. The record is no longer current, so windows deposited later by a read in
+        progress are not stored.
         """
         self._writer.cancel(lambda key: key[0] is record)
         self._drop(lambda key, _entry: key[0] is record)
 
     def hand_over(self, old: Record, new: Record, but: BoxUnion) -> None:
-        """Drop the tiles of record `old` from memory, but move its complete, stored tiles to record `new`.
+        """Move complete, stored tiles from record `old` to record `new`.
 
-        Waits for a write that is under way. After this call, no tile of the old record is written.
+        All other tiles of `old` are dropped from memory. Waits for a write in progress. After this call, no tile of
+        `old` is written.
 
         Parameters
         ----------
@@ -305,9 +321,10 @@ class TileCache:
                 self.entries.put((new, tile), entries[tile], entries[tile].nbytes)
 
     def drop_stored(self, tensor_id: str | None = None, *, in_progress: bool = False) -> None:
-        """Remove tiles from memory if they can be read back from storage. Flush first.
+        """Remove stored tiles from memory.
 
-        With `tensor_id`, remove only tiles of this tensor. With `in_progress`, remove only incomplete tiles.
+        Flush first: tiles with unstored windows stay in memory, and so do pinned tiles in progress. With `tensor_id`,
+        remove only tiles of this tensor. With `in_progress`, remove only incomplete tiles.
         """
         self._drop(
             lambda key, entry: (
@@ -318,7 +335,7 @@ class TileCache:
         )
 
     def drop_unheld(self) -> None:
-        """If many tensors are registered, remove tiles of unused tensors from memory.
+        """Remove tiles of unused tensors from memory if many tensors are registered.
 
         A tile in memory keeps the record of its tensor alive, and a record may be large.
         """
@@ -340,7 +357,11 @@ class TileCache:
         self._many_tensors = 2 * max(_FEW_TENSORS, len(self._registry.records))
 
     def look_again(self, record: Record, tiles: Iterable[Index]) -> None:
-        """Drop incomplete tiles that can be read back, because other processes may have added windows to them."""
+        """Drop incomplete tiles from memory to load them again.
+
+        Other processes may have added windows to the tiles in storage. Tiles with unstored windows and pinned tiles
+        stay.
+        """
         with self.lock:
             for key in [(record, tile) for tile in tiles]:
                 entry = self.entries.get(key)
@@ -351,11 +372,11 @@ class TileCache:
         return not isinstance(entry, TileInProgress) or not (entry.dirty or self._is_pinned(key))
 
     def give_up(self) -> None:
-        """Store nothing more of what is in memory."""
+        """Stop storing: remove all jobs not yet begun from the writer."""
         self._writer.give_up()
 
     def drop(self) -> None:
-        """Drop everything, stored or not."""
+        """Drop all tiles, stored or not."""
         self._writer.cancel(lambda _key: True)
         self._drop(lambda _key, _entry: True)
 
@@ -378,7 +399,6 @@ class TileCache:
         return entry
 
     def _enter(self, record: Record, tiles: Mapping[Index, Entry]) -> dict[Index, Entry]:
-        """Put tiles into the cache, and queue new complete tiles to be stored. Return the cache entries by tile."""
         complete = {
             (record, tile): entry
             for tile, entry in tiles.items()
@@ -397,7 +417,6 @@ class TileCache:
         return partial(self._storage.store, self._storage.backend, self.lock)
 
     def _submit(self, jobs: Mapping[Key, TileInProgress]) -> None:
-        """Queue tiles to be stored, except those beyond the coordinate limits."""
         stored = {key: tile for key, tile in jobs.items() if key[0].layout.is_stored(key[1])}
         if stored and not self._read_only:
             self._writer.submit(stored, self._write())

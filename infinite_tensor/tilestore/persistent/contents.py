@@ -1,7 +1,7 @@
-"""`PersistentContents`: the engine's interface to a persistent store, with its tiles in memory and in storage.
+"""`PersistentContents`, the engine's interface to a persistent store.
 
-A tile is first missing, then partial, then complete. A complete tile is final: every window that covers it has
-been blended in. `Backend` contains what differs between storages.
+A tile is first missing, then partial, then complete. A complete tile is final: all windows on the tile have been
+blended in. `Backend` contains the differences between storages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TILES_AT_ONCE = 64
 
 
 class PersistentContents(Contents):
-    """Tiles in memory, on their way to storage, and in storage.
+    """Tiles of a persistent store, in memory and in storage.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class PersistentContents(Contents):
         self.tiles.renew()
 
     def cut_through(self, error: BaseException) -> None:
-        """Stop storing tiles, because `error` has ended a call in the middle of a change."""
+        """Stop storing tiles, because `error` has interrupted a change."""
         super().cut_through(error)
         self.tiles.give_up()
 
@@ -94,13 +94,13 @@ class PersistentContents(Contents):
         return repr(self.storage)
 
     def resumed(self) -> None:
-        """Called when the store has been reopened."""
+        """Reset the state after the store has been reopened."""
         super().resumed()
         self._released = False
 
     @store_method
     def register(self, spec: TensorSpec) -> TensorSpec:
-        """Find the tensor in storage, or create it there."""
+        """Find a tensor in storage, or create a new tensor."""
         self.flush_if_requested()
         with self.lock:
             self.check_open()
@@ -110,12 +110,18 @@ class PersistentContents(Contents):
             return spec.beside(record.spec.definition)
 
     def with_tile_size(self, spec: TensorSpec) -> TensorSpec:
-        """Return `spec` with the tile size that was given for it or for this store."""
+        """Return `spec` with the tile size given for the tensor or the store.
+
+        The tile size is None if none was given.
+        """
         with self.lock:
             return replace(spec, tile_size=self.registry.given_tile(spec))
 
     def access(self, spec: TensorSpec) -> Access:
-        """Begin a read of a tensor. If background writes have failed, raise their error once."""
+        """Begin a read of a tensor.
+
+        If background writes have failed, raise their error once.
+        """
         self.raise_failure()
         with self.lock:
             return TileAccess(self.check_open, self.tiles, self.registry.record_of(spec))
@@ -127,24 +133,30 @@ class PersistentContents(Contents):
 
     @store_method
     def lend(self, held: threading.Lock, room: int) -> None:
-        """While the lock `held` is locked, let the cached tiles grow by at most `room` bytes."""
+        """Limit the growth of the cached tiles to `room` bytes.
+
+        The limit applies while the lock `held` is locked.
+        """
         with self.tiles.lock:
             self.tiles.entries.lend(held, room)
 
     def layout(self, spec: TensorSpec) -> TileLayout:
-        """How the tensor is cut into the tiles that are stored."""
+        """Return the layout of the stored tiles of a tensor."""
         with self.lock:
             self.check_open()
             return self.registry.record_of(spec).layout
 
     def written(self, tensor_id: str) -> tuple[int, int]:
-        """How many tiles of a tensor the background writer has stored, and how many bytes."""
+        """Return the number of tiles and bytes stored by the background writer."""
         record = self.registry.records.get(tensor_id)
         return (0, 0) if record is None else (record.written[0], record.written[1])
 
     @store_method
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
-        """What is in storage or still on its way there."""
+        """Find the complete tiles and known windows in a region.
+
+        Tiles in memory are included, even if not stored yet.
+        """
         self.raise_failure()
         with self.lock:
             record = self.registry.record_of(spec)
@@ -165,7 +177,7 @@ class PersistentContents(Contents):
 
     @store_method
     def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:
-        """Whether all tiles of a region are in storage."""
+        """Return whether all tiles of a region are in storage."""
         self.raise_failure()
         with self.lock:
             record = self.registry.record_of(spec)
@@ -178,7 +190,10 @@ class PersistentContents(Contents):
         return True
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
-        """Copy a region to `out` if all its tiles are complete and in memory. Return whether it was copied."""
+        """Copy a region to `out` if all tiles are complete and in memory.
+
+        Return whether the region was copied.
+        """
         record = self._record_in_memory(spec)
         if record is None or out.device.type != "cpu":
             return False
@@ -190,7 +205,10 @@ class PersistentContents(Contents):
         return True
 
     def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:
-        """How many complete tiles are in storage, and how many more in memory."""
+        """Count the complete tiles in storage, and the tiles with unstored windows.
+
+        Return None if the backend cannot count quickly.
+        """
         self.check_open()
         with self.storage.asked("describe", tensor_id) as backend:
             stored = backend._stored_size(tensor_id, definition, most)
@@ -199,7 +217,10 @@ class PersistentContents(Contents):
         return None if stored is None else replace(stored, pending=pending)
 
     def tile_in_memory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> torch.Tensor | None:
-        """Return the pixels ``[start, stop)`` if they are one complete tile in memory, else None."""
+        """Return the pixels ``[start, stop)`` as a complete tile in memory.
+
+        Return None if the region is not exactly one tile, or if the tile cannot be returned at once.
+        """
         record = self._record_in_memory(spec)
         if record is None or self.flush_requested:
             return None
@@ -211,7 +232,6 @@ class PersistentContents(Contents):
         return found if found is not None and tuple(found.shape) == tuple(map(operator.sub, stop, start)) else None
 
     def _record_in_memory(self, spec: TensorSpec) -> Record | None:
-        """Return the record of a tensor if the tensor is registered and the store is open, else None."""
         record = self.registry.records.get(spec.tensor_id)
         if self.closed or record is None:
             return None
@@ -219,7 +239,11 @@ class PersistentContents(Contents):
         return record if alike else None
 
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
-        """Refuse a change of dtype, which would change what is stored. Do nothing for a change of device."""
+        """Refuse a change of dtype.
+
+        Raise ValidationError, because a change of dtype would change the stored pixels. Do nothing for a change of
+        device.
+        """
         if moved.dtype != spec.dtype:
             raise ValidationError(
                 f"{self} stores tensor {spec.tensor_id!r} as {spec.dtype}, so it cannot be moved to {moved.dtype}. "
@@ -229,24 +253,31 @@ class PersistentContents(Contents):
 
     @store_method
     def refresh(self, tensor_id: str) -> None:
-        """Store what is pending, then drop the tensor's incomplete tiles from memory."""
+        """Flush, then drop the incomplete tiles of a tensor from memory."""
         self.check_open()
         self.flush()
         self.tiles.drop_stored(tensor_id, in_progress=True)
 
     def specs_downstream(self) -> list[TensorSpec]:
-        """Return the specs of all tensors, registered or stored, that may depend on another tensor."""
+        """Return the specs of all tensors with args, registered or stored.
+
+        Tensors of an ``f`` with several outputs are included too. Further tensors may be included.
+        """
         self.check_open()
         return self.registry.specs_downstream()
 
     def specs_at_hand(self) -> list[TensorSpec]:
-        """On local storage, all of `specs_downstream`; on remote storage, only tensors that are registered here."""
+        """Return specs of tensors with args, without network requests.
+
+        On local storage, the result is that of `specs_downstream`. On remote storage, only tensors registered here are
+        included.
+        """
         if self.storage.backend._is_near:
             return self.specs_downstream()
         return [record.spec for record in self.registry.known()]
 
     def check_droppable(self, tensor_id: str) -> None:
-        """Raise an error if tiles cannot be deleted here; see `Contents.check_droppable`."""
+        """Check that tiles can be deleted; see `Contents.check_droppable`."""
         self.check_open()
         self.check_writable(f"drop what it holds of tensor {tensor_id!r}")
         backend = self.storage.backend
@@ -254,7 +285,7 @@ class PersistentContents(Contents):
             backend._delete_tiles(tensor_id, [])
 
     def drop(self, spec: TensorSpec, windows: BoxUnion) -> Dropped:
-        """Flush, then delete every tile that one of the windows touches."""
+        """Flush, then delete every tile touched by the windows."""
         self.check_droppable(spec.tensor_id)
         if not windows or self.digest_of(spec.tensor_id) != spec.definition.digest:
             # It was cleared, or recreated with another definition: nothing is stored of this tensor.
@@ -279,7 +310,10 @@ class PersistentContents(Contents):
         return Dropped(tiles=len(found))
 
     def collect_garbage(self, older_than: float | None) -> Garbage:
-        """Flush, then delete what no definition refers to, and partial tiles older than `older_than` seconds."""
+        """Flush, then delete data without a definition.
+
+        Also delete partial tiles older than `older_than` seconds, unless `older_than` is None.
+        """
         self.flush()
         with self.storage.asked("clean") as backend:
             collected = backend._collect_garbage()
@@ -292,9 +326,9 @@ class PersistentContents(Contents):
         return collected
 
     def generation(self, spec: TensorSpec) -> tuple[str, str] | None:
-        """Return two texts, or None if they are unknown.
+        """Return the incarnation and the generation of a tensor, or None if unknown.
 
-        The first one changes when the tensor is recreated. The second one changes when tiles are dropped.
+        The first text changes when the tensor is recreated. The second text changes when tiles are dropped.
         """
         if self.closed:
             return None
@@ -304,23 +338,26 @@ class PersistentContents(Contents):
         return None if stored is None or drops is None else (stored.get("incarnation", ""), drops)
 
     def tensor_ids(self, prefix: str = "") -> list[str]:
-        """Ids of all stored or registered tensors that begin with `prefix`, sorted."""
+        """Return all stored or registered tensor ids starting with `prefix`, sorted."""
         return self.registry.tensor_ids(prefix)
 
     def holds(self, tensor_id: str) -> bool:
-        """Whether a tensor is stored, even with a damaged definition, or registered here."""
+        """Return whether a tensor is stored or registered.
+
+        The stored definition may be damaged.
+        """
         return tensor_id in self.registry.records or self.storage.holds(tensor_id)
 
     def some_ids(self, most: int) -> tuple[list[str], int]:
-        """The first ids of stored tensors, up to `most`, and how many more there may be."""
+        """Return up to `most` ids of stored tensors, and an upper bound for the number of further ids."""
         return self.storage.some_ids(most)
 
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
-        """The definition of one tensor as it is stored."""
+        """Return the stored definition of a tensor."""
         return self.registry.definition_of(tensor_id)
 
     def info_of(self, tensor_id: str) -> TensorInfo:
-        """Flush, then describe one tensor and what is stored of it."""
+        """Flush, then describe a tensor and its stored data."""
         self.flush()
         definition = self.registry.definition_of(tensor_id)
         with self.storage.asked("describe", tensor_id) as backend:
@@ -329,11 +366,11 @@ class PersistentContents(Contents):
         return TensorInfo(tensor_id, definition, 0, 0, 0, "memory")
 
     def digest_of(self, tensor_id: str) -> str | None:
-        """The digest of a tensor's definition, or None if it is unknown."""
+        """Return the digest of a tensor's definition, or None if unknown."""
         return self.registry.digest_of(tensor_id)
 
     def delete(self, tensor_id: str) -> None:
-        """Delete everything of a tensor, in memory and in storage."""
+        """Delete all data of a tensor, in memory and in storage."""
         with self.lock:
             record = self.registry.forget(tensor_id)
             self.registry.tile_sizes.pop(tensor_id, None)
@@ -343,31 +380,43 @@ class PersistentContents(Contents):
                 backend._delete_tensor(tensor_id)
 
     def check_current(self, record: Record) -> None:
-        """Raise StoreError if the store is closed, or if the tensor of `record` was cleared or invalidated."""
+        """Check that the store is open and `record` is current.
+
+        Raise StoreError if the store is closed, or if the tensor was cleared or invalidated.
+        """
         self.check_open()
         if not record.current:
             raise changed_meanwhile(self, record.spec.tensor_id)
 
     @contextmanager
     def storing(self, record: Record) -> Iterator[Storage]:
-        """A context in which the tensor's tiles may be written to storage; raises the errors of `check_current`."""
+        """Open a context for writing tiles of a tensor to storage.
+
+        No other thread writes tiles in the meantime. Raise the errors of `check_current`.
+        """
         with self.storage.writing:
             self.check_current(record)
             yield self.storage
 
     def check_there(self, record: Record) -> None:
-        """Call `check_current`, and also raise StoreError if another process has cleared the tensor."""
+        """Check that the tensor of `record` is current and still in storage.
+
+        Raise the errors of `check_current`. Also raise StoreError if another process has cleared the tensor.
+        """
         self.check_current(record)
         # A backend raises the error even if it is asked for no tiles.
         self.storage.read_partials(record, [])
 
     def clear_cache(self, tensor_id: str) -> None:
-        """Flush, then drop the tensor's tiles from memory."""
+        """Flush, then drop the tiles of a tensor from memory."""
         self.flush()
         self.tiles.drop_stored(tensor_id)
 
     def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:
-        """Flush, then check everything stored of a tensor and list what is damaged; `repair` deletes the damage."""
+        """Flush, then check all stored data of a tensor, and list damaged data.
+
+        If `repair` is True, delete the damaged data.
+        """
         self.flush()
         with self.storage.asked("verify", tensor_id) as backend:
             found = backend._verify_tensor(tensor_id, repair=repair)
@@ -376,7 +425,7 @@ class PersistentContents(Contents):
         return found
 
     def read_group(self, group_id: str) -> dict[str, Any] | None:
-        """The definition of a group as it is stored, or None."""
+        """Return the stored definition of a group, or None."""
         with self.storage.asked("read", group_id=group_id) as backend:
             return backend._read_group(group_id)
 
@@ -393,19 +442,25 @@ class PersistentContents(Contents):
             backend._flush_backend()
 
     def group_ids(self) -> list[str]:
-        """Ids of all groups."""
+        """Return the ids of all groups."""
         with self.storage.asked("list") as backend:
             return backend._list_groups()
 
     def flush(self) -> None:
-        """Store all finished windows. What cannot be stored stays in memory, and StoreError is raised."""
+        """Store all finished windows.
+
+        Raise StoreError if windows cannot be stored. The windows stay in memory.
+        """
         if not self.read_only:
             self.tiles.flush()
             self.raise_failure()
             self.storage.flush()
 
     def close(self, *, discard: bool) -> None:
-        """Flush, then release memory and files. Closing twice is not an error."""
+        """Flush, then release memory and files.
+
+        If `discard` is True, windows are lost if they cannot be stored. Closing twice is not an error.
+        """
         if not self.closed:
             try:
                 self.flush()
@@ -424,7 +479,10 @@ class PersistentContents(Contents):
                 self._released = True
 
     def raise_failure(self) -> None:
-        """Raise StoreError if the store is closed. If background writes have failed, raise their error once."""
+        """Raise the error of failed background writes, once.
+
+        Raise StoreError if the store is closed.
+        """
         self.check_open()
         failure = self.tiles.failure()
         if failure is not None:

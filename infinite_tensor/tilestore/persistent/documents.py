@@ -1,6 +1,6 @@
-"""How documents, the stored definitions of tensors and groups, are named and checked.
+"""Names and checks of documents, the stored definitions of tensors and groups.
 
-Documents are JSON objects that contain their own digest. Their names are safe: no id leads to a path outside a store.
+Documents are JSON objects with a digest. Their names are safe: no id leads to a path outside a store.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ KINDS = {TENSOR: "tensor", GROUP: "group"}
 """The word for each kind, in messages and in keys such as ``tensor_id``."""
 
 Document: TypeAlias = dict[str, Any] | ValueError | None
-"""What is stored under a name: a JSON object, something that cannot be read as one (a ValueError), or nothing."""
+"""The content under a name: a JSON object, a ValueError for unreadable content, or None for no content."""
 
 _ESCAPED = re.compile(rb"=([0-9A-F]{2})")
 
 
 def name_of(given: str, kind: str = TENSOR) -> str:
-    """A file name for the id of a tensor or group. Distinct ids have distinct names, even if case is ignored.
+    """Return the file name for a tensor id or group id.
 
-    Of the id's UTF-8 bytes, lower-case letters, digits, dot, underscore and hyphen are kept; all others become
-    ``=XX``. A name that would be longer than 120 bytes is cut, and ends with ``==`` and a SHA-256. No other name
-    contains ``==``.
+    Distinct ids have distinct names, even if case is ignored. In the UTF-8 bytes of the id, lower-case letters, digits,
+    dot, underscore and hyphen are kept. All other bytes become ``=XX``. A name longer than 120 bytes is cut, and ends
+    with ``==`` and a SHA-256. No other name contains ``==``.
     """
     name = kind + _escaped(given)
     if name.endswith("."):
@@ -51,7 +51,10 @@ def name_of(given: str, kind: str = TENSOR) -> str:
 
 
 def may_begin(name: str, prefix: str) -> bool:
-    """Whether `name` may belong to an id that begins with `prefix`. The answer is certain unless the name was cut."""
+    """Return whether `name` may belong to an id starting with `prefix`.
+
+    The answer is certain unless the name was cut.
+    """
     cut = "==" in name
     wanted = f"{name[: len(TENSOR)]}{_escaped(prefix)}"
     return name.startswith(wanted[:_KEPT] if cut else wanted.removesuffix("."))
@@ -62,12 +65,15 @@ def _escaped(given: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """`GROUP` or `TENSOR`, depending on what a name belongs to."""
+    """Return the kind of a name: `GROUP` or `TENSOR`."""
     return GROUP if name.startswith(GROUP) else TENSOR
 
 
 def id_of(name: str) -> str | None:
-    """Return the tensor or group id that a file name contains, or None if it contains no whole id."""
+    """Return the tensor or group id in a file name.
+
+    Return None if the name contains no complete id.
+    """
     kind = kind_of(name)
     try:
         encoded = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), name.removeprefix(kind).encode())
@@ -78,12 +84,15 @@ def id_of(name: str) -> str | None:
 
 
 def sealed(definition: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `definition` with its digest, which `intact` checks."""
+    """Return a copy of `definition` with a digest.
+
+    `intact` checks the digest.
+    """
     return {**definition, "digest": _digest(definition)}
 
 
 def intact(found: object, name: str) -> dict[str, Any]:
-    """Return a stored definition if its digest and its id are right.
+    """Check the digest and the id of a stored definition, and return the definition.
 
     Parameters
     ----------
@@ -123,7 +132,9 @@ _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
 
 def checked(found: object, name: str) -> dict[str, Any]:
-    """Return a stored definition if it is `intact`, and valid for a tensor or group.
+    """Check a stored definition, and return the definition.
+
+    The definition must be `intact`, and valid for a tensor or group.
 
     Raises
     ------
@@ -142,7 +153,10 @@ def checked(found: object, name: str) -> dict[str, Any]:
 
 
 def layout_of(definition: Mapping[str, Any]) -> tuple[Definition, TileLayout]:
-    """The tensor and the tiles that a definition describes; raises the errors of `StoredTensor.from_json`."""
+    """Return the tensor and the tile layout in a stored definition.
+
+    Raise ValueError if the tile size is missing. Also raise the errors of `StoredTensor.from_json`.
+    """
     stored = StoredTensor.from_json(definition)
     if stored.tile_size is None:
         raise ValueError("its tile_size is missing")
@@ -154,7 +168,7 @@ _ENTRY_BYTES = 2**12
 
 
 def largest_part(tensor: Definition, layout: TileLayout) -> int:
-    """The largest possible size, in bytes, of one part of the log of a tile."""
+    """Return an upper bound for the bytes of a part in the log of a tile."""
     if tensor.reduction is not None:
         layout = gathered_layout(reduction_from_json(tensor.reduction), layout)
     window, windows, piece = tensor.gathered.output_window, 1, layout.dtype.itemsize

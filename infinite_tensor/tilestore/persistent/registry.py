@@ -1,4 +1,4 @@
-"""The tensors in use by a persistent store, each compared with what is stored under its id."""
+"""The tensors in use by a persistent store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from infinite_tensor.values.spec import TensorSpec
 
 
 class Registry:
-    """Records of tensors by their ids. A tensor without a record is looked up in storage, or created there.
+    """Records of tensors by id.
+
+    A tensor without a record is looked up in storage, or created there.
 
     Parameters
     ----------
@@ -47,28 +49,37 @@ class Registry:
         self.tile_sizes: dict[str, int | Sequence[int]] = {}
 
     def known(self) -> list[Record]:
-        """A list of the current records. This is safe while other threads add and remove some."""
+        """Return a list of the current records.
+
+        Other threads may add and remove records at the same time.
+        """
         # `valuerefs` copies in one step; iterating over the dictionary itself would not be safe.
         return [record for each in self.records.valuerefs() if (record := each()) is not None]
 
     def is_known(self, record: Record) -> bool:
-        """Whether the tensor of `record` is still registered. It stays registered when it is invalidated."""
+        """Return whether the tensor of `record` is still registered.
+
+        An invalidated tensor is still registered.
+        """
         current = self.records.get(record.spec.tensor_id)
         return current is not None and current.layout is record.layout
 
     def forget(self, tensor_id: str) -> Record | None:
-        """Remove the record of a tensor, and return it, marked as no longer current."""
+        """Remove and return the record of a tensor.
+
+        The record is marked as no longer current. Return None if there is no record.
+        """
         record = self.records.pop(tensor_id, None)
         if record is not None:
             record.current = False
         return record
 
     def record_of(self, spec: TensorSpec, original: Mapping[str, Any] | None = None) -> Record:
-        """Return the record of a tensor. It stays in memory as long as `spec` does.
+        """Return the record of a tensor.
 
-        A new tensor is encoded as the stored definition `original` says.
-
-        Raise ValidationError if the store has a different tensor under the same id.
+        The record stays in memory as long as `spec`. A new tensor is created in storage. If `original` is the stored
+        definition of another tensor, the new tensor is encoded like that tensor. Raise ValidationError if the store has
+        a different tensor under the same id.
         """
         record = self.records.get(spec.tensor_id)
         if record is None:
@@ -84,14 +95,17 @@ class Registry:
         return record
 
     def given_tile(self, spec: TensorSpec) -> Index | None:
-        """The tile size that was given for a tensor. None if none was given: a stored tensor keeps its tile size."""
+        """Return the tile size given for the tensor or the store, or None.
+
+        If the result is None, a stored tensor keeps its tile size.
+        """
         for given in (spec.tile_size, self.tile_sizes.get(spec.tensor_id), self.tile_size):
             if given is not None:
                 return tile_of(spec, given)
         return None
 
     def digest_of(self, tensor_id: str) -> str | None:
-        """The digest of a tensor's definition, or None if it is unknown."""
+        """Return the digest of a tensor's definition, or None if unknown."""
         record = self.records.get(tensor_id)
         if record is not None:
             return record.spec.definition.digest
@@ -103,23 +117,30 @@ class Registry:
             return None
 
     def specs_downstream(self) -> list[TensorSpec]:
-        """Return the specs of all tensors, registered or stored, that may depend on another tensor."""
+        """Return the specs of all tensors with args, registered or stored.
+
+        Tensors of an ``f`` with several outputs are included too. Further tensors may be included.
+        """
         stored = self._storage.definitions()
         found = {record.spec.tensor_id: record.spec for record in self.known()}
         for tensor_id in stored.keys() - found.keys():
             try:
                 found[tensor_id] = StoredTensor.of(self._storage, tensor_id, stored[tensor_id]).spec(tensor_id)
             except StoreError as error:
-                warnings.warn(f"{error}; what it is computed from is not known", DamagedDataWarning, stacklevel=3)
+                warnings.warn(f"{error}; the args of this tensor are unknown", DamagedDataWarning, stacklevel=3)
         return list(found.values())
 
     def tensor_ids(self, prefix: str = "") -> list[str]:
-        """Ids of all stored or registered tensors that begin with `prefix`, sorted."""
+        """Return all stored or registered tensor ids starting with `prefix`, sorted."""
         known = {record.spec.tensor_id for record in self.known()}
         return sorted({each for each in known if each.startswith(prefix)}.union(self._storage.tensor_ids(prefix)))
 
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
-        """The definition of a tensor as stored; StoreError if there is no tensor with that id."""
+        """Return the stored definition of a tensor.
+
+        If the tensor is registered but not stored, return the definition without storage fields. Raise StoreError if
+        the tensor is unknown.
+        """
         stored, record = self._storage.read_definition(tensor_id), self.records.get(tensor_id)
         if stored is None and record is not None:
             stored = {**record.spec.definition.to_json(), "tile_size": list(record.layout.tile_shape)}
@@ -129,7 +150,6 @@ class Registry:
         return stored
 
     def _find_or_create(self, spec: TensorSpec, original: Mapping[str, Any] | None) -> Record:
-        """Find the tensor in storage under its id, and compare the definitions. If nothing is there, create it."""
         tensor_id, given = spec.tensor_id, self.given_tile(spec)
         stored = self._storage.read_definition(tensor_id, "register")
         if stored is None:
@@ -147,13 +167,11 @@ class Registry:
 
 
 def _as_stored(spec: TensorSpec, stored: Definition) -> TensorSpec:
-    """Return `spec` with the names of dimensions and the meaning of pixels as stored, not as given."""
     definition = replace(spec.definition, dims=stored.dims, meaning=stored.meaning)
     return replace(spec, definition=definition, held=None)
 
 
 def _new_definition(spec: TensorSpec, layout: TileLayout) -> dict[str, Any]:
-    """The definition that is stored when a tensor is created."""
     return {
         "format": FORMAT,
         "tensor_id": spec.tensor_id,
@@ -163,7 +181,6 @@ def _new_definition(spec: TensorSpec, layout: TileLayout) -> dict[str, Any]:
 
 
 def _checked_tile(storage: Storage, spec: TensorSpec, given: Index | None, found: StoredTensor) -> Index:
-    """Return the tile size of a stored tensor. Raise ValidationError if the tensor differs from `spec`."""
     if found.tile_size is None:
         raise StoreError(
             f"{storage}: the stored definition of tensor {spec.tensor_id!r} is invalid: its tile_size is missing. "

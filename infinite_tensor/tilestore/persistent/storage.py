@@ -1,4 +1,4 @@
-"""`Storage`, through which the other parts of a store call its backend, for definitions and tiles."""
+"""`Storage`: calls to the backend of a store, for definitions and tiles."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from infinite_tensor.tilestore.persistent.backend import DOCUMENT_METHODS, Backe
 from infinite_tensor.tilestore.persistent.documents import TENSOR
 
 Entry: TypeAlias = torch.Tensor | TileInProgress
-"""A tile in memory: a complete one, which is never changed, or one in progress."""
+"""A tile in memory: a complete tile (never changed) or a tile in progress."""
 Key: TypeAlias = tuple[Record, Index]
 """A tile of a tensor."""
 
-_KEPT = ". Stored data is intact; what could not be stored is kept in memory, flush to try again"
+_KEPT = ". Stored data is intact; unstored data is kept in memory, flush to try again"
 _ADVICE = {
     "store": _KEPT,
     "flush": _KEPT,
@@ -38,10 +38,12 @@ _ADVICE = {
 
 
 class Storage:
-    """Calls a backend, and turns its exceptions into a StoreError that names the store, the tensor and the tile.
+    """Calls a backend, and converts exceptions to StoreError.
 
-    The backend is the store itself. Parts of a store must not keep it alive, so this object refers to it weakly. Users
-    of the parts keep the store alive, for example through a tensor.
+    The message of a StoreError names the store, the tensor and the tile.
+
+    The backend is the store itself. Parts of a store must not keep the store alive, so this object has only a weak
+    reference to the store. Users of the parts keep the store alive, for example through a tensor.
 
     Attributes
     ----------
@@ -64,15 +66,21 @@ class Storage:
         self.writing = threading.RLock()
 
     def attach(self, backend: Backend) -> None:
-        """Refer to this backend. Called again when the garbage collector may have cleared the weak reference."""
+        """Set the weak reference to the backend.
+
+        Called again when the garbage collector may have cleared the reference.
+        """
         self._backend = weakref.ref(backend)
 
     @property
     def backend(self) -> Backend:
-        """The backend; StoreError while the garbage collector is freeing the store."""
+        """The backend.
+
+        Raise StoreError while the garbage collector is freeing the store.
+        """
         backend = self._backend()
         if backend is None:
-            raise StoreError("the store is being freed by the garbage collector; close it before you drop it")
+            raise StoreError("the garbage collector is freeing the store; close a store before you delete it")
         return backend
 
     def __repr__(self) -> str:
@@ -82,9 +90,10 @@ class Storage:
     def asked(
         self, action: str, tensor_id: str | None = None, tiles: Sequence[Index] = (), *, group_id: str = ""
     ) -> Iterator[Backend]:
-        """Yield the backend for one call. An exception of the backend becomes a StoreError that says what failed.
+        """Yield the backend for a single call.
 
-        A StoreError or ValidationError is raised unchanged.
+        If the backend raises an exception, raise StoreError. The message contains `action` and the tensor, tiles or
+        group. A StoreError or ValidationError is raised unchanged.
         """
         backend = self.backend
         try:
@@ -102,22 +111,26 @@ class Storage:
             raise StoreError(f"{backend} could not {action} {what}: {type(error).__name__}: {error}{advice}") from error
 
     def flush(self) -> None:
-        """Make everything written safe against a crash of the process."""
+        """Make all written data safe against a crash of the process."""
         with self.asked("flush") as backend:
             backend._flush_backend()
 
     # Definitions.
 
     def read_definition(self, tensor_id: str, action: str = "read") -> dict[str, Any] | None:
-        """Return the stored definition of a tensor without checking it, or None if there is none."""
+        """Return the stored definition of a tensor, or None.
+
+        The definition is not checked.
+        """
         with self.asked(action, tensor_id) as backend:
             return backend._read_definition(tensor_id)
 
     def create(self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Store the definition of a new tensor. Return the definition that is stored afterwards.
+        """Store the definition of a new tensor.
 
-        If another process was faster, the definition of that process is returned. `original` may be the stored
-        definition of another tensor; the new tensor is then encoded like that tensor.
+        Return the definition stored afterwards. If another process was faster, the definition of that process is
+        returned. `original` may be the stored definition of another tensor. The new tensor is then encoded like that
+        tensor.
         """
         with self.asked("register", tensor_id) as backend:
             if original is None:
@@ -130,24 +143,24 @@ class Storage:
         return stored
 
     def holds(self, tensor_id: str) -> bool:
-        """Whether a tensor has a definition, intact or damaged."""
+        """Return whether a tensor has a definition, intact or damaged."""
         with self.asked("look for", tensor_id) as backend:
             if self._keeps_documents:
                 return backend._documents.holds(tensor_id, TENSOR)
             return backend._read_definition(tensor_id) is not None
 
     def tensor_ids(self, prefix: str) -> list[str]:
-        """Ids of all stored tensors that begin with `prefix`."""
+        """Return all stored tensor ids starting with `prefix`."""
         with self.asked("list") as backend:
             by_name = prefix and self._keeps_documents
             found = backend._documents.ids(TENSOR, prefix) if by_name else backend._list_tensors()
         for name in found:
             if not isinstance(name, str):
-                raise StoreError(f"{self} has a tensor_id {name!r:.200}, which is not a str; it may be damaged")
+                raise StoreError(f"{self} has an invalid tensor_id: {name!r:.200}, not a str; the store may be damaged")
         return [tensor_id for tensor_id in found if tensor_id.startswith(prefix)]
 
     def some_ids(self, most: int) -> tuple[list[str], int]:
-        """The first ids of stored tensors, up to `most`, and how many more there may be."""
+        """Return up to `most` tensor ids, and an upper bound for the number of further ids."""
         with self.asked("list") as backend:
             if self._keeps_documents:
                 return backend._documents.some_ids(TENSOR, most)
@@ -155,7 +168,11 @@ class Storage:
         return found[:most], len(found[most:])
 
     def definitions(self) -> dict[str, dict[str, Any]]:
-        """The stored definitions, by id, of all tensors that read others, and possibly of further tensors."""
+        """Return the stored definitions, by id, of all tensors with args.
+
+        Tensors of an ``f`` with several outputs are included too. Further tensors may be included. Return an empty dict
+        if the backend cannot list tensors.
+        """
         with self.asked("list") as backend:
             if self._keeps_documents:
                 return backend._documents.readers()
@@ -166,7 +183,10 @@ class Storage:
     # Tiles.
 
     def load(self, record: Record, tiles: Sequence[Index]) -> dict[Index, Entry]:
-        """Load tiles from storage. Tiles that are not complete there become tiles in progress."""
+        """Load tiles from storage.
+
+        A tile not stored complete becomes a tile in progress.
+        """
         if not tiles:
             return {}
         # If most tiles were missing last time, look for partial ones first: chunks must be looked up after that anyway.
@@ -187,13 +207,15 @@ class Storage:
         }
 
     def known_partials(self, record: Record, tiles: Sequence[Index]) -> dict[Index, Known]:
-        """Map each incomplete tile that is stored to its stored windows."""
+        """Read the stored windows of incomplete tiles.
+
+        Tiles without stored windows are left out of the result.
+        """
         parts = self.read_partials(record, tiles)
         begun = [self._merged(record, TileInProgress(record, tile), part) for tile, part in parts.items()]
         return {entry.tile: entry.known() for entry in begun if not entry.empty}
 
     def _merged(self, record: Record, begun: TileInProgress, part: PartialTile | None) -> TileInProgress:
-        """Add the stored part of a tile to `begun`, and return `begun`. If the part is damaged, only warn."""
         if part is not None:
             try:
                 begun.merge(part)
@@ -203,7 +225,10 @@ class Storage:
         return begun
 
     def read_tiles(self, record: Record, tiles: Sequence[Index]) -> dict[Index, torch.Tensor | None]:
-        """Read complete tiles. Return None for a tile that is missing, or has the wrong dtype or shape."""
+        """Read complete tiles.
+
+        Return None for a missing tile, and for a tile with the wrong dtype or shape.
+        """
         tensor_id, layout = record.spec.tensor_id, record.layout
         with self.asked("read", tensor_id, tiles) as backend:
             found = dict(zip(tiles, backend._read_tiles(tensor_id, tiles), strict=True))
@@ -216,7 +241,10 @@ class Storage:
         return found
 
     def read_partials(self, record: Record, tiles: Sequence[Index]) -> dict[Index, PartialTile | None]:
-        """Read what is stored of incomplete tiles. Return None for a tile of which nothing is stored."""
+        """Read partial tiles.
+
+        Return None for a tile without stored parts.
+        """
         tensor_id = record.spec.tensor_id
         with self.asked("read", tensor_id, tiles) as backend:
             found = dict(zip(tiles, backend._read_partials(tensor_id, tiles), strict=True))
@@ -230,9 +258,9 @@ class Storage:
         changes: Mapping[Index, PartialTile | None],
         action: str = "store",
     ) -> None:
-        """Store complete tiles, then the changes of incomplete tiles. A change of None deletes a stored partial tile.
+        """Store complete tiles, then the changes of incomplete tiles.
 
-        `action` is the verb for messages.
+        A change of None deletes a stored partial tile. `action` is the verb for messages.
         """
         with self.asked(action, tensor_id, [*{**complete, **changes}]) as backend, self.writing:
             if complete:
@@ -243,10 +271,10 @@ class Storage:
         self._log_write("partial", tensor_id, changes)
 
     def store(self, _backend: Backend, lock: threading.RLock, jobs: dict[Key, TileInProgress]) -> Sequence[StoreError]:
-        """Store tiles of any tensors, and return the errors. Runs on the writer's thread.
+        """Store tiles of any tensors, on the thread of the writer.
 
-        Tiles that were stored are removed from `jobs`, and so are tiles of cleared tensors. `lock` is not locked during
-        I/O. The argument `_backend` only keeps the store alive.
+        Return the errors. Stored tiles are removed from `jobs`, and so are tiles of cleared tensors. `lock` is not
+        locked during I/O. The argument `_backend` only keeps the store alive.
         """
         by_record: dict[Record, dict[Index, TileInProgress]] = {}
         for (record, tile), job in jobs.items():
@@ -282,37 +310,45 @@ class Storage:
             )
 
     def encoding(self, tensor_id: str) -> object:
-        """How the tiles of a tensor are encoded; None if encoded tiles cannot be read or written."""
+        """Return how the tiles of a tensor are encoded.
+
+        Return None if encoded tiles cannot be read or written.
+        """
         with self.asked("look at", tensor_id) as backend:
             return backend._encoding(tensor_id)
 
     def read_encoded(self, tensor_id: str, tiles: Sequence[Index]) -> dict[Index, bytes | None]:
-        """Read complete tiles without decoding them. Return None for a tile that is missing or damaged."""
+        """Read complete tiles without decoding.
+
+        Return None for a missing or damaged tile.
+        """
         with self.asked("read", tensor_id, tiles) as backend:
             found = dict(zip(tiles, backend._read_encoded(tensor_id, tiles), strict=True))
         self._log_read("encoded", tensor_id, found)
         return found
 
     def write_encoded(self, tensor_id: str, tiles: Mapping[Index, bytes]) -> None:
-        """Store complete tiles that are encoded already."""
+        """Store complete tiles, already encoded."""
         with self.asked("copy", tensor_id, list(tiles)) as backend, self.writing:
             backend._write_encoded(tensor_id, tiles)
         self._log_write("encoded", tensor_id, tiles)
 
     def find(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        """Return two sets of tiles in the box ``[low, high)``: complete tiles, and tiles with a `PartialTile`."""
+        """Find the tiles stored in the box ``[low, high)``.
+
+        Return the set of complete tiles, and the set of tiles with a `PartialTile`.
+        """
         with self.asked("list", tensor_id) as backend:
             return backend._find_tiles(tensor_id, low, high)
 
     def those_there(self, tensor_id: str, tiles: Sequence[Index]) -> list[Index]:
-        """The given tiles that are stored complete."""
+        """Select the given tiles stored complete."""
         with self.asked("look for", tensor_id) as backend:
             return list(itertools.compress(tiles, backend._has_tiles(tensor_id, tiles)))
 
     # Log outside of `asked`, so that an error of a handler is not taken for one of the backend.
 
     def _log_read(self, kind: str, tensor_id: str, found: Mapping[Index, object]) -> None:
-        """Log how many tiles were requested, and how many of them are stored and were read."""
         if LOG.isEnabledFor(logging.DEBUG) and found:
             there = sum(tile is not None for tile in found.values())
             # Pass the name of the store, not the store: a handler that keeps records must not keep the store alive.
@@ -321,7 +357,6 @@ class Storage:
     def _log_write(
         self, kind: str, tensor_id: str, tiles: Mapping[Index, torch.Tensor | PartialTile | bytes | None]
     ) -> None:
-        """Log how many tiles were written, and their size. For encoded tiles this is the compressed size."""
         if LOG.isEnabledFor(logging.DEBUG):
             stored = [tile for tile in tiles.values() if tile is not None]
             sizes = [len(tile) if isinstance(tile, bytes) else tile.nbytes for tile in stored]

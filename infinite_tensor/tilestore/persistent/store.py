@@ -1,4 +1,4 @@
-"""`PersistentTileStore`: what is common to stores that outlive the process. What differs is in `Backend`."""
+"""`PersistentTileStore`, the base class of persistent stores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ K = TypeVar("K", bound=type)
 
 
 def taking_former_keywords(kind: K) -> K:
-    """Make a store class accept ``tile_cache_size=``, as in version 0.2, unless its constructor has that parameter."""
+    """Make a store class accept ``tile_cache_size=``, as in version 0.2.
+
+    A constructor with a parameter of this name is left unchanged.
+    """
     constructor: Callable[..., None] | None = vars(kind).get("__init__")
     if constructor is None or "tile_cache_size" in inspect.signature(constructor).parameters:
         return kind
@@ -44,7 +47,9 @@ def taking_former_keywords(kind: K) -> K:
 
 @taking_former_keywords
 class PersistentTileStore(TileStore, Backend):
-    """Base class of stores that keep tiles outside of the process. A subclass implements the methods of `Backend`.
+    """Base class of stores with tiles outside of the process.
+
+    A subclass implements the methods of `Backend`.
 
     Parameters
     ----------
@@ -99,7 +104,10 @@ class PersistentTileStore(TileStore, Backend):
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
-        """Called in a forked child, so that a backend can recreate its locks."""
+        """Recreate locks in a forked child.
+
+        A backend may override this method.
+        """
 
     @property
     def tile_size(self) -> int | Sequence[int] | None:
@@ -116,7 +124,6 @@ class PersistentTileStore(TileStore, Backend):
             self.flush()
 
     def _options(self) -> dict[str, Any]:
-        """The constructor arguments for a store with the same settings."""
         entries = self._contents.tiles.entries
         return {
             "tile_size": self.tile_size,

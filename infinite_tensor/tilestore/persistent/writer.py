@@ -1,4 +1,4 @@
-"""Storing in the background: jobs wait in a queue, and a single thread writes them in batches."""
+"""Background writer: a queue of jobs, written in batches by a single thread."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from infinite_tensor.tilestore.messages import combined
 
 
 class Job(Protocol):
-    """Something to store. It takes memory until it is stored."""
+    """Data waiting to be stored."""
 
     @property
     def nbytes(self) -> int:
-        """Memory that the job takes, in bytes."""
+        """Memory use of the job in bytes."""
 
 
 K = TypeVar("K", bound=Hashable)
 J = TypeVar("J", bound=Job)
 Write: TypeAlias = Callable[[dict[K, J]], Sequence[StoreError]]
-"""Stores jobs, and returns the errors. If there are errors, it removes from the dict the jobs that were stored."""
+"""Function for storing jobs. Returns the errors. If there are errors, stored jobs are removed from the dict."""
 
 _BATCH_JOBS = 64
 _BATCH_BYTES = 16 * 2**20
@@ -33,20 +33,23 @@ _QUEUE_BYTES = 32 * 2**20
 
 
 class Writer(Generic[K, J]):
-    """A queue of jobs, at most one per key, and the thread that writes them.
+    """Queue of jobs with a background thread for writing.
 
-    A new job for a key replaces the queued job for the same key. If a write fails, its jobs are kept: `pending` still
-    finds them, `failure` reports the error once, and `retry` queues them again. If the writer is deleted, it warns that
-    its failed jobs are lost.
+    The queue has at most one job per key: a new job replaces the queued job for the same key. If a write fails, its
+    jobs are kept: `pending` still finds them, `failure` reports the error once, and `retry` queues them again. If the
+    writer is deleted, it warns that its failed jobs are lost.
 
-    `submit` and `retry` take the function that writes jobs. The thread holds this function until the queue is empty.
+    `submit` and `retry` take the function for writing jobs. The thread holds this function until the queue is empty.
     """
 
     def __init__(self) -> None:
         self.renew()
 
     def renew(self) -> None:
-        """Begin without jobs. A forked child calls this too, because the parent stores the jobs."""
+        """Begin without jobs.
+
+        Also called in a forked child, because the parent stores the jobs.
+        """
         self._lock = threading.Lock()
         self._stored = threading.Condition(self._lock)
         self._queued: dict[K, J] = {}
@@ -58,7 +61,7 @@ class Writer(Generic[K, J]):
         self._working: threading.Lock | None = None
 
     def submit(self, jobs: Mapping[K, J], write: Write[K, J]) -> None:
-        """Queue jobs."""
+        """Queue jobs for writing."""
         with self._lock:
             for key, job in jobs.items():
                 self._queued[key] = job
@@ -66,7 +69,7 @@ class Writer(Generic[K, J]):
         self._start(write)
 
     def pending(self, key: K) -> J | None:
-        """The latest job for `key` that is not stored yet, or None."""
+        """Return the latest unstored job for `key`, or None."""
         with self._lock:
             for jobs in (self._queued, self._writing, self._failed):
                 if key in jobs:
@@ -74,40 +77,46 @@ class Writer(Generic[K, J]):
             return None
 
     def jobs(self) -> dict[K, J]:
-        """For each key, the latest job that is not stored yet."""
+        """Return the latest unstored job for each key."""
         with self._lock:
             return self._failed | self._writing | self._queued
 
     @property
     def failed(self) -> bool:
-        """Whether there was an error that `failure` has not reported."""
+        """Whether `failure` has an error to report."""
         return bool(self._untold)
 
     def failure(self) -> StoreError | None:
-        """The errors since the last call, combined into one error, or None."""
+        """Return the errors since the last call, combined into a single error.
+
+        Return None if there were no errors.
+        """
         with self._lock:
             untold, self._untold = self._untold, []
         return combined(untold) if untold else None
 
     def unstored(self) -> StoreError | None:
-        """Return the errors of the failed jobs, even reported ones, as one error. Return None if no job has failed."""
+        """Return the errors of failed jobs, combined into a single error.
+
+        Errors already reported by `failure` are included. Return None if no job has failed.
+        """
         with self._lock:
             return combined(self._reasons) if self._failed else None
 
     def retry(self, write: Write[K, J]) -> None:
-        """Queue failed jobs again, and forget their errors."""
+        """Queue failed jobs again, and clear the errors."""
         with self._lock:
             self._queued, self._failed = self._failed | self._queued, {}
             self._untold, self._reasons = [], []
         self._start(write)
 
     def stuck(self) -> bool:
-        """Whether the failed jobs take more memory than the whole queue may take."""
+        """Return whether failed jobs exceed the memory limit of the queue."""
         with self._lock:
             return sum(job.nbytes for job in self._failed.values()) > _QUEUE_BYTES
 
     def throttle(self) -> None:
-        """Wait until the queued jobs take no more memory than the queue may take."""
+        """Wait until queued jobs are within the memory limit of the queue."""
         self._wait_for(lambda: sum(job.nbytes for job in self._queued.values()) <= _QUEUE_BYTES)
 
     def drain(self) -> None:
@@ -115,7 +124,10 @@ class Writer(Generic[K, J]):
         self._wait_for(lambda: not self._queued and not self._writing)
 
     def cancel(self, matches: Callable[[K], bool]) -> None:
-        """Remove the jobs whose keys match. If some of them are being written, wait until that has ended."""
+        """Remove all jobs with matching keys.
+
+        If a matching job is being written, wait for the end of the write.
+        """
         with self._lock:
             for key in filter(matches, list(self._queued)):
                 del self._queued[key]
@@ -125,7 +137,7 @@ class Writer(Generic[K, J]):
                 del self._failed[key]
 
     def give_up(self) -> None:
-        """Remove the jobs that have not begun."""
+        """Remove all jobs not yet begun."""
         with self._lock:
             self._queued = {}
             self._stored.notify_all()
@@ -141,7 +153,6 @@ class Writer(Generic[K, J]):
             )
 
     def _start(self, write: Write[K, J]) -> None:
-        """Start a thread that writes the queue, unless the queue is empty or a thread is already at work."""
         with self._lock:
             if not self._queued or (self._working is not None and self._working.locked()):
                 return
@@ -163,7 +174,10 @@ class Writer(Generic[K, J]):
             self._end(failures, unstored)
 
     def _begin(self) -> bool:
-        """Take a batch of jobs from the queue. Return False if the queue is empty."""
+        """Take a batch of jobs from the queue.
+
+        Return False if the queue is empty.
+        """
         with self._lock:
             size = 0
             for key in list(self._queued)[:_BATCH_JOBS]:

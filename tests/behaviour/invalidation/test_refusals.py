@@ -162,5 +162,5 @@ def test_a_backend_of_the_seven_methods_says_what_it_lacks(data: Data) -> None:
 
     with Plain({}) as store:
         ground = ground_on(data, store)
-        with pytest.raises(NotImplementedError, match="Plain cannot do that: it needs _delete_tiles"):
+        with pytest.raises(NotImplementedError, match="Plain does not implement _delete_tiles"):
             ground.invalidate(0)

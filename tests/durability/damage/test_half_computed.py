@@ -130,7 +130,7 @@ def test_what_is_no_age_is_refused(age: Any, store: PersistentTileStore) -> None
 
 
 def test_a_backend_that_cannot_says_so() -> None:
-    with pytest.raises(StoreError, match="needs _drop_partials"):
+    with pytest.raises(StoreError, match="does not implement _drop_partials"):
         DictTileStore({}, tile_size=TILE).gc(partial=True, older_than=0)
 
 
