@@ -56,7 +56,7 @@ class Backend(ABC):
     def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
         """Read complete tiles, in the given order.
 
-        Return None for a tile not stored complete. For a damaged tile, issue a `DamagedDataWarning` and return None.
+        Return None for a missing or partial tile. For a damaged tile, issue a `DamagedDataWarning` and return None.
         """
 
     @abstractmethod
@@ -238,7 +238,7 @@ class Backend(ABC):
         """
 
     def _has_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bool]:
-        """Return for each tile whether a complete tile is stored.
+        """Return whether each tile is complete in storage.
 
         Override this method if the backend can tell without reading tiles.
         """
@@ -354,9 +354,9 @@ class Documents:
         Raises
         ------
         ValueError
-            If it is damaged.
+            If the definition is damaged.
         StoreError
-            If it has the format of a later version, or does not belong to this library.
+            If the definition has the format of a later version, or if the data belongs to another program.
         """
         try:
             return self.definition_in(name, *self._backend._read_documents([name]))

@@ -46,7 +46,7 @@ class TileCache:
     entries : LRU
         The cache: empty, with its limits.
     flush_interval : float
-        Seconds after which tiles in progress are stored; checked whenever they change.
+        Seconds after which tiles in progress are stored. Checked when tiles change.
     read_only : bool
         Whether nothing is ever stored, so that evicted tiles are lost. Even if this is False, tiles beyond the
         coordinate limits are never stored.
@@ -308,7 +308,7 @@ class TileCache:
         old, new : Record
             Two records of one tensor. The new one is registered already.
         but : BoxUnion
-            The tiles that are not moved.
+            Tiles to leave out of the move.
         """
         # Complete tiles that still wait to be stored will not reach storage, so they are not moved.
         unstored = {tile for record, tile in self._writer.jobs() if record is old}

@@ -50,9 +50,9 @@ class PersistentContents(Contents):
     entries : LRU
         The cache for tiles in memory: empty, with its limits.
     flush_interval : float
-        Seconds after which windows of incomplete tiles are stored; checked whenever windows are added.
+        Seconds after which windows of incomplete tiles are stored. Checked when windows are added.
     read_only : bool
-        If True, tiles that are stored are read, and everything that is computed stays in memory only.
+        If True, stored tiles are read, and computed tiles stay in memory only.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class PersistentContents(Contents):
     registry : Registry
         The tensors in use.
     tiles : TileCache
-        Tiles in memory, and on their way to storage.
+        Tiles in memory, including tiles waiting to be stored.
     """
 
     outlives_process = True

@@ -97,7 +97,7 @@ def intact(found: object, name: str) -> dict[str, Any]:
     Parameters
     ----------
     found : object
-        The definition, or the ValueError that was raised when it was read.
+        The definition, or the ValueError raised by the read.
     name : str
         The file name of the definition.
 
@@ -139,9 +139,9 @@ def checked(found: object, name: str) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If it is damaged, or not a definition at all.
+        If the definition is damaged, or is not a definition at all.
     StoreError
-        If it is intact, but has the format of a later version.
+        If the definition is intact, but has the format of a later version.
     """
     definition = intact(found, name)
     if kind_of(name) == TENSOR:

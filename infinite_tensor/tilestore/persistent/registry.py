@@ -36,9 +36,9 @@ class Registry:
     Attributes
     ----------
     records : WeakValueDictionary of str to Record
-        The tensors that are in use, or of which tiles are in memory or on their way to storage.
+        The tensors in use, and tensors with tiles in memory or waiting to be stored.
     tile_sizes : dict of str to (int or tuple of int)
-        The tile sizes of tensors for which a tile size other than that of the store was given.
+        Tile sizes given for single tensors, different from the tile size of the store.
     """
 
     def __init__(self, storage: Storage, tile_size: int | Sequence[int] | None, *, read_only: bool) -> None:
@@ -138,8 +138,8 @@ class Registry:
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
         """Return the stored definition of a tensor.
 
-        If the tensor is registered but not stored, return the definition without storage fields. Raise StoreError if
-        the tensor is unknown.
+        If the tensor is registered but not stored, return the definition in the record. Raise StoreError if the tensor
+        is unknown.
         """
         stored, record = self._storage.read_definition(tensor_id), self.records.get(tensor_id)
         if stored is None and record is not None:

@@ -80,7 +80,7 @@ class Storage:
         """
         backend = self._backend()
         if backend is None:
-            raise StoreError("the garbage collector is freeing the store; close a store before you delete it")
+            raise StoreError("the store is being freed by the garbage collector; call close() before you drop a store")
         return backend
 
     def __repr__(self) -> str:
@@ -185,7 +185,7 @@ class Storage:
     def load(self, record: Record, tiles: Sequence[Index]) -> dict[Index, Entry]:
         """Load tiles from storage.
 
-        A tile not stored complete becomes a tile in progress.
+        A tile that is not complete in storage becomes a tile in progress.
         """
         if not tiles:
             return {}
@@ -342,7 +342,7 @@ class Storage:
             return backend._find_tiles(tensor_id, low, high)
 
     def those_there(self, tensor_id: str, tiles: Sequence[Index]) -> list[Index]:
-        """Select the given tiles stored complete."""
+        """Return the given tiles found complete in storage."""
         with self.asked("look for", tensor_id) as backend:
             return list(itertools.compress(tiles, backend._has_tiles(tensor_id, tiles)))
 

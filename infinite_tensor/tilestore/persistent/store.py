@@ -64,9 +64,9 @@ class PersistentTileStore(TileStore, Backend):
     cache_size_tiles : int or None
         Limit of the cache as a number of tiles.
     flush_interval : float
-        Seconds after which windows of incomplete tiles are stored; checked whenever windows are added.
+        Seconds after which windows of incomplete tiles are stored. Checked when windows are added.
     read_only : bool
-        If True, tiles that are stored are read, and everything that is computed stays in memory only.
+        If True, stored tiles are read, and computed tiles stay in memory only.
     workers : int
         The number of threads on which a read runs ``f``.
     """
