@@ -1,4 +1,4 @@
-"""The conformance suite for backends of `PersistentTileStore`; runs under pytest.
+"""Conformance tests for backends of `PersistentTileStore`, to run with pytest.
 
 Subclass `PersistentStoreTests` in a test module, define how the store is opened, and run pytest:
 
@@ -10,8 +10,8 @@ Subclass `PersistentStoreTests` in a test module, define how the store is opened
 
 The suite tests only the backend. The tests of this library cover what all stores have in common.
 
-Each test reads what it has written through another store object on the same location, so that it sees what is stored
-and not what a cache or the first object remembers.
+Each test writes through one store object and reads through another on the same location. So it sees the stored data,
+not the data in a cache.
 """
 
 import pytest
@@ -34,7 +34,9 @@ class PersistentStoreTests(
     GroupTests,
     LifeTests,
 ):
-    """The tests that every backend must pass. Override `open_store`, and `location` if the store is not at a path.
+    """Required tests for every backend.
+
+    Override `open_store`. Override `location` too if the store is not at a path.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""The methods that an author of a backend overrides, and the tensors and pixels that the tests store."""
+"""Base class, tensors and pixels for the tests."""
 
 from __future__ import annotations
 
@@ -46,47 +46,56 @@ HOSTILE_IDS = {
     "url": "memory://x",
     "format": "{0} %s =41",
 }
-"""Ids that would do harm if a backend used them unchanged; the keys say what is special about them."""
+"""Ids dangerous for a backend that uses them unchanged. Each key names the difficulty."""
 
 
 class Ramp:
-    """The ``f`` of the tensors in the tests. Values depend on window and pixel; `calls` lists the windows computed."""
+    """The ``f`` of the test tensors.
+
+    Values depend on window and pixel. `calls` lists the computed windows.
+    """
 
     def __init__(self) -> None:
         self.calls: list[Index] = []
 
     def __call__(self, ctx: Index, *regions: torch.Tensor) -> torch.Tensor:
-        """Return the window `ctx`."""
+        """Compute the window `ctx`."""
         self.calls.append(ctx)
         ramp = torch.arange(16.0).reshape(4, 4) / 3 + 0.1 * ctx[0] + 1e4 * ctx[1]
         return sum((region[:4, :4] for region in regions), ramp)
 
 
 class OtherRamp(Ramp):
-    """An ``f`` whose values differ from those of `Ramp`."""
+    """An ``f`` with the negated values of `Ramp`."""
 
     def __call__(self, ctx: Index, *regions: torch.Tensor) -> torch.Tensor:
-        """Return the negative of what a `Ramp` returns."""
+        """Compute the window `ctx`, negated."""
         return -super().__call__(ctx, *regions)
 
 
 def tensor_on(store: PersistentTileStore | MemoryTileStore, f: Ramp, name: str = "t", **options: Any) -> InfiniteTensor:
-    """Create a tensor of the suite on a store."""
+    """Create a test tensor in a store."""
     return InfiniteTensor((None, None), f, options.pop("window", WINDOW), tile_store=store, tensor_id=name, **options)
 
 
 def reader_of(store: PersistentTileStore | MemoryTileStore, f: Ramp, tensor: InfiniteTensor) -> InfiniteTensor:
-    """Create a tensor that is computed from another one."""
+    """Create a tensor with `tensor` as an arg."""
     return tensor_on(store, f, "top", args=[tensor], args_windows=[WINDOW])
 
 
 def declare(store: PersistentTileStore, name: str = "t", dtype: torch.dtype = torch.float32) -> None:
-    """Create a tensor with the id `name`, so that tests can call storage methods with this id."""
+    """Create a tensor with the id `name`.
+
+    Tests can then call storage methods with this id.
+    """
     vars(store).setdefault("_declared", []).append(tensor_on(store, Ramp(), name, dtype=dtype))
 
 
 def pixels(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
-    """Return pixels of random bits. They include -0.0 and NaNs with payloads if the dtype has these."""
+    """Return pixels of random bits.
+
+    If the dtype has -0.0 and NaNs with payloads, the pixels include both.
+    """
     generator = torch.Generator().manual_seed(seed)
     size = (*shape, dtype.itemsize)
     raw = torch.randint(0, 2 if dtype is torch.bool else 256, size, dtype=torch.uint8, generator=generator)
@@ -98,7 +107,10 @@ def pixels(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    """Whether two blocks have the same dtype, shape and bits, or are both None."""
+    """Return whether two blocks have the same dtype, shape and bits.
+
+    Return True if both are None.
+    """
     if a is None or b is None:
         return a is b
     if (a.dtype, a.shape) != (b.dtype, b.shape):
@@ -107,12 +119,12 @@ def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 
 
 class BackendTests:
-    """The methods that an author of a backend overrides; the base class of all parts of the suite."""
+    """Base class of all tests, with the methods for a backend author to override."""
 
     concurrent: ClassVar[bool] = True
 
     def open_store(self, location: Any, **options: Any) -> PersistentTileStore:
-        """Open the store at `location`, or create it.
+        """Open or create the store at `location`.
 
         Parameters
         ----------
@@ -125,7 +137,10 @@ class BackendTests:
 
     @pytest.fixture
     def location(self, tmp_path: Path) -> Any:
-        """An empty place that no other test uses. Default: a path below `tmp_path`."""
+        """An unused location for a store.
+
+        The default is a path below `tmp_path`.
+        """
         return tmp_path / "store"
 
     def damage_tile(self, location: Any, tensor_id: str, tile: Index) -> None:
@@ -147,7 +162,6 @@ class BackendTests:
     def _open(
         self, location: Any, *declared: str, dtype: torch.dtype = torch.float32, **options: Any
     ) -> PersistentTileStore:
-        """Open the store, and create a tensor in it for each id in `declared`."""
         store = self.open_store(location, **{"tile_size": TILE, **options})
         for name in declared:
             declare(store, name, dtype)
@@ -156,23 +170,19 @@ class BackendTests:
     def _write(
         self, location: Any, tiles: Tiles, partials: Partials | None = None, dtype: torch.dtype = torch.float32
     ) -> None:
-        """Write tiles and partial tiles of tensor "t" through a store object, and close it."""
         with self._open(location, "t", dtype=dtype) as store:
             store._write_tiles("t", tiles)
             store._write_partials("t", partials or {})
 
     def _tiles(self, location: Any, tiles: Sequence[Index], dtype: torch.dtype = torch.float32) -> list[Any]:
-        """Read tiles of tensor "t" through a newly opened store object."""
         with self._open(location, "t", dtype=dtype) as store:
             return list(store._read_tiles("t", tiles))
 
     def _partials(self, location: Any, tiles: Sequence[Index], dtype: torch.dtype = torch.float32) -> list[Any]:
-        """Read partial tiles of tensor "t" through a newly opened store object."""
         with self._open(location, "t", dtype=dtype) as store:
             return list(store._read_partials("t", tiles))
 
     def _open_with(self, method: str, location: Any, *declared: str) -> PersistentTileStore:
-        """Open the store for a test of the optional `method`. Skip the test if the backend lacks it."""
         store = self._open(location, *declared)
         if not offers(store, method):
             store.close()

@@ -1,4 +1,4 @@
-"""Tests of tensors and groups: how they are identified, reopened, refused, read and maintained."""
+"""Tests of tensors and groups: definitions, reads and maintenance."""
 
 from __future__ import annotations
 
@@ -33,10 +33,13 @@ from infinite_tensor.tilestore.store import contents_of
 
 
 class DefinitionTests(BackendTests):
-    """How tensors are identified, reopened and listed."""
+    """Tests of tensor definitions: identity, reopening and listing."""
 
     def test_a_definition_is_read_back_as_it_was_written(self, location: Any) -> None:
-        """A backend may add fields, but must not change those that it was given."""
+        """A backend keeps all given fields of a definition unchanged.
+
+        A backend may add fields.
+        """
         version = {"seed": 3, "scale": 0.1, "name": "ü", "none": None, "list": [1, [True]], "limit": float("inf")}
         with self._open(location) as store:
             tensor = tensor_on(store, Ramp(), version=version, blend_init=float("nan"))
@@ -49,7 +52,7 @@ class DefinitionTests(BackendTests):
         assert (stored["tensor_id"], stored["tile_size"]) == ("t", [TILE, TILE])
 
     def test_an_unknown_tensor_has_no_definition(self, location: Any) -> None:
-        """Reading the definition of an unknown tensor returns None, and is not an error."""
+        """The definition of an unknown tensor is None, without an error."""
         with self._open(location) as store:
             assert store._read_definition("t") is None
 
@@ -63,7 +66,10 @@ class DefinitionTests(BackendTests):
             assert store._read_definition("t") == first
 
     def test_a_deleted_tensor_leaves_nothing(self, location: Any) -> None:
-        """A later tensor with the same id finds nothing of it; other tensors stay."""
+        """A deleted tensor leaves no data for a later tensor with the same id.
+
+        Data of other tensors stays.
+        """
         ones = torch.ones(TILE, TILE)
         with self._open(location) as store:
             for name in ("t", "other"):
@@ -83,7 +89,10 @@ class DefinitionTests(BackendTests):
 
     @pytest.mark.parametrize("tensor_id", HOSTILE_IDS.values(), ids=HOSTILE_IDS)
     def test_a_hostile_id_is_stored_safely_or_refused(self, location: Any, tensor_id: str, tmp_path: Path) -> None:
-        """A hostile id, such as a path, writes nothing outside the store, and other tensors are unchanged."""
+        """A hostile id, such as a path, writes nothing outside the store.
+
+        Other tensors are unchanged. A backend may refuse the id.
+        """
         with self._open(location) as store:
             expected = tensor_on(store, Ramp(), "x")[0:9, 0:9]
             try:
@@ -101,7 +110,10 @@ class DefinitionTests(BackendTests):
             assert [path for path in tmp_path.iterdir() if path != location] == []
 
     def test_ids_that_differ_only_in_case_are_two(self, location: Any) -> None:
-        """``map`` and ``Map`` are ids of different tensors, also on file systems that ignore case."""
+        """``map`` and ``Map`` are ids of different tensors.
+
+        This is also true on case-insensitive file systems.
+        """
         ids = ("map", "Map", "MAP", "=4Dap", "m=41p")
         with self._open(location) as store:
             for number, name in enumerate(ids):
@@ -113,14 +125,14 @@ class DefinitionTests(BackendTests):
                 assert same_bits(store._read_tiles(name, [(0, 0)])[0], torch.full((TILE, TILE), float(number)))
 
     def test_tensors_are_listed(self, location: Any) -> None:
-        """The list includes tensors that another store object created."""
+        """The list includes tensors created by another store object."""
         with self._open_with("_list_tensors", location, "ü/b", "a"):
             pass
         with self._open(location) as store:
             assert store.tensor_ids() == ["a", "ü/b"]
 
     def test_tensors_are_described(self, location: Any) -> None:
-        """Tensors that another store object created are described too."""
+        """Tensors created by another store object can be described."""
         with self._open_with("_describe_tensor", location) as store:
             tensor_on(store, Ramp(), "ü/b")[0:10, 0:10]
             declare(store, "a")
@@ -143,7 +155,10 @@ class DefinitionTests(BackendTests):
     def test_forms_of_tile_size(
         self, location: Any, shape: tuple[int | None, ...], tile_size: Any, tile: list[int]
     ) -> None:
-        """A tile size has one int per unbounded dimension, or one per dimension. Tiles may reach past a finite end."""
+        """A tile size has one int per unbounded dimension, or per dimension.
+
+        Tiles may extend past the end of a finite dimension.
+        """
         window = TensorWindow((3, 4, 5), stride=(3, 3, 3))
         ramp = torch.arange(60.0).reshape(3, 4, 5)
 
@@ -163,10 +178,13 @@ _GROUP = {"format": 1, "group_id": "g", "members": [{"key": ["ü", "x"], "scale"
 
 
 class GroupTests(BackendTests):
-    """Definitions of groups, for backends that store them."""
+    """Tests of group definitions, for backends with groups."""
 
     def test_a_group_is_read_back_as_it_was_written(self, location: Any) -> None:
-        """A backend may add fields, but must not change those that it was given."""
+        """A backend keeps all given fields of a definition unchanged.
+
+        A backend may add fields.
+        """
         with self._open_with("_read_group", location) as store:
             assert store._read_group("g") is None
             store._write_group("g", _GROUP)
@@ -186,7 +204,10 @@ class GroupTests(BackendTests):
             assert stored["members"] == _GROUP["members"]
 
     def test_a_group_and_a_tensor_may_have_one_id(self, location: Any) -> None:
-        """Listing, verifying or clearing the tensor or the group does not affect the other. `gc` deletes no group."""
+        """A group and a tensor with the same id are independent.
+
+        Listing, verifying or clearing the tensor or the group does not affect the other. `gc` deletes no group.
+        """
         with self._open_with("_read_group", location) as store:
             tensor = tensor_on(store, Ramp())
             tensor[0:10, 0:10]
@@ -207,7 +228,10 @@ class GroupTests(BackendTests):
 
     @pytest.mark.parametrize("name", HOSTILE_IDS.values(), ids=HOSTILE_IDS)
     def test_a_group_of_a_hostile_id_is_kept_in_the_store(self, location: Any, name: str, tmp_path: Path) -> None:
-        """A hostile id, such as a path, writes nothing outside the store, and other groups are unchanged."""
+        """A hostile id, such as a path, writes nothing outside the store.
+
+        Other groups are unchanged.
+        """
         with self._open_with("_read_group", location) as store:
             beside = set(tmp_path.parent.iterdir())
             contents_of(store).store_group(name, {**_GROUP, "group_id": name})
@@ -222,10 +246,10 @@ class GroupTests(BackendTests):
 
 
 class LifeTests(BackendTests):
-    """Reads return the same pixels through any number of store objects."""
+    """Tests of reads through several store objects in turn."""
 
     def test_a_tensor_that_is_made_again_calls_f_zero_times(self, location: Any) -> None:
-        """Stored pixels equal those of the same tensor in a memory store, bit for bit."""
+        """Stored pixels match the pixels of a memory store, bit for bit."""
         expected = tensor_on(MemoryTileStore(), Ramp())[-20:25, -9:30]
         with self._open(location) as store:
             assert same_bits(tensor_on(store, Ramp())[-20:25, -9:30], expected)
@@ -235,7 +259,10 @@ class LifeTests(BackendTests):
         assert f.calls == []
 
     def test_a_tensor_opens_from_its_id(self, location: Any) -> None:
-        """Without ``f``, reads return what is stored; reading anything else is an error that says what is missing."""
+        """A tensor opened without ``f`` returns stored pixels.
+
+        Reading pixels not stored raises TileAccessError with the id of the tensor.
+        """
         with self._open(location) as store:
             expected = tensor_on(store, Ramp())[0:12, 0:12]
         with self._open(location) as store:
@@ -245,7 +272,10 @@ class LifeTests(BackendTests):
                 tensor[0:12, 0:40]
 
     def test_partial_tiles_survive_a_close(self, location: Any) -> None:
-        """A reopened store computes only windows that are not stored. All pixels equal those of a single read."""
+        """A reopened store computes only windows not stored yet.
+
+        All pixels match the pixels of a single read.
+        """
         expected = tensor_on(MemoryTileStore(), Ramp())[-6:18, -6:18]
         f = Ramp()
         for corner in ((5, 5), (-6, 12), (12, -6), (-6, -6), (2, 2)):
@@ -258,7 +288,10 @@ class LifeTests(BackendTests):
         assert len(f.calls) == len(set(f.calls))
 
     def test_a_cleared_tensor_starts_anew(self, location: Any) -> None:
-        """A cleared tensor is computed again, and can get another definition. Other tensors are unchanged."""
+        """A cleared tensor is computed again, and can get another definition.
+
+        Other tensors are unchanged.
+        """
         f, g = Ramp(), Ramp()
         with self._open(location) as store:
             tensor, other = tensor_on(store, f), tensor_on(store, g, "other")
@@ -275,7 +308,10 @@ class LifeTests(BackendTests):
         assert len(g.calls) == calls
 
     def test_what_is_invalidated_is_computed_anew_also_by_the_next_store_object(self, location: Any) -> None:
-        """After an invalidate, tensors computed from the pixels are computed anew too. Tiles elsewhere stay."""
+        """Invalidated tiles are computed again, in dependent tensors too.
+
+        Tiles elsewhere stay.
+        """
         with self._open_with("_delete_tiles", location) as store:
             tensor = tensor_on(store, Ramp())
             reader_of(store, Ramp(), tensor)[0:20, 0:20]
@@ -295,7 +331,10 @@ class LifeTests(BackendTests):
         assert not {index for index in f.calls + g.calls if max(index) > 3}
 
     def test_a_closed_store_says_so_and_with_opens_it_again(self, location: Any) -> None:
-        """Closing twice is not an error. Tensor objects work again once ``with`` has opened their store again."""
+        """A closed store raises StoreError until ``with`` opens the store again.
+
+        Tensor objects work again then. Closing twice is not an error.
+        """
         f = Ramp()
         store = self._open(location)
         tensor = tensor_on(store, f)
@@ -313,7 +352,10 @@ class LifeTests(BackendTests):
             store.flush()
 
     def test_two_stores_at_once_lose_nothing_and_agree(self, location: Any) -> None:
-        """Two store objects on one location add windows to the same partial tiles in turn."""
+        """Two store objects on one location add windows to the same partial tiles.
+
+        All windows are kept.
+        """
         self._needs_two_stores()
         expected = tensor_on(MemoryTileStore(), Ramp())[0:15, 0:15]
         first, second, f = Ramp(), Ramp(), Ramp()
@@ -329,10 +371,13 @@ class LifeTests(BackendTests):
 
 
 class UpkeepTests(BackendTests):
-    """Finding damage, repairing it, and collecting garbage."""
+    """Tests of verification, repair and garbage collection."""
 
     def test_what_was_written_verifies(self, location: Any) -> None:
-        """`verify` finds no damage in complete and partial tiles, also after the store is opened again."""
+        """`verify` finds no damage in intact tiles.
+
+        This is true for complete and partial tiles, also after the store is opened again.
+        """
         with self._open_with("_verify_tensor", location) as store:
             tensor_on(store, Ramp())[0:10, 0:10]
             assert store.verify("t") == []
@@ -343,7 +388,10 @@ class UpkeepTests(BackendTests):
                 store.verify("x")
 
     def test_a_damaged_tile_is_missing_and_listed_and_a_repair_drops_it(self, location: Any) -> None:
-        """A repair deletes only the damaged tile. After the tile is written again, nothing is damaged."""
+        """A repair deletes only the damaged tile.
+
+        After the tile is written again, nothing is damaged.
+        """
         if type(self).damage_tile is BackendTests.damage_tile:
             pytest.skip("the suite's class does not define damage_tile")
         tiles: dict[Index, torch.Tensor] = {(0, j): pixels(torch.float32, TILE, TILE, seed=j) for j in range(-2, 2)}
@@ -366,7 +414,10 @@ class UpkeepTests(BackendTests):
             assert same_bits(store._read_tiles("t", [(0, -1)])[0], tiles[0, -1])
 
     def test_garbage_goes_and_what_is_in_use_stays(self, location: Any) -> None:
-        """`gc` deletes partial tiles that have become complete. Other partial tiles stay."""
+        """`gc` deletes the stored parts of complete tiles.
+
+        Partial tiles stay.
+        """
         ones = torch.ones(TILE, TILE)
         with self._open_with("_collect_garbage", location) as store:
             f = Ramp()

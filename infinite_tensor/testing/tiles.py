@@ -1,4 +1,4 @@
-"""Tests of complete and partial tiles: how storage methods keep them, and how copies move them between stores.
+"""Tests of complete and partial tiles, and of copies between stores.
 
 A partial tile lacks windows. Its `prefix` is the blend of its first windows, and its `pieces` are later windows.
 """
@@ -28,18 +28,21 @@ _FAR = 2**51 // TILE
 
 
 class TileTests(BackendTests):
-    """Complete tiles are stored exactly and under the right index."""
+    """Tests of complete tiles: exact pixels under the right index."""
 
     @each_dtype
     def test_tiles_keep_every_bit(self, location: Any, dtype: torch.dtype) -> None:
-        """NaN payloads and -0.0 are kept too."""
+        """Tiles keep every bit, including NaN payloads and -0.0."""
         tile = pixels(dtype, TILE, TILE)
         self._write(location, {(0, 0): tile}, dtype=dtype)
         (found,) = self._tiles(location, [(0, 0)], dtype=dtype)
         assert same_bits(found, tile)
 
     def test_tiles_come_in_the_order_asked_for(self, location: Any) -> None:
-        """One call may ask for many tiles; absent ones are None."""
+        """Tiles are returned in the order of the request.
+
+        A single call may read many tiles. Missing tiles are None.
+        """
         tiles: dict[Index, torch.Tensor] = {(i, -i): pixels(torch.float32, TILE, TILE, seed=i) for i in range(150)}
         self._write(location, tiles)
         asked = [(i, -i if i % 3 else 1) for i in reversed(range(150))]
@@ -49,14 +52,17 @@ class TileTests(BackendTests):
         assert all(same_bits(tile, tiles.get(index)) for tile, index in zip(found, asked, strict=True))
 
     def test_a_tile_of_nothing_but_fill_values_is_there(self, location: Any) -> None:
-        """A tile that has only fill values is not taken for an absent one."""
+        """A tile with only fill values is not a missing tile."""
         self._write(location, {(0, 0): torch.zeros(TILE, TILE)})
         there, absent = self._tiles(location, [(0, 0), (0, 1)])
         assert same_bits(there, torch.zeros(TILE, TILE))
         assert absent is None
 
     def test_a_tile_that_is_written_again_replaces_the_old_one(self, location: Any) -> None:
-        """A damaged tile that is computed again is written in this way."""
+        """A tile replaces an earlier tile with the same index.
+
+        Damaged tiles are repaired in this way.
+        """
         tile = pixels(torch.float32, TILE, TILE)
         with self._open(location, "t") as store:
             store._write_tiles("t", {(0, 0): torch.zeros(TILE, TILE), (0, 1): tile})
@@ -64,7 +70,10 @@ class TileTests(BackendTests):
         assert all(same_bits(found, tile) for found in self._tiles(location, [(0, 0), (0, 1)]))
 
     def test_tiles_and_partial_tiles_reach_to_the_limits_of_the_coordinates(self, location: Any) -> None:
-        """Pixels from -2**51 to 2**51 - 1 work, and neighbouring tiles are not confused."""
+        """Tiles with pixels from -2**51 to 2**51 - 1 can be stored.
+
+        Neighbouring tiles are not confused.
+        """
         far: list[Index] = [(_FAR - 1, -_FAR), (-_FAR, _FAR - 1), (_FAR - 2, -_FAR), (-1, 0), (0, -1)]
         partial: list[Index] = [(_FAR - 1, _FAR - 1), (-_FAR, -_FAR), (-_FAR, _FAR - 2), (3, 4), (4, 3)]
         tiles = {index: pixels(torch.float32, TILE, TILE, seed=n) for n, index in enumerate(far)}
@@ -75,7 +84,7 @@ class TileTests(BackendTests):
         assert all(map(same_bits, prefixes, tiles.values()))
 
     def test_equal_indices_of_two_tensors_do_not_meet(self, location: Any) -> None:
-        """A tile of one tensor is not taken for the tile of another tensor with the same index."""
+        """Tiles with the same index in two tensors are independent."""
         ones = torch.ones(TILE, TILE)
         with self._open(location, "a", "b") as store:
             store._write_tiles("a", {(0, 0): ones})
@@ -86,7 +95,10 @@ class TileTests(BackendTests):
             assert same_bits(store._read_tiles("a", [(0, 0)])[0], ones)
 
     def test_deleted_tiles_are_gone_and_can_come_back(self, location: Any) -> None:
-        """A store object can delete complete and partial tiles that it has not read. Other tiles stay."""
+        """Deleted tiles are missing, and can be stored again.
+
+        A store object can delete complete and partial tiles without reading them before. Other tiles stay.
+        """
         ones = torch.ones(TILE, TILE)
         with self._open_with("_delete_tiles", location, "t") as store:
             store._write_tiles("t", {(0, 0): ones, (-1, 7): ones, (1, 1): ones})
@@ -109,7 +121,10 @@ class TileTests(BackendTests):
         assert begun.prefix_length == 1
 
     def test_each_deletion_of_tiles_is_told_to_all(self, location: Any) -> None:
-        """A deletion changes the `_generation` of the tensor in all open store objects. Other tensors keep theirs."""
+        """A deletion changes the `_generation` of the tensor in all store objects.
+
+        The `_generation` of other tensors stays the same.
+        """
         ones = torch.ones(TILE, TILE)
         with self._open_with("_generation", location, "t", "other") as store, self._open(location, "t") as second:
             store._write_tiles("t", {(0, 0): ones, (0, 1): ones})
@@ -124,7 +139,7 @@ class TileTests(BackendTests):
 
 
 class PartialTileTests(BackendTests):
-    """What is added to a partial tile stays until the tile is deleted."""
+    """Tests of partial tiles: added parts stay until the tile is deleted."""
 
     @each_dtype
     def test_partial_tiles_keep_every_bit(self, location: Any, dtype: torch.dtype) -> None:
@@ -141,7 +156,10 @@ class PartialTileTests(BackendTests):
         assert same_bits(found.pieces[1, 2**50], other)
 
     def test_parts_of_a_partial_tile_add_up(self, location: Any) -> None:
-        """The longest prefix and all pieces are kept, no matter which store object wrote them."""
+        """A partial tile keeps the longest prefix and all pieces.
+
+        The parts may come from several store objects.
+        """
         a, b, c = (pixels(torch.float32, 2, 2, seed=n) for n in range(3))
         short, long = (pixels(torch.float32, TILE, TILE, seed=n) for n in range(2))
         with self._open(location, "t") as store:
@@ -157,14 +175,17 @@ class PartialTileTests(BackendTests):
         assert all(same_bits(found.pieces[0, 5 + n], piece) for n, piece in enumerate((a, b, c)))
 
     def test_a_partial_tile_is_no_complete_one(self, location: Any) -> None:
-        """Reading complete tiles finds no partial tile, and reading partial tiles finds no complete one."""
+        """A partial tile is not read as a complete tile, and vice versa."""
         ones = torch.ones(TILE, TILE)
         self._write(location, {(0, 1): ones}, {(0, 0): PartialTile(ones, 1)})
         assert self._tiles(location, [(0, 0)]) == [None]
         assert self._partials(location, [(0, 1)]) == [None]
 
     def test_a_deleted_partial_tile_is_gone_and_can_begin_anew(self, location: Any) -> None:
-        """The prefix and all pieces are deleted; other tiles stay. Deleting an absent partial tile is not an error."""
+        """A deleted partial tile has no prefix and no pieces.
+
+        Other tiles stay. Deleting a missing partial tile is not an error.
+        """
         ones = torch.ones(TILE, TILE)
         with self._open(location, "t") as store:
             for length in (1, 2, 3):
@@ -182,7 +203,10 @@ class PartialTileTests(BackendTests):
         assert begun.pieces.keys() == {(4, 4)}
 
     def test_a_deleted_partial_tile_takes_the_parts_of_others_with_it(self, location: Any) -> None:
-        """Parts that were added after this store object read the tile are deleted too."""
+        """A deletion includes parts unknown to the deleting store object.
+
+        Another store object has added these parts.
+        """
         self._needs_two_stores()
         ones = torch.ones(TILE, TILE)
         with self._open_with("_delete_tiles", location, "t") as store, self._open(location, "t") as other:
@@ -199,7 +223,10 @@ class PartialTileTests(BackendTests):
         assert same_bits(found.prefix, 2 * ones)
 
     def test_parts_that_two_add_at_once_are_all_kept(self, location: Any) -> None:
-        """A backend that reads, adds and writes back would lose parts that another writer adds meanwhile."""
+        """Parts added by two writers at once are all kept.
+
+        A backend would lose parts if it read the stored parts, added its own and wrote all back.
+        """
         self._needs_two_stores()
         piece, together, count = torch.ones(1, 1), Barrier(2), 30
 
@@ -218,21 +245,20 @@ class PartialTileTests(BackendTests):
 
 
 _REGION = sl[-30:30, -30:30]
-"""Contains all tiles that these tests store. A backend that cannot list tiles needs such a region for a copy."""
+"""A region with all tiles of these tests. A backend that cannot list tiles needs a region for a copy."""
 
 
 class CopyTests(BackendTests):
-    """Copies of complete and partial tiles, from and to the backend."""
+    """Tests of copies from and to the backend."""
 
     @pytest.fixture(name="beside")
     def _beside(self) -> Iterator[ZarrTileStore]:
-        """A Zarr store in memory, to copy to and from."""
         with ZarrTileStore(MemoryStore(), tile_size=TILE) as store:
             yield store
 
     @each_dtype
     def test_copies_have_every_bit(self, location: Any, beside: ZarrTileStore, dtype: torch.dtype) -> None:
-        """Complete tiles, prefixes and pieces keep their bits when they are copied there and back again."""
+        """Copies keep every bit of tiles, prefixes and pieces, in both directions."""
         tile, prefix, piece = (pixels(dtype, *shape, seed=n) for n, shape in enumerate([(TILE, TILE)] * 2 + [(2, 3)]))
         part = PartialTile(prefix, 1, {(1, 0): piece})
         self._write(location, {(0, 0): tile, (-2, 3): prefix}, {(1, 1): part}, dtype=dtype)
@@ -253,7 +279,10 @@ class CopyTests(BackendTests):
     def test_a_copy_continues_and_computes_nothing_that_was_stored(
         self, location: Any, beside: ZarrTileStore, forth: bool
     ) -> None:
-        """Copied partial tiles get their missing windows. The pixels equal those of a tensor that was never copied."""
+        """A copied tensor computes only missing windows.
+
+        The pixels match the pixels of a tensor in a memory store.
+        """
         expected = tensor_on(MemoryTileStore(), Ramp())[-6:24, -6:24]
         f = Ramp()
         with self._open(location) as store:
@@ -268,7 +297,7 @@ class CopyTests(BackendTests):
         assert len(f.calls) == len(set(f.calls))
 
     def test_a_damaged_tile_is_left_out_of_a_copy(self, location: Any, beside: ZarrTileStore) -> None:
-        """The report of the copy counts the damaged tile, and the target does not have it."""
+        """A damaged tile is counted in the report, but not copied."""
         if type(self).damage_tile is BackendTests.damage_tile:
             pytest.skip("the suite's class does not define damage_tile")
         tiles: dict[Index, torch.Tensor] = {(0, j): pixels(torch.float32, TILE, TILE, seed=j) for j in range(3)}
@@ -282,7 +311,10 @@ class CopyTests(BackendTests):
         assert [tile is None for tile in found] == [False, True, False]
 
     def test_a_backend_that_cannot_list_tiles_asks_for_a_region(self, location: Any, beside: ZarrTileStore) -> None:
-        """If the backend can list tiles, a copy needs no region and contains all tiles, however far apart they are."""
+        """Without a region, a copy contains all tiles, however far apart.
+
+        A backend that cannot list tiles raises ValidationError and asks for a region.
+        """
         far: Index = (2**50 // TILE, -(2**50) // TILE)
         with self._open(location, "t") as store:
             store._write_tiles("t", {far: torch.ones(TILE, TILE), (0, 0): torch.ones(TILE, TILE)})
@@ -293,7 +325,10 @@ class CopyTests(BackendTests):
                     store.copy("t", beside, progress=False)
 
     def test_encoded_tiles_are_those_that_were_stored(self, location: Any) -> None:
-        """An encoded tile of one tensor can be written to another one. Skipped if the backend encodes no tiles."""
+        """An encoded tile of a tensor can be written to another tensor.
+
+        The test is skipped if the backend encodes no tiles.
+        """
         tile = pixels(torch.float32, TILE, TILE)
         with self._open(location, "t", "u") as store:
             store._write_tiles("t", {(0, 0): tile})

@@ -1,4 +1,4 @@
-"""`MemoryTileStore`, which keeps windows in memory."""
+"""`MemoryTileStore`, the store in memory."""
 
 from infinite_tensor.tilestore.memory.contents import MemoryTileStore
 

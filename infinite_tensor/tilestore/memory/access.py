@@ -1,4 +1,4 @@
-"""One read's view of one tensor in memory: the windows it touches."""
+"""Access to the windows of a memory store during a read."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from infinite_tensor.tilestore.memory.windows import Held, KeptWindows, Row, fol
 from infinite_tensor.values.spec import TensorSpec
 
 _LOOKED_UP = 2**10
-"""The number of windows of a tile that are looked up at once. Usually all windows of a tile are missing, or none."""
+"""The number of windows to look up at once. Usually all windows of a tile are missing, or none."""
 
 
 class MemoryAccess(Access):
-    """One read of a tensor in memory. It keeps the windows that it still needs, even if the cache drops them.
+    """Windows of a tensor in memory, as needed by a read.
+
+    The read keeps these windows until their last use, even if the cache drops them.
 
     Parameters
     ----------
@@ -69,7 +71,6 @@ class MemoryAccess(Access):
         return [tile for tile in tiles if self._take_whole(tile)]
 
     def _take_whole(self, tile: Index) -> bool:
-        """Keep the windows over a tile if all of them are in memory; return whether they are."""
         box = self._spec.grid.box(self._layout.start(tile), self._layout.stop(tile))
         windows = itertools.product(*map(range, *box))
         taken: dict[Index, Row] = {}
@@ -90,7 +91,7 @@ class MemoryAccess(Access):
         return np.array([index not in held.rows for index in indices], dtype=bool)
 
     def deposit(self, windows: IntArray, outputs: Array) -> None:
-        """Keep the windows, here and in the cache."""
+        """Keep windows, for this read and in the cache."""
         indices = as_tuples(windows)
         rows: dict[Index, Row] = {}
         for begin, end in rows_of(windows):
@@ -101,7 +102,10 @@ class MemoryAccess(Access):
         self._kept.put(self._spec, rows)
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Blend the windows of a region into `out`, or copy pixels that have been blended before."""
+        """Blend the windows of a region into `out`.
+
+        Pixels blended before are copied.
+        """
         target, stop = as_array(out), list(map(operator.add, start, out.shape))
         if out.numel() >= self._tile_pixels:
             self._fold(target, start)
@@ -119,7 +123,7 @@ class MemoryAccess(Access):
             self._fold(target, start)
 
     def keep(self, start: Sequence[int] | None) -> None:
-        """Release the windows that end before `start`."""
+        """Release the windows before `start`; see `Access.keep`."""
         if start is None:
             self._held.rows = {}
             self._blended.keep(None)
@@ -132,11 +136,14 @@ class MemoryAccess(Access):
 
     @property
     def outdated(self) -> bool:
-        """Whether the store has replaced or removed the spec that this read uses."""
+        """Whether the store has replaced or removed the spec of this read."""
         return not self._kept.is_current(self._spec)
 
     def detach(self) -> None:
-        """Continue with a copy of the spec, which is not registered. So nothing is stored."""
+        """Turn off storing.
+
+        The read continues with an unregistered copy of the spec.
+        """
         self._spec = replace(self._spec)
         self._held = Held(self._spec)
 
@@ -153,7 +160,6 @@ class MemoryAccess(Access):
         fold_rows(self._spec, rows, target, start)
 
     def _tile(self, index: Index) -> Blended | None:
-        """Return a tile from the store, or blend it now: the whole tile if possible, else the part this read needs."""
         start, stop = self._layout.start(index), self._layout.stop(index)
         pixels = self._kept.tile(self._spec, index)
         if pixels is not None:
@@ -175,7 +181,6 @@ class MemoryAccess(Access):
         return Blended(start, stop, pixels)
 
     def _rows(self, start: Index, stop: Index) -> list[tuple[Index, Array]] | None:
-        """Return the windows of a region, from this read or from the cache. Return None if a window is missing."""
         box, held = self._spec.grid.box(start, stop), self._held.rows
         unknown = [index for index in itertools.product(*map(range, *box)) if index not in held]
         found = self._kept.take(self._spec, unknown)
@@ -184,7 +189,7 @@ class MemoryAccess(Access):
         return rows_in(box, lambda index: held.get(index) or found.get(index))
 
     def _remember(self, pixels: Array, start: Sequence[int], stop: Sequence[int]) -> None:
-        """Cache the tiles that are completely inside a blended region."""
+        """Cache the tiles completely inside a blended region."""
         for tile in itertools.product(*map(range, *self._layout.box(start, stop))):
             low, to = self._layout.part(tile, start, stop)
             block = pixels[to]

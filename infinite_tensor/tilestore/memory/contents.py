@@ -1,4 +1,7 @@
-"""`MemoryTileStore`, and the engine's interface to its windows, which are kept as ``f`` returned them."""
+"""`MemoryTileStore`, and the engine's interface to windows in memory.
+
+Windows are kept as returned by ``f``.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,10 @@ class MemoryContents(Contents):
         self.lock = self.kept.lock
 
     def cut_through(self, error: BaseException) -> None:  # noqa: ARG002  (the store stays open)
-        """Drop all windows, because some may be inconsistent. The store stays open."""
+        """Drop all windows, because some may be inconsistent.
+
+        The store stays open.
+        """
         self.kept.restart()
 
     def _renew_after_fork(self) -> None:
@@ -66,7 +72,10 @@ class MemoryContents(Contents):
 
     @store_method
     def register(self, spec: TensorSpec) -> TensorSpec:
-        """Register a tensor. Tensors with the same id and definition share their windows."""
+        """Register a tensor.
+
+        Tensors with the same id and definition share their windows.
+        """
         with self.lock:
             self.check_open()
             known = self.registered(spec)
@@ -82,23 +91,26 @@ class MemoryContents(Contents):
 
     @property
     def cache_limit(self) -> int | None:
-        """The limit in bytes for all windows together."""
+        """The limit for all windows together, in bytes."""
         return self.kept.windows.max_bytes
 
     @store_method
     def lend(self, held: threading.Lock, room: int) -> None:
-        """While the lock `held` is locked, let the windows grow by at most `room` bytes."""
+        """Limit the growth of all windows together to `room` bytes.
+
+        The limit applies while the lock `held` is locked.
+        """
         kept = self.kept
         with self.lock:
             kept.windows.lend(held, room)
             kept.shrink_blended()
 
     def layout(self, spec: TensorSpec) -> TileLayout:
-        """The tiles in which blended pixels of the tensor are kept."""
+        """Return the layout of the tiles for blended pixels."""
         return self.kept.layout(spec)
 
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
-        """Which windows are in memory, for each tile of `layout`."""
+        """Find the windows in memory, for each tile of `layout`."""
         with self.lock:
             self.check_open()
             layout = self.kept.layout(spec)
@@ -106,7 +118,10 @@ class MemoryContents(Contents):
         return Inventory.of_windows(spec.grid, layout, windows, start, stop)
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
-        """Fill `out` with the pixels from `start` on if all of them are in memory. Return whether they are."""
+        """Fill `out` with the pixels from `start` on, if all are in memory.
+
+        Return whether `out` was filled.
+        """
         kept = self.kept
         with self.lock:
             if self.closed or not kept.keeps(spec):
@@ -127,7 +142,7 @@ class MemoryContents(Contents):
         return rows is not None or tiles is not None
 
     def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize:  # noqa: ARG002  (counting is fast)
-        """The number of windows in memory, and their size."""
+        """Return the number and the size of the windows in memory."""
         with self.lock:
             windows = self.kept.windows.of(tensor_id)
             one = next(iter(windows.values()), None)
@@ -135,7 +150,7 @@ class MemoryContents(Contents):
 
     @store_method
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
-        """Replace all windows of a tensor by copies with the device and the dtype of `moved`."""
+        """Convert all windows of a tensor to the device and dtype of `moved`."""
         with self.lock:
             self.check_open()
             self.registered(spec)
@@ -146,15 +161,15 @@ class MemoryContents(Contents):
             self.kept.replace(moved, converted)
 
     def specs_downstream(self) -> list[TensorSpec]:
-        """All tensors registered with this store."""
+        """Return the specs of all registered tensors."""
         with self.lock:
             return list(self.kept.specs.values())
 
     def check_droppable(self, tensor_id: str) -> None:
-        """Never raise: windows in memory can be dropped at any time, and a closed store has none."""
+        """Do nothing: windows in memory can always be dropped."""
 
     def drop(self, spec: TensorSpec, windows: BoxUnion) -> Dropped:
-        """Drop windows one by one, and the tiles into which they are blended."""
+        """Drop windows, and the tiles blended from these windows."""
         kept, tensor_id = self.kept, spec.tensor_id
         with self.lock:
             if not kept.keeps(spec):
@@ -166,30 +181,33 @@ class MemoryContents(Contents):
             return Dropped(windows=len(doomed))
 
     def tensor_ids(self, prefix: str = "") -> list[str]:
-        """Ids of all tensors registered with this store that begin with `prefix`, sorted."""
+        """Return all registered tensor ids starting with `prefix`, sorted."""
         with self.lock:
             return sorted(tensor_id for tensor_id in self.kept.specs if tensor_id.startswith(prefix))
 
     def holds(self, tensor_id: str) -> bool:
-        """Whether a tensor with this id is registered with this store."""
+        """Return whether a tensor with this id is registered."""
         return tensor_id in self.kept.specs
 
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
-        """The definition of one tensor as JSON."""
+        """Return the definition of a tensor as JSON."""
         with self.lock:
             if tensor_id not in self.kept.specs:
                 raise unknown_tensor(tensor_id, self.tensor_ids(), self)
             return dict(self.kept.specs[tensor_id].definition.to_json())
 
     def info_of(self, tensor_id: str) -> TensorInfo:
-        """Describe one tensor and its windows in memory; a window counts as a complete tile."""
+        """Describe a tensor and its windows in memory.
+
+        A window counts as a complete tile.
+        """
         with self.lock:
             definition = self.definition_of(tensor_id)
             sizes = [row.window_bytes for row in self.kept.windows.of(tensor_id).values()]
             return TensorInfo(tensor_id, definition, len(sizes), 0, sum(sizes), "memory")
 
     def digest_of(self, tensor_id: str) -> str | None:
-        """The digest of a tensor's definition, or None if there is no such tensor."""
+        """Return the digest of a tensor's definition, or None for an unknown tensor."""
         known = self.kept.specs.get(tensor_id)
         return None if known is None else known.definition.digest
 
@@ -207,7 +225,7 @@ class MemoryContents(Contents):
         return []
 
     def close(self, *, discard: bool) -> None:  # noqa: ARG002  (nothing is pending)
-        """Drop everything."""
+        """Drop all tensors and groups."""
         with self.lock:
             for tensor_id in self.tensor_ids():
                 self.delete(tensor_id)
@@ -215,7 +233,7 @@ class MemoryContents(Contents):
             self.closed = True
 
     def read_group(self, group_id: str) -> dict[str, Any] | None:
-        """The definition of a group, or None."""
+        """Return the definition of a group, or None."""
         return self._groups.get(group_id)
 
     def write_group(self, group_id: str, definition: dict[str, Any]) -> None:
@@ -227,17 +245,23 @@ class MemoryContents(Contents):
         self._groups.pop(group_id, None)
 
     def group_ids(self) -> list[str]:
-        """Ids of all groups."""
+        """Return the ids of all groups."""
         return list(self._groups)
 
     def check_current(self, spec: TensorSpec) -> None:
-        """Raise StoreError if the store is closed, or if `spec` is outdated: its tensor was cleared or invalidated."""
+        """Check that the store is open and `spec` is current.
+
+        Raise StoreError if the store is closed, or if the tensor was cleared or invalidated.
+        """
         self.check_open()
         if not self.kept.is_current(spec):
             raise changed_meanwhile(self, spec.tensor_id)
 
     def registered(self, spec: TensorSpec) -> TensorSpec:
-        """Return the registered spec of a tensor. Register `spec` if the tensor is new."""
+        """Return the registered spec of a tensor.
+
+        Register `spec` if the tensor is new. Raise ValidationError if the tensor has another definition or device.
+        """
         known = self.kept.specs.setdefault(spec.tensor_id, spec)
         check_same(spec.tensor_id, known.definition, spec.definition, self)
         if known.device != spec.device:
@@ -249,10 +273,10 @@ class MemoryContents(Contents):
 
 
 class MemoryTileStore(TileStore):
-    """Keeps windows in memory, in one cache for all its tensors. The least recently used are dropped first.
+    """Store in memory, with one cache for all tensors.
 
-    A read in progress keeps the windows it needs until their last use, so it may exceed the limits; they apply again
-    when it ends.
+    If a limit is exceeded, the least recently used windows are dropped first. A read in progress keeps its windows
+    until their last use, so it may exceed the limits. The limits apply again when the read ends.
 
     Parameters
     ----------

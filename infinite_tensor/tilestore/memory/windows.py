@@ -1,7 +1,7 @@
-"""Windows of any number of tensors in memory, and tiles of pixels blended from them.
+"""Windows in memory, and tiles of pixels blended from windows.
 
-Without limits, all windows stay; with limits, the most recently used ones. Windows that were computed together are
-adjacent in memory, and are processed row by row, not window by window.
+Without limits, all windows stay. With limits, the most recently used windows stay. Windows computed together are
+adjacent in memory, and are processed in rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GATHERED_BYTES = 2**24
 
 
 class Row:
-    """Windows that follow each other along the last coordinate.
+    """Consecutive windows along the last coordinate.
 
     Attributes
     ----------
@@ -51,16 +51,17 @@ class Row:
         self.window_bytes: int = windows[0].nbytes
 
     def window(self, index: Index) -> Array:
-        """One of the windows."""
+        """Return the window with the given index."""
         return self.windows[index[-1] - self.index[-1]]
 
 
 def rows_in(
     box: tuple[Sequence[int], Sequence[int]], row_at: Callable[[Index], Row | None]
 ) -> list[tuple[Index, Array]] | None:
-    """Return all windows of a box as rows. For each row, return the index of its first window, and the windows.
+    """Return all windows of a box as rows.
 
-    Return None if a window is missing. ``row_at(index)`` returns a row that contains the window `index`, or None.
+    For each row, return the index of the first window, and the windows. Return None if a window is missing.
+    ``row_at(index)`` returns a row that contains the window `index`, or None.
     """
     low, high = box
     rows = []
@@ -78,7 +79,10 @@ def rows_in(
 
 
 def fold_rows(spec: TensorSpec, rows: Sequence[tuple[Index, Array]], target: Array, start: Sequence[int]) -> None:
-    """Blend all windows of a region, which begins at pixel `start`, into `target`."""
+    """Blend the windows of a region into `target`.
+
+    `start` is the first pixel of the region.
+    """
     reducer = spec.reducer
     if reducer is None:
         _fold(spec.blender, rows, target, start)
@@ -104,7 +108,6 @@ def _fold(blender: Blender, rows: Sequence[tuple[Index, Array]], target: Array, 
 
 
 def _halves(target: Array, start: Sequence[int], d: int) -> Iterator[tuple[Array, Index]]:
-    """Cut a block in two along dimension `d`. Yield each half, and the coordinates of its first pixel."""
     middle = target.shape[d] // 2
     for begin, end in ((0, middle), (middle, target.shape[d])):
         part = target[(slice(None),) * d + (slice(begin, end),)]
@@ -114,7 +117,7 @@ def _halves(target: Array, start: Sequence[int], d: int) -> Iterator[tuple[Array
 def _rows_over(
     rows: Iterable[tuple[Index, Array]], low: Sequence[int], high: Sequence[int]
 ) -> Iterator[tuple[Index, Array]]:
-    """The parts of rows that are inside a box of windows."""
+    """Cut rows to a box of windows."""
     for index, windows in rows:
         if all(a <= i < b for i, a, b in zip(index[:-1], low, high, strict=False)):
             first = max(0, low[-1] - index[-1])
@@ -123,11 +126,11 @@ def _rows_over(
 
 
 class Windows:
-    """Windows of any number of tensors. If a limit is exceeded, the least recently used windows are dropped.
+    """Windows of any number of tensors, within optional limits.
 
-    Without limits, windows that were computed together share a row. With limits, each window is copied to a row of its
-    own, because a shared row would stay in memory until all its windows are dropped. Not safe for threads: the owner
-    holds a lock.
+    If a limit is exceeded, the least recently used windows are dropped. Without limits, windows computed together share
+    a row. With limits, each window is copied to a row of its own, because a shared row would stay in memory until all
+    its windows are dropped. Not safe for threads: the owner holds a lock.
 
     Parameters
     ----------
@@ -168,7 +171,10 @@ class Windows:
 
     @property
     def room(self) -> int:
-        """The number of free bytes below the limit. Without a limit in bytes, this is 0, not infinity."""
+        """The number of free bytes below the limit.
+
+        Without a limit in bytes, the number is 0, not infinity.
+        """
         most = self._used.most_bytes
         return 0 if most is None else most - self._used.total_bytes
 
@@ -178,16 +184,25 @@ class Windows:
         self._keep_limits()
 
     def lend(self, held: threading.Lock, room: int) -> None:
-        """Until the lock `held` is released, limit the windows to their present size plus `room` bytes."""
+        """Limit the growth of all windows together to `room` bytes.
+
+        The limit applies until the lock `held` is released.
+        """
         self._begin_order()
         self._used.lend(held, room)
 
     def of(self, tensor_id: str) -> Mapping[Index, Row]:
-        """All windows of one tensor. Looking them up here does not count as a use."""
+        """Return all windows of a tensor.
+
+        A lookup in the result does not count as a use.
+        """
         return self._rows.get(tensor_id, {})
 
     def finder(self, tensor_id: str) -> Callable[[Index], Row | None]:
-        """A function that returns a row with a given window of one tensor, or None."""
+        """Return a function for looking up windows of a tensor.
+
+        For a window index, the function returns a row with this window, or None. Each lookup counts as a use.
+        """
         find = self.of(tensor_id).get
 
         def used(index: Index) -> Row | None:
@@ -197,12 +212,15 @@ class Windows:
         return used if self._in_order else find
 
     def take(self, tensor_id: str, indices: Sequence[Index]) -> dict[Index, Row]:
-        """The given windows that are in memory."""
+        """Return the given windows found in memory."""
         rows, find = self.of(tensor_id), self.finder(tensor_id)
         return {index: row for index in indices if (row := find(index)) is not None} if rows else {}
 
     def put(self, tensor_id: str, rows: Mapping[Index, Row]) -> None:
-        """Keep windows. `rows` maps the index of each window to its row. Windows that are already here stay."""
+        """Keep windows.
+
+        `rows` maps the index of each window to its row. Windows already in memory stay.
+        """
         self._keep_limits()
         kept = self._rows.setdefault(tensor_id, {})
         if self._in_order or not kept.keys().isdisjoint(rows):
@@ -218,7 +236,10 @@ class Windows:
         self._forget_use(tensor_id, self._rows.pop(tensor_id, {}))
 
     def drop(self, tensor_id: str, indices: Sequence[Index]) -> None:
-        """Drop some windows of a tensor, all of which must be here."""
+        """Drop some windows of a tensor.
+
+        All of these windows must be in memory.
+        """
         rows = dict(self.of(tensor_id))
         broken = {id(rows.pop(index)) for index in indices}
         for index, row in rows.items():
@@ -229,7 +250,6 @@ class Windows:
         self._forget_use(tensor_id, indices)
 
     def _keep_limits(self) -> None:
-        """Drop windows beyond the limits. If there are no limits, stop recording the order of use."""
         if self.limited:
             self._begin_order()
             self._evict()
@@ -265,7 +285,10 @@ def _alone(row: Row, index: Index) -> Row:
 
 
 def blended_layout(spec: TensorSpec) -> TileLayout:
-    """Return the tiles for blended pixels of a tensor. A tile has about 256 KiB, and is nearly square."""
+    """Return the layout of the tiles for blended pixels.
+
+    A tile has about 256 KiB, and is nearly square.
+    """
     window, shape = spec.grid.window, spec.shape
     tile = [min(size, stride) for size, stride in zip(window.size, window.stride, strict=True)]
     size = spec.dtype.itemsize
@@ -275,16 +298,16 @@ def blended_layout(spec: TensorSpec) -> TileLayout:
 
 
 class Held:
-    """The windows of one tensor that a read keeps, and the windows that it awaits from other reads.
+    """Windows of a tensor, kept or awaited by a read.
 
     Attributes
     ----------
     spec : TensorSpec
         The registered spec of the tensor. If another spec object replaces it, the read gets no more windows.
     rows : dict of tuple of int to Row
-        The windows that the read keeps.
+        The windows kept by the read.
     awaited : set of tuple of int
-        The windows that it waits for.
+        The windows awaited by the read.
     """
 
     def __init__(self, spec: TensorSpec) -> None:
@@ -294,7 +317,9 @@ class Held:
 
 
 class KeptWindows:
-    """Windows of any number of tensors, and tiles blended from them, within optional limits. Safe for threads.
+    """Thread-safe cache of windows and blended tiles.
+
+    Contains windows of any number of tensors, within optional limits.
 
     Attributes
     ----------
@@ -302,7 +327,7 @@ class KeptWindows:
         Held while anything is looked up or changed.
     specs : dict of str to TensorSpec
         The registered spec of each tensor id. When a tensor is cleared, moved or invalidated, its spec is removed, or
-        replaced by another object. So reads in progress notice it.
+        replaced by another object. So reads in progress notice the change.
     windows : Windows
         The windows of these tensors.
     blended : LRU
@@ -316,7 +341,7 @@ class KeptWindows:
         self.renew()
 
     def renew(self) -> None:
-        """In a forked child, keep only the windows."""
+        """Keep only windows, in a forked child."""
         self.lock = threading.RLock()
         self.blended: LRU[tuple[str, Index], Array] = LRU()
         self._waiting: WeakSet[Held] = WeakSet()
@@ -328,33 +353,36 @@ class KeptWindows:
             self.shrink_blended()
 
     def restart(self) -> None:
-        """Drop all windows, and keep the limits."""
+        """Drop all windows and blended tiles, but keep the limits."""
         with self.lock:
             self.windows, self.blended = Windows(self.windows.max_bytes, self.windows.max_items), LRU()
 
     def shrink_blended(self) -> None:
-        """Limit blended tiles to the memory that windows leave free."""
+        """Limit blended tiles to the memory left free by windows."""
         if self.windows.limited:
             self.blended.max_bytes = max(self.windows.room, 0)
             self.blended.evict()
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether a blended tile of this size may be kept."""
+        """Return whether a blended tile of `nbytes` bytes may be kept."""
         return not self.windows.limited or self.windows.room >= nbytes
 
     def keeps(self, spec: TensorSpec) -> bool:
-        """Whether `spec` describes the tensor that is registered under its id."""
+        """Return whether `spec` matches the registered tensor with the same id."""
         known = self.specs.get(spec.tensor_id)
         return known is spec or (
             known is not None and known.device == spec.device and same(known.definition, spec.definition)
         )
 
     def is_current(self, spec: TensorSpec) -> bool:
-        """Whether `spec` is still registered. If it is not, the tensor was cleared, moved or invalidated."""
+        """Return whether `spec` is still registered.
+
+        Return False if the tensor was cleared, moved or invalidated.
+        """
         return self.specs.get(spec.tensor_id) is spec
 
     def layout(self, spec: TensorSpec) -> TileLayout:
-        """The tiles in which blended pixels of a tensor are kept."""
+        """Return the layout of the tiles for blended pixels."""
         with self.lock:
             if not self.keeps(spec):
                 # Do not cache the layout: it must not be used for the next tensor with this id.
@@ -364,12 +392,12 @@ class KeptWindows:
             return self._layouts[spec.tensor_id]
 
     def take(self, spec: TensorSpec, indices: Sequence[Index]) -> Mapping[Index, Row]:
-        """The given windows that are in memory."""
+        """Return the given windows found in memory."""
         with self.lock:
             return self.windows.take(spec.tensor_id, indices) if self.is_current(spec) else {}
 
     def put(self, spec: TensorSpec, rows: dict[Index, Row]) -> None:
-        """Keep windows, and pass them to the reads that wait for them."""
+        """Keep windows, and pass them to waiting reads."""
         with self.lock:
             if not self.is_current(spec):
                 return
@@ -382,7 +410,10 @@ class KeptWindows:
                     held.awaited -= rows.keys()
 
     def take_or_await(self, spec: TensorSpec, held: Held, indices: Sequence[Index]) -> None:
-        """Pass the given windows to a read: at once if they are in memory, otherwise as soon as they are put here."""
+        """Pass windows to a read, now or later.
+
+        Windows in memory are passed at once. Missing windows are passed as soon as `put` receives them.
+        """
         with self.lock:
             found = self.take(spec, indices)
             held.rows.update(found)
@@ -390,17 +421,20 @@ class KeptWindows:
             self._waiting.add(held)
 
     def await_no_more(self, held: Held) -> None:
-        """Pass no more windows to a read."""
+        """Stop passing windows to a read."""
         with self.lock:
             self._waiting.discard(held)
 
     def tile(self, spec: TensorSpec, tile: Index) -> Array | None:
-        """A tile of blended pixels, or None."""
+        """Return a tile of blended pixels, or None."""
         with self.lock:
             return self.blended.get((spec.tensor_id, tile)) if self.is_current(spec) else None
 
     def tiles_in(self, tensor_id: str, box: tuple[Sequence[int], Sequence[int]]) -> dict[Index, Array] | None:
-        """The tiles of blended pixels in a box of indices, or None if one is missing. The caller holds the lock."""
+        """Return the blended tiles in a box of tile indices.
+
+        Return None if a tile is missing. The caller holds the lock.
+        """
         blocks = {}
         for tile in itertools.product(*map(range, *box)):
             block = self.blended.get((tensor_id, tile))
@@ -425,20 +459,26 @@ class KeptWindows:
             self.windows.forget(tensor_id)
 
     def drop(self, tensor_id: str, indices: Sequence[Index], tiles: BoxUnion) -> None:
-        """Drop windows and blended tiles of a tensor. The caller holds the lock."""
+        """Drop windows and blended tiles of a tensor.
+
+        The caller holds the lock.
+        """
         self.windows.drop(tensor_id, indices)
         for tile in tiles.held([tile for name, tile in self.blended if name == tensor_id]):
             self.blended.pop((tensor_id, tile))
 
     def forget(self, tensor_id: str) -> None:
-        """Drop a tensor with its windows."""
+        """Drop a tensor and its windows."""
         with self.lock:
             self.forget_windows(tensor_id)
             self.specs.pop(tensor_id, None)
             self._layouts.pop(tensor_id, None)
 
     def replace(self, spec: TensorSpec, rows: dict[Index, Row]) -> None:
-        """Drop everything that is kept under the id of `spec`. Then register `spec`, and keep the windows in `rows`."""
+        """Register `spec`, and keep only the windows in `rows`.
+
+        All windows and tiles kept under the id of `spec` are dropped first.
+        """
         with self.lock:
             self.forget_windows(spec.tensor_id)
             self.specs[spec.tensor_id] = spec
