@@ -1,4 +1,4 @@
-"""Deprecated API of version 0.2: `get_or_create` and `clear_direct_caches` of a store."""
+"""Deprecated methods of stores from version 0.2: `get_or_create` and `clear_direct_caches`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def get_or_create(
     Parameters
     ----------
     tensor_id : object
-        The id is its `str`; None gives a random id.
+        The id, converted to `str`. None gives a random id.
     shape, f, output_window, args, args_windows, dtype, batch_size
         As for `InfiniteTensor`.
     tile_size : int or tuple of int, optional
@@ -109,7 +109,6 @@ def clear_direct_caches(store: TileStore) -> None:
 
 
 def _limit_cache(store: TileStore, limit: object) -> None:
-    """Let a memory store cache at most `limit` bytes; None means no limit. Leave other stores unchanged."""
     number = as_index(limit)
     if limit is not None and (number is None or number < 0):
         raise ValidationError(f"cache_limit must be a number of bytes or None for no limit, got {quoted(limit)}")
@@ -120,7 +119,6 @@ def _limit_cache(store: TileStore, limit: object) -> None:
 def _set_tile_size(
     store: TileStore, tensor_id: str, tile_size: int | Sequence[int] | None
 ) -> int | Sequence[int] | None:
-    """Set the tile size for a tensor of a persistent store, and return the former one. Ignore other stores."""
     contents = contents_of(store)
     if not isinstance(contents, PersistentContents):
         return None

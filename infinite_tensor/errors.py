@@ -1,7 +1,7 @@
-"""Every exception and warning of the library.
+"""Exceptions and warnings of the library.
 
-All exceptions derive from `InfiniteTensorError` and from the matching builtin exception, so ``except ValueError`` and
-``except OSError`` catch them too.
+All exceptions derive from `InfiniteTensorError` and also from the matching builtin exception. For example, ``except
+ValueError`` also catches a `ValidationError`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import io
 
 
 class InfiniteTensorError(Exception):
-    """Base of every exception of this library."""
+    """Base class of all exceptions in the library."""
 
 
 class ValidationError(InfiniteTensorError, ValueError):
@@ -22,11 +22,11 @@ class RegionError(ValidationError, IndexError):
 
 
 class ShapeMismatchError(ValidationError):
-    """``f`` returned a wrong number of tensors, or one of a wrong shape."""
+    """``f`` returned a tensor with a wrong shape, or a wrong number of tensors."""
 
 
 class DtypeMismatchError(ValidationError):
-    """``f`` returned a tensor whose dtype is not that of the InfiniteTensor."""
+    """``f`` returned a tensor with a wrong dtype."""
 
 
 class DeviceMismatchError(ValidationError):
@@ -35,7 +35,7 @@ class DeviceMismatchError(ValidationError):
 
 # MemoryError comes first, because tblib unpickles exceptions by `__new__`, and only MemoryError's `__new__` works here.
 class OutOfMemoryError(MemoryError, InfiniteTensorError):
-    """A read needs more memory than there is, for its result or while it computes."""
+    """A read needs more memory than available, for the result or for computing."""
 
 
 class TileAccessError(InfiniteTensorError, LookupError):
@@ -43,40 +43,61 @@ class TileAccessError(InfiniteTensorError, LookupError):
 
 
 class StoreError(InfiniteTensorError, OSError):
-    """A store could not be opened, read or written. What is already stored is unharmed, and the call can be retried."""
+    """A store could not be opened, read or written.
+
+    Stored data is unharmed, and the call can be retried.
+    """
 
 
 class BlobModeError(StoreError, io.UnsupportedOperation):
-    """The mode in which a `TensorBlob` was opened does not allow the operation."""
+    """The mode of an open `TensorBlob` does not allow the operation."""
 
 
 class BlobNotFoundError(StoreError, FileNotFoundError):
-    """There is no `TensorBlob` at the given path."""
+    """No `TensorBlob` exists at the given path."""
 
 
 class FunctionChangedWarning(UserWarning):
-    """Stored pixels may have been computed with another ``f``, or with other data or files. The pixels are kept."""
+    """The ``f``, data or files of stored pixels may have changed.
+
+    The pixels are kept.
+    """
 
 
 class UncoveredPixelsWarning(UserWarning):
-    """No window covers some pixels of a tensor. The value of these pixels is ``blend_init``, by default 0."""
+    """Some pixels of a tensor are not covered by any window.
+
+    Uncovered pixels have the value ``blend_init``, by default 0.
+    """
 
 
 class MeaningLostWarning(UserWarning):
-    """Metadata of pixels is lost, because inputs disagree or because a format has no place for it."""
+    """Metadata of pixels is lost.
+
+    Either the inputs disagree, or a file format cannot contain the metadata.
+    """
 
 
 class DependantsRemainWarning(UserWarning):
-    """A tensor was cleared, but tensors that were computed from it remain."""
+    """Tensors computed from a cleared tensor remain in the store."""
 
 
 class WeakerStorageWarning(UserWarning):
-    """Storage lacks hard links, locks or the like, so some guarantees are weaker. Issued once per process and place."""
+    """Storage lacks hard links, locks or the like, so some guarantees are weaker.
+
+    Issued once per process and storage location.
+    """
 
 
 class LinkNotFollowedWarning(UserWarning):
-    """A symbolic link leads out of a store: its target is read, but neither deleted nor repaired."""
+    """A symbolic link leads out of a store.
+
+    The target of the link is read, but neither deleted nor repaired.
+    """
 
 
 class DamagedDataWarning(UserWarning):
-    """A stored object failed its checksum or could not be decoded; it is recomputed if the tensor has its ``f``."""
+    """A stored object has a wrong checksum or could not be decoded.
+
+    The object is recomputed if the tensor has ``f``.
+    """

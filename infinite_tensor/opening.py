@@ -1,4 +1,4 @@
-"""Reopening a tensor from its id alone, and pickling it by reference."""
+"""Reopens tensors by id, and pickles tensors by reference."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def open_tensor(
         _check_given(store, tensor_id, definition, upstream)
     if f is not None and len(upstream) < len(definition.args):
         raise ValidationError(
-            f"{store} does not contain all args of tensor {tensor_id!r}, which are "
+            f"{store} does not contain all args of tensor {tensor_id!r}: "
             f"{[arg.tensor_id for arg in definition.args]} (None for an arg without a tensor_id); give the tensors as "
             "args=[...]"
         )
@@ -73,7 +73,6 @@ def _stored(store: TileStore, tensor_id: str) -> StoredTensor:
 
 
 def _check_given(store: TileStore, tensor_id: str, definition: Definition, args: tuple[InfiniteTensor, ...]) -> None:
-    """Raise a ValidationError unless the args given to a reopened tensor are those that it was computed from."""
     others = [arg for arg in args if not isinstance(arg, InfiniteTensor)]
     if others or len(args) != len(definition.args):
         advice = "".join(map(array_advice, others[:1]))
@@ -85,9 +84,9 @@ def _check_given(store: TileStore, tensor_id: str, definition: Definition, args:
 
 
 def _open_args(store: TileStore, tensor_id: str, stored: StoredTensor) -> tuple[InfiniteTensor, ...]:
-    """Open the args of a tensor, or return an empty tuple if the store lacks one of them.
+    """Open the args of a tensor, and all tensors upstream.
 
-    Args of args are opened too. This is a loop, because recursion would fail on long chains of tensors.
+    Return an empty tuple if the store lacks an arg. A loop is used, because recursion would fail on long chains.
     """
     opened: dict[str, InfiniteTensor] = {}
     found = {tensor_id: stored}
@@ -112,7 +111,7 @@ def _open_args(store: TileStore, tensor_id: str, stored: StoredTensor) -> tuple[
 
 
 def _held_args(store: TileStore, found: dict[str, StoredTensor], name: str) -> list[str]:
-    """Return the ids of the args of tensor `name`. Leave out args that were deleted or replaced."""
+    """Return the ids of the args of tensor `name`, except deleted or replaced args."""
     held = []
     for arg in found[name].definition.args:
         key = arg.tensor_id
@@ -169,9 +168,10 @@ def _bind(
 
 @dataclass(frozen=True)
 class _PickledComputation:
-    """A pickled ``f`` with the tensors that it computes. A pickled chain is a list of these, in which args come first.
+    """A pickled ``f`` with the tensors computed by ``f``.
 
-    All tensors in the list are numbered in order, from 0. `args` contains the numbers of the args of ``f``.
+    A pickled chain is a list of such computations, args first. All tensors in the list are numbered in order, from 0.
+    `args` contains the numbers of the args of ``f``.
     """
 
     tensors: tuple[TensorInStore, ...]
@@ -182,9 +182,9 @@ class _PickledComputation:
 
 
 def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tuple[list[_PickledComputation], int]]:
-    """Return the result of ``__reduce__`` of a tensor: it contains the tensor and all upstream tensors in a flat list.
+    """Return the result of ``__reduce__`` for a tensor.
 
-    Args come first in the list. They are not nested in the tensors that read them: pickle fails on deep nesting.
+    The tensor and all tensors upstream are in a flat list, args first, because pickle fails on deep nesting.
     """
     numbers: dict[int, int] = {}
     parts = []
@@ -204,9 +204,10 @@ def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tupl
 
 
 def for_reading(tensor: InfiniteTensor, readers: dict[TileStore, TileStore]) -> InfiniteTensor:
-    """Return the same tensor with all its stores opened read-only. Windows that it computes are kept only in memory.
+    """Return the tensor with all stores opened read-only.
 
-    `readers` maps stores to the same stores opened read-only. Stores that this function opens are added to it.
+    Computed windows are kept only in memory. `readers` maps stores to the same stores opened read-only; newly opened
+    stores are added.
 
     Raises
     ------
@@ -225,7 +226,11 @@ def for_reading(tensor: InfiniteTensor, readers: dict[TileStore, TileStore]) -> 
 
 
 def reader_of(store: TileStore, readers: dict[TileStore, TileStore]) -> TileStore:
-    """Return `store` opened read-only, or unchanged if it is in memory. `readers` are as in `for_reading`."""
+    """Return `store` opened read-only.
+
+    A store in memory is returned unchanged. `readers` are as in `for_reading`. Raise ValidationError if `store` cannot
+    be opened again.
+    """
     if store.read_only or not contents_of(store).outlives_process:
         return store
     if store not in readers:
@@ -241,7 +246,10 @@ def reader_of(store: TileStore, readers: dict[TileStore, TileStore]) -> TileStor
 
 
 def _tensor_key(tensor: InfiniteTensor) -> int:
-    """Return a key that only this tensor object has: tensors with equal definitions may have different ``f``."""
+    """Return a unique key for a tensor object.
+
+    Definitions are no keys: tensors with equal definitions may have different ``f``.
+    """
     return id(node_of(tensor).tensor)
 
 
@@ -254,7 +262,10 @@ def _rebuilt(parts: list[_PickledComputation], number: int) -> InfiniteTensor:
 
 
 def extent_of(tensor: InfiniteTensor) -> tuple[slice, ...] | None:
-    """Return the smallest region that contains all stored tiles, also partial ones; None if there are none."""
+    """Return the smallest region around all stored tiles, including partial tiles.
+
+    Return None if no tile is stored.
+    """
     node = node_of(tensor)
     layout = node.contents.layout(node.spec)
     found = node.contents.inventory(node.spec, *layout.pixels)

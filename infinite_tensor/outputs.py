@@ -1,4 +1,4 @@
-"""The outputs of an ``f``, as users declare them, and the specs of their tensors."""
+"""Declared outputs of an ``f``, and specs for the output tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from infinite_tensor.values.spec import TensorSpec
 
 @dataclass(frozen=True)
 class Output:
-    """One output of an ``f`` that computes several tensors, for `InfiniteTensor.from_multi`.
+    """Declaration of a single output for `InfiniteTensor.from_multi`.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Output:
     dtype : torch.dtype or str
         Element type, or its name.
     window : TensorWindow
-        Which pixels a window covers. Its `dimension_map` says which entry of `ctx` each dimension follows.
+        The pixels covered by a window. The `dimension_map` gives the entry of `ctx` followed by each dimension.
     blend : callable, WeightedMean or str, optional
         As for `InfiniteTensor`.
     blend_init : number, optional
@@ -70,22 +70,22 @@ class Output:
 
 @dataclass(frozen=True)
 class Shared:
-    """What all outputs of one ``f`` have in common.
+    """Values shared by all outputs of an ``f``.
 
     Attributes
     ----------
     tensor_id : str
-        The id of the only tensor, or the prefix of the ids of several.
+        The id of a single tensor, or the prefix of the ids of several tensors.
     f : callable
         Computes a window of each output.
     args : tuple of ArgDefinition
         The args that `f` reads.
     upstream : tuple of Functions
-        For each arg, the functions that compute it.
+        The functions computing each arg.
     device : torch.device
-        Where `f` returns windows.
+        The device of windows returned by `f`.
     version : object
-        The `version` that the user gave; it identifies the computation of `f`.
+        The `version` given by the user to identify the computation of `f`.
     """
 
     tensor_id: str
@@ -96,7 +96,9 @@ class Shared:
     version: object
 
     def spec(self, output: Output, key: Key = ()) -> TensorSpec:
-        """Return the spec of an output's tensor. If there is only one output, its key is empty.
+        """Return the tensor spec for an output.
+
+        For a single output, `key` is empty.
 
         Raises
         ------
@@ -130,7 +132,7 @@ class Shared:
         return TensorSpec(tensor_id, definition, self.device, blend, output.blend_init, reduction=reduction)
 
     def specs(self, outputs: object) -> dict[Key, TensorSpec]:
-        """Return the specs of the tensors of several outputs.
+        """Return the tensor specs for several outputs by key.
 
         Raises
         ------
@@ -170,15 +172,13 @@ def _declared(outputs: object) -> dict[Key, Output]:
 
 
 def _coordinates(declared: Mapping[Key, Output]) -> int:
-    """Return the number of entries of ctx. Raise ValidationError if an output has no dimension for an entry."""
     count = max(coordinates_of(output.window) for output in declared.values())
     for key, output in declared.items():
         unfollowed = sorted(set(range(count)) - set(followed(output.window)))
         if unfollowed:
             raise ValidationError(
-                f"output {show(key)}: no dimension follows window coordinate {unfollowed[0]}, but a dimension of "
-                f"another output does; ctx has {count} entries, and each output needs a dimension that follows each "
-                "entry. Give the windows a dimension_map, such as (None, 0, 1) for an image with channels first and "
-                "(0, 1) for a mask without"
+                f"output {show(key)}: no dimension follows window coordinate {unfollowed[0]}; ctx has {count} entries, "
+                "and each output needs a dimension for each entry. Give the windows a dimension_map, such as "
+                "(None, 0, 1) for an image with channels first and (0, 1) for a mask without channels"
             )
     return count
