@@ -1,1 +1,1 @@
-"""The work of a user in one call, made of the public parts of the library."""
+"""Functions for whole tasks, such as `predict`, built on the public API."""

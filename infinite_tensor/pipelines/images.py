@@ -1,4 +1,7 @@
-"""Reads image files as torch tensors: with pillow if it keeps the values of a file, otherwise with rasterio."""
+"""Reads image files as torch tensors.
+
+Pillow is used if all values of a file are kept, otherwise rasterio.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,18 @@ from infinite_tensor.values.arrays import Box, Stamps
 
 
 class ImageReader(Reader):
-    """Reads an image file. The first read decodes all of it.
+    """Reads an image file.
+
+    The first read decodes the whole page.
 
     Parameters
     ----------
     path : path
         Path of the file.
     name : str or None
-        Identifies the content. If it is None, a digest of the file identifies the content.
+        Name of the content. If None, a digest of the file identifies the content.
     page : int or None
-        The page to read, if the file has several; None is the first, with a warning if there are others.
+        The page to read. None means the first page, with a warning if the file has several pages.
     """
 
     in_memory = True
@@ -77,13 +82,16 @@ class ImageReader(Reader):
             return _pixels_of(image, self.dtype)
 
     def digest(self) -> str:
-        """A digest of the bytes of the file and the page, without decoding."""
+        """Return a digest of the file and the page number, without decoding."""
         assert self._file is not None
         whole, _ = self._file
         return hashlib.sha256(f"{whole} {self._page}".encode()).hexdigest() if self._page else whole
 
     def stamps(self) -> Stamps:
-        """The stamp that changes when the file changes; empty if the digest covers all bytes of the file."""
+        """Return the stamp of the file, for detecting changes.
+
+        Return an empty dict if the content has a name, or if the digest covers all bytes of the file.
+        """
         return {} if self._file is None else self._file[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -94,7 +102,6 @@ class ImageReader(Reader):
 
 
 def _looked_at(path: str) -> tuple[str, Stamps]:
-    """Return the digest of a file, and its stamps. The stamps are empty if the digest covers all bytes of the file."""
     try:
         if not Path(path).stat().st_size:
             raise StoreError(f"{path} is an empty file")
@@ -105,7 +112,10 @@ def _looked_at(path: str) -> tuple[str, Stamps]:
 
 
 class _NotHeldError(Exception):
-    """Raised if pillow cannot return the values of a file. `dtype` is the dtype of these values, or "" if unknown."""
+    """Pillow cannot return the values of a file.
+
+    `dtype` is the dtype of the values, or "" if unknown.
+    """
 
     def __init__(self, why: str, dtype: str = "") -> None:
         super().__init__(why)
@@ -134,7 +144,7 @@ def _opened_image(path: str) -> Iterator[Any]:
 
 
 def _pages_of(image: Any) -> list[int]:
-    """Return the numbers of the frames of a file that are separate images."""
+    """Return the frame numbers of separate images."""
     # In these formats, the other frames are layers of the first frame, or its depth.
     frames = 1 if image.format in ("MPO", "PSD") else getattr(image, "n_frames", 1)
     if image.format != "TIFF" or frames == 1:
@@ -145,7 +155,6 @@ def _pages_of(image: Any) -> list[int]:
 
 
 def _is_part(image: Any, frame: int) -> bool:
-    """Whether a frame of a TIFF is only a smaller copy, or a mask, of an earlier frame."""
     # If pillow has no mode for the frame, it raises an error, but only after it has read the tags.
     with contextlib.suppress(SyntaxError):
         image.seek(frame)
@@ -155,7 +164,7 @@ def _is_part(image: Any, frame: int) -> bool:
 _SUBFILE_TYPE, _REDUCED_OR_MASK = 254, 1 | 4
 
 _SHOWN_AS = {"P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB"}
-"""Modes of pillow that networks do not expect, such as palettes, each with the mode to which it is converted."""
+"""Conversions of pillow modes not expected by networks, such as palettes."""
 
 
 def _mode_of(image: Any) -> str:
@@ -174,7 +183,6 @@ def _pixels_of(image: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _form_of(image: Any, said: _Samples) -> tuple[tuple[int, ...], torch.dtype]:
-    """The shape and dtype of the tensor that an image becomes when it is read."""
     mode = _mode_of(image)
     turned = turn_of(image.getexif().get(0x0112, 1)).swapped
     if turned and image.format == "TIFF":
@@ -191,7 +199,10 @@ def _form_of(image: Any, said: _Samples) -> tuple[tuple[int, ...], torch.dtype]:
 
 
 class _Samples(NamedTuple):
-    """The number of values of each pixel, and the name of their dtype, such as "uint8" or "uint12"."""
+    """Number of channels of an image, and name of the dtype.
+
+    The dtype may be unknown to torch, such as "uint12".
+    """
 
     channels: int
     dtype: str
@@ -211,7 +222,6 @@ def _made_of(image: Any) -> _Samples:
 
 
 def _said_of(image: Any, path: str) -> _Samples:
-    """Return the number of values that each pixel has in the file, and their dtype."""
     find = _SAID.get(image.format)
     if find is None:
         return _made_of(image)
@@ -220,7 +230,7 @@ def _said_of(image: Any, path: str) -> _Samples:
 
 
 def _check_held(image: Any, said: _Samples) -> None:
-    """Raise _NotHeldError if pillow would change or drop values of a file."""
+    """Check that pillow neither changes nor drops values of the file."""
     made = _made_of(image)
     wider = made.dtype == "int32" and said.dtype in ("int16", "uint16")
     if image.mode not in _PALETTES and said != made and not (wider and said.channels == made.channels):
@@ -284,7 +294,7 @@ _SAID: dict[str, Callable[[Any, mmap.mmap], _Samples]] = {
     ),
     "DDS": lambda image, _: _Samples(3, "float16") if "BC6" in str(image.tile) else _made_of(image),
 }
-"""Formats whose values pillow may change, each with a function that finds the values that a file declares."""
+"""Functions for reading the declared values of a file, by format. Pillow may change the values of all these formats."""
 
 
 # Reading with rasterio instead of pillow.
@@ -297,7 +307,6 @@ _ELSEWHERE = "read it with another library, and give from_array(values)"
 
 
 def _raster_instead(path: str, page: object, reason: _NotHeldError) -> RasterReader:
-    """A reader with rasterio, for a file whose values pillow cannot return."""
     refused = f"{path} cannot be read as an image: {reason}"
     try:
         with _without_place():
@@ -317,7 +326,6 @@ def _raster_instead(path: str, page: object, reason: _NotHeldError) -> RasterRea
 
 @contextlib.contextmanager
 def _without_place() -> Iterator[None]:
-    """Ignore the warning of rasterio that a picture has no georeference."""
     from rasterio.errors import NotGeoreferencedWarning  # noqa: PLC0415  (of an extra)
 
     with warnings.catch_warnings():

@@ -40,12 +40,14 @@ def map_windows(
     tensor_id: str | None = None,
     version: object = None,
 ) -> InfiniteTensor:
-    """A tensor that computes each window when it is read, by calling `fn` with regions of other tensors.
+    """Apply a function lazily to windows of tensors.
 
-    Windows slide over all dimensions that are not channels, finite or unbounded. Dimensions named c, channel, channels,
-    band or bands are channels. If the dimensions have no names, a finite first dimension is channels if all others are
-    unbounded. A `window` with several entries slides over that many of the last dimensions. In all other cases, give
-    `dims`. Dimensions over which windows do not slide are passed to `fn` whole.
+    A window of the result is computed on reading, by calling `fn` with a region of each input.
+
+    Windows slide over all dimensions except channels, finite or unbounded. Dimensions named c, channel, channels, band
+    or bands are channels. Without names, a finite first dimension is channels if all other dimensions are unbounded. A
+    `window` with n entries slides over the last n dimensions. In all other cases, give `dims`. Dimensions without
+    sliding windows are passed to `fn` whole.
 
     With several inputs, windows slide over the same number of dimensions of each, and `halo`, `scale` and `padding` may
     be a tuple with one entry per input. `window` and these arguments may also be a tuple with one entry per dimension
@@ -55,11 +57,11 @@ def map_windows(
     Parameters
     ----------
     fn : callable
-        ``fn(*regions) -> tensor`` gets only a region of each input: the window with the halo around it. It returns a
-        tensor of the size of the window in the output, or one that is larger by the halo, which is then cropped. It
-        must be deterministic, and runs under `torch.no_grad`. With a `batch_size` it gets stacked regions, of shape
-        ``(N, ...)``, and returns ``(N, ...)``. A `torch.nn.Module` always gets such a batch; without a `batch_size`, it
-        contains one region. A network in `fn` must not be in training mode if its code reads `training`: call
+        ``fn(*regions) -> tensor`` gets a region of each input: the window with the halo around it. The result must have
+        the size of the window in the output. A result larger by the halo is cropped. `fn` must be deterministic, and
+        runs under `torch.no_grad`. With a `batch_size`, `fn` gets stacked regions of shape ``(N, ...)``, and returns
+        ``(N, ...)``. A `torch.nn.Module` always gets a batch; without a `batch_size`, the batch has one region. A
+        network in `fn` must not be in training mode if its code reads `training`: call
         ``net.eval()`` first.
     *inputs : InfiniteTensor
         One or more. The output has the channels, dtype, device and dimension names of the first. A dimension of the
@@ -92,9 +94,9 @@ def map_windows(
     device : torch.device or str, optional
         Device on which `fn` returns its results. Default: that of the first input.
     store : TileStore, str or path, optional
-        Where results are stored, as `tile_store` of an `InfiniteTensor`. Default: in memory.
+        Store of the results, as `tile_store` of an `InfiniteTensor`. Default: in memory.
     tensor_id : str, optional
-        The id under which the store finds the tensor again. Default: the name of `fn` and a digest of the definition,
+        The id of the tensor in the store. Default: the name of `fn` and a digest of the definition,
         which includes the code and values of all functions of the chain. The default is a random id if the store is in
         memory, or if `fn` holds an object that cannot be inspected and there is no `version`.
     version : JSON value, optional
@@ -103,8 +105,8 @@ def map_windows(
     Returns
     -------
     InfiniteTensor
-        If `tensor_id` is stored already, and values that `fn` uses (weights, globals, closures, attributes) differ from
-        the stored ones, a ValidationError is raised. Changed code gives a FunctionChangedWarning.
+        The lazy result. If `tensor_id` is stored already, changed values of `fn` (weights, globals, closures,
+        attributes) raise a ValidationError, and changed code gives a FunctionChangedWarning.
 
     Raises
     ------
@@ -166,7 +168,6 @@ def _tensors(inputs: Sequence[Any]) -> list[InfiniteTensor]:
 
 
 def _derived_id(fn: Callable[..., Any], made: InfiniteTensor) -> str | None:
-    """An id that identifies a function and its inputs; None if a function uses an object that cannot be inspected."""
     beside = ("device", "meaning")
     definition: dict[str, Any] = {name: value for name, value in made.to_json().items() if name not in beside}
     functions = definition["functions"]
@@ -182,7 +183,7 @@ def _derived_id(fn: Callable[..., Any], made: InfiniteTensor) -> str | None:
 
 
 class _Mapped(CallingNetworks):
-    """The ``f`` of a mapped tensor: calls the user's function with regions, and crops what it returns."""
+    """The ``f`` of a mapped tensor: calls the user function, and crops the result."""
 
     def __init__(self, fn: Callable[..., torch.Tensor], output: Sequence[Along]) -> None:
         self.__wrapped__ = fn
@@ -193,7 +194,6 @@ class _Mapped(CallingNetworks):
         return {"fn": self.__wrapped__}
 
     def __call__(self, ctx: object, *regions: Any) -> torch.Tensor:
-        """Compute one window. If `ctx` is a list, compute one window for each of its entries, and stack them."""
         self.modes.check()
         if isinstance(ctx, list):
             return self._called([torch.stack(each) for each in regions], (len(ctx),))
@@ -218,7 +218,6 @@ class _Mapped(CallingNetworks):
 
 
 def _misfit(output: Sequence[Along], given: _Sizes, found: _Sizes, batch: _Sizes) -> str:
-    """The message for a wrong shape that `fn` has returned."""
     size = (*batch, *[along.size for along in output])
     padded = (*batch, *[along.padded or along.size for along in output])
     larger = f", or {padded}, from which the halo is cropped" if padded != size else ""

@@ -1,4 +1,7 @@
-"""Calls networks on their device, with batches that all have the same size, without changing their training mode."""
+"""Calls networks with batches of a fixed size.
+
+Networks stay on the same device and in the same training mode.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +28,23 @@ Outputs: TypeAlias = dict[str | None, torch.Tensor]
 
 
 class CallingNetworks(Calling):
-    """Calls user functions, after a check that the networks in them are not in training mode."""
+    """Calls user functions after checking that no network is in training mode."""
 
     @cached_property
     def modes(self) -> Modes:
-        """The check that no network in the functions is in training mode."""
+        """Check for networks in training mode."""
         return Modes(Reach(self, "f").networks)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle everything except `modes`, because in another process the functions may refer to other networks."""
+        """Pickle without `modes`, because functions may reach different networks in another process."""
         return {name: value for name, value in self.__dict__.items() if name != "modes"}
 
 
 class BatchedNetwork(CallingNetworks):
-    """The ``f`` of a prediction: calls a network with batches of regions. All batches have the same size.
+    """The ``f`` of a prediction: calls a network with batches of equal size.
 
-    If there are too few regions for a batch, the last region is repeated. Most networks round differently in batches of
-    another size. With a single size, the bits of a window do not depend on how many other windows are in its batch.
+    If there are too few regions for a batch, the last region is repeated. Most networks round differently for another
+    batch size. With a fixed size, the bits of a window do not depend on the number of windows in the batch.
 
     Parameters
     ----------
@@ -51,9 +54,9 @@ class BatchedNetwork(CallingNetworks):
     batch_size : int
         The number of regions in a batch: N.
     device : torch.device
-        Device that batches are moved to.
+        Device for batches.
     channel_dim : int or None
-        The dimension of a region that holds the channels. If it is None, a channel dimension of size 1 is added.
+        The channel dimension of a region. If None, a channel dimension of size 1 is added.
     """
 
     def __init__(
@@ -79,29 +82,37 @@ class BatchedNetwork(CallingNetworks):
         self._dtype = next(iter(self._dtypes)) if only else torch.float32
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle all but the kept outputs, which belong to this process."""
         return super().__getstate__() | {"_kept": {}, "looked": None}
 
     def _reaches(self) -> Mapping[str, object]:
         return {"net": self.net, "batch_size": Setting(self.batch_size)}
 
     def prepare(self, *, told: bool, stored: bool) -> None:
-        """Set, before the first call, whether the user gave a version (`told`) and a store (`stored`)."""
+        """Prepare for the first call.
+
+        `told` means that the user gave a version, and `stored` that the user gave a store.
+        """
         self.told, self.stored = told, stored
         if stored and self.looked is not None:
             # Hash values now, because a call of the network may fill containers that it reaches.
             _ = self.looked.values
 
     def returns(self, expected: Mapping[str | None, tuple[tuple[int, ...], torch.dtype]]) -> None:
-        """Set, for each output, the shape that it must have for one window, and the dtype to which it is converted."""
+        """Set the expected shape and dtype of each output.
+
+        The shape is for a single window. Outputs are converted to the dtype.
+        """
         self._expected = expected
 
     def forget(self) -> None:
-        """Drop the outputs that `first` kept."""
+        """Drop the outputs kept by `first`."""
         self._kept = {}
 
     def first(self, ctxs: Sequence[Index], regions: Sequence[torch.Tensor]) -> Outputs:
-        """Call the network with its first regions, and keep the outputs for later calls with the same windows."""
+        """Call the network with the first batch, and keep the outputs.
+
+        The next call for the same windows returns the kept outputs.
+        """
         # Copy the outputs, because the network may reuse its output buffer.
         outputs = {name: output.clone() for name, output in self._outputs(regions).items()}
         for at, ctx in enumerate(ctxs):
@@ -109,7 +120,7 @@ class BatchedNetwork(CallingNetworks):
         return outputs
 
     def __call__(self, ctxs: Sequence[Index], regions: Sequence[torch.Tensor]) -> Any:
-        """The outputs of the network for these regions, stacked."""
+        """Return the stacked network outputs for the regions."""
         known = [self._kept.pop(ctx[: regions[0].ndim - (self._channel_dim is not None)], None) for ctx in ctxs]
         missing = [region for region, kept in zip(regions, known, strict=True) if kept is None]
         computed = self._outputs(missing) if missing else {}
@@ -123,9 +134,10 @@ class BatchedNetwork(CallingNetworks):
         return found.get(None, found)
 
     def _outputs(self, regions: Sequence[torch.Tensor]) -> Outputs:
-        """Call the network once, with at most one batch of regions, and return its outputs on the CPU.
+        """Call the network once, and return the outputs on the CPU.
 
-        Each output has `batch_size` entries: if there are fewer regions, the last one is repeated.
+        `regions` has 1 to `batch_size` entries. Each output has `batch_size` entries, since the last region is repeated
+        to fill the batch.
         """
         repeated = [*regions, *[regions[-1]] * (self.batch_size - len(regions))]
         batch = torch.stack(repeated)
@@ -144,7 +156,6 @@ class BatchedNetwork(CallingNetworks):
         return self.net(batch)
 
     def _check_as_before(self, outputs: Outputs) -> None:
-        """Raise ShapeMismatchError if outputs have other names or shapes than those of the prediction's first batch."""
         before = {name: shape for name, (shape, _) in self._expected.items()}
         # An output with one result per window lacks the window's dimensions. Compare it as if each had one pixel.
         lacking = {name: (1,) * (len(before.get(name, ())) + 1 - output.ndim) for name, output in outputs.items()}
@@ -189,7 +200,10 @@ def _tensor_of(array: np.ndarray[Any, Any], named: str) -> torch.Tensor:
 
 
 def _on_cpu(output: torch.Tensor) -> torch.Tensor:
-    """The output on the CPU. A GPU output is copied to pinned memory, because this is faster."""
+    """Return the output on the CPU.
+
+    Pinned memory makes copies from a GPU faster.
+    """
     if not output.is_cuda:
         return output.cpu()
     copied = output.to("cpu", non_blocking=True)
@@ -202,18 +216,23 @@ def _told(shapes: Mapping[str | None, tuple[int, ...]]) -> str:
 
 
 def device_of(net: object) -> torch.device:
-    """The device of the first network parameter that a function uses; the CPU if it uses none."""
+    """Return the device of the first network parameter in a function.
+
+    Return the CPU if `net` has no parameters.
+    """
     return next((each.device for network in networks_in((net,)) for each in network.parameters()), torch.device("cpu"))
 
 
 def _dtypes_of(net: object) -> set[torch.dtype]:
-    """The floating-point dtypes of all network parameters that a function uses."""
     parameters = [each for network in networks_in((net,)) for each in network.parameters()]
     return {each.dtype for each in parameters if each.is_floating_point()}
 
 
 def _named(returned: object) -> dict[str | None, object]:
-    """Map names to the outputs that a network returned. Outputs that are None are left out, unless all are None."""
+    """Return the network outputs by name.
+
+    None entries are left out, unless all entries are None.
+    """
     if isinstance(returned, Mapping):
         named = {str(name): output for name, output in returned.items()}
     elif isinstance(returned, tuple | list):

@@ -1,8 +1,8 @@
-"""Random numbers that depend only on their coordinates, not on what is read, in which order, or by which process.
+"""Random numbers determined by coordinates, in any process and order of reads.
 
-They are made of words of Philox4x64-10, the generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3"
-(2011), as numpy implements it. It turns a key of two 64-bit words and a counter of four into four random words, so a
-sequence of words can begin at any counter.
+The numbers are made of random words from Philox4x64-10, the generator of Salmon et al., "Parallel Random Numbers: As
+Easy as 1, 2, 3" (2011), as implemented in numpy. Philox turns a key of two 64-bit words and a counter of four words
+into four random words. So a sequence of words can begin at any counter.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
 
 _BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
-"""For each dtype, the largest p for which it can represent all multiples of 2**-p from 0 to below 1."""
+"""For each dtype, the largest p with exact values for all multiples of 2**-p from 0 to below 1."""
 _SIDE = 64
 _CELL = _SIDE**2
 """Pixels of a cell."""
@@ -43,7 +43,7 @@ _SERIAL = 2048
 """Numbers that are rounded at once. To round more numbers, torch would use threads, which a forked child lacks."""
 
 Address: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-"""Where a sequence of random words begins: a key and a counter, each as a tuple of words, lowest word first."""
+"""Start of a sequence of random words: a key and a counter, both as tuples of words, lowest word first."""
 
 
 def noise(
@@ -54,11 +54,11 @@ def noise(
     dtype: torch.dtype | str = torch.float32,
     dims: Sequence[str] | None = None,
 ) -> InfiniteTensor:
-    """Random numbers, one for each coordinate.
+    """Create a tensor of random numbers determined by coordinates.
 
-    A pixel depends only on `seed`, `stream`, `kind`, `dtype` and its coordinates: not on the extents in `shape`, and
-    not on other reads. A read draws only the pixels that it returns, and does not cache them. Windows that other
-    tensors read are cached, up to 32 MiB. Nothing is stored.
+    A pixel depends only on `seed`, `stream`, `kind`, `dtype` and the coordinates of the pixel. Neither the extents in
+    `shape` nor other reads matter. A read draws only the returned pixels, and caches nothing. Windows read by other
+    tensors are cached, up to 32 MiB. Nothing is stored.
 
     Parameters
     ----------
@@ -79,8 +79,8 @@ def noise(
     Returns
     -------
     InfiniteTensor
-        A tensor on the CPU, which cannot be moved to another device. Its `version` contains seed, stream and kind. So a
-        stored tensor that is computed from it cannot be reopened with another seed, stream or kind.
+        A tensor on the CPU. Moving the tensor to another device raises an error. The `version` contains seed, stream
+        and kind. So stored tensors computed from the noise cannot be reopened with another seed, stream or kind.
 
     Raises
     ------
@@ -138,23 +138,24 @@ def noise(
 
 
 def window_rng(seed: int, ctx: Sequence[int]) -> np.random.Generator:
-    """A random generator for an ``f`` that draws its own numbers: always the same one for a seed and a window index.
+    """Return a reproducible random generator for a window, for use in ``f``.
 
-    Generators of different seeds or indices are independent of each other, and of `noise`.
+    A seed and a window index always give the same generator. Generators for different seeds or indices are independent
+    of each other, and of `noise`.
 
     Parameters
     ----------
     seed : int
         From 0 to ``2**64 - 1``.
     ctx : tuple of int
-        The window index that `f` is given: 1 to 127 ints from ``-2**55`` to ``2**55 - 1``. If `f` needs several
+        The window index passed to `f`: 1 to 127 ints from ``-2**55`` to ``2**55 - 1``. If `f` needs several
         generators, append an int: ``window_rng(seed, (*ctx, 1))``.
 
     Returns
     -------
     numpy.random.Generator
-        Its random words are the same in every version of numpy. The results of its methods, such as `standard_normal`,
-        may change with a new version.
+        The random words are the same in every version of numpy. The results of methods such as `standard_normal` may
+        change with a new version.
 
     Raises
     ------
@@ -163,7 +164,7 @@ def window_rng(seed: int, ctx: Sequence[int]) -> np.random.Generator:
 
     Notes
     -----
-    It is ``Generator(Philox(key=key, counter=counter))`` of `numpy.random`, with ``key = (seed, 0)`` and
+    The result is ``Generator(Philox(key=key, counter=counter))`` of `numpy.random`, with ``key = (seed, 0)`` and
     ``counter = (0, 2**56 * (128 + len(ctx)) + ctx[-1] % 2**56, ctx[-2] % 2**64, ctx[-3] % 2**64)``. Missing entries
     are 0. With four entries or more, the key is
     ``blake2b(f"{seed} 0 {ctx[0]} ... {ctx[-4]}".encode(), digest_size=16)``, as two little-endian numbers.
@@ -185,12 +186,18 @@ def window_rng(seed: int, ctx: Sequence[int]) -> np.random.Generator:
 
 
 def cell_address(seed: int, stream: int, place: Sequence[int], counters: int) -> Address:
-    """The address of the first random word of a cell of noise. `counters` is the number of counter values per cell."""
+    """Return the address of the first random word in a cell of noise.
+
+    `counters` is the number of counter values per cell.
+    """
     return _address(seed, stream, counters * (place[-1] + 2**52), len(place), place[:-1])
 
 
 def generator_address(seed: int, ctx: Sequence[int]) -> Address:
-    """The address of the first random word of a generator from `window_rng`. The generator may draw 2^66 words."""
+    """Return the address of the first random word for `window_rng`.
+
+    The generator may draw 2^66 words.
+    """
     return _address(seed, 0, 0, 128 + len(ctx), ctx)
 
 
@@ -213,14 +220,12 @@ _WHOLE = np.dtype("<i8"), _WORD
 
 
 class _Local(threading.local):
-    """A Philox generator for each thread."""
-
     def __init__(self) -> None:
         self._generator = np.random.Philox(0)
         self._state: Any = self._generator.state
 
     def words(self, address: Address, count: int) -> npt.NDArray[np.uint64]:
-        """Draw `count` words, beginning at an address."""
+        """Draw `count` words from an address on."""
         # Assign tuples: writing into the arrays of the state would take longer than drawing a hundred words.
         now = self._state["state"]
         now["key"], now["counter"] = address
@@ -261,7 +266,7 @@ class _Noise(RegionWriter):
         return self.windows(contexts)
 
     def windows(self, contexts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """The windows at these indices, stacked."""
+        """Return the stacked windows for the given indices."""
         windows = new_block((len(contexts), *self.size), self.dtype, torch.device("cpu"))
         pixels = self._pixels(windows)
         drawn, bits = self._begun(pixels)
@@ -275,18 +280,18 @@ class _Noise(RegionWriter):
         return windows
 
     def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether the tensor has the windows, dtype and device that `noise` gave it; see `RegionWriter.writes`."""
+        """Return whether window size, dtype and device match this noise; see `RegionWriter.writes`."""
         return (tuple(size), dtype, device.type) == (self.size, self.dtype, "cpu")
 
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:
-        """What to do instead of moving the tensor to another device or dtype; see `Unmovable.instead`."""
+        """Return advice for moving to another device or dtype; see `Unmovable.instead`."""
         if dtype is self.dtype:
             return f"noise is drawn on the CPU; move what is read: t[...].to({str(device)!r})"
         made = f"make it with noise(..., dtype={dtype}), or " if dtype in _BITS else ""
         return f"noise comes in the dtype that it was made with; {made}convert what is read: t[...].to({dtype})"
 
     def write(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Fill `out` with the pixels of the region that begins at `start`; see `RegionWriter.write`."""
+        """Fill `out` with the pixels from `start` on; see `RegionWriter.write`."""
         for begin, part in _parts(start, self._pixels(out)):
             drawn, bits = self._begun(part)
             self._draw(begin, bits, drawn)
@@ -297,20 +302,21 @@ class _Noise(RegionWriter):
         return (out.view(torch.int16) if self.dtype is torch.bfloat16 else out).numpy()
 
     def _begun(self, pixels: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
-        """Return an array to draw random bits into, and the number of bits per pixel. The array may be `pixels`."""
+        """Return an array for random bits, and the number of bits per pixel.
+
+        The array may be `pixels`.
+        """
         computed = torch.float64 if self.dtype is torch.float64 else torch.float32
         straight = self.dtype is computed and pixels.flags.c_contiguous
         drawn = pixels if straight else new_block(pixels.shape, computed, torch.device("cpu")).numpy()
         return drawn, _BITS[computed if self.normal else self.dtype]
 
     def _finish(self, drawn: npt.NDArray[Any], bits: int, pixels: npt.NDArray[Any]) -> None:
-        """Turn the drawn bits into random numbers, and write them to `pixels`."""
         (to_normal if self.normal else to_uniform)(drawn.reshape(-1), bits)
         if drawn is not pixels:
             np.copyto(pixels, drawn if self.dtype.itemsize > 2 else self._rounded(drawn))
 
     def _rounded(self, drawn: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Round numbers to the dtype of the tensor, float16 or bfloat16."""
         numbers = torch.from_numpy(drawn).view(-1)
         rounded = new_block(drawn.shape, self.dtype, torch.device("cpu"))
         for part, target in zip(torch.split(numbers, _SERIAL), torch.split(rounded.view(-1), _SERIAL), strict=True):
@@ -318,7 +324,7 @@ class _Noise(RegionWriter):
         return self._pixels(rounded)
 
     def _draw_windows(self, ctx: Sequence[int], bits: int, pixels: npt.NDArray[Any]) -> None:
-        """Draw the pixels of a row of windows. The first window has index `ctx`.
+        """Draw the pixels of a row of windows, starting at window `ctx`.
 
         Each pixel becomes a random integer of `bits` bits, signed for a normal distribution.
         """
@@ -336,7 +342,7 @@ class _Noise(RegionWriter):
             np.copyto(target, upper.reshape(target.shape), casting="unsafe")
 
     def _draw(self, start: Sequence[int], bits: int, pixels: npt.NDArray[Any]) -> None:
-        """Like `_draw_windows`, but for any region, which begins at pixel `start`."""
+        """Draw the pixels of a region starting at pixel `start`, as in `_draw_windows`."""
         columns = _spans(start[-1], pixels.shape[-1], _cell_of(pixels.ndim)[-1])
         if pixels.ndim == 1:
             # With one dimension, a cell is a single row of pixels.
@@ -352,9 +358,9 @@ class _Noise(RegionWriter):
     def _draw_row(
         self, place: list[int], row: _Span, columns: Sequence[_Span], bits: int, pixels: npt.NDArray[Any]
     ) -> None:
-        """Like `_draw`, for the part of a region that lies in one row of cells.
+        """Draw the part of a region in a single row of cells.
 
-        `place` is the index of this row of cells. `row` and `columns` say which pixels of the cells lie in the region.
+        `place` is the index of the row of cells. `row` and `columns` give the pixels inside the region.
         """
         _, top, bottom, _ = row
         width, itemsize = _SIDE if place else _CELL, pixels.itemsize
@@ -372,7 +378,10 @@ class _Noise(RegionWriter):
             counter += counters
 
     def _upper(self, address: Address, count: int, bits: int, itemsize: int) -> npt.NDArray[Any]:
-        """Draw `count` words, cut them into numbers of `itemsize` bytes, and return the upper bits of each number."""
+        """Return the upper `bits` bits of random numbers.
+
+        `count` words are drawn, and cut into numbers of `itemsize` bytes.
+        """
         signed, unsigned = _HALVES if itemsize == 4 else _WHOLE
         upper = _LOCAL.words(address, count).view(signed if self.normal else unsigned)
         upper >>= 8 * itemsize - bits
@@ -381,12 +390,11 @@ class _Noise(RegionWriter):
 
 
 def _cell_of(ndim: int) -> tuple[int, ...]:
-    """The extents of a cell of noise that has `ndim` dimensions."""
     return (_CELL,) if ndim == 1 else (*(1,) * (ndim - 2), _SIDE, _SIDE)
 
 
 def _spans(start: int, length: int, size: int) -> list[_Span]:
-    """Cut an interval at the borders of cells of this size."""
+    """Cut an interval at multiples of `size`."""
     spans, stop = [], start + length
     for cell in range(start // size, -(-stop // size)):
         begin, end = max(start, cell * size), min(stop, (cell + 1) * size)
@@ -395,7 +403,10 @@ def _spans(start: int, length: int, size: int) -> list[_Span]:
 
 
 def _parts(start: Sequence[int], pixels: npt.NDArray[Any]) -> Iterator[tuple[Sequence[int], npt.NDArray[Any]]]:
-    """Split a region at borders of cells into parts of at most `_PART` pixels. Yield each part as (start, pixels)."""
+    """Split a region at cell borders into parts of at most `_PART` pixels.
+
+    Yield (start, pixels) for each part.
+    """
     if pixels.size <= _PART:
         yield start, pixels
         return
@@ -410,7 +421,7 @@ def _parts(start: Sequence[int], pixels: npt.NDArray[Any]) -> Iterator[tuple[Seq
 
 
 def _cells_of(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """View stacked windows as an array of shape (windows, *cells of a window, *pixels of a cell)."""
+    """View stacked windows with shape (windows, *cells per window, *pixels per cell)."""
     if pixels.ndim == 2:
         return pixels.reshape(len(pixels), -1, _CELL)
     *others, rows, columns = pixels.shape
@@ -418,12 +429,15 @@ def _cells_of(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def to_uniform(numbers: Floats, bits: int) -> None:
-    """Scale non-negative numbers of `bits` bits, in place, to numbers from 0 to below 1. Nothing is rounded."""
+    """Scale unsigned integers of `bits` bits to the range from 0 to below 1, in place.
+
+    Nothing is rounded.
+    """
     numbers *= 2.0**-bits
 
 
 def to_normal(numbers: Floats, bits: int) -> None:
-    """Turn signed random numbers of `bits` bits, in place, into normal random numbers."""
+    """Convert signed random integers of `bits` bits to normal random numbers, in place."""
     # Adding 0.5 makes the range symmetric within -1/2 and 1/2. Nothing is rounded yet.
     numbers += 0.5
     numbers *= 2.0**-bits
@@ -431,7 +445,6 @@ def to_normal(numbers: Floats, bits: int) -> None:
 
 
 def _window_size(shape: object) -> tuple[int, ...]:
-    """The size of a window of a tensor with this shape. The shape is not checked."""
     extents = [None if extent is None else as_index(extent) for extent in members(shape) or (None,)]
     if len(extents) == 1:
         return (_CELL * _few(extents[0], _CELL, _WINDOW_CELLS),)
@@ -444,7 +457,6 @@ def _window_size(shape: object) -> tuple[int, ...]:
 
 
 def _few(extent: int | None, size: int, most: int) -> int:
-    """The number of cells of this size that cover an extent, at most `most`."""
     return most if extent is None or extent < 1 else min(most, -(-extent // size))
 
 
@@ -478,18 +490,24 @@ def _checked_dtype(dtype: object) -> torch.dtype:
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 
 _IN_CACHE = 2**16
-"""Numbers that are converted at once: they fit the cache of a core, and fewer would take more calls."""
+"""Numbers converted at once. Blocks of this size fit the cache of a core, and smaller blocks would take more calls."""
 
 
 class _Rational(NamedTuple):
-    """A quotient of two polynomials, each with the coefficient of the highest power first."""
+    """Quotient of two polynomials.
+
+    Coefficients are in order of falling powers.
+    """
 
     above: Sequence[Any]
     below: Sequence[Any]
 
     @classmethod
     def of_pairs(cls, *pairs: tuple[float, float]) -> _Rational:
-        """A quotient of two polynomials of the same degree, given as pairs of coefficients, one pair for each power."""
+        """Create a quotient from pairs of coefficients.
+
+        Both polynomials have the same degree. Each pair has the coefficients for a power.
+        """
         return cls(*zip(*pairs, strict=True))
 
     def __call__(self, x: Floats) -> Floats:
@@ -498,12 +516,12 @@ class _Rational(NamedTuple):
         return value
 
     def of(self, dtype: type[np.floating[Any]]) -> _Rational:
-        """The same quotient, for numbers of this dtype."""
+        """Convert the coefficients to a dtype."""
         return _Rational(_scalars(self.above, dtype), _scalars(self.below, dtype))
 
 
 class _Algorithm(NamedTuple):
-    """The constants of PPND7 or PPND16, the two variants of algorithm AS 241.
+    """Constants of PPND7 or PPND16, the two variants of algorithm AS 241.
 
     The algorithm computes the normal quantile of 1/2 + q. If abs(q) is above 0.425, q lies in a tail. The quantile is
     then computed from ``r = sqrt(-log(1/2 - abs(q)))``.
@@ -526,13 +544,16 @@ class _Algorithm(NamedTuple):
     logarithm: Sequence[Any]
 
     def of(self, dtype: type[np.floating[Any]]) -> _Algorithm:
-        """The same constants, for numbers of this dtype."""
+        """Convert the constants to a dtype."""
         far = None if self.far is None else self.far.of(dtype)
         return _Algorithm(self.central.of(dtype), self.tail.of(dtype), far, _scalars(self.logarithm, dtype))
 
 
 def _scalars(numbers: Sequence[float], dtype: type[np.floating[Any]]) -> Sequence[Any]:
-    """The numbers as 0-d arrays, which numpy adds to other arrays faster than floats."""
+    """Convert numbers to 0-d arrays.
+
+    Numpy adds 0-d arrays faster than floats.
+    """
     return [np.array(number, dtype) for number in numbers]
 
 
@@ -587,7 +608,7 @@ _MIDDLE, _LOG_MIDDLE, _LOG_2 = 0.7071067811865476, -0.34657359027997264, 0.69314
 
 
 def make_normal(offsets: Floats) -> None:
-    """Replace each number q, in place, by the normal quantile of 1/2 + q.
+    """Replace each number q by the normal quantile of 1/2 + q, in place.
 
     Parameters
     ----------
@@ -616,7 +637,7 @@ def _of_tails(algorithm: _Algorithm, offsets: Floats) -> Floats:
 
 
 def _logarithm(series: Sequence[Any], x: Floats) -> Floats:
-    """Natural logarithms, by ``log(m) = 2 atanh((m - 1) / (m + 1))`` for m between 0.7 and 1.5."""
+    """Return natural logarithms, by ``log(m) = 2 atanh((m - 1) / (m + 1))`` for m between 0.7 and 1.5."""
     fraction, exponent = np.frexp(x)
     ratio = (fraction - _MIDDLE) / (fraction + _MIDDLE)
     value = _polynomial(series, ratio * ratio)
@@ -627,7 +648,10 @@ def _logarithm(series: Sequence[Any], x: Floats) -> Floats:
 
 
 def _polynomial(coefficients: Sequence[Any], x: Floats) -> Floats:
-    """Evaluate a polynomial by Horner's rule, without fused multiply-add, which not every machine has."""
+    """Evaluate a polynomial by Horner's rule.
+
+    Fused multiply-add is avoided, because some machines lack the instruction.
+    """
     value: Floats = coefficients[0] * x
     for coefficient in coefficients[1:-1]:
         value += coefficient
