@@ -1,4 +1,4 @@
-"""`predict`: slides a network over an image, volume or raster of any size; blends, reduces, stores its output."""
+"""`predict`: slides a network over an image, volume or raster of any size."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _Several: TypeAlias = Mapping[Any, Any] | tuple[Any, ...] | list[Any]
 
 
 class _Options(FillOptions, total=False):
-    """The keyword arguments that all overloads of `predict` share."""
+    """Keyword arguments shared by all overloads of `predict`."""
 
     window: Required[int | Sequence[int]]
     overlap: float | Sequence[float]
@@ -150,7 +150,7 @@ def predict(
     overwrite: bool = False,
     **options: Unpack[FillOptions],
 ) -> InfiniteTensor | TensorGroup:
-    """Slide a network over a tensor of any size and store its output.
+    """Slide a network over a tensor of any size and store the output.
 
     Reads the input of each window, calls `net` with batches of windows, blends overlapping windows, applies `reduce` to
     each pixel, and writes pixels as soon as they are complete. To continue after an interruption, make the same call
@@ -170,11 +170,11 @@ def predict(
     source : InfiniteTensor or array
         The tensor over which windows slide. An array is passed to `from_array`.
     store : TileStore, str or path, optional
-        Where the prediction is stored. Default: in memory.
+        Store of the prediction. Default: in memory.
     window : int or tuple of int
-        Size of a window in pixels: one for each dimension over which windows slide, or one for all.
+        Size of a window in pixels: a number for each sliding dimension, or a single number for all.
     overlap : float or tuple of float
-        Fraction of a window that its neighbour shares, at least 0 and below 1.
+        Fraction of a window shared with the next window, at least 0 and below 1.
     blend, sigma_scale
         How overlapping windows are blended, as for `InfiniteTensor`; `sigma_scale` is used by "gaussian" only. "max"
         and "min" compare windows only with each other. If `blend` is a function, pixels are 0 before the first window
@@ -200,13 +200,13 @@ def predict(
         dimensions of the window, or one for each. With "wrap", the two ends join: windows begin before pixel 0.
     region : optional
         The region to compute now, in pixels of the prediction, or of its finest output: slices over the dimensions of
-        the window, as in ``sl[0:512, 0:512]``. The tiles that it touches are computed whole. Default: all pixels.
-        Everything else is computed when it is read. That computes the windows on the border of the region again, since
-        nothing is stored outside it.
+        the window, as in ``sl[0:512, 0:512]``. Tiles touching the region are computed whole. Default: all pixels.
+        All other pixels are computed on reading. Windows on the border of the region are then computed again, because
+        nothing is stored outside the region.
     batch_size : int
         Number of windows in each call of `net`. A batch with fewer windows is filled up by repeating the last one.
     device : torch.device or str, optional
-        Device that batches are moved to. Default: that of the parameters of `net`, or the CPU.
+        Device for batches. Default: that of the parameters of `net`, or the CPU.
     tensor_id : str
         Id of the prediction in `store`; each output of a group has ``tensor_id/name``.
     version : JSON value, optional
@@ -322,9 +322,9 @@ def predict(
 def _results(
     found: Mapping[str | None, Returned], reduce: object, dtype: Any, scales: Mapping[str | None, tuple[Fraction, ...]]
 ) -> tuple[dict[str | None, Result], Reductions | None]:
-    """Return the `Result` of each output by name, and a `Reductions`.
+    """Return the `Result` of each output by name, and the combined `Reductions`.
 
-    The second is None unless `reduce` is a dict for a single output.
+    The `Reductions` are None unless `reduce` is a dict for a single output.
     """
     scores = found.get(None)
     if scores is None or not isinstance(reduce, Mapping):
@@ -345,7 +345,6 @@ def _results(
 
 
 def _method_of(outputs: Mapping[str | None, Output], together: Reductions | None) -> bool | Method:
-    """The method that ``pyramid=True`` stands for. Integers are taken as labels."""
     dtypes = map(checked_dtype, (output.dtype for output in outputs.values()))
     labels = {not (dtype.is_floating_point or dtype.is_complex) for dtype in dtypes}
     if together is not None or len(labels) > 1:
@@ -355,7 +354,6 @@ def _method_of(outputs: Mapping[str | None, Output], together: Reductions | None
 
 @contextmanager
 def _stoppable(store: object, *, overwrite: bool) -> Iterator[None]:
-    """Replace a KeyboardInterrupt by one that says how to continue."""
     try:
         yield
     except KeyboardInterrupt:
@@ -368,10 +366,10 @@ def _stoppable(store: object, *, overwrite: bool) -> Iterator[None]:
 
 
 _ALL = Mask(lambda _pixels: True, dims=())
-"""A mask that is True everywhere.
+"""Mask with True everywhere.
 
-With a mask, a fill stores nothing of what windows compute outside the region. These would be scores, which take far
-more room than labels.
+With a mask, a fill does not store window pixels outside the region. Such pixels would be scores, and scores take far
+more memory than labels.
 """
 _LARGEST_BATCH = 2**20
 _LITTLE_BYTES = 2**20
@@ -382,7 +380,6 @@ _CACHE_BYTES = 2**24
 def _made(
     f: BatchedNetwork, outputs: Mapping[str | None, Output], options: dict[str, Any], *, resumed: bool
 ) -> InfiniteTensor | TensorGroup:
-    """The tensor of a single output, or the group of several."""
     try:
         output = outputs.get(None)
         if output is None:
@@ -395,14 +392,14 @@ def _made(
         if not resumed or "already holds a tensor" not in str(error):
             raise
         raise ValidationError(
-            f"{error}\nGive predict another tensor_id, or overwrite=True, which deletes what is stored"
+            f"{error}\nGive predict another tensor_id, or overwrite=True to delete the stored tensor"
         ) from error
 
 
 def _together(outputs: TensorGroup) -> TensorGroup:
-    """Return the outputs as a group that is indexed in pixels of the finest output.
+    """Return the outputs as a group, indexed in pixels of the finest output.
 
-    The group does not depend on the order in which a network returns its outputs, or on the size of the image.
+    The group does not depend on the order of the outputs, or on the size of the image.
     """
     tensors: dict[str, Any] = {name: outputs[name] for name in outputs}
     windows = {name: tensor.output_window for name, tensor in tensors.items()}
@@ -416,7 +413,6 @@ def _together(outputs: TensorGroup) -> TensorGroup:
 
 
 def _version(names: Iterable[str | None], version: object) -> object:
-    """The version that the user gave; for a group, with the names of all its outputs."""
     outputs = sorted(str(name) for name in names)
     if outputs == ["None"]:
         return version
@@ -424,7 +420,10 @@ def _version(names: Iterable[str | None], version: object) -> object:
 
 
 def stored_prediction(store: TileStore, tensor_id: str) -> dict[str, dict[str, Any]]:
-    """The stored definitions of a prediction by tensor id: one for a single output, or one per output of a group."""
+    """Return the stored definitions of a prediction by tensor id.
+
+    A group has a definition for each output.
+    """
     found = {tensor_id: store.tensor_definition(tensor_id)} if tensor_id in store else {}
     for name in store.tensor_ids(f"{tensor_id}/"):
         definition = store.tensor_definition(name)
@@ -435,28 +434,30 @@ def stored_prediction(store: TileStore, tensor_id: str) -> dict[str, dict[str, A
 
 
 def _check_none_is_read(given: Sequence[object], store: TileStore, stored: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ValidationError if the prediction is computed from a tensor in `stored`, which would be deleted."""
+    """Check that the prediction does not read from a tensor in `stored`.
+
+    Overwriting would delete the tensors in `stored`.
+    """
     for tensor in _chain_of(given):
         if tensor.tensor_id in stored and _is_stored_as(stored[tensor.tensor_id], tensor, store):
             raise ValidationError(
-                f"the prediction is computed from tensor {tensor.tensor_id!r} of {store}, which overwrite=True would "
-                "delete; give another tensor_id, or another store"
+                f"the prediction is computed from tensor {tensor.tensor_id!r} of {store}; overwrite=True would delete "
+                "this tensor, so give another tensor_id, or another store"
             )
 
 
 def _check_free(store: TileStore, outputs: Iterable[str | None], tensor_id: str, stored: Collection[str]) -> None:
-    """Raise ValidationError if a tensor that is not among those in `stored` has the id of an output."""
+    """Check that no foreign tensor has the id of an output."""
     for name in outputs:
         full = tensor_id if name is None else f"{tensor_id}/{name}"
         if full in store and full not in stored:
             raise ValidationError(
-                f"{store} already has a tensor {full!r}, which overwrite=True does not delete, because no prediction "
-                f"{tensor_id!r} computed it; give another tensor_id"
+                f"{store} already has a tensor {full!r}, not an output of prediction {tensor_id!r}; "
+                "overwrite=True deletes only such outputs, so give another tensor_id"
             )
 
 
 def _chain_of(given: Sequence[object]) -> Iterator[InfiniteTensor]:
-    """The tensors among these values, and all tensors that they are computed from."""
     waiting = [each for each in given if isinstance(each, InfiniteTensor)]
     seen: set[int] = set()
     while waiting:
@@ -468,14 +469,16 @@ def _chain_of(given: Sequence[object]) -> Iterator[InfiniteTensor]:
 
 
 def _read_of_mask(where: object) -> object:
-    """The tensor, array or function that a mask reads."""
     values = where.values if isinstance(where, Mask) else where
     # A view such as `t.stored_only()` names the tensor that it shows.
     return getattr(values, "tensor", values)
 
 
 def _is_stored_as(definition: Mapping[str, Any], tensor: InfiniteTensor, store: TileStore) -> bool:
-    """Whether `tensor` is stored in `store` with this definition. It may have opened the store a second time."""
+    """Return whether `tensor` is stored in `store` with this definition.
+
+    The tensor may use another object for the same store.
+    """
     if tensor.tile_store is store:
         return True
     created = definition.get("incarnation")
@@ -483,7 +486,10 @@ def _is_stored_as(definition: Mapping[str, Any], tensor: InfiniteTensor, store: 
 
 
 class _Look:
-    """An ``f`` that calls the network and keeps its outputs in `returned`. It returns one unused pixel per window."""
+    """An ``f`` for calling the network and keeping the outputs in `returned`.
+
+    Each window is a single unused pixel.
+    """
 
     def __init__(self, f: BatchedNetwork) -> None:
         # Errors then name the wrapped function instead of this object.
@@ -503,7 +509,10 @@ def _first_windows(
     edge: object,
     tensor_id: str,
 ) -> dict[str | None, Returned]:
-    """Call the network with the first batch of windows, keep its outputs for the fill, and return their description."""
+    """Call the network with the first batch, and describe the outputs.
+
+    The outputs are kept for the fill.
+    """
     look = _Look(f)
     windows = InfiniteTensor(
         (None,) * len(sliding.size),
@@ -522,16 +531,19 @@ def _first_windows(
 
 
 def _batch_bytes(sliding: Sliding, found: Mapping[str | None, Returned], batch_size: int) -> int:
-    """The bytes of a batch and of its output. The output is held twice: on the device and the CPU, or in two dtypes."""
+    """Return the bytes for a batch and the output of `net`.
+
+    The output is in memory twice: on the device and the CPU, or in two dtypes.
+    """
     read = math.prod(sliding.window.size) * torch.float32.itemsize
     return batch_size * (read + 2 * sum(each.nbytes for each in found.values()))
 
 
 @contextmanager
 def _beside_batches(max_memory: object, batches: int, batch_size: int) -> Iterator[int | None]:
-    """Give the ``with`` block the part of `max_memory` that batches do not need.
+    """Yield the part of `max_memory` not needed for batches.
 
-    If this part is too small for the block, raise an error that says how much memory is needed in total.
+    If the ``with`` block needs more, raise ValidationError with the total memory needed.
     """
     most = checked_bytes("max_memory", max_memory)
     if most is None:
@@ -550,10 +562,10 @@ def _beside_batches(max_memory: object, batches: int, batch_size: int) -> Iterat
 
 @contextmanager
 def _keeping_little(store: TileStore, sliding: Sliding, max_memory: int | None) -> Iterator[None]:
-    """During a fill, shrink the caches of the prediction and of the tensors that it is computed from.
+    """Shrink the caches of the prediction and all tensors upstream during a fill.
 
-    Thousands of small blocks in these caches would fragment the memory, and the process would grow with the image.
-    With `max_memory`, the tensors upstream keep their caches, because the fill may read their pixels twice.
+    Thousands of small blocks in the caches would fragment the memory, and the process would grow with the image. With
+    `max_memory`, caches upstream stay unchanged, because the fill may read the same pixels twice.
     """
     under_way = threading.Lock()
     with under_way:
@@ -566,7 +578,7 @@ def _keeping_little(store: TileStore, sliding: Sliding, max_memory: int | None) 
 
 
 def _mask_of(sliding: Sliding, region: object, where: object) -> object:
-    """Check `region`, and return the option ``where`` for the fill.
+    """Check `region`, and return the ``where`` option for the fill.
 
     Raises
     ------
@@ -592,7 +604,6 @@ def _mask_of(sliding: Sliding, region: object, where: object) -> object:
 
 
 def _region_of(outputs: Mapping[str | None, Output], sliding: Sliding, region: object) -> object:
-    """The region to fill, in all dimensions of the prediction; RegionError if no pixel of the prediction lies in it."""
     if region is None:
         return ...
     ndim = len(sliding.size)
@@ -603,7 +614,7 @@ def _region_of(outputs: Mapping[str | None, Output], sliding: Sliding, region: o
     if 0 in found.shape:
         raise RegionError(
             f"no pixel of the prediction lies in region={quoted(region)}: the extent of the prediction is {extents} "
-            "along the dimensions of the window; give a region that lies in the prediction, as in sl[0:512, 0:512]"
+            "along the dimensions of the window; give a region inside the prediction, as in sl[0:512, 0:512]"
         )
     channels = len(outputs[None].shape) - ndim if None in outputs else 0
     return (*[slice(None)] * channels, *map(slice, found.start, found.stop))
@@ -621,7 +632,10 @@ def _tensor_of(source: Any, dims: Any) -> InfiniteTensor:
 
 
 def _empty_one_like(store: TileStore | None) -> TileStore:
-    """An empty store in memory. Filling it raises the same errors as filling `store`. None means a new Zarr store."""
+    """Create an empty store in memory, similar to `store`.
+
+    Fills raise the same errors as with `store`. None stands for a new Zarr store.
+    """
     if isinstance(store, MemoryTileStore):
         return MemoryTileStore(store.cache_size_bytes)
     # Stores need packages that users of other stores may lack.
@@ -639,7 +653,10 @@ def _empty_one_like(store: TileStore | None) -> TileStore:
 
 
 def _is_new(store: object) -> bool:
-    """Whether `store` is a local path where nothing exists yet. URLs are not looked up: this would take requests."""
+    """Return whether `store` is a local path without a file or folder.
+
+    Return False for URLs, because a look-up would take requests.
+    """
     local = isinstance(store, str | Path) and "://" not in str(store)
     return local and not os.path.lexists(Path(str(store)).expanduser())
 

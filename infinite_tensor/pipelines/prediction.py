@@ -1,4 +1,4 @@
-"""Where the windows of a prediction lie on its source, and what is stored of each output of a network."""
+"""Positions of the windows and stored form of the outputs in a prediction."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ from infinite_tensor.values.weights import WeightedMean, lifted
 
 @dataclass(frozen=True)
 class Sliding:
-    """How windows slide over a source.
+    """Windows sliding over a source.
 
     Attributes
     ----------
     source : InfiniteTensor
-        The tensor over which they slide.
+        The tensor under the windows.
     numbers : tuple of int
-        The dimensions along which they slide.
+        The sliding dimensions: the dimensions along which windows slide.
     names : tuple of (str or None)
-        The names of these dimensions.
+        The names of the sliding dimensions.
     channel_dim : int or None
         The dimension of the channels, if there is one.
     size, stride : tuple of int
-        How many pixels a window has, and how many pixels lie from the start of one window to the start of the next.
+        Size of a window, and distance between the starts of neighbouring windows, in pixels.
     padding : object
-        The `args_padding` that says what lies beyond the ends of the source.
+        The `args_padding` for pixels beyond the ends of the source.
     offset : tuple of int
-        Where window 0 begins. With "wrap" padding, this is before pixel 0, so that pixels at the ends are covered by as
-        many windows as pixels in the middle.
+        Start of window 0. With "wrap" padding, window 0 starts before pixel 0, so that pixels at the ends are covered
+        by as many windows as pixels in the middle.
     """
 
     source: InfiniteTensor
@@ -73,7 +73,10 @@ class Sliding:
     def over(
         cls, source: InfiniteTensor, dims: object, window: object, overlap: object, padding: object, edge: object
     ) -> Self:
-        """Create it from the arguments of `predict`; ValidationError if one is invalid."""
+        """Create from the arguments of `predict`.
+
+        Raise ValidationError if an argument is invalid.
+        """
         names, entries = _names_of(source, dims), members(window)
         try:
             numbers = slid_dims(source.shape, names, None if entries is None else len(entries))
@@ -118,18 +121,18 @@ class Sliding:
         return window_over(self.source, dict(zip(self.numbers, slid, strict=True)))
 
     def edges(self, edge: Any, channels: int = 0) -> Any:
-        """The `edge` of an output that has `channels` dimensions before the dimensions of the window."""
+        """Return the `edge` for an output with `channels` dimensions before the window dimensions."""
         if not any(self.offset):
             return edge
         return (*[edge] * channels, *["all" if offset else edge for offset in self.offset])
 
     @property
     def extents(self) -> list[int | None]:
-        """Extents of the source along the dimensions over which windows slide."""
+        """Extents of the source along the sliding dimensions."""
         return [self.source.shape[d] for d in self.numbers]
 
     def first(self, region: object, edge: object, count: int) -> list[Index]:
-        """The indices of the first windows over a region: at least one, and at most `count`."""
+        """Return the indices of the first 1 to `count` windows over a region."""
         ndim = len(self.size)
         try:
             start, stop, *_ = parse(... if region is None else members(region) or (region,), tuple(self.extents))
@@ -141,7 +144,10 @@ class Sliding:
         return list(itertools.islice(indices, count))
 
     def count(self, edge: object) -> list[int | None]:
-        """The number of windows along each dimension; None along unbounded ones."""
+        """Return the number of windows along each dimension.
+
+        The number is None for unbounded dimensions. Raise ValidationError if no window lies in the source.
+        """
         lasts = self._grid(edge).last
         found = [None if n is None else last + 1 for n, last in zip(self.extents, lasts, strict=True)]
         if 0 in found:
@@ -157,13 +163,16 @@ class Sliding:
         return WindowGrid(TensorWindow(self.size, self.stride, self.offset), extents, edges)
 
     def given_scale(self, given: object) -> tuple[Fraction, ...] | None:
-        """The scale that a user has given, with one entry per dimension of the window; None if none was given."""
+        """Return the given scale for each sliding dimension, or None if `given` is None."""
         if given is None:
             return None
         return tuple(of_dimensions("scale", given, len(self.size), as_ratio, "a positive number such as 2 or 0.5"))
 
     def scale_of(self, shape: Sequence[int], given: tuple[Fraction, ...] | None) -> tuple[Fraction, ...]:
-        """The scale of an output of this shape. Raise ShapeMismatchError if it is unknown, or differs from `given`."""
+        """Return the scale of an output of this shape.
+
+        Raise ShapeMismatchError if the scale is unknown or differs from `given`.
+        """
         size = tuple(shape[-len(self.size) :])
         if is_single := {*size} == {1}:
             # One pixel per stride.
@@ -174,19 +183,22 @@ class Sliding:
         is_known = is_single or (len({*found}) == 1 and 1 in found[0].as_integer_ratio())
         if given is None and (not is_known or shape[:-1] == self.size != size):
             raise ShapeMismatchError(
-                f"{told}, from which no scale follows: perhaps the channels of the output are last, as for tokens, or "
+                f"{told}, so the scale is unknown: perhaps the channels of the output are last, as for tokens, or "
                 "the output is cropped. Have net return channels first, as in lambda batch: net(batch).movedim(-1, 1), "
-                f"and all pixels; or give scale={_shown(found)} if that is the resolution of the output"
+                f"and all pixels; or give scale={_shown(found)} if this is the resolution of the output"
             )
         if given not in (None, found):
             raise ShapeMismatchError(
-                f"{told}, which is scale={_shown(found)} and not {_shown(given)}; leave scale out, or have net return "
+                f"{told}: this is scale={_shown(found)}, not {_shown(given)}; leave scale out, or have net return "
                 f"{tuple(str(n * scale) for n, scale in zip(self.size, given, strict=True))}"
             )
         return found
 
     def check(self, results: Mapping[str | None, Result], edge: object) -> None:
-        """Raise ValidationError if windows begin between pixels of an output, or outputs end at different places."""
+        """Check that the outputs fit the windows and each other.
+
+        Raise ValidationError if windows begin between pixels of an output, or if outputs end at different positions.
+        """
         singles = [name for name, result in results.items() if result.seen.is_single]
         scales = [result.scale for name, result in results.items() if name not in singles]
         wrong = [scale for scale in scales if any(step * s % 1 for step, s in zip(self.stride, scale, strict=True))]
@@ -203,8 +215,8 @@ class Sliding:
             others = [name for name in results if name not in singles]
             raise ValidationError(
                 f"outputs {singles} of net have one pixel for each window, and outputs {others} have more; if windows "
-                "overlap, these outputs end at different places. Give overlap=0, or predict one output at a time, as "
-                f"in lambda batch: net(batch)[{singles[0]!r}]"
+                "overlap, these outputs end at different positions. Give overlap=0, or predict one output at a time, "
+                f"as in lambda batch: net(batch)[{singles[0]!r}]"
             )
 
 
@@ -213,7 +225,10 @@ def _stride(size: int, share: float) -> int:
 
 
 def _share_for(size: int, stride: int, unit: int) -> float:
-    """Return an `overlap` with which the stride is a multiple of `unit`: the multiple that is nearest to `stride`."""
+    """Return the overlap for a stride divisible by `unit`.
+
+    The stride nearest to `stride` is taken.
+    """
     step = min(range(unit, size + 1, unit), key=lambda n: abs(n - stride))
     # If 0.8 gives a stride of 31.99 pixels, which is cut to 31, an overlap slightly below 0.8 is needed.
     shares = (round(1 - (step + more) / size, digits) for digits in range(17) for more in (0, 0.5))
@@ -225,7 +240,6 @@ def _shown(scales: Sequence[Fraction]) -> str:
 
 
 def _names_of(source: InfiniteTensor, dims: object) -> list[str | None]:
-    """The names of the dimensions of a source; None for one without a name."""
     given = [word(name) for name in members(dims) or ()] if dims is not None else None
     if given is None:
         return names_of(source)
@@ -245,12 +259,12 @@ def _share(value: object) -> float | None:
 
 
 _SHARES = _share, "a number that is at least 0 and below 1"
-"""How an entry of `overlap` is read, and what it must be."""
+"""Converter for an entry of `overlap`, and description of valid values."""
 
 
 @dataclass(frozen=True)
 class Returned:
-    """The shape and dtype of one output of a network for one window.
+    """Shape and dtype of a network output for a single window.
 
     Attributes
     ----------
@@ -259,7 +273,7 @@ class Returned:
     size : tuple of int
         Pixels along each dimension of the window.
     computed : torch.dtype
-        The dtype of the output. If it is not known, the stored dtype.
+        The dtype of the output, or the stored dtype if the former is unknown.
     """
 
     channels: int | None
@@ -273,7 +287,7 @@ class Returned:
 
     @property
     def is_single(self) -> bool:
-        """Whether it is a single result for the whole window."""
+        """Whether the output is a single result for the whole window."""
         return {*self.size} == {1}
 
     @property
@@ -282,7 +296,10 @@ class Returned:
         return math.prod(self.shape) * self.computed.itemsize
 
     def reduced_by(self, reduce: object, dtype: Any, scale: tuple[Fraction, ...]) -> Result:
-        """Describe how the output is stored with these arguments of `predict`. If `dtype` is None, choose a dtype."""
+        """Return the stored form of the output for arguments of `predict`.
+
+        If `dtype` is None, a dtype is chosen.
+        """
         if reduce is None:
             stored = self.computed if dtype is None else dtype
             return Result(self, scale, None, stored, self.channels)
@@ -294,7 +311,7 @@ class Returned:
         if isinstance(reduce, Reduction):
             if (reduce.in_channels, reduce.dtype) != (self.channels, self.computed):
                 raise ValidationError(
-                    f"net returned {self.channels} channels of {self.computed}, which {reduce!r} does not take"
+                    f"net returned {self.channels} channels of {self.computed}, but {reduce!r} takes other values"
                 )
             reduction, becomes = reduce, None
         else:
@@ -310,10 +327,6 @@ class Returned:
 
 
 def _reduction(given: Any, channels: int, dtype: torch.dtype) -> tuple[Reduction, torch.dtype | None]:
-    """Return the `Reduction` for an argument `reduce`, and the dtype of its results.
-
-    The dtype is None if `given` is not a function.
-    """
     if word(given) is not None or not callable(given):
         return Reduction(given, channels, dtype=dtype), None
     try:
@@ -334,7 +347,7 @@ def _reduction(given: Any, channels: int, dtype: torch.dtype) -> tuple[Reduction
 
 @dataclass(frozen=True)
 class Result:
-    """What is stored of one output.
+    """Stored form of an output.
 
     Attributes
     ----------
@@ -345,9 +358,9 @@ class Result:
     reduction : Reduction or None
         How pixels are reduced.
     stored : torch.dtype or str
-        The dtype that is stored.
+        The stored dtype.
     channels : int or None
-        Values per pixel that are stored.
+        Stored values per pixel, or None without a channel dimension.
     """
 
     seen: Returned
@@ -357,7 +370,7 @@ class Result:
     channels: int | None
 
     def output(self, sliding: Sliding, blend: Any, edge: str) -> Output:
-        """The arguments of the tensor that stores this result, as an `Output`."""
+        """Return the `Output` for creating the stored tensor."""
         shape = (
             sliding.count(edge)
             if self.seen.is_single
@@ -384,11 +397,10 @@ class Result:
 
     @property
     def blended(self) -> torch.dtype:
-        """The dtype in which windows are blended."""
+        """The dtype for blending windows."""
         return checked_dtype(self.stored) if self.reduction is None else self.seen.computed
 
     def _blend_init(self, blend: Any) -> Any:
-        """The initial value of pixels: the lowest of the dtype for a maximum, the highest for a minimum, or None."""
         dtype = self.blended
         if self.seen.is_single or dtype.is_complex or not (blend is torch.maximum or blend is torch.minimum):
             return None
@@ -401,7 +413,6 @@ class Result:
         return ends[blend is torch.minimum]
 
     def _blend(self, blend: Any, window: TensorWindow) -> Any:
-        """Return "last" for one result per window, and for integers in windows without overlap; otherwise `blend`."""
         if self.seen.is_single:
             return "last"
         if not isinstance(blend, WeightedMean):
@@ -421,7 +432,10 @@ class Result:
 def returned_by(
     name: str | None, output: torch.Tensor, sliding: Sliding, scale: tuple[Fraction, ...] | None
 ) -> Returned:
-    """Describe an output for a batch of windows. Raise ShapeMismatchError if its shape does not fit the windows."""
+    """Describe an output for a batch of windows.
+
+    Raise ShapeMismatchError if the shape does not fit the windows.
+    """
     shape, ndim = tuple(output.shape[1:]), len(sliding.size)
     pixels = sliding.size if scale is None else tuple(map(operator.mul, sliding.size, scale))
     if not shape or (len(shape) == 1 and (ndim > 1 or shape != pixels)):
@@ -431,8 +445,8 @@ def returned_by(
         named = "" if name is None else f" for {name!r}"
         raise ShapeMismatchError(
             f"net returned shape {tuple(output.shape)}{named} for a batch of windows of {sliding.size} pixels; it "
-            "must return shape (batch, *size) or (batch, channels, *size), where size has an entry for each "
-            "dimension of the window; or shape (batch, classes), one result for each window"
+            "must return shape (batch, *size) or (batch, channels, *size), with an entry of size for each dimension "
+            "of the window, or shape (batch, classes), with one result for each window"
         )
     return Returned(shape[0] if dims else None, shape[dims:], output.dtype)
 
@@ -440,7 +454,10 @@ def returned_by(
 def returned_before(
     tensor_id: str, definitions: Mapping[str, Mapping[str, Any]], sliding: Sliding
 ) -> dict[str | None, Returned]:
-    """The outputs of the network by name, as stored `definitions` describe them; empty if some are missing."""
+    """Return the network outputs by name, from stored `definitions`.
+
+    Return an empty dict if outputs are missing, or if `definitions` belong to a different tensor.
+    """
     found: dict[str | None, Returned] = {}
     for name, stored in definitions.items():
         size, reduction, args = stored["output_window"]["size"], stored.get("reduce"), stored["args"]
@@ -465,7 +482,10 @@ def returned_before(
 
 
 def reduction_for(name: str | None, reduce: object, outputs: Mapping[str | None, Returned]) -> object:
-    """The reduction of one output. `reduce` is one reduction for all outputs, or a dict."""
+    """Return the reduction for an output.
+
+    `reduce` is a single reduction for all outputs, or a dict by output name.
+    """
     if not isinstance(reduce, Mapping):
         return reduce
     names = [str(each) for each in reduce]
@@ -476,12 +496,14 @@ def reduction_for(name: str | None, reduce: object, outputs: Mapping[str | None,
 
 @dataclass(frozen=True)
 class Channels:
-    """The ``fn`` of a `map` over a tensor that stores several results as channels. It returns one of these results.
+    """Selects a single result from a tensor storing several results as channels.
+
+    Used as the ``fn`` of a `map`.
 
     Attributes
     ----------
     start, stop : int
-        The first channel of the result, and the channel after its last one.
+        The first channel of the result, and the channel after the last.
     is_single : bool
         Whether the result has no dimension for channels.
     dtype : torch.dtype
@@ -494,7 +516,7 @@ class Channels:
     dtype: torch.dtype
 
     def __call__(self, region: torch.Tensor) -> torch.Tensor:
-        """The result in a region of that tensor."""
+        """Return the result in a region."""
         found = region[self.start] if self.is_single else region[self.start : self.stop]
         return found.to(self.dtype)
 
@@ -503,7 +525,9 @@ class Channels:
 
 
 class Reductions:
-    """Combines several reductions of the same scores into one, which returns all their results as channels.
+    """Combines several reductions of the same scores.
+
+    The combination returns all results as channels.
 
     Parameters
     ----------
@@ -532,12 +556,12 @@ class Reductions:
         return [f"{name}: {function}" for name, function in zip(self._channels, names, strict=True)]
 
     def result(self, seen: Returned, scale: tuple[Fraction, ...]) -> Result:
-        """Return one `Result` that stores all results together, as channels."""
+        """Return a `Result` for storing all results together, as channels."""
         count = max(each.stop for each in self._channels.values())
         return Result(seen, scale, Reduction(self, seen.channels or 0, count, seen.computed), self._dtype, count)
 
     def __call__(self, scores: torch.Tensor) -> torch.Tensor:
-        """Reduce the scores of N pixels, of shape (channels, N)."""
+        """Reduce scores of shape (channels, N)."""
         found = [scores if each is None else reduced(each, scores) for each in self._reductions]
         return torch.cat([each.reshape(-1, scores.shape[1]).to(self._dtype) for each in found])
 
@@ -546,7 +570,10 @@ class Reductions:
         return dict(zip(self._channels, functions, strict=True))
 
     def group(self, made: InfiniteTensor, store: TileStore) -> TensorGroup:
-        """A group with one tensor per result. They read from `made`, and `store` caches the windows that they read."""
+        """Return a group with a tensor for each result.
+
+        The tensors read from `made`, and cache windows in `store`.
+        """
         dims = tuple(range(1, made.ndim))
         tensors = {
             name: made.map(
@@ -574,6 +601,6 @@ def _holding_all(dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
 
 
 def _is_wider(dtype: torch.dtype, than: torch.dtype) -> bool:
-    """Whether `dtype` is an integer dtype with values that the float dtype `than` cannot represent."""
+    """Return whether integers of `dtype` exceed the precision of the float dtype `than`."""
     is_int = not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
     return is_int and than.is_floating_point and torch.iinfo(dtype).max > 2 / torch.finfo(than).eps

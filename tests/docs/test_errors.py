@@ -267,7 +267,7 @@ def _() -> None:
     predict(torch.nn.Sequential(NET, torch.nn.Dropout()), IMAGE, window=(16, 16), progress=False)
 
 
-@case("from which no scale follows", ShapeMismatchError, "scale=7/8")
+@case("so the scale is unknown", ShapeMismatchError, "scale=7/8")
 def _() -> None:
     predict(torch.nn.Conv2d(3, 5, 3), IMAGE, window=(16, 16), progress=False)
 

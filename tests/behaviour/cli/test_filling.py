@@ -330,7 +330,7 @@ def test_predict_overwrites_only_what_it_is_told_to(cli: CommandLine, model: Pat
     other = ["--module", f"{model}:half", source, target, *options]
     found = cli("predict", *other)
     assert "already holds a tensor 'prediction'" in found.err
-    assert "another tensor_id, or --overwrite, which deletes what is stored" in found.err
+    assert "another tensor_id, or --overwrite to delete the stored tensor" in found.err
     assert tiles(target, "prediction") > 0
     assert cli("predict", *other, "--overwrite").code == 0
     with ZarrTileStore(target, mode="r") as opened:

@@ -304,7 +304,7 @@ def test_what_does_not_fit_the_window_is_explained() -> None:
     picture = image(3, 50, 50)
     with pytest.raises(ShapeMismatchError, match=r"\(32, 32\) pixels.* and returned \(30, 30\).* output is cropped"):
         predicted(nn.Conv2d(3, 2, 3), picture)
-    with pytest.raises(ShapeMismatchError, match=r"which is scale=1 and not 2; leave .*'64', '64'"):
+    with pytest.raises(ShapeMismatchError, match=r"this is scale=1, not 2; leave .*'64', '64'"):
         predicted(Net(), picture, scale=2)
     with pytest.raises(ShapeMismatchError, match=r"returned shape \(4, 3, 1, 32, 32\) for a batch of windows"):
         predicted(lambda batch: batch[:, :, None], picture)

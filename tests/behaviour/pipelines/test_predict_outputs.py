@@ -125,7 +125,7 @@ def test_samples_without_channels_are_samples_where_they_are_as_many_as_the_wind
 
 
 def test_a_scale_that_is_not_that_of_results_for_windows_is_told() -> None:
-    with pytest.raises(ShapeMismatchError, match=r"\(16, 16\) apart, .* is scale=1/16 and not 1/32; leave"):
+    with pytest.raises(ShapeMismatchError, match=r"\(16, 16\) apart, .* is scale=1/16, not 1/32; leave"):
         predicted(Classifier().eval(), PICTURE, scale=1 / 32)
 
 
@@ -208,7 +208,7 @@ def test_no_message_shows_the_pixels_of_what_was_returned() -> None:
 )
 def test_other_scales_along_other_dimensions_are_asked_for(net: Any, window: tuple[int, ...]) -> None:
     picture = PICTURE if len(window) == 2 else image(8, 16, 32, 32)
-    with pytest.raises(ShapeMismatchError, match=r"from which no scale follows.*movedim\(-1, 1\), .* or give scale="):
+    with pytest.raises(ShapeMismatchError, match=r"so the scale is unknown.*movedim\(-1, 1\), .* or give scale="):
         predicted(net, picture, window=window)
 
 
