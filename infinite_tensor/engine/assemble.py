@@ -39,7 +39,7 @@ _MOST_WAITING = 1024
 
 @dataclass(frozen=True)
 class _Part:
-    """A selection of one tensor, and the result tensor for it.
+    """A selection of one tensor, with its result tensor.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class _Part:
 
     @cached_property
     def nbytes(self) -> int:
-        """The approximate number of bytes of memory that it takes to read all blocks at once."""
+        """Approximate memory for reading all blocks at once, in bytes."""
         size = self.blocks.pixels * self.node.spec.dtype.itemsize
         if True not in self.blocks.far:
             return size
@@ -66,17 +66,16 @@ class _Part:
 
     @cached_property
     def bounds(self) -> Regions:
-        """The bounds of its blocks."""
         return self.blocks.bounds()
 
     def weights(self) -> FloatArray:
-        """Return, for each block, the approximate number of bytes of memory that it takes to read it."""
+        """Return the approximate memory for reading each block, in bytes."""
         starts, stops = self.bounds
         pixels: FloatArray = np.prod(stops - starts, axis=1, dtype=np.float64)
         return pixels * (self.nbytes / float(pixels.sum()))
 
     def cut(self, most: int) -> _Part:
-        """Return the same part, cut into blocks of at most `most` bytes if possible."""
+        """Return the part cut into blocks of at most `most` bytes, if possible."""
         return replace(self, blocks=self.blocks.cut(max(1, most // self.node.spec.dtype.itemsize)))
 
 
@@ -88,9 +87,10 @@ def _largest_unit(node: Node) -> int:
 def read_together(
     requests: Sequence[tuple[Node, Sequence[Selection]]], workers: int | None = None
 ) -> list[list[torch.Tensor]]:
-    """Read selections of several tensors with one plan, and return the selected pixels of each request.
+    """Read selections of several tensors with one plan.
 
-    A window that several selections need is computed only once, even if the caches of the stores drop it.
+    Return the selected pixels of each request. A window needed by several selections is computed only once, even if the
+    caches of the stores drop the window.
     """
     if torch.is_inference_mode_enabled():
         # Tensors created in inference mode could not be used outside of it.
@@ -110,7 +110,9 @@ def read_together(
 
 
 def windows_to_compute(node: Node, selection: Selection) -> int:
-    """Return how many windows a read of a selection would compute, upstream ones included. Computes nothing.
+    """Count the windows to compute for a read.
+
+    Windows of upstream tensors are included. Nothing is computed.
 
     Raises
     ------
@@ -130,9 +132,10 @@ _Request: TypeAlias = tuple[Node, TensorSpec, _Selected]
 
 
 def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[list[_Selected], list[_Request]]:
-    """Allocate result tensors, and fill those whose pixels are in memory.
+    """Allocate result tensors, and copy pixels available in memory.
 
-    Returns the selections of each request with their result tensors, and new requests for the tensors not yet filled.
+    Return two lists: the selections of each request with their result tensors, and requests for the results not yet
+    filled.
     """
     read: list[_Selected] = []
     absent: list[_Request] = []
@@ -151,10 +154,10 @@ def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[li
 def _filled(
     node: Node, selection: Selection, out: torch.Tensor, read: Callable[[Index, torch.Tensor], T]
 ) -> Iterable[T]:
-    """Fill `out` with the pixels of a selection, by calls of `read`. Return the results of the calls.
+    """Fill `out` by calls of `read`, and iterate over the returned values.
 
-    ``read(start, box)`` must write the pixels from `start` on into the tensor `box`. The caller must iterate over the
-    results, because `read` may be called only then.
+    ``read(start, box)`` must write the pixels from `start` on into the tensor `box`. The caller must iterate to the
+    end, because `read` may be called only then.
     """
     if not selection.is_thinned:
         return [read(selection.start, out)]
@@ -163,7 +166,10 @@ def _filled(
 
 
 def _written(request: _Request, workers: int | None) -> bool:
-    """If ``f`` can write regions, let it write the results of a request directly. Return whether it did."""
+    """Let ``f`` write regions directly to the result tensors, if possible.
+
+    Return whether this was done.
+    """
     node, _, parts = request
     writer, contents = node.computation.writer, node.contents
     if writer is None or contents.outlives_process or (workers or node.computation.workers) > 1:
@@ -175,7 +181,10 @@ def _written(request: _Request, workers: int | None) -> bool:
 
 
 def _compute(requests: Sequence[_Request], workers: int | None) -> bool:
-    """Compute and read what is requested. Return False if a tensor was moved meanwhile: then all must be read again."""
+    """Compute and read the requests.
+
+    Return False if a tensor was moved to another dtype or device meanwhile. Then everything must be read again.
+    """
     nodes = resolved([node for node, _, _ in requests])
     with Views(CLAIMS.reader(workers)) as views:
         for node, (given, spec, _) in zip(nodes, requests, strict=True):
@@ -198,7 +207,6 @@ def _compute(requests: Sequence[_Request], workers: int | None) -> bool:
 
 
 def _read_at_once(parts: Sequence[_Part], views: Views) -> None:
-    """Compute all missing windows of the parts, and then read the parts. Nothing is released in between."""
     regions: dict[Node, list[Regions]] = {}
     for part in parts:
         regions.setdefault(part.node, []).append(part.bounds)
@@ -217,7 +225,7 @@ def _joined(bounds: Sequence[Regions]) -> Regions:
 def _read_in_steps(requests: Sequence[Sequence[_Part]], views: Views) -> None:
     """Read large selections block by block, and release windows early.
 
-    All tensors are read at the same pace, so that windows that they share need not stay in memory for long.
+    All tensors are read at the same pace, so that shared windows stay in memory only briefly.
     """
     sizes = [sum([part.nbytes for part in own]) for own in requests]
     parts: list[_Part] = []
@@ -249,9 +257,9 @@ def _read_in_steps(requests: Sequence[Sequence[_Part]], views: Views) -> None:
 
 
 def _steps(weights: Sequence[float]) -> list[range]:
-    """Group blocks into steps of about `_BLOCK_BYTES`. Return the range of block numbers of each step.
+    """Group blocks into steps of about `_BLOCK_BYTES`.
 
-    `weights` has the size of each block in bytes.
+    Return the block numbers of each step. `weights` has the size of each block in bytes.
     """
     steps, first, size = [], 0, 0.0
     for number, weight in enumerate(weights):
@@ -264,7 +272,10 @@ def _steps(weights: Sequence[float]) -> list[range]:
 
 @torch.inference_mode(mode=False)
 def stream(node: Node, selections: Iterable[Selection], workers: int | None = None) -> Iterator[list[torch.Tensor]]:
-    """Read selections in order, and compute windows in full batches. After each batch, yield the complete results."""
+    """Read selections in order, with windows computed in full batches.
+
+    Yield the complete results after each batch.
+    """
     streamed = _Stream(node, workers)
     try:
         for selection in selections:
@@ -277,7 +288,10 @@ def stream(node: Node, selections: Iterable[Selection], workers: int | None = No
 
 
 class _Stream:
-    """Reads selections one after the other. The stores are in use only while one of the methods runs."""
+    """Reads a sequence of selections.
+
+    The stores are in use only during calls of the methods.
+    """
 
     def __init__(self, node: Node, workers: int | None) -> None:
         self._node = node
@@ -287,7 +301,6 @@ class _Stream:
         self._waiting_bytes = 0
 
     def add(self, selection: Selection) -> list[torch.Tensor]:
-        """Add a selection, and return the results that are ready."""
         with store_call(self._node.contents, CLAIMS):
             self._node.contents.flush_if_requested()
             if self._loop is None:
@@ -300,18 +313,15 @@ class _Stream:
             return self._computed(self._loop, to_the_end=crowded)
 
     def finish(self) -> list[torch.Tensor]:
-        """End the stream, and return the remaining results."""
         with store_call(self._node.contents, CLAIMS):
             return [] if self._loop is None else self._computed(self._loop, to_the_end=True)
 
     def close(self) -> None:
-        """Release the stores and the memory that the stream uses."""
         # The garbage collector may close an abandoned stream at any moment. Its memory is then freed with it.
         with contextlib.suppress(StoreError), store_call(self._node.contents):
             self._views.close()
 
     def _computed(self, loop: Loop, *, to_the_end: bool) -> list[torch.Tensor]:
-        """Compute full batches or, if `to_the_end`, all missing windows. Return the results that are now complete."""
         try:
             ready = loop.compute(to_the_end=to_the_end)
         finally:

@@ -1,4 +1,4 @@
-"""Calls ``f``: reads the regions of its args, checks the returned windows, and hands them to the stores."""
+"""Calls ``f``: reads the args, checks the returned windows, and stores the windows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LATEST_SECONDS = 0.05
 
 
 class Calls:
-    """Calls the ``f`` of a computation for the windows that a read needs."""
+    """Calls ``f`` for the windows needed by a read."""
 
     def __init__(self, work: Work) -> None:
         self._computation = computation = work.workload.computation
@@ -53,10 +53,10 @@ class Calls:
         self._keys = [check.key for check in self._checks if check.key is not None]
 
     def run(self, positions: Sequence[int], put: Callable[..., None]) -> None:
-        """Call ``f`` once for the windows at these positions, and check its results.
+        """Call ``f`` once, and check the results.
 
-        Then call ``put(position, *windows)`` for each position, with one window per tensor. `put` must copy the windows
-        at once, because ``f`` may reuse its buffer.
+        ``f`` computes the windows at `positions`. Then ``put(position, *windows)`` is called for each position, with
+        one window per tensor. `put` must copy the windows at once, because ``f`` may reuse its buffer.
 
         Raises
         ------
@@ -91,12 +91,14 @@ class Calls:
             put(position, window, *others)
 
     def _checked(self, output: object) -> list[Array]:
-        """Check what `f` returned for one window. Return one array per tensor."""
         entries = _entries(output, self._keys)
         return [check.array_of(entry) for check, entry in zip(self._checks, entries, strict=True)]
 
     def _checked_batch(self, positions: Sequence[int]) -> list[Sequence[Array]]:
-        """Check what `f` returned for several windows. Return, for each window, one array per tensor."""
+        """Call ``f`` for a batch of windows, and check the results.
+
+        Return one array per tensor, for each window.
+        """
         columns = zip(*map(self._regions, positions), strict=True) if self._sources else ()
         regions = [list(column) for column in columns]
         with self._running_f:
@@ -116,7 +118,7 @@ class Calls:
 
 
 class _Check:
-    """Checks the results of ``f`` for one tensor against its declaration, and turns them into arrays."""
+    """Checks the windows returned by ``f`` for one tensor."""
 
     def __init__(self, spec: TensorSpec) -> None:
         self._spec = spec
@@ -125,7 +127,7 @@ class _Check:
         self._named = "" if self.key is None else f" for {show(self.key)}"
 
     def array_of(self, output: object) -> Array:
-        """Check one window, and return it as an array that shares its memory."""
+        """Check one window, and return an array sharing its memory."""
         if self._dtype is not None and type(output) is torch.Tensor:
             try:
                 array = output.numpy()
@@ -137,7 +139,10 @@ class _Check:
         return self._slow(output)
 
     def arrays_of(self, returned: object, count: int) -> Sequence[Array]:
-        """Check a list or a stacked tensor that `f` returned for `count` windows. Return one array per window."""
+        """Check the windows of a batch, and return one array per window.
+
+        `returned` is a list or a stacked tensor for `count` windows.
+        """
         if self._dtype is not None and type(returned) is torch.Tensor and returned.shape == (count, *self._size):
             with contextlib.suppress(RuntimeError, TypeError):
                 stacked = returned.numpy()
@@ -201,7 +206,6 @@ class _Check:
 
 
 def _entries(output: object, keys: Sequence[Key]) -> list[Any]:
-    """Return the values of a dictionary for these keys. Raise if a key is missing, or if there are other keys."""
     listed = ", ".join(map(show, keys))
     if not isinstance(output, Mapping):
         raise ValidationError(f"f must return a dict with the keys {listed}, got {type(output).__name__}")
@@ -230,7 +234,7 @@ def _as_list(returned: object, count: int) -> Sequence[object]:
 
 
 def _source_of(f: Callable[..., Any]) -> str:
-    """Return the name of the user's function and where it is defined, for messages."""
+    """Describe the user's function for messages: name, file and line."""
     f = innermost(f)
     kind, code = type(f), getattr(f, "__code__", None)
     if code is not None:
@@ -246,7 +250,7 @@ def _windows(count: int) -> str:
 
 
 def region_of(upstream: Input, access: Access, start: Sequence[int]) -> torch.Tensor:
-    """Read the region of an arg that begins at pixel `start` into a new tensor."""
+    """Read the region of an arg beginning at pixel `start`."""
     if upstream.reads.padded and upstream.reads.leaves(start):
         return _padded(upstream, access, start)
     spec = upstream.node.spec
@@ -278,13 +282,15 @@ def _new(size: Sequence[int], upstream: Input) -> torch.Tensor:
 
 
 def _placed(parts: Sequence[tuple[int, int]]) -> list[tuple[int, slice]]:
-    """Lay intervals end to end. Return the start of each interval, and the slice that it then fills."""
+    """Lay intervals end to end.
+
+    Return the start of each interval, and the slice for the interval in the result.
+    """
     ends = list(itertools.accumulate(b - a for a, b in parts))
     return [(a, slice(end - (b - a), end)) for (a, b), end in zip(parts, ends, strict=True)]
 
 
 def _taken(block: Array, d: int, index: IntArray) -> Array:
-    """Return the entries of a block at `index` along dimension `d`. If this changes nothing, return the block."""
     if len(index) == block.shape[d] and bool((index == np.arange(len(index))).all()):
         return block
     if isinstance(block, np.ndarray):
@@ -293,7 +299,7 @@ def _taken(block: Array, d: int, index: IntArray) -> Array:
 
 
 def _with_constants(upstream: Input, region: Array, start: Sequence[int]) -> Array:
-    """Write the constants of the padding into a region that begins at pixel `start`. Return the region."""
+    """Fill the constant padding of a region in place, and return the region."""
     assert upstream.padding is not None
     for d, (extent, mode) in upstream.reads.padded.items():
         if mode == "constant":
@@ -304,11 +310,11 @@ def _with_constants(upstream: Input, region: Array, start: Sequence[int]) -> Arr
 
 
 class Deposits:
-    """Collects the windows that a thread computes, and stores many at a time.
+    """Collects the windows computed by a thread, and stores many at once.
 
     The windows of a tensor lie side by side in blocks, so that stores can process neighbouring windows together.
 
-    Another thread that waits for a collected window may store the windows itself. Without this, two threads could wait
+    Another thread may store the collected windows while waiting for one of them. Without this, two threads could wait
     for each other forever. If storing fails, the error is raised later, in the thread that computed the windows.
     """
 
@@ -332,7 +338,10 @@ class Deposits:
         self._error: Exception | None = None
 
     def put(self, position: int, window: Array, *others: Array) -> None:
-        """Copy the computed windows at this position: one window per tensor."""
+        """Take the results for one position: one window per tensor.
+
+        The windows are copied, so ``f`` may reuse the memory.
+        """
         if self._straight:
             with changing():
                 self._deposit([position], [each[None] for each in (window, *others)])
@@ -362,7 +371,10 @@ class Deposits:
         self._positions = []
 
     def tend(self) -> None:
-        """Store the collected windows if this was not done for a while. Flush the stores that wait for a flush."""
+        """Store the collected windows and flush the stores, if due.
+
+        Windows are due `_LATEST_SECONDS` after the last storing, and stores after a request for a flush.
+        """
         if time.monotonic() - self._sent > _LATEST_SECONDS:
             self.send()
         if Contents.flush_requests != self._flush_requests:

@@ -1,4 +1,4 @@
-"""Chains of tensors as the engine sees them: computations and the tensors that they compute."""
+"""Chains of computations and their tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from infinite_tensor.values.spec import TensorSpec
 
 @dataclass(eq=False)
 class TensorInStore:
-    """A tensor in a store. Only ``spec`` ever changes, when the tensor is moved to another dtype or device.
+    """A tensor in a store.
+
+    Only `spec` can change: when the tensor is moved to another dtype or device.
 
     Attributes
     ----------
@@ -39,7 +41,7 @@ class TensorInStore:
     store : TileStore
         The store of the tensor.
     named : bool
-        Whether a user gave its id, so that it can be reopened.
+        Whether the user chose the id. Only then can the tensor be reopened.
     contents : Contents
         The contents of the store.
     """
@@ -65,28 +67,30 @@ class TensorInStore:
         return self.hashed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields, but not the hash, because that is only valid in this process."""
+        """Pickle the fields, but not the process-local hash."""
         return type(self), (self.spec, self.store, self.named)
 
 
 @dataclass(eq=False)
 class Computation:
-    """One ``f`` and the tensors that it computes. Each call of ``f`` returns windows of all of them.
+    """One ``f`` and its output tensors.
+
+    Each call of ``f`` returns windows of all output tensors.
 
     Attributes
     ----------
     tensors : tuple of TensorInStore
-        The tensors.
+        The output tensors.
     f : callable or None
-        Computes windows; None for a tensor that was opened without ``f`` to read what is stored.
+        Computes windows; None for a tensor opened without ``f``, to read stored pixels only.
     batching : Batching
         How many windows a call of `f` takes.
     inputs : tuple of Input
         The upstream tensors, each with the window through which it is read.
     coordinates : int
-        The length of the window index that `f` gets. A tensor of more dimensions appends zeros to this index.
+        The length of the window index for `f`. A tensor with more dimensions appends zeros to this index.
     depth : int
-        The length of the longest chain upstream; 0 if it reads no other tensor.
+        The length of the longest chain upstream; 0 without args.
     computable : bool
         Whether this and all upstream computations have an `f`.
     writer : RegionWriter or None
@@ -125,7 +129,10 @@ class Computation:
     def registered(
         cls, tensors: Sequence[TensorInStore], f: Callable[..., Any] | None, batching: Batching, args: Iterable[Node]
     ) -> Computation:
-        """Register tensors with their stores, and return their computation. If `f` is None, `args` may be empty."""
+        """Register tensors with their stores, and create the computation.
+
+        If `f` is None, `args` may be empty.
+        """
         nodes = [*args]
         for tensor in tensors:
             stored = tensor.contents.outlives_process
@@ -143,35 +150,41 @@ class Computation:
         return cls(tuple(tensors), f, batching, inputs, coordinates)
 
     def warn_of_other_code(self) -> None:
-        """Issue one FunctionChangedWarning if the function's code has changed, for example after a module reload."""
+        """Warn once if the code of the user's function has changed.
+
+        Code changes after a module reload, for example. The warning is a FunctionChangedWarning.
+        """
         if self.code is not None and self.function.__code__ is not self.code:
             self.code = self.function.__code__
             warn_of_other_code(self.tensors[0].spec)
 
     @property
     def nodes(self) -> list[Node]:
-        """One node for each of the tensors."""
+        """One node per tensor."""
         return [Node(self, tensor) for tensor in self.tensors]
 
     @property
     def names(self) -> str:
-        """The tensors, for messages: by their ids, unless these are random."""
+        """The ids of the tensors for messages, without random ids."""
         if not all(tensor.named for tensor in self.tensors):
             return "a tensor without a tensor_id"
         return "tensor " + ", ".join(repr(tensor.spec.tensor_id) for tensor in self.tensors)
 
     @property
     def workers(self) -> int:
-        """The number of threads that run `f`, unless a read sets another number."""
+        """The default number of threads for calls of `f`."""
         return self.tensors[0].contents.workers
 
     def own(self, windows: IntArray) -> IntArray:
-        """Convert window indices of one tensor, (N, ndim), to the window indices that `f` gets, (N, coordinates)."""
+        """Convert window indices of a tensor to window indices for `f`.
+
+        The shape changes from (N, ndim) to (N, coordinates).
+        """
         return windows[:, : self.coordinates]
 
 
 def _with_meaning(spec: TensorSpec, f: Callable[..., Any] | None, args: Sequence[Node]) -> TensorSpec:
-    """Return `spec`. If it has no `Meaning`, it gets the `Meaning` of its source or its args."""
+    """Add a missing `Meaning` to a spec, from the source or the args."""
     definition = spec.definition
     if definition.meaning is not None:
         return spec
@@ -188,7 +201,10 @@ def _with_meaning(spec: TensorSpec, f: Callable[..., Any] | None, args: Sequence
 
 
 def _writer_of(f: Callable[..., Any] | None, spec: TensorSpec) -> RegionWriter | None:
-    """Return `f` if it can write regions directly. That requires that each pixel belongs to exactly one window."""
+    """Return `f` if able to write regions directly, otherwise None.
+
+    Each pixel must belong to exactly one window.
+    """
     if not isinstance(f, RegionWriter):
         return None
     definition, size = spec.definition, spec.grid.window.size
@@ -198,7 +214,7 @@ def _writer_of(f: Callable[..., Any] | None, spec: TensorSpec) -> RegionWriter |
 
 
 class Node:
-    """One tensor of a chain, and its computation.
+    """One tensor of a chain, with its computation.
 
     Attributes
     ----------
@@ -227,7 +243,10 @@ class Node:
         return self.tensor.spec
 
     def indices(self, windows: IntArray) -> IntArray:
-        """Convert window indices that ``f`` gets, (N, coordinates), to window indices of this tensor, (N, ndim)."""
+        """Convert window indices for ``f`` to window indices of the tensor.
+
+        The shape changes from (N, coordinates) to (N, ndim).
+        """
         more = self.spec.grid.ndim - windows.shape[1]
         return np.pad(windows, ((0, 0), (0, more))) if more else windows
 
@@ -240,7 +259,7 @@ class Node:
 
 
 class NodeHolder(Protocol):
-    """An `InfiniteTensor`, as the engine sees it: an object that has a node."""
+    """An object with a node, such as an `InfiniteTensor`."""
 
     _node: Node
 
@@ -254,14 +273,14 @@ _alive: weakref.WeakValueDictionary[int, Computation] = weakref.WeakValueDiction
 
 
 def nodes_alive() -> list[Node]:
-    """Return the nodes of all tensors of this process that are not garbage-collected."""
+    """Return the nodes of all tensors alive in this process."""
     alive = (reference() for reference in _alive.valuerefs())
     return [node for computation in alive if computation is not None for node in computation.nodes]
 
 
 @dataclass(frozen=True)
 class Input:
-    """An upstream tensor and how it is read.
+    """An upstream tensor with its arg window and padding.
 
     Attributes
     ----------
@@ -279,14 +298,15 @@ class Input:
 
     @cached_property
     def reads(self) -> ArgReads:
-        """The object that computes which pixels are read."""
+        """Maps windows to the pixels read from the tensor."""
         return ArgReads(self.window, self.node.spec.shape, modes_of(self.padding))
 
 
 def resolved(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes. In their chains, replace nodes without ``f`` by nodes of the same tensor that have an ``f``.
+    """Replace nodes without ``f`` in the chains of `nodes`.
 
-    A tensor may occur twice in a chain: once opened without ``f``, and once built with it.
+    A tensor may occur twice in a chain: once opened without ``f``, and once built with ``f``. In the returned nodes and
+    their chains, the node with ``f`` is used for both.
     """
     if not [node for node in nodes if not node.computation.computable]:
         return list(nodes)
@@ -300,7 +320,10 @@ def resolved(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _first_with_f(nodes: Iterable[Node]) -> dict[Node, Node]:
-    """Choose one node for each tensor in the chains: the first that has an ``f``, or the first if none has."""
+    """Choose the first node with ``f`` for each tensor in the chains.
+
+    If a tensor has no node with ``f``, its first node is chosen.
+    """
     chosen: dict[Node, Node] = {}
     seen: set[int] = set()
     stack = [*nodes][::-1]
@@ -317,18 +340,18 @@ def _first_with_f(nodes: Iterable[Node]) -> dict[Node, Node]:
 
 
 def consumers_first(roots: Iterable[Node]) -> dict[Computation, list[Node]]:
-    """Map the computations of `roots` and of everything upstream to the tensors that they compute in this chain.
+    """Map the computations in the chains of `roots` to their tensors.
 
-    Each computation comes before the computations that it reads. Each tensor belongs to only one computation: one that
-    has an ``f``, if possible.
+    Each computation comes before the computations of its args. Each tensor belongs to only one computation, with an
+    ``f`` if possible.
     """
     return dict(reversed(_upstream_first(resolved([*roots]), {}).items()))
 
 
 def _upstream_first(roots: Iterable[Node], chosen: Mapping[Node, Node]) -> dict[Computation, list[Node]]:
-    """Like `consumers_first`, in reverse order. `chosen` maps tensors to the nodes that replace them.
+    """Like `consumers_first`, in reverse order.
 
-    Not recursive, because chains may be long.
+    `chosen` maps tensors to replacement nodes. Not recursive, because chains may be long.
     """
     finished: dict[Computation, list[Node]] = {}
     entered: set[Node] = set()
@@ -355,13 +378,19 @@ def _upstream_first(roots: Iterable[Node], chosen: Mapping[Node, Node]) -> dict[
 
 
 def chain_of(roots: Iterable[Node]) -> list[Node]:
-    """Return all tensors that a read of `roots` may compute, each after the tensors that it reads."""
+    """Return all tensors in the chains of `roots`, sources first.
+
+    All outputs of each ``f`` are included. Each tensor comes after its args.
+    """
     return [node for nodes in reversed(consumers_first(roots).values()) for node in nodes]
 
 
 @contextmanager
 def keeping_little(root: Node, room: int) -> Iterator[None]:
-    """In this context, limit the cache of each store that a read of `root` uses: it may grow by `room` bytes."""
+    """Limit the caches of all stores in the chain of `root`.
+
+    In this context, each cache may grow by `room` bytes.
+    """
     lent = threading.Lock()
     with lent:
         for contents in {node.contents for node in chain_of([root])}:

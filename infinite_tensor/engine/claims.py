@@ -1,16 +1,16 @@
-"""Single flight: if several reads of this process need a window, one computes it and the others wait.
+"""Single flight: a window needed by several reads is computed only once.
 
-A read claims a window only when the call of ``f`` that computes it begins. So reads of the same region share its
-windows call by call. A read proceeds by depth: it begins with tensors that read no other tensor, and ends with the
-tensor that the user reads. At each depth, it first computes the windows that no other read has stored or is computing.
-Then it waits for the windows that other reads are computing. If ``f`` raises in another read, this read computes the
-windows that remain.
+If several reads of this process need a window, one read computes the window, and the others wait. A read claims a
+window only when the call of ``f`` for the window begins. So reads of the same region share its windows call by call. A
+read proceeds by depth: it begins with tensors without args, and ends with the tensor read by the user. At each depth,
+it first computes the windows not yet stored or claimed by other reads. Then it waits for the windows claimed by other
+reads. If ``f`` raises in another read, this read computes the remaining windows.
 
-So a thread waits only while another thread computes. The exception is a nested read: an ``f`` that itself reads a
-tensor. A nested read waits too, but not for a thread that waits, directly or through other threads, for the call of
-this ``f``. Instead, the nested read computes the windows that the waiting thread has begun, a second time and with one
-call for each window. So an ``f`` may read windows that are computed in the same call. But if a call computes only one
-window and reads this window, the window needs itself, which is an error.
+A nested read is a read made by an ``f``. If it waited for all windows of other reads, two threads could wait for each
+other forever: one for a window, the other for the call of this ``f``. So a nested read does not wait for threads that
+wait for the call of its own ``f``, directly or through other threads. Instead, the nested read computes the windows
+begun by such a thread a second time, one window per call. So an ``f`` may read windows computed in the same call. But
+if a call computes only one window and reads this window, the window needs itself, which is an error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _SOON_SECONDS = 0.05
 
 
 class Work:
-    """The windows of one computation that one read needs. Use it only while you hold the lock of `Claims`.
+    """Windows of one computation, as needed by one read.
+
+    Use a work only while holding the lock of `Claims`.
 
     Attributes
     ----------
@@ -55,7 +57,7 @@ class Work:
     left : list of int
         The windows to compute, as positions in `indices`. Positions that `next` has returned stay in the list.
     met : list of int
-        The positions of windows that this read has left to other reads, which were computing them.
+        The positions of windows left to other reads already computing them.
     """
 
     def __init__(self, workload: Workload, reader: Reader, running: threading.Lock) -> None:
@@ -70,21 +72,22 @@ class Work:
     def take(self, positions: list[int], *, singly: bool = False) -> None:
         """Set the windows to compute.
 
-        With `singly`, each call computes one window. Windows that another read is computing are then computed too.
+        If `singly`, each call computes one window, and windows being computed by another read are computed too.
         """
         self.left, self._had, self._singly = positions, 0, singly
         self._largest = 1 if singly else self.workload.computation.batching.largest
 
     @property
     def calls(self) -> int:
-        """The number of calls that remain, if no other read computes any of the windows."""
+        """The number of remaining calls, without help from other reads."""
         count = len(self.left) - self._had
         return count if self._singly else self.workload.computation.batching.calls(count)
 
     def next(self) -> list[int]:
-        """Return the positions of the windows for the next call of ``f``. The list is empty if no windows are left.
+        """Return the positions of the windows for the next call of ``f``.
 
-        Windows that are already stored, or that another read is computing, are skipped.
+        The list is empty if no windows are left. Windows already stored, or being computed by another read, are
+        skipped.
         """
         while count := len(self.left) - self._had:
             size = self._largest if count >= self._largest else self.workload.computation.batching.first(count)
@@ -104,18 +107,21 @@ class Work:
         return []
 
     def holder(self, position: int) -> Worker | None:
-        """Return the worker that is computing a window, or None."""
+        """Return the worker computing a window, or None."""
         index = self.indices[position]
         at_it = [peer for peer in self.peers if peer.running.locked()]
         return next((worker for peer in at_it for worker in peer.workers if index in worker.begun), None)
 
     def holders(self) -> dict[int, Worker]:
-        """Map the positions in `met` that are still being computed to the workers that compute them."""
+        """Map positions in `met` to the workers still computing the windows.
+
+        Finished windows are left out.
+        """
         return {position: holder for position in self.met if (holder := self.holder(position)) is not None}
 
 
 class Worker:
-    """A thread that computes windows of a `Work`.
+    """A thread computing windows of a `Work`.
 
     Attributes
     ----------
@@ -124,9 +130,9 @@ class Worker:
     thread : int
         The id of the thread.
     current : list of int
-        Positions of the windows of its current call of ``f``.
+        Positions of the windows in the current call of ``f``.
     begun : dict of tuple of int to None
-        The windows that it has begun to compute and has not stored yet.
+        The windows begun but not stored yet.
     """
 
     def __init__(self, work: Work, send: Callable[[], None]) -> None:
@@ -138,12 +144,15 @@ class Worker:
         self.token = _calling.set((*_calling.get(), weakref.ref(self)))
 
     def send(self) -> None:
-        """Store what the worker has computed. Any thread may call this."""
+        """Store the windows computed by the worker.
+
+        Any thread may call this method.
+        """
         if (send := self._send()) is not None:
             send()
 
     def computes_only(self, computation: Computation, index: Index) -> bool:
-        """Whether the worker's current call of ``f`` computes this window of this computation, and no other."""
+        """Whether the current call of ``f`` computes only this window."""
         current = [self.work.indices[position] for position in self.current]
         return self.work.workload.computation == computation and current == [index]
 
@@ -163,7 +172,10 @@ def _callers() -> list[Worker]:
 
 
 def is_nested() -> bool:
-    """Whether this code is called by an ``f``. A call on a thread that an ``f`` started is not recognized."""
+    """Whether this code runs inside a call of ``f``.
+
+    Code on a thread started by ``f`` is not recognized.
+    """
     return bool(_callers())
 
 
@@ -172,7 +184,7 @@ _Wait: TypeAlias = tuple[frozenset[int], Work]
 
 
 class Claims:
-    """Records which thread of this process computes which windows."""
+    """Register of the windows being computed by threads of this process."""
 
     def __init__(self) -> None:
         self._renew_after_fork()
@@ -191,9 +203,10 @@ class Claims:
         return Reader(self._deposits, workers, notice)
 
     def join(self, plan: Sequence[Workload], reader: Reader, running: threading.Lock) -> list[tuple[int, list[Work]]]:
-        """Register the workloads of a read. `leave` unregisters them.
+        """Register the workloads of a read.
 
-        Returns pairs, sorted by depth: a depth of the chain, and a list of one `Work` per workload at this depth.
+        `leave` unregisters them. Return pairs, sorted by depth: a depth of the chain, and a list of one `Work` per
+        workload at this depth.
         """
         for caller in _callers():
             if caller.thread == threading.get_ident():
@@ -224,7 +237,10 @@ class Claims:
                         self._works.pop(work.workload.computation, None)
 
     def cut_through(self, error: BaseException) -> None:  # noqa: ARG002  (whatever it is)
-        """Unregister the works of reads that were interrupted before they could call `leave`."""
+        """Unregister the works of interrupted reads.
+
+        An interrupt may keep a read from calling `leave`.
+        """
         with self._lock:
             self._waits.pop(threading.get_ident(), None)
             for peers in self._works.values():
@@ -232,23 +248,29 @@ class Claims:
             self._changed.notify_all()
 
     def start(self, work: Work, send: Callable[[], None]) -> Worker:
-        """Register this thread as a worker. `stop` unregisters it."""
+        """Register this thread as a worker.
+
+        `stop` unregisters the worker.
+        """
         worker = Worker(work, send)
         with self._lock:
             work.workers.append(worker)
         return worker
 
     def stop(self, worker: Worker) -> None:
-        """Unregister a worker. Other reads may now compute the windows that it has begun but not stored."""
+        """Unregister a worker.
+
+        Other reads may then compute the windows begun but not stored by the worker.
+        """
         _calling.reset(worker.token)
         with self._lock:
             worker.work.workers.remove(worker)
             self._tell()
 
     def begin(self, worker: Worker) -> list[int]:
-        """Return the positions of the windows for a thread's next call of ``f``; empty if none are left.
+        """Claim windows for the next call of ``f``, and return their positions.
 
-        A KeyboardInterrupt may be raised at any line of this function.
+        The list is empty if no windows are left. A KeyboardInterrupt may be raised at any line of this method.
         """
         with self._lock:
             worker.current = positions = worker.work.next()
@@ -257,7 +279,7 @@ class Claims:
             return positions
 
     def end(self, worker: Worker, positions: Sequence[int]) -> None:
-        """Record that the windows at these positions, which the thread had begun, are stored."""
+        """Mark windows begun by a worker as stored."""
         with self._lock:
             worker.work.reader.own_deposits += 1
             self._deposits += 1
@@ -271,12 +293,14 @@ class Claims:
             self._changed.notify_all()
 
     def take_up(self, work: Work) -> bool:
-        """Wait for windows that other reads were computing. Return whether this read must compute some of them now.
+        """Wait for windows claimed by other reads.
+
+        Return True if this read must compute some of the windows now.
 
         Raises
         ------
         ValidationError
-            If one of these windows would need itself, because the ``f`` that makes this read is computing it.
+            If one of these windows would need itself, because this read is part of computing it.
         """
         callers = _callers()
         here = frozenset([threading.get_ident(), *(caller.thread for caller in callers)])
@@ -303,7 +327,6 @@ class Claims:
         return False
 
     def _wait(self, here: frozenset[int], work: Work) -> bool:
-        """Wait for a change for a while. Return False if there was none."""
         thread = threading.get_ident()
         self._waits[thread] = here, work
         try:
@@ -312,7 +335,10 @@ class Claims:
             del self._waits[thread]
 
     def _waits_for(self, thread: int, others: frozenset[int]) -> bool:
-        """Whether a thread is one of `others`, or waits for one of them, directly or through other threads."""
+        """Check whether a thread waits for any of `others`, directly or indirectly.
+
+        A thread in `others` counts as waiting too.
+        """
         seen: set[int] = set()
         unseen = {thread}
         while unseen and unseen.isdisjoint(others):
@@ -324,14 +350,13 @@ class Claims:
 
 
 def _check_needs(work: Work, positions: Sequence[int], callers: Sequence[Worker]) -> None:
-    """Raise ValidationError if a window would need itself, because one of the `callers` is computing it."""
     computation = work.workload.computation
     for position in positions:
         index = work.indices[position]
         if any(caller.computes_only(computation, index) for caller in callers):
             raise ValidationError(
-                f"window {index} of {computation.names} would need itself: the f that computes this window reads it, "
-                f"or waits for another f that reads it; change f to read only windows that do not need window {index}"
+                f"window {index} of {computation.names} would need itself: f reads the window while computing it, "
+                f"directly or through another f; change f to read only windows independent of window {index}"
             )
 
 

@@ -1,7 +1,7 @@
-"""Reads in code that torch compiles or exports. Each is a call of one custom operator.
+"""Reads in code compiled or exported by torch.
 
-The compiler does not look into the operator, because torch cannot trace threads and storage. It knows only the shapes
-of the results.
+Each read is a call of a custom operator. The compiler does not trace into the operator, because torch cannot trace
+threads and storage. The compiler knows only the shapes of the results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _NODES: weakref.WeakValueDictionary[str, Node] = weakref.WeakValueDictionary()
 
 
 def token_of(node: Node) -> str:
-    """Return a key by which compiled code finds a tensor in this process. Each call returns a new key."""
+    """Return a new key for finding a tensor from compiled code.
+
+    The key is valid in this process, as long as `node` exists.
+    """
     token = secrets.token_hex(8)
     _NODES[token] = node
     return token
@@ -30,7 +33,10 @@ def token_of(node: Node) -> str:
 def read_together(
     requests: Sequence[tuple[Node, Sequence[Selection]]], workers: int | None
 ) -> list[list[torch.Tensor]]:
-    """Read selections of several tensors while torch traces the code. Each tensor has the same number of selections."""
+    """Read selections of several tensors, in code traced by torch.
+
+    All tensors must have the same number of selections.
+    """
     tokens = " ".join([node.token for node, _ in requests])
     boxes = [number for _, wanted in requests for selection in wanted for number in _box(selection)]
     like = [torch.empty(0, dtype=node.spec.dtype, device=node.spec.device) for node, _ in requests]
@@ -40,13 +46,13 @@ def read_together(
 
 
 def _box(selection: Selection) -> list[int]:
-    """Return a selection as a list of numbers, four per dimension."""
+    """Encode a selection as numbers, four per dimension."""
     squeezed = [int(d in selection.squeezed) for d in range(len(selection.start))]
     return [*selection.start, *selection.stop, *selection.steps, *squeezed]
 
 
 def _requests(tokens: str, boxes: Sequence[int]) -> list[tuple[Node, list[Selection]]]:
-    """Return the tensors that `tokens` names, each with its selections, which are encoded in `boxes`."""
+    """Decode `tokens` and `boxes` into tensors and their selections."""
     nodes = [_node_of(token) for token in tokens.split(" ")]
     count = len(boxes) // sum(4 * len(node.spec.shape) for node in nodes)
     numbers = iter([int(number) for number in boxes])
@@ -62,14 +68,14 @@ def _node_of(token: str) -> Node:
     node = _NODES.get(token)
     if node is None:
         raise ReferenceError(
-            "this compiled code reads an InfiniteTensor that no longer exists, or that belongs to another process: "
-            "keep the tensor alive, and compile or export in the process that reads it"
+            "the InfiniteTensor read by this compiled code no longer exists, or belongs to another process: "
+            "keep the tensor alive, and compile or export in the same process as the read"
         )
     return node
 
 
 def _unread(selection: Selection, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return an uninitialized tensor of the shape that a read of the selection returns."""
+    """Return an uninitialized tensor with the shape of a read."""
     pixels = selection.pick(torch.empty(selection.size, dtype=dtype, device="meta"))
     return torch.empty(pixels.shape, dtype=dtype, device=device)
 
@@ -86,7 +92,10 @@ def _read_together(
     like: list[torch.Tensor],  # noqa: ARG001
     workers: int | None,
 ) -> list[torch.Tensor]:
-    """Read each selection of each tensor. `like` has the dtypes and devices that the code was compiled for."""
+    """Read each selection of each tensor.
+
+    `like` tells the compiler the dtype and device of each tensor.
+    """
     return [pixels for of_tensor in read_at_once(_requests(tokens, boxes), workers) for pixels in of_tensor]
 
 

@@ -1,4 +1,4 @@
-"""Computes which part of each tensor in a chain later regions still need, while regions are read in order."""
+"""Computes when pixels can be released, while regions are read in order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _NOWHERE = 2**62
 
 @dataclass(frozen=True)
 class NumberedRegions:
-    """Regions of one tensor, each with a number. The regions of all tensors of a read are numbered together.
+    """Numbered regions of one tensor.
+
+    The regions of all tensors in a read are numbered together.
 
     Attributes
     ----------
@@ -39,7 +41,7 @@ class NumberedRegions:
 
     @classmethod
     def alone(cls, starts: IntArray, stops: IntArray) -> Self:
-        """Number the regions of a read of only one tensor."""
+        """Number the regions for a read with a single tensor."""
         return cls(np.arange(len(starts)), starts, stops)
 
     def before(self, number: int) -> Self:
@@ -56,9 +58,9 @@ class NumberedRegions:
 
 
 class Lifetimes:
-    """Computes which part of each tensor no later region needs, so that it can be released.
+    """Computes the pixels of each tensor needed by later regions.
 
-    It assumes that all windows which earlier regions needed are already computed.
+    All other pixels can be released. All windows needed by earlier regions are assumed to be computed already.
 
     Parameters
     ----------
@@ -68,7 +70,7 @@ class Lifetimes:
     Attributes
     ----------
     last_depth : int
-        The depth that stands for the user's reads of `roots`. It is greater than the depth of every computation.
+        The depth of the user's reads of `roots`, greater than the depth of every computation.
     """
 
     def __init__(self, roots: Mapping[Node, NumberedRegions]) -> None:
@@ -101,10 +103,10 @@ class Lifetimes:
         self._until = {node: np.maximum.accumulate(last, axis=0) for node, (_, last) in self._reach.items()}
 
     def _windows(self, computation: Computation, nodes: Sequence[Node]) -> tuple[IntArray, IntArray, IntArray, bool]:
-        """Return, for each region, a box that contains all windows of `computation` that the region needs.
+        """Return a box of windows of `computation` for each region.
 
-        Returns a tuple: the numbers of the regions that need windows, the lower bounds of their boxes, the upper
-        bounds, and whether the regions need all windows in the boxes.
+        A box contains all windows needed by the region. Return a tuple: the numbers of the regions in need of windows,
+        the lower bounds of their boxes, the upper bounds, and whether the regions need all windows in the boxes.
         """
         boxes = []
         for node in nodes:
@@ -119,9 +121,10 @@ class Lifetimes:
         return numbers, low[numbers], high[numbers], whole
 
     def _reads(self, node: Node, reads: ArgReads, numbers: IntArray, low: IntArray, high: IntArray, depth: int) -> bool:
-        """Record which box of pixels of `node` each box ``[low, high)`` of windows reads.
+        """Record the box of pixels of `node` read by each box of windows.
 
-        Returns whether the windows read all pixels in the boxes. `depth` is the depth of the windows in the chain.
+        The boxes of windows are ``[low, high)``, at `depth` in the chain. Return whether the windows read all pixels in
+        the boxes.
         """
         begin = starts_of(reads.window, low)
         end = starts_of(reads.window, np.maximum(high - 1, low)) + np.array(reads.window.size)
@@ -139,7 +142,7 @@ class Lifetimes:
     def _spread(self, numbers: IntArray, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
         """Return `starts` and `stops` with one row for every region of the read.
 
-        Row i belongs to region ``numbers[i]``. The rows of other regions are empty.
+        ``starts[i]`` belongs to region ``numbers[i]``. The rows of all other regions are empty.
         """
         first = np.full((self._count, starts.shape[1]), _NOWHERE, dtype=np.int64)
         last = -first
@@ -147,16 +150,22 @@ class Lifetimes:
         return first, last
 
     def held_bytes(self, nodes: Iterable[Node]) -> int:
-        """Estimate the greatest number of bytes of these tensors that are in memory at the same time."""
+        """Estimate the peak memory for pixels of `nodes`, in bytes."""
         held = [node for node in nodes if not node.computation.copied]
         return int(sum(self._most_pixels(node) * node.spec.gathered_bytes for node in held))
 
     def read_at(self, node: Node) -> int:
-        """Return the greatest depth of a tensor that reads this one; `last_depth` for tensors that the user reads."""
+        """Return the depth of the deepest reader of a tensor.
+
+        Return `last_depth` for a tensor read by the user.
+        """
         return self._read_at[node]
 
     def before(self, node: Node, number: int) -> Sequence[int] | None:
-        """Return, per dimension, the first pixel that regions from `number` on may read; None if they read none."""
+        """Return the first pixel per dimension needed from region `number` on.
+
+        Return None if no pixels are needed.
+        """
         firsts = self._before[node]
         if number >= len(firsts) or firsts[number, 0] == _NOWHERE:
             return None
@@ -164,7 +173,6 @@ class Lifetimes:
         return first
 
     def _most_pixels(self, node: Node) -> int:
-        """Estimate the greatest number of pixels of a tensor that are in memory at the same time."""
         spec = node.spec
         held = (self._before[node][:, 0] < _NOWHERE) & (self._until[node][:, 0] > -_NOWHERE)
         reached = self._until[node][held] - self._before[node][held] + np.array(spec.grid.window.size, dtype=np.int64)
@@ -173,15 +181,16 @@ class Lifetimes:
 
 
 def _is_one(hull: _Boxes, box: _Boxes, other: _Boxes) -> bool:
-    """Whether each row of `hull` equals the same row of `box` or of `other`."""
+    """Whether each hull equals the first or the second box."""
     each = [((hull[0] == given[0]) & (hull[1] == given[1])).all(axis=1) for given in (box, other)]
     return bool((each[0] | each[1]).all())
 
 
 def _new(low: IntArray, high: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
-    """Return, for each box, whether it contains new points, and a lower bound of its new points.
+    """Find the new points of each box.
 
-    A point is new if no earlier box contains it. Some other points may count as new too.
+    A point is new if no earlier box contains it. Return whether each box has new points, and a lower bound of its new
+    points. Some old points may count as new.
     """
     new, corners, nothing = np.ones(len(low), dtype=bool), low.copy(), [0] * low.shape[1]
     known = nothing, [*nothing]

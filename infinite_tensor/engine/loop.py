@@ -1,7 +1,8 @@
-"""The common loop of reads, streams and fills. It computes the missing windows of regions in batches, sources first.
+"""The common loop of reads, streams and fills.
 
-Each step adds regions. Missing windows that fill a batch are computed at once. The others wait, and are computed with
-the windows of a later step. A step may be read as soon as all of its windows are computed.
+The loop computes the missing windows of regions in batches, sources first. Each step adds regions. Missing windows that
+fill a batch are computed at once. The others wait, and are computed with the windows of a later step. A step may be
+read as soon as all of its windows are computed.
 """
 
 from __future__ import annotations
@@ -60,11 +61,17 @@ class Loop:
         self.read = 0
 
     def add(self, regions: Sequence[Regions]) -> None:
-        """Add a step, given the regions of each tensor. A tensor may have no regions in a step."""
+        """Add a step with the regions of each tensor.
+
+        A tensor may have no regions in a step.
+        """
         self._unread.append([queue.add(*each) for queue, each in zip(self._queues, regions, strict=True)])
 
     def compute(self, *, to_the_end: bool) -> range:
-        """Compute full batches or, if `to_the_end`, all missing windows. Return the steps that may now be read."""
+        """Compute full batches, and return the steps ready to be read.
+
+        If `to_the_end`, all missing windows are computed.
+        """
         taken = [queue.take(all_of_them=to_the_end) for queue in self._queues]
         before = self.read
         while self._unread and all(map(operator.le, self._unread[0], [computed for _, computed in taken])):
@@ -77,7 +84,7 @@ class Loop:
 
 
 class _Queue:
-    """The missing windows of one tensor, in the order of their computation."""
+    """Missing windows of one tensor, in order of computation."""
 
     def __init__(self, node: Node, views: Views) -> None:
         self.node = node
@@ -89,7 +96,8 @@ class _Queue:
     def add(self, starts: IntArray, stops: IntArray) -> int:
         """Add the missing windows of regions.
 
-        Returns how many windows of the queue, counted from its beginning, must be computed before the regions are read.
+        Return how many windows must be computed before the regions can be read. Windows are counted from the first
+        window ever added to the queue.
         """
         waiting = len(self._windows)
         if waiting:
@@ -107,7 +115,8 @@ class _Queue:
     def take(self, *, all_of_them: bool) -> tuple[IntArray, int]:
         """Remove the windows to compute next from the queue.
 
-        Returns these windows, and the number of the next window in the queue. Windows are numbered as they are added.
+        Return these windows, and the number of the next window in the queue. Windows are numbered in the order of
+        addition.
         """
         windows, count = self._windows, len(self._windows)
         count = count if all_of_them else self.node.computation.batching.full(count)
@@ -118,9 +127,10 @@ class _Queue:
 def run_steps(
     regions: Mapping[Node, NumberedRegions], steps: Sequence[range], views: Views, ready: Callable[[int], None]
 ) -> None:
-    """Compute the missing windows of regions, and call ``ready(number)`` for each region that is complete.
+    """Compute the missing windows of regions, step by step.
 
-    Pixels of upstream tensors are kept in memory only as long as later steps need them.
+    ``ready(number)`` is called for each complete region. Pixels of upstream tensors stay in memory only as long as
+    later steps need them.
 
     Parameters
     ----------
@@ -134,7 +144,6 @@ def run_steps(
     lifetimes = Lifetimes(regions) if len(steps) > 1 else None
 
     def release(depth: int) -> None:
-        """Release pixels that later steps do not need, now that all windows up to `depth` are computed."""
         if lifetimes is not None:
             unread = steps[loop.read].start if loop.read < len(steps) else steps[-1].stop
             for node, access in views.items():
@@ -152,10 +161,11 @@ def run_steps(
 
 
 def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], None] | None = None) -> None:
-    """Compute windows that `views` reported missing. Before them, compute the missing windows that they need.
+    """Compute missing windows, upstream windows first.
 
-    Windows that another read is already computing are waited for. ``f`` runs under `torch.no_grad`.
-    ``after(depth)`` is called as soon as all windows of the tensors at this depth of the chain are computed.
+    `views` must have reported the `wanted` windows missing. If another read is already computing a window, this
+    function waits for the window. ``f`` runs under `torch.no_grad`. ``after(depth)`` is called as soon as all windows
+    of the tensors at this depth of the chain are computed.
     """
     if torch.is_inference_mode_enabled():
         # Tensors created in inference mode could not be blended into later.
@@ -181,7 +191,6 @@ def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], No
 
 
 def _carry_out(work: Work) -> None:
-    """Compute the windows of a work, except those that other reads are computing."""
     workers = work.reader.workers or work.workload.computation.workers
     if workers == 1 or work.calls <= 1:
         _work(work)
@@ -191,7 +200,10 @@ def _carry_out(work: Work) -> None:
 
 
 def _work(work: Work, may_continue: Callable[[], bool] | None = None) -> None:
-    """Compute windows until none is left. Several threads may do this for the same work."""
+    """Compute windows until none is left.
+
+    Several threads may share a work.
+    """
     # Without args, the calls change nothing that other threads see, until the collected windows are stored.
     between_calls = nullcontext() if work.workload.computation.inputs else at_rest()
     # A nested read is part of a call of f, and a call of f is always finished.
@@ -209,8 +221,8 @@ def _work(work: Work, may_continue: Callable[[], bool] | None = None) -> None:
 def _on_threads(count: int, work: Callable[[Callable[[], bool]], None]) -> None:
     """Run ``work(may_continue)`` on `count` threads at once.
 
-    Raises the first error of any thread, or KeyboardInterrupt. After either, ``may_continue()`` returns False, the
-    other threads end soon, and this function waits for them.
+    Raise the first error of any thread, or KeyboardInterrupt. In both cases, ``may_continue()`` returns False from then
+    on, and this function waits until the other threads end.
     """
     errors: list[BaseException] = []
     stores = entered()

@@ -1,4 +1,4 @@
-"""The plan of a read: which windows of all tensors in the chain it must compute, each once."""
+"""The plan of a read: all windows to compute in the chain, each once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REACH = 2 * COORDINATE_LIMIT
 
 @dataclass(frozen=True)
 class Result:
-    """The N windows of one tensor that a workload computes.
+    """Windows of one tensor, as computed by a workload.
 
     Attributes
     ----------
@@ -41,8 +41,8 @@ class Result:
     exists : bool array of shape (N,) or None
         Which of the windows exist in this tensor; None if all do.
     missing : bool array of shape (N,)
-        Which of the windows are needed and not stored. The other windows are computed only because another output of
-        the same ``f`` needs them.
+        Which of the windows are needed and not stored. The other windows are computed only for another output of the
+        same ``f``.
     """
 
     node: Node
@@ -52,14 +52,20 @@ class Result:
     missing: Mask
 
     def absent(self, which: list[int]) -> Mask:
-        """Return, for each of these windows, whether it is needed and still not stored."""
+        """Return a bool array of the windows needed and still not stored.
+
+        `which` has the positions of the windows to check.
+        """
         absent = self.missing[which]
         if absent.any():
             absent[absent] = self.access.absent(self.windows[which][absent])
         return absent
 
     def deposit(self, positions: Sequence[int], outputs: Array) -> int:
-        """Store the windows at these positions, except windows outside of the tensor. Return how many were stored."""
+        """Store windows, except windows outside of the tensor.
+
+        `positions` are the positions of the windows, and `outputs` has the pixels. Return the number of windows stored.
+        """
         windows = self.windows[positions]
         if self.exists is not None:
             kept = self.exists[positions]
@@ -72,7 +78,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Workload:
-    """The windows that one computation must compute.
+    """Windows to be computed by one computation.
 
     Attributes
     ----------
@@ -92,7 +98,7 @@ class Workload:
     sources: tuple[tuple[Access, IntArray], ...]
 
     def absent(self, positions: list[int]) -> list[int]:
-        """Return the positions of the windows that are not stored yet.
+        """Return the positions of the windows not stored yet.
 
         The stored windows stay in memory for this read.
         """
@@ -103,7 +109,10 @@ class Workload:
 
 
 def regions_of(consumers: Sequence[Workload], node: Node) -> tuple[IntArray, IntArray] | None:
-    """Return the starts and stops of the regions of a tensor that `consumers` read; None if they read nothing of it."""
+    """Return the regions of a tensor read by `consumers`.
+
+    Return their starts and stops, or None if nothing of the tensor is read.
+    """
     starts, stops = [], []
     for workload in consumers:
         for upstream, (_, begin) in zip(workload.computation.inputs, workload.sources, strict=True):
@@ -115,9 +124,9 @@ def regions_of(consumers: Sequence[Workload], node: Node) -> tuple[IntArray, Int
 
 
 def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
-    """Plan a read: return all workloads that must run to compute the `wanted` windows, which `views` reported missing.
+    """Plan a read: return all workloads for the `wanted` windows.
 
-    Each workload comes before the workloads that it reads from.
+    `views` must have reported these windows missing. Each workload comes before the workloads of its args.
 
     Raises
     ------
@@ -144,7 +153,10 @@ def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
 
 
 def _missing(node: Node, wanted: Mapping[Node, IntArray], workloads: Sequence[Workload], views: Views) -> IntArray:
-    """Return the missing windows of a tensor: first the windows in `wanted`, then those that `workloads` read."""
+    """Return the missing windows of a tensor.
+
+    The windows in `wanted` come first, followed by the windows read by `workloads`.
+    """
     asked = wanted.get(node)
     if asked is None:
         asked = np.empty((0, node.spec.grid.ndim), dtype=np.int64)
@@ -159,7 +171,6 @@ def _result(node: Node, windows: IntArray, missing: IntArray | None, views: View
 
 
 def _among(windows: IntArray, some: IntArray | None) -> Mask:
-    """Return, for each of `windows`, whether it is in `some`."""
     among = np.zeros(len(windows), dtype=bool)
     if some is not None and len(some) == len(windows):
         among.fill(True)
@@ -177,13 +188,15 @@ def _check_computable(node: Node, missing: Mapping[Node, IntArray]) -> None:
         if node.contents.outlives_process and upstream.node.spec.definition.digest != arg.digest:
             raise ValidationError(
                 f"args[{at}] of tensor {node.spec.tensor_id!r} has been moved to {upstream.node.spec.dtype}, but "
-                f"{node.store!s} has windows that were computed before the move: move args[{at}] back, or build a new "
-                "tensor on the moved arg"
+                f"{node.store!s} has windows from before the move: move args[{at}] back, or build a new tensor on the "
+                "moved arg"
             )
 
 
 def arg_starts(computation: Computation, at: int, upstream: Input, windows: IntArray) -> IntArray:
-    """Return the first pixel of an arg that each window reads. There must be at least one window.
+    """Return the first pixel of an arg for each window.
+
+    There must be at least one window.
 
     Raises
     ------
@@ -199,9 +212,10 @@ def arg_starts(computation: Computation, at: int, upstream: Input, windows: IntA
 def reach_error(
     computation: Computation, at: int, upstream: Input, first: Sequence[int], last: Sequence[int]
 ) -> RegionError | None:
-    """Return the error for windows that reach beyond a finite dimension of an arg without padding; None if none do.
+    """Return the error for windows reaching too far beyond an arg, or None.
 
-    `first` and `last` are the smallest and largest coordinates of the windows.
+    In a finite dimension without padding, windows must stay inside the arg. In all other dimensions, windows may reach
+    `_REACH` pixels. `first` and `last` are the smallest and largest coordinates of the windows.
     """
     window, spec = upstream.window, upstream.node.spec
     for d, (k, extent) in enumerate(zip(followed(window), spec.shape, strict=True)):

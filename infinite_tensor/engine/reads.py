@@ -1,7 +1,7 @@
-"""A read and its accesses to tensors, and how windows are dropped while reads are in progress.
+"""Accesses of a read to tensors, and drops of windows during reads.
 
-A read notices if windows were dropped since it began. It still returns what it computes from the dropped pixels, but
-no longer stores it.
+A read notices windows dropped since its beginning. The read still returns pixels computed from dropped windows, but no
+longer stores them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from infinite_tensor.values.spec import TensorSpec
 
 @dataclass
 class Reader:
-    """The state of one read that matters to other reads.
+    """Options and counters of one read.
 
     Attributes
     ----------
     deposits_before : int
         The number of deposits in this process before the read began.
     workers : int or None
-        The number of threads that run ``f``; None for the number that each tensor's store sets.
+        The number of threads that run ``f``; None for the `workers` of each tensor's store.
     notice : callable or None
         ``notice(node, count)`` is called after windows are computed and stored, in the thread that computed them.
     own_deposits : int
-        The number of deposits that this read has made itself.
+        The number of deposits made by this read.
     """
 
     deposits_before: int
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class Dropping:
-    """Drops windows, and counts how often this happens in this process.
+    """Drops windows, and counts the drops in this process.
 
     Attributes
     ----------
@@ -62,7 +62,10 @@ class Dropping:
         self._lock = threading.RLock()
 
     def carry_out(self, stores: Sequence[Contents], drop: Callable[[], T]) -> T:
-        """Call ``drop()``, which drops windows of these stores. Meanwhile, no read of them and no other drop begins."""
+        """Call ``drop()`` with `stores` paused.
+
+        ``drop()`` drops windows of these stores. Until it returns, no read of the stores and no other drop begins.
+        """
         with store_call(*stores), self._lock:
             return self._paused(stores, drop)
 
@@ -79,15 +82,16 @@ DROPPING = Dropping()
 
 
 class Views:
-    """The accesses of one read to its tensors, which are closed together.
+    """Accesses of one read to its tensors.
+
+    All accesses are closed together.
 
     Parameters
     ----------
     reader : Reader
         The read.
     taken : mapping of Node to Tiles
-        Maps tensors to the only tiles in which their windows are stored. Windows of other tensors are stored in all
-        tiles.
+        For some tensors, the tiles in which to store windows. For all other tensors, windows are stored in all tiles.
     """
 
     def __init__(self, reader: Reader, taken: Mapping[Node, Tiles] | None = None) -> None:
@@ -98,7 +102,7 @@ class Views:
         self._drops = DROPPING.count
 
     def of(self, node: Node) -> Access:
-        """Return the access to `node`. The first call for a node opens it."""
+        """Return the access to `node`, opened by the first call."""
         access = self._of.get(node)
         if access is None:
             enter(node.contents)
@@ -120,11 +124,11 @@ class Views:
 
     @property
     def moved(self) -> bool:
-        """Whether a tensor was moved to another dtype or device since it was accessed."""
+        """Whether a tensor was moved to another dtype or device after the first access."""
         return any(node.tensor.spec is not spec for node, spec, _ in self._opened)
 
     def items(self) -> list[tuple[Node, Access]]:
-        """Return the tensors accessed so far, with their accesses."""
+        """Return pairs of a tensor and its access."""
         return list(self._of.items())
 
     def __enter__(self) -> Self:
@@ -134,7 +138,10 @@ class Views:
         self.close()
 
     def close(self, first: int = 0) -> None:
-        """Close all accesses except the `first` oldest ones. Begin with the newest."""
+        """Close all accesses except the `first` oldest.
+
+        The newest access is closed first.
+        """
         self._of = {node: access for node, _, access in self._opened[:first]}
         self._drops = DROPPING.count
         while len(self._opened) > first:

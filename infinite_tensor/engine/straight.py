@@ -1,4 +1,7 @@
-"""The access to a tensor whose pixels are already in memory. A read keeps no second copy of them."""
+"""Access to a tensor with all pixels in memory.
+
+A read keeps no second copy of the pixels.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from infinite_tensor.tilestore.contents import Access
 
 
 class StraightAccess(Access):
-    """An access that copies pixels directly to the result. No window is ever missing.
+    """Access for copying pixels directly to the result.
+
+    No window is ever missing.
 
     Parameters
     ----------
@@ -35,7 +40,7 @@ class StraightAccess(Access):
         return np.empty((0, starts.shape[1]), dtype=np.int64)
 
     def whole(self, tiles: Sequence[Index]) -> list[Index]:
-        """Return all of the tiles, because every tile can be read."""
+        """Return all tiles, because every tile can be read."""
         return list(tiles)
 
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
@@ -56,7 +61,10 @@ class StraightAccess(Access):
 
     @property
     def outdated(self) -> bool:
-        """Whether windows were dropped since the access was opened. If so, results must no longer be stored."""
+        """Whether windows were dropped since the access was opened.
+
+        If so, results must no longer be stored.
+        """
         return self._stored.outdated
 
     def detach(self) -> None:

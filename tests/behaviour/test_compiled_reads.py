@@ -69,7 +69,7 @@ def test_code_that_was_exported_in_another_process_says_that_its_tensor_is_not_h
     torch.export.save(torch.export.export(module, (torch.ones(2, 2),)), path)
     done = run("-c", LOADING, path)
     assert (
-        "ReferenceError: this compiled code reads an InfiniteTensor that no longer exists, or that belongs"
+        "ReferenceError: the InfiniteTensor read by this compiled code no longer exists, or belongs to another"
         in done.stderr
     )
 

@@ -240,7 +240,7 @@ def _() -> None:
     plane(f)[0, 0]
 
 
-@case("would need itself", ValidationError, "change f to read only windows that do not need window")
+@case("would need itself", ValidationError, "change f to read only windows independent of window")
 def _() -> None:
     t = plane(lambda _: t[0:4, 0:4])
     t[0, 0]
