@@ -32,7 +32,7 @@ _SHARDS_PER_THREAD = 4
 def fill_on_cluster(
     tensors: Sequence[NodeHolder], job: Job, client: Client, workers: int | None, progress: Reporting
 ) -> FillReport:
-    """Fill as `infinite_tensor.filling.fill.fill` does, on the workers of `client`."""
+    """Run `fill` on the workers of a Dask cluster."""
     chain = chain_of(map(node_of, tensors))
     # The workers will change the tiles, so what this process remembers about them will be out of date.
     _forget(chain)
@@ -72,7 +72,6 @@ def fill_on_cluster(
 
 
 def _gathered(client: Client, futures: list[Future[Done]], chain: Sequence[Node], tally: Tally) -> list[Done]:
-    """Wait for all shards and return their results. If one fails, cancel the others and raise its error."""
     from distributed import as_completed  # noqa: PLC0415  (an extra)
 
     found = []
@@ -94,7 +93,6 @@ def _is_filled(demand: Demand) -> bool:
 
 
 def _reports(job: Job, chain: Sequence[Node], done: Sequence[Done]) -> list[TensorReport]:
-    """Return the report of each tensor."""
     written: dict[str, list[Done]] = {}
     for each in done:
         written.setdefault(each.process, []).append(each)
@@ -121,7 +119,7 @@ def _pickled(given: object) -> bytes:
 
 
 def _forget(chain: Sequence[Node]) -> None:
-    """Forget which tiles are stored, because other processes store tiles too."""
+    """Forget the known states of tiles, because other processes store tiles too."""
     for node in chain:
         node.contents.refresh(node.spec.tensor_id)
 
@@ -131,14 +129,16 @@ def _forget(chain: Sequence[Node]) -> None:
 
 @dataclass(frozen=True)
 class Done:
-    """The result of a shard. Each list has one entry per tensor of the chain, sources first.
+    """Result of a shard.
+
+    Each list has one entry per tensor of the chain, sources first.
 
     Attributes
     ----------
     process : str
         The name of the process in which the shard ran.
     windows : list of int
-        The number of windows that it computed.
+        The number of windows computed for the shard.
     before, after : list of (int, int)
         The tiles and bytes that the process had stored when the shard began and when it ended.
     """
@@ -154,7 +154,7 @@ _unpickling = threading.Lock()
 
 
 def fill_share(payload: bytes, position: int, share: Share, workers: int | None, max_memory: int | None) -> Done:
-    """Compute and store the missing windows of one shard of a tensor."""
+    """Compute and store the missing windows of a shard."""
     with _unpickling:
         chain = _chain(payload)
     node = chain[position]
@@ -177,5 +177,8 @@ def _written(chain: Sequence[Node]) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=4)
 def _chain(payload: bytes) -> list[Node]:
-    """Unpickle the chain. All shards of a process share it, so that each store is opened once."""
+    """Unpickle the chain, for all shards of a process.
+
+    So each store is opened only once per process.
+    """
     return chain_of(map(node_of, pickle.loads(payload)))  # noqa: S301  (the client's)

@@ -1,13 +1,13 @@
-"""Cuts a large region into shards, one per process, and each shard into bands and steps.
+"""Cuts a large region into shards, bands and steps.
 
-A process fills a region band by band, along its longest dimension, and each band step by step. Within a band, windows
-of upstream tensors stay in memory as long as later steps need them, even if the caches are too small for them. At the
-end of a band they are dropped. So bands are as wide as memory allows. Regions of several tensors that share an upstream
+Each process fills one shard, band by band along its longest dimension, and each band step by step. Within a band,
+windows of upstream tensors stay in memory as long as later steps need them, even if the caches are too small. At the
+end of a band they are dropped. So bands are as wide as memory allows. Regions of several tensors with a common upstream
 tensor are filled side by side, band by band.
 
 The processes do not communicate. A box of tiles is cut in two, and each part again, until there is a shard for every
-process. This works for any number of processes. If the number is a prime, a grid of shards would be a row of thin
-slabs; these cuts avoid that.
+process. This works for any number of processes. For a prime number, a grid of shards would be a row of thin slabs;
+these cuts avoid that.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class Bands:
         return self.steps // len(self._bounds(self.along))
 
     def __iter__(self) -> Iterator[NumberedRegions]:
-        """Yield the bands in lexicographic order. Each is given by the regions of its steps."""
+        """Yield the bands in lexicographic order.
+
+        A band is given by the regions of its steps.
+        """
         steps = np.array(self._bounds(self.along), dtype=np.int64)
         whole = list(zip(self.target.start, self.target.stop, strict=True))
         bounds = [self._bounds(d) if d != self.along else [whole[d]] for d in range(len(whole))]
@@ -80,7 +83,6 @@ class Bands:
             yield NumberedRegions.alone(starts, stops)
 
     def _bounds(self, d: int) -> list[tuple[int, int]]:
-        """Return the bounds of the steps along dimension `d`, in pixels."""
         cuts = range(self.origin[d] + self.extents[d], self.target.stop[d], self.extents[d])
         return list(itertools.pairwise([self.target.start[d], *cuts, self.target.stop[d]]))
 
@@ -112,10 +114,10 @@ def cut_into_bands(target: Target, most_bytes: int, least_bands: int = 1, unit: 
 
 
 def side_by_side(cuts: Mapping[Node, Bands]) -> Iterator[dict[Node, NumberedRegions]]:
-    """Yield the first band of every region, then the second band of every region, and so on.
+    """Iterate over the bands of several regions in parallel.
 
-    All regions must have equally many bands. The steps of the bands that are yielded together are numbered together,
-    in an order in which each step comes after the steps that it reads.
+    First the first band of every region is yielded, then the second band, and so on. All regions must have equally many
+    bands. The steps of bands yielded together are numbered together, and each step comes after the steps read by it.
     """
     for bands in zip(*cuts.values(), strict=True):
         ends = [_how_far(band, each.along) for band, each in zip(bands, cuts.values(), strict=True)]
@@ -129,14 +131,17 @@ def side_by_side(cuts: Mapping[Node, Bands]) -> Iterator[dict[Node, NumberedRegi
 
 
 def _how_far(band: NumberedRegions, along: int) -> FloatArray:
-    """Return where each step ends, as a fraction of the band: 0 is the band's beginning, 1 its end."""
+    """Return the end of each step as a fraction of the band, up to 1."""
     first, last = band.starts[0, along], band.stops[-1, along]
     how_far: FloatArray = (band.stops[:, along] - first) / (last - first)
     return how_far
 
 
 def held_bytes(cuts: Mapping[Node, Bands]) -> int:
-    """Return the most bytes that a fill of these bands, side by side, keeps in memory for later steps."""
+    """Estimate the peak memory for pixels kept for later steps, in bytes.
+
+    The bands are filled side by side.
+    """
     bands = next(side_by_side(cuts))
     lifetimes = Lifetimes({node: band.before(_ENOUGH_STEPS * len(cuts)) for node, band in bands.items()})
     return lifetimes.held_bytes({node for each in cuts.values() for node in each.target.chain})
@@ -145,7 +150,10 @@ def held_bytes(cuts: Mapping[Node, Bands]) -> int:
 def shard_of(
     layout: TileLayout, start: Sequence[int], stop: Sequence[int], rank: int, count: int
 ) -> tuple[Index, Index]:
-    """Cut ``[start, stop)`` at borders of tiles into `count` shards. Return the start and stop of shard `rank`."""
+    """Return the bounds of shard `rank` of `count` shards.
+
+    The pixels ``[start, stop)`` are cut into shards at borders of tiles.
+    """
     low, high = shard_of_tiles(*layout.box(start, stop), rank, count)
     size = layout.tile_shape
     first, last = (
@@ -156,9 +164,9 @@ def shard_of(
 
 
 def shard_of_tiles(low: Sequence[int], high: Sequence[int], rank: int, count: int) -> tuple[list[int], list[int]]:
-    """Cut the tiles ``[low, high)`` into `count` boxes, and return one of them.
+    """Cut a box of tiles into `count` shards, and return shard `rank`.
 
-    The boxes are about equally large, and as cubic as possible.
+    The shards are about equally large, and as cubic as possible.
 
     Parameters
     ----------
@@ -191,10 +199,11 @@ def shard_of_tiles(low: Sequence[int], high: Sequence[int], rank: int, count: in
 
 
 def _halved(extents: Sequence[int], d: int, count: int) -> tuple[int, int, int, int, int]:
-    """Return where to cut a box of tiles in two along dimension `d`, so that it can become `count` shards.
+    """Find the best cut of a box of tiles in two along dimension `d`.
 
-    Returns a tuple: the number of tiles in the largest shard, ``-extents[d]``, `d`, the number of tiles along `d`
-    before the cut, and the number of shards before the cut. The dimension with the smallest tuple is the best to cut.
+    The two parts are later cut into `count` shards in all. Return a tuple: the number of tiles in the largest shard,
+    ``-extents[d]``, `d`, the number of tiles along `d` before the cut, and the number of shards before the cut. The
+    dimension with the smallest tuple is the best to cut.
     """
     across = math.prod(extents) // extents[d]
     at = min(max(1, _rounded(extents[d] * (count // 2), count)), extents[d] - 1)

@@ -54,7 +54,7 @@ _OVERHEAD = 2**26
 
 @dataclass(frozen=True)
 class Job:
-    """Regions to fill, and how.
+    """Regions to fill, cut into passes and bands.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Job:
     peak_memory : int
         The most memory that the fill is expected to use, in bytes.
     max_memory : int or None
-        The most memory that it may use.
+        The most memory that the fill may use, in bytes.
     """
 
     targets: tuple[Target, ...]
@@ -75,17 +75,20 @@ class Job:
 
     @property
     def chain(self) -> list[Node]:
-        """The filled tensors and all upstream tensors, each after the tensors that it reads."""
+        """The filled tensors and all upstream tensors, sources first."""
         return chain_of([target.node for target in self.targets])
 
     @property
     def band_count(self) -> int:
-        """The number of bands, which are filled one after the other."""
+        """The number of bands in all passes.
+
+        Bands filled side by side count once.
+        """
         return sum(bands.band_count for each in self.passes for bands in itertools.islice(each.values(), 1))
 
     @property
     def skipped(self) -> Counter[Node]:
-        """The number of tiles of the regions that masks exclude, per filled tensor."""
+        """The number of tiles excluded by masks, per filled tensor."""
         found: Counter[Node] = Counter()
         for target in self.targets:
             found[target.node] += target.box_count - target.tile_count
@@ -97,7 +100,10 @@ class Job:
         return _stores_of(self.chain)
 
     def plan(self, shards: int | None = None) -> FillPlan:
-        """Return the cost of what is not stored yet, if persistent tensors are filled in `shards` separate shards."""
+        """Return the cost of the fill.
+
+        If `shards` is given, persistent tensors count as filled in that many separate shards.
+        """
         needs, exact = demands(self.targets)
         if shards is not None:
             needs = [in_shares(demand, shards) for demand in needs]
@@ -107,7 +113,7 @@ class Job:
 
 
 class Request(NamedTuple):
-    """The region of a tensor to fill, or the part of it that a mask selects."""
+    """A region of a tensor to fill, with an optional mask."""
 
     tensor: NodeHolder
     selection: Selection
@@ -122,10 +128,10 @@ def prepare(
     *,
     in_blocks: bool = True,
 ) -> Job:
-    """Return the job that fills regions of tensors, or a shard of each region.
+    """Create the job for filling regions, or a shard of each region.
 
-    `levels` lists, for each tensor, the levels of its pyramid that the job also fills. With `in_blocks`, the job fills
-    a tensor and its levels together, block by block.
+    `levels` lists, for each tensor, the levels of its pyramid to fill as well. If `in_blocks`, the job fills a tensor
+    and its levels together, block by block.
 
     Raises
     ------
@@ -150,9 +156,9 @@ def prepare(
 
 
 def job_for(targets: Sequence[Target], max_memory: int | None) -> Job:
-    """Return the job that fills regions of tensors, each after the tensors that it reads.
+    """Create the job for filling `targets`.
 
-    Raises MemoryTooSmallError if the fill needs more than `max_memory`.
+    Each tensor must come after its args. Raise MemoryTooSmallError if the fill needs more than `max_memory`.
     """
     return _job(targets, _families(targets), max_memory)
 
@@ -164,7 +170,7 @@ def _job(targets: Sequence[Target], parts: Sequence[Sequence[Target]], max_memor
 
 
 def _families(targets: Sequence[Target]) -> list[list[Target]]:
-    """Group targets. Two are in one group if one tensor reads the other, or if both read a common tensor."""
+    """Group targets sharing a computation in their chains."""
     families: list[tuple[set[Computation], list[Target]]] = []
     for target in targets:
         chain, together, apart = {node.computation for node in chain_of([target.node])}, [target], []
@@ -178,7 +184,6 @@ def _families(targets: Sequence[Target]) -> list[list[Target]]:
 
 
 def _passes_of(parts: Sequence[Sequence[Target]], max_memory: int | None) -> list[tuple[dict[Node, Bands], int]]:
-    """Return the passes of all `parts`, one part after the other. See `_passes`."""
     found, refused = [], []
     for targets in parts:
         try:
@@ -191,7 +196,10 @@ def _passes_of(parts: Sequence[Sequence[Target]], max_memory: int | None) -> lis
 
 
 def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dict[Node, Bands], int]]:
-    """Return the passes that fill the targets, each with the memory it needs. Targets share a pass if memory allows."""
+    """Return the passes for `targets`, each with the memory it needs.
+
+    Targets share a pass if memory allows.
+    """
     nodes = [target.node for target in targets]
     caches, held = _kept(targets, max_memory), _held(targets, max_memory)
     if len(set(nodes)) == len(nodes):
@@ -203,7 +211,7 @@ def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dic
             least = _least(nodes, needed + _OVERHEAD)
             raise MemoryTooSmallError(
                 f"max_memory is {bytes_of(max_memory)}, but the caches of the stores may take {bytes_of(caches)}, a "
-                f"step {bytes_of(needed)}, and tiles that wait to be written {bytes_of(_OVERHEAD)}: "
+                f"step {bytes_of(needed)}, and tiles waiting to be written {bytes_of(_OVERHEAD)}: "
                 f"allow {whole_mebibytes(least)}, or use smaller tiles",
                 least,
             )
@@ -213,19 +221,19 @@ def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dic
 
 
 def _kept(targets: Sequence[Target], max_memory: int | None) -> int:
-    """Return how many bytes the stores may cache during the fill."""
+    """Return the bytes available to the caches of all stores."""
     return sum(_kept_by(store, max_memory) for store in _stores_of(chain_of([target.node for target in targets])))
 
 
 def _held(targets: Sequence[Target], max_memory: int | None) -> int:
-    """Return how many bytes a fill may keep in memory, in addition to the caches of the stores."""
+    """Return the bytes available to a fill outside of the caches."""
     return _DEFAULT_HELD if max_memory is None else max_memory - _kept(targets, max_memory) - _OVERHEAD
 
 
 def _least(nodes: Sequence[Node], beside_caches: int) -> int:
-    """Return the smallest `max_memory`, in whole MiB, that has room for the caches and `beside_caches` more bytes.
+    """Return the smallest sufficient `max_memory` in bytes, a multiple of 1 MiB.
 
-    The caches of the stores grow with `max_memory`, up to a limit.
+    There must be room for `beside_caches` bytes and the caches. The caches grow with `max_memory`, up to a limit.
     """
     stores, most, least = _stores_of(chain_of(nodes)), 0, beside_caches
     while most < least:
@@ -243,7 +251,6 @@ def _cut(targets: Sequence[Target], most_bytes: int) -> dict[Node, Bands]:
 
 
 def _kept_by(store: TileStore, max_memory: int | None) -> int:
-    """Return how many bytes a store may cache during a fill."""
     limit = contents_of(store).cache_limit
     if max_memory is None:
         return _CACHE_BYTES if limit is None else limit
@@ -252,12 +259,11 @@ def _kept_by(store: TileStore, max_memory: int | None) -> int:
 
 
 def _stores_of(nodes: Sequence[Node]) -> list[TileStore]:
-    """Return the stores of tensors, each once."""
     return list({id(node.store): node.store for node in nodes}.values())
 
 
 def is_filled(request: Request) -> bool:
-    """Whether a fill of the request would compute no window."""
+    """Whether a fill of the request would compute nothing."""
     target = _to_fill(node_of(request.tensor), request)
     if target is None or target.node.computation.copied:
         return True
@@ -270,7 +276,10 @@ def is_filled(request: Request) -> bool:
 
 
 def coverage(request: Request, state: object) -> torch.Tensor:
-    """Return, for each tile that a region touches, whether it is in the given state; see `InfiniteTensor.coverage`."""
+    """Return a bool tensor of the tiles in the given state.
+
+    There is one entry per tile touched by the region. See `InfiniteTensor.coverage`.
+    """
     node, start = node_of(request.tensor), request.selection.start
     states = TILE_STATES if request.where is None else (*TILE_STATES, SKIPPED)
     named = word(state)
@@ -285,7 +294,10 @@ def coverage(request: Request, state: object) -> torch.Tensor:
 
 
 def _to_fill(node: Node, request: Request, shard: tuple[int, int] | None = None) -> Target | None:
-    """Return the pixels to fill: all tiles that a region touches, or only the region if the store is in memory."""
+    """Return the target for a request, or None for an empty region.
+
+    In a persistent store, all touched tiles are filled as a whole. In memory, only the region is filled.
+    """
     start, stop = request.selection.start, request.selection.stop
     if is_empty(start, stop):
         return None
@@ -298,9 +310,9 @@ def _to_fill(node: Node, request: Request, shard: tuple[int, int] | None = None)
 
 
 def _masked(node: Node, request: Request, start: Index, stop: Index, *, confined: bool = False) -> Target | None:
-    """Return the target for the pixels ``[start, stop)``, with the mask of the request. Return None for no pixels.
+    """Return the target for the pixels ``[start, stop)``, with the mask of the request.
 
-    If `confined`, the fill stores only tiles that contain some of these pixels.
+    Return None if there are no pixels. If `confined`, the fill stores only tiles with some of these pixels.
     """
     if is_empty(start, stop):
         return None
@@ -315,7 +327,7 @@ def _masked(node: Node, request: Request, start: Index, stop: Index, *, confined
 
 
 def fill(job: Job, workers: int | None, progress: Reporting) -> FillReport:
-    """Compute and store what is missing, pass after pass.
+    """Compute and store missing windows, pass after pass.
 
     A Ctrl-C or an error of ``f`` ends the fill after finished windows are stored.
     """
@@ -339,7 +351,7 @@ def _pixels(targets: Sequence[Target]) -> int:
 
 
 def carry_out(job: Job, workers: int | None, tally: Tally) -> None:
-    """Compute and store what is missing, and count it."""
+    """Compute and store missing windows, and count them in `tally`."""
     lent = threading.Lock()
     try:
         with lent:
@@ -369,7 +381,7 @@ def _reports(job: Job, before: Mapping[Node, tuple[int, int]], tally: Tally) -> 
 def _fill(
     wanted: Mapping[Node, NumberedRegions], taken: Mapping[Node, TakenTiles], tally: Tally, workers: int | None
 ) -> None:
-    """Compute and store what is missing in one band of each tensor. The bands are filled side by side."""
+    """Fill one band of each tensor, side by side."""
     rest, steps = _renumbered({node: _unfinished(node, band) for node, band in wanted.items()})
     sizes, stores = _sizes(rest) if rest else [], [node.contents for node in rest]
     tally.pass_parts(sum(_sizes(wanted)) - sum(sizes))
@@ -378,7 +390,10 @@ def _fill(
 
 
 def _wanted(target: Target, band: NumberedRegions) -> NumberedRegions:
-    """Return the wanted regions of a band. Each region has the number of its step."""
+    """Return the wanted regions of a band.
+
+    A region has the number of its step.
+    """
     if target.wanted is None:
         return band
     regions = itertools.starmap(target.regions, zip(band.starts.tolist(), band.stops.tolist(), strict=True))
@@ -387,7 +402,6 @@ def _wanted(target: Target, band: NumberedRegions) -> NumberedRegions:
 
 
 def _unfinished(node: Node, band: NumberedRegions) -> NumberedRegions:
-    """Return the incomplete regions of a band. To save time, return all if the first one is incomplete."""
     # If the first is incomplete, probably nothing is stored, and checking each tile would only cost time.
     regions = zip(band.starts.tolist(), band.stops.tolist(), strict=True)
     if not any(node.contents.is_complete(node.spec, *first) for first in itertools.islice(regions, 1)):
@@ -399,8 +413,8 @@ def _unfinished(node: Node, band: NumberedRegions) -> NumberedRegions:
 def _renumbered(bands: Mapping[Node, NumberedRegions]) -> tuple[dict[Node, NumberedRegions], list[range]]:
     """Number the regions of all bands from 0, in the order of their steps.
 
-    In `bands`, all regions of a step have the number of that step. Returns the renumbered bands, without those that
-    have no regions, and for each step the range of its regions' new numbers.
+    In `bands`, all regions of a step have the number of the step. Return the renumbered bands without empty bands, and
+    for each step the range of new numbers of its regions.
     """
     of_each = [band.numbers for band in bands.values()]
     steps = np.concatenate(of_each)
@@ -418,7 +432,7 @@ def _renumbered(bands: Mapping[Node, NumberedRegions]) -> tuple[dict[Node, Numbe
 
 
 def _sizes(bands: Mapping[Node, NumberedRegions]) -> list[int]:
-    """Return the number of pixels of each region, in the order of the regions' numbers."""
+    """Return the number of pixels of each region, in the order of region numbers."""
     numbers = np.concatenate([band.numbers for band in bands.values()])
     sizes = np.concatenate([(band.stops - band.starts).prod(axis=1) for band in bands.values()])
     found: list[int] = sizes[np.argsort(numbers, kind="stable")].tolist()
@@ -426,7 +440,10 @@ def _sizes(bands: Mapping[Node, NumberedRegions]) -> list[int]:
 
 
 def writable(job: Job) -> Job:
-    """Return the job without tensors in read-only stores. Raise ValidationError if such a tensor lacks tiles."""
+    """Return the job without tensors in read-only stores.
+
+    Raise ValidationError if such a tensor lacks tiles.
+    """
     for target in job.targets:
         node, regions = target.node, zip(*target.all_regions, strict=True)
         if node.contents.read_only and not all(node.contents.is_complete(node.spec, *each) for each in regions):
@@ -440,19 +457,25 @@ def writable(job: Job) -> Job:
 
 
 def check_shared(job: Job) -> None:
-    """Raise ValidationError if other processes cannot store the tensors of the job."""
+    """Check that the workers of a cluster can store the tensors.
+
+    Raise ValidationError if not.
+    """
     filled = {target.node for target in job.targets}
     for node in job.chain:
         kept = node.contents.outlives_process or node in filled
         if kept and not node.contents.shared:
             raise ValidationError(
                 f"the workers of a cluster cannot store tensor {node.spec.tensor_id!r}, because only one process "
-                "can write to its store; use a ZarrTileStore at a path or URL that all of them reach"
+                "can write to its store; use a ZarrTileStore at a path or URL shared by all workers"
             )
 
 
 def _lend(job: Job, lent: threading.Lock) -> None:
-    """Limit the caches of stores while `lent` is locked. Memory stores of tensors that the job fills get no limit."""
+    """Limit the caches of stores while `lent` is locked.
+
+    Memory stores of filled tensors get no limit.
+    """
     filled = {id(target.node.store) for target in job.targets}
     for store in job.stores:
         if id(store) not in filled or contents_of(store).outlives_process:

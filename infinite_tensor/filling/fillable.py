@@ -1,4 +1,4 @@
-"""`Fillable`: the common interface of tensors and groups to plan, fill and invalidate regions."""
+"""`Fillable`: planning, filling and invalidating regions of tensors and groups."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ _INTERRUPTED = (
 
 
 class Fillable(ABC):
-    """Plan, fill, check and invalidate regions.
+    """Methods for planning, filling, checking and invalidating regions.
 
-    Give a region as in the brackets of a read. A slice with a step counts as the whole box that it spans. The region of
-    a group is in pixels of the group, and includes all pixels of every tensor that lie over it.
+    Give a region as in the brackets of a read. A slice with a step counts as the whole box spanned by the slice. The
+    region of a group is in pixels of the group, and includes all pixels of every tensor over this region.
     """
 
     @abstractmethod
     def _requests(self, region: object, where: object = None) -> Sequence[Request]:
-        """Return the region of each tensor, with the mask. Raise RegionError if the region is not valid."""
+        """Return the region of each tensor, with the mask.
+
+        Raise RegionError if the region is invalid.
+        """
 
     @abstractmethod
     def _tensors(self) -> Sequence[NodeHolder]:
@@ -48,9 +51,10 @@ class Fillable(ABC):
         where: object = None,
         shards: int | None = None,
     ) -> FillPlan:
-        """Return what `fill` would cost. Computes nothing, unless `where` is an `InfiniteTensor`.
+        """Return the cost of a `fill`.
 
-        If nothing is stored yet, this is only arithmetic, however large the region is.
+        No window is computed, unless `where` is an `InfiniteTensor`. If nothing is stored yet, the counts come from
+        arithmetic alone, even for a huge region.
 
         Parameters
         ----------
@@ -66,7 +70,7 @@ class Fillable(ABC):
         Returns
         -------
         FillPlan
-            Counts for each tensor of the chain; it prints as a table. A tensor that several others read counts once.
+            Counts for each tensor of the chain, shown as a table by `print`. A tensor read by several others counts once.
 
         Raises
         ------
@@ -80,12 +84,14 @@ class Fillable(ABC):
         return prepare(self._requests(region, where), checked_bytes("max_memory", max_memory)).plan(count)
 
     def fill(self, region: object = ..., **options: Unpack[FillOptions]) -> FillReport:
-        """Compute and store every tile that a region touches, or only the tiles that a mask selects.
+        """Compute and store all tiles touching a region.
 
-        A fill works in steps and keeps the upstream windows that the next steps need. So little is computed twice, even
-        if the stores cache little. Tensors of a group that read a common upstream tensor are filled side by side if
-        memory allows it, otherwise one after the other. Ctrl-C ends a fill after its finished results are stored;
-        another fill resumes from there.
+        With a mask, only the selected tiles are filled.
+
+        A fill works in steps, and keeps upstream windows for the next steps. So few windows are computed twice, even
+        with small caches. Tensors of a group with a common upstream tensor are filled side by side if memory allows it,
+        otherwise one after the other. Ctrl-C ends a fill after its finished results are stored. Another fill continues
+        from there.
 
         Parameters
         ----------
@@ -97,7 +103,7 @@ class Fillable(ABC):
         Returns
         -------
         FillReport
-            What was computed and stored; it prints as a table.
+            The computed windows and stored tiles of each tensor, shown as a table by `print`.
 
         Raises
         ------
@@ -108,9 +114,9 @@ class Fillable(ABC):
             If an argument is not valid, the store is read-only, `max_memory` is too small, or a mask does not cover
             the region.
         StoreError
-            If something cannot be stored. It stays in memory, and a flush tries again.
+            If results cannot be stored. They stay in memory, and a flush tries again.
         KeyboardInterrupt
-            After a Ctrl-C, with a note that says how to resume.
+            After a Ctrl-C, with a note on how to resume.
         """
         check_fill_options(self.fill, options)
         workers, client, progress = options.get("workers"), options.get("client"), options.get("progress", True)
@@ -130,7 +136,7 @@ class Fillable(ABC):
     def _prepared(self, region: object, options: FillOptions) -> tuple[Job, list[NodeHolder]]:
         """Return the job of a fill, and the tensors and levels to fill.
 
-        Raises every error that can be found without computing pixels.
+        Raise every error that can be found without computing pixels.
         """
         pyramid, on_cluster = options.get("pyramid", False), options.get("client") is not None
         requests = self._requests(region, options.get("where"))
@@ -169,37 +175,37 @@ class Fillable(ABC):
         return all(map(is_filled, self._requests(region, where)))
 
     def invalidate(self, region: object = None, dependants: bool = True) -> Invalidation:
-        """Drop stored windows that are wrong, for example because data that ``f`` reads from elsewhere has changed.
+        """Drop stored windows, for example after a change of data read by ``f``.
 
-        All windows that touch the region are dropped, and so are all windows of downstream tensors that were computed
-        from them. They are computed again when they are next needed.
+        All windows touching the region are dropped, and also all windows of downstream tensors computed from them. They
+        are computed again when they are next needed.
 
-        A memory store drops single windows. A persistent store keeps blended pixels, so it drops every tile that a
-        wrong window touches. The other windows over such a tile are not wrong, but are computed again as well.
+        A memory store drops single windows. A persistent store contains blended pixels, so it drops all tiles touching
+        a dropped window. All other windows over these tiles are computed again as well.
 
-        Downstream tensors that are alive in this process are found in any store. Other downstream tensors are found by
-        their stored definitions, which name their args by `tensor_id`. Only the stores of tensors that lose windows are
-        searched for definitions. Let a stored tensor ``c`` be computed from ``b``, and ``b`` from this tensor. If ``b``
-        has no id, or is in another store, ``c`` is found only while ``b`` is alive.
+        Downstream tensors alive in this process are found in any store. All others are found by their stored
+        definitions, but only in the stores of tensors that lose windows. A definition names the args by `tensor_id`.
+        For example, let a stored tensor ``c`` be computed from ``b``, and ``b`` from this tensor. If ``b`` has no id,
+        or is in another store, ``c`` is found only while ``b`` is alive.
 
-        Reads in progress in this process may still return old pixels, but store none. Other processes, and other store
-        objects on the same path, keep what they have in memory, and may store what they compute from it: close them
-        first.
+        Reads in progress in this process may still return old pixels, but no longer store them. Close other processes
+        and other store objects on the same path first: they keep old windows in memory, and may store results computed
+        from old windows.
 
-        Downstream tensors are dropped first. So if the call ends early, because the process is killed or the storage
-        fails, nothing remains that was computed from dropped windows. Call it again to drop the rest.
+        Downstream windows are dropped first. So if the process is killed or the storage fails, no results of dropped
+        windows remain. Call `invalidate` again to drop the rest.
 
         Parameters
         ----------
         region : optional
             As for a read. Default: everything.
         dependants : bool
-            Whether to also drop what was computed from the windows. If False, downstream tensors are not touched.
+            Whether to also drop windows of downstream tensors computed from the dropped windows.
 
         Returns
         -------
         Invalidation
-            What was dropped from each tensor; it prints as a table.
+            The dropped windows and tiles of each tensor, shown as a table by `print`.
 
         Raises
         ------
@@ -209,7 +215,7 @@ class Fillable(ABC):
             If the store of a tensor, or of a downstream tensor, is read-only. Then nothing is dropped. Use
             `TensorGroup.exclude` to leave a tensor of a group out.
         StoreError
-            If a store is closed, or something could not be stored or deleted; call it again.
+            If a store is closed, or tiles could not be stored or deleted. Then call `invalidate` again.
         """
         parts: list[tuple[Node, Selection | None]] = [(node_of(tensor), None) for tensor in self._tensors()]
         if region is not None:
@@ -218,6 +224,9 @@ class Fillable(ABC):
 
 
 def check_fill(filled: Fillable, region: object, options: FillOptions) -> None:
-    """Raise the errors that a fill of a tensor or a group raises before it computes anything."""
+    """Check that a fill can begin.
+
+    Raise the same errors as a fill before its first window.
+    """
     job, _ = filled._prepared(region, options)  # noqa: SLF001  (the method above)
     job.plan()

@@ -1,4 +1,4 @@
-"""Drops wrong windows, and everything that was computed from them."""
+"""Drops wrong windows, and all windows computed from them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TensorInvalidation:
 
 @dataclass(frozen=True, repr=False)
 class Invalidation(Tabular):
-    """What `InfiniteTensor.invalidate` dropped.
+    """The result of `InfiniteTensor.invalidate`.
 
     Attributes
     ----------
@@ -98,7 +98,7 @@ _NO_END = FARTHEST // 2
 
 
 class _Tensor(NamedTuple):
-    """A tensor in a store, whether or not this process has an object for it."""
+    """A tensor in a store, with or without an object in this process."""
 
     store: Contents
     spec: TensorSpec
@@ -112,10 +112,10 @@ Requests: TypeAlias = "Sequence[tuple[Node, Selection | None]]"
 
 
 def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
-    """Drop the windows of tensors that touch the selections, and everything that was computed from these windows.
+    """Drop windows touching the selections.
 
-    Dependants are dropped first. So if this ends early, nothing that is left was computed from dropped pixels, and a
-    second call drops the rest.
+    If `dependants`, also drop all windows computed from them. Dependants are dropped first. So if the call ends early,
+    no windows computed from dropped windows are left, and a second call drops the rest.
     """
     if any(node.contents.closed for node in nodes_alive()):
         # Collect garbage first: the store of a tensor that nobody uses any more need not be open.
@@ -133,8 +133,7 @@ def _drop_in(
 ) -> Invalidation | dict[int, Contents]:
     """Drop the wrong windows, and return an `Invalidation`.
 
-    If a wrong window is in a store that is not in `stores`, drop nothing. Instead, return all stores
-    with wrong windows.
+    If a store with wrong windows is not in `stores`, drop nothing, and return all stores with wrong windows instead.
     """
     for node, _ in requests:
         node.contents.check_open()
@@ -162,7 +161,10 @@ def _told(tensor: _Tensor, windows: BoxUnion, dropped: Dropped) -> TensorInvalid
 
 
 def _wrong_windows(requests: Requests, *, dependants: bool) -> _Wrong:
-    """Return the wrong windows of the tensors and their dependants, each tensor after the tensors that it reads."""
+    """Return the wrong windows of each tensor.
+
+    If `dependants`, downstream tensors are included, sources first.
+    """
     family = _Family()
     wrong: dict[_Key, BoxUnion] = {}
     for node, selection in requests:
@@ -197,7 +199,10 @@ _Key: TypeAlias = tuple[int, str, str]
 
 
 class _Family:
-    """Knows which tensors read which. Covers all tensors alive in this process, and all tensors in their stores."""
+    """Graph of tensors and their readers.
+
+    The graph contains all tensors alive in this process. Stored tensors are added store by store, when needed.
+    """
 
     def __init__(self) -> None:
         self.tensors: dict[_Key, _Tensor] = {}
@@ -216,7 +221,7 @@ class _Family:
         return key
 
     def beside(self, key: _Key) -> list[_Key]:
-        """Return the other tensors that the ``f`` of a tensor computes."""
+        """Return the other outputs of the same ``f``."""
         self._search(self.tensors[key].store)
         spec = self.tensors[key].spec
         return [
@@ -226,13 +231,12 @@ class _Family:
         ]
 
     def readers(self, key: _Key) -> list[tuple[_Key, ArgReads]]:
-        """Return the tensors that read a tensor, each with its `ArgReads`."""
+        """Return the readers of a tensor, each with its `ArgReads`."""
         self._search(self.tensors[key].store)
         shape = self.tensors[key].spec.shape
         return [(reader, ArgReads(window, shape, modes_of(padding))) for reader, window, padding in self._readers[key]]
 
     def _search(self, store: Contents) -> None:
-        """Add the tensors that a store contains."""
         if id(store) not in self._searched:
             self._searched.add(id(store))
             for spec in store.specs_downstream():

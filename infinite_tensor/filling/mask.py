@@ -1,4 +1,4 @@
-"""`Mask`: which pixels to fill, where the mask lies on a tensor, and which tiles it selects."""
+"""`Mask`: the pixels to fill, and the tiles selected by a mask."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ _ROUND = 2**16
 
 
 class Mask:
-    """The pixels to fill, for the argument ``where`` of `fill`. A mask has its own scale and origin.
+    """The pixels to fill, for the argument ``where`` of `fill`.
 
-    A fill with a mask computes whole stored tiles, so no value depends on the mask. It computes a tile if a non-zero
-    pixel of the mask lies over the part of the tile that is in the filled region.
+    A mask has its own scale and origin. A tile is computed if a non-zero pixel of the mask lies over the part of the
+    tile in the filled region. A fill with a mask computes whole stored tiles, so no value depends on the mask.
 
     Parameters
     ----------
     values : torch.Tensor, numpy array, InfiniteTensor or callable
-        The mask; non-zero pixels are wanted. Any object works that has a `shape` and can be sliced, such as a zarr
-        array or a memmap. Only the parts that lie over the region are read, piece by piece. An `InfiniteTensor`
-        computes these parts, even for a plan. A callable ``values(pixels) -> bool`` is called once per tile: `pixels`
-        is a tuple of slices in pixels of the mask, one per dimension of the mask. It returns whether any of these
-        pixels is wanted, or an array with one entry per pixel.
+        The mask; non-zero pixels are wanted. Any object with a `shape` and slicing works, such as a zarr array or a
+        memmap. Only the parts over the region are read, piece by piece. An `InfiniteTensor` computes these parts, even
+        for a plan. A callable ``values(pixels) -> bool`` is called once per tile: `pixels` is a tuple of slices in
+        pixels of the mask, one per dimension of the mask. The callable returns whether any of these pixels is wanted,
+        or an array with one entry per pixel.
     scale : int, float, Fraction, or tuple of these
         The size of one pixel of the mask, in pixels of the tensor: one number for all dimensions, or one for each. For
         example, 32 for a mask drawn on an image that is 32 times smaller.
     origin : int, float, Fraction, or tuple of these
         The tensor pixel at which the first pixel of the mask begins.
     dims : tuple of (int or str), optional
-        For each dimension of the mask, the number or name of the dimension of the tensor or group that it corresponds
-        to. Along all other dimensions the mask is constant: ``Mask(lambda pixels: True, dims=())`` selects all of a
-        region. Default: the last dimensions; for a callable, all. A dimension of a group can be given by name if all
-        tensors that have a name for it use the same name.
+        For each dimension of the mask, the number or name of the corresponding dimension of the tensor or group. Along
+        all other dimensions the mask is constant: ``Mask(lambda pixels: True, dims=())`` selects all of a region.
+        Default: the last dimensions; for a callable, all. A dimension of a group can be given by name if no tensor has
+        another name for it.
 
     Raises
     ------
@@ -94,7 +94,10 @@ class Mask:
 
 
 def placed(where: object, names: Sequence[str], region: Selection) -> PlacedMask | None:
-    """Place the argument ``where`` of a fill on a region of a tensor or group with these dimension names.
+    """Place the mask of a fill on a region.
+
+    `where` is the argument of the fill, and `names` are the dimension names of the tensor or group. Return None if
+    `where` is None.
 
     Raises
     ------
@@ -114,8 +117,8 @@ def placed(where: object, names: Sequence[str], region: Selection) -> PlacedMask
         has = f"shape {tuple(mask.values.shape)}" if sliced else f"{len(numbers)} dimensions"
         named = "" if mask.dims is None else f", and dims={quoted(mask.dims)}"
         raise ValidationError(
-            "dims of a mask must give for each dimension of the mask the dimension of the tensor over which it lies, "
-            f"and no dimension twice, by number or by one of the names {tuple(names)}; this mask has {has}{named}"
+            "dims of a mask must list the dimension of the tensor for each dimension of the mask, no dimension twice, "
+            f"by number or by one of the names {tuple(names)}; this mask has {has}{named}"
         )
     lies = []
     for name, given in (("scale", mask.scale), ("origin", mask.origin)):
@@ -162,7 +165,11 @@ class PlacedMask:
     over: _Ranges
 
     def on_member(self, dims: Sequence[int], scale: Sequence[Fraction]) -> PlacedMask:
-        """Place the mask of a group on one of its tensors, whose dimension ``dims[d]`` is the group's dimension `d`."""
+        """Place the mask of a group on a tensor of the group.
+
+        Dimension `d` of the group is dimension ``dims[d]`` of the tensor. Along this dimension, a pixel of the group
+        measures ``scale[d]`` pixels of the tensor.
+        """
         factors = [scale[d] for d in self.dims]
         return PlacedMask(
             self.values,
@@ -173,7 +180,10 @@ class PlacedMask:
         )
 
     def tiles(self, layout: TileLayout, start: Index, stop: Index) -> WantedTiles:
-        """Return which of the tiles over the pixels ``[start, stop)`` are wanted. There must be at least one pixel."""
+        """Return the wanted tiles over the pixels ``[start, stop)``.
+
+        There must be at least one pixel.
+        """
         low, high = layout.box(start, stop)
         ranges = []
         for axis, d in enumerate(self.dims):
@@ -189,10 +199,10 @@ class PlacedMask:
         return WantedTiles(layout, tuple(low), np.broadcast_to(wanted, counts))
 
     def pixels(self, pixels: Sequence[range]) -> BoolArray:
-        """Return which pixels are wanted, as an array that broadcasts over the dimensions that the mask lacks.
+        """Return a bool array of the wanted pixels.
 
-        `pixels` has at least one pixel per dimension. A mask that is a callable is called once for all of them. If it
-        returns a bool, this applies to all of them.
+        The array has length 1 along dimensions without a mask dimension. `pixels` has at least one pixel per dimension.
+        A callable mask is called once for all of them. If the callable returns a bool, the bool applies to all of them.
         """
         along = [
             [_over(i, i + 1, scale, origin) for i in pixels[d]]
@@ -214,7 +224,7 @@ class PlacedMask:
 
 @dataclass(frozen=True)
 class WantedTiles:
-    """A box of tiles, of which some are wanted.
+    """A box of wanted and unwanted tiles.
 
     Attributes
     ----------
@@ -248,15 +258,16 @@ class WantedTiles:
         return int(np.count_nonzero(self.wanted))
 
     def within(self, start: Sequence[int], stop: Sequence[int]) -> WantedTiles:
-        """Return a smaller box: only the tiles over the pixels ``[start, stop)``."""
+        """Return only the tiles over the pixels ``[start, stop)``."""
         low, high = self.layout.box(start, stop)
         inside = tuple(slice(a - first, b - first) for a, b, first in zip(low, high, self.low, strict=True))
         return WantedTiles(self.layout, tuple(low), self.wanted[inside])
 
     def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
-        """Return the starts and stops of regions that make up the part of ``[start, stop)`` in wanted tiles.
+        """Cut the wanted part of ``[start, stop)`` into regions.
 
-        No tile lies in two regions. If all tiles are wanted, there is one region.
+        Return the starts and stops of the regions. No tile lies in two regions. If all tiles are wanted, there is one
+        region.
         """
         here = self.within(start, stop)
         wanted, low = here.wanted, here.low
@@ -275,7 +286,7 @@ class WantedTiles:
 
 
 class WantedPixels:
-    """Regions of a tensor, and the tiles that contain them."""
+    """Wanted regions of a tensor, with their tiles."""
 
     def __init__(self, layout: TileLayout, regions: Boxes) -> None:
         self._regions = regions
@@ -291,7 +302,7 @@ class WantedPixels:
         return len(self._tiles)
 
     def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
-        """Return the parts of the regions that lie in the pixels ``[start, stop)``."""
+        """Clip the regions to the pixels ``[start, stop)``."""
         return clipped(self._regions, start, stop)
 
 
@@ -300,7 +311,10 @@ Wanted: TypeAlias = WantedTiles | WantedPixels
 
 
 def clipped(regions: Boxes, start: Sequence[int], stop: Sequence[int]) -> Boxes:
-    """Return the parts of regions that lie in the pixels ``[start, stop)``."""
+    """Clip regions to the pixels ``[start, stop)``.
+
+    Regions without such pixels are left out.
+    """
     starts, stops = np.maximum(regions[0], start), np.minimum(regions[1], stop)
     kept = (starts < stops).all(axis=1)
     return starts[kept], stops[kept]
@@ -315,7 +329,7 @@ class Target:
     node : Node
         The tensor.
     start, stop : tuple of int
-        The first pixel, and the one after the last, per dimension.
+        The first pixel, and the pixel after the last, per dimension.
     wanted : Wanted or None
         The pixels to fill, and the only tiles in which to store windows. None fills all pixels, and stores windows in
         any tile.
@@ -331,20 +345,23 @@ class Target:
 
     @property
     def chain(self) -> list[Node]:
-        """The tensors whose windows may be computed or read, each after the tensors that it reads."""
+        """The tensors computed or read by the fill, sources first."""
         if self.is_level:
             return [*(upstream.node for upstream in self.node.computation.inputs), self.node]
         return chain_of([self.node])
 
     def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
-        """Return the bounds of regions that make up the wanted part of ``[start, stop)``. No region cuts a tile."""
+        """Cut the wanted part of ``[start, stop)`` into regions.
+
+        Return the starts and stops of the regions.
+        """
         if self.wanted is None:
             return np.array([start], dtype=np.int64), np.array([stop], dtype=np.int64)
         return self.wanted.regions(start, stop)
 
     @property
     def all_regions(self) -> Boxes:
-        """Return the bounds of regions that make up all wanted pixels."""
+        """The starts and stops of regions with all wanted pixels."""
         return self.regions(self.start, self.stop)
 
     @property
@@ -359,14 +376,17 @@ class Target:
 
     @property
     def box_count(self) -> int:
-        """The number of all tiles, including those that are not wanted."""
+        """The number of wanted and unwanted tiles."""
         low, high = self.node.contents.layout(self.node.spec).box(self.start, self.stop)
         return math.prod(b - a for a, b in zip(low, high, strict=True))
 
 
 @dataclass(frozen=True)
 class TakenTiles:
-    """The only tiles of a tensor in which windows are stored. Parts of windows in other tiles are discarded."""
+    """Tiles of a tensor to be stored.
+
+    Parts of windows in all other tiles are discarded.
+    """
 
     parts: tuple[Wanted, ...]
 
@@ -375,10 +395,10 @@ class TakenTiles:
 
 
 def taken_tiles(filled: Sequence[Target], targets: Sequence[Target]) -> dict[Node, TakenTiles]:
-    """Map the masked and sharded tensors of a pass to their wanted tiles. The pass stores no other tiles of them.
+    """Map the masked and sharded tensors of a pass to their wanted tiles.
 
-    The wanted tiles of all passes are included. Tensors that a tensor of the pass reads are left out, unless only
-    levels read them.
+    The pass stores no other tiles of these tensors. The wanted tiles of all passes are included. A tensor read by a
+    tensor of the pass is left out, unless only levels read it.
 
     Parameters
     ----------
@@ -401,14 +421,14 @@ _Ranges: TypeAlias = Sequence[tuple[int, int]]
 
 
 def _over(start: int, stop: int, scale: Fraction, origin: Fraction) -> tuple[int, int]:
-    """Return the pixels ``[first, last)`` of a mask that lie over the pixels ``[start, stop)`` of a tensor."""
+    """Return the range of mask pixels over the tensor pixels ``[start, stop)``."""
     # (start - p / q) / (n / m), in integers for speed: masks call this for each pixel.
     (n, m), (p, q) = scale.as_integer_ratio(), origin.as_integer_ratio()
     return (start * q - p) * m // (q * n), -((p - stop * q) * m // (q * n))
 
 
 def _any_in_slices(values: Any, ranges: Sequence[_Ranges]) -> BoolArray:
-    """Return, for each box of the mask, whether it has a wanted pixel.
+    """Return a bool for each box of the mask: True for a box with a wanted pixel.
 
     `ranges` has the ranges of pixels along each dimension. Every combination of ranges is a box.
     """
@@ -435,19 +455,16 @@ def _any_in_slices(values: Any, ranges: Sequence[_Ranges]) -> BoolArray:
 
 
 def _any_by_call(values: Callable[..., Any], ranges: Sequence[_Ranges]) -> BoolArray:
-    """Like `_any_in_slices`, for a mask that is a callable."""
     asked = (tuple(itertools.starmap(slice, pixels)) for pixels in itertools.product(*ranges))
     answers = [bool(_truth(values(pixels)).any()) for pixels in asked]
     return np.array(answers, dtype=bool).reshape([len(of_d) for of_d in ranges])
 
 
 def _is_sliced(values: Any) -> bool:
-    """Whether `values` has dimensions and can be sliced."""
     return hasattr(type(values), "__getitem__") and len(getattr(values, "shape", ())) > 0
 
 
 def _fractions(name: str, given: object) -> Fraction | tuple[Fraction, ...]:
-    """Return the user's numbers as fractions: one for all dimensions, or one for each."""
     entries = members(given)
     if entries is None:
         return _fraction(name, given, given)
@@ -471,7 +488,6 @@ def _fraction(name: str, given: object, entry: object) -> Fraction:
 
 
 def _truth(values: Any) -> BoolArray:
-    """Return which of the values are not 0."""
     if isinstance(values, torch.Tensor):
         _check_dense(values)
         return (values != 0).numpy(force=True)

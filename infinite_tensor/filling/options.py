@@ -1,4 +1,4 @@
-"""The options of a fill, which `predict` passes on."""
+"""Options of `fill` and `predict`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SIMILAR = 0.75
 
 
 class FillOptions(TypedDict, total=False):
-    """The options of `fill` and `predict`; each may be left out.
+    """Options of `fill` and `predict`, all optional.
 
-    Use it to annotate a function of yours that passes options on:
+    Use `FillOptions` to annotate your own function with the same options:
     ``def refresh(t: InfiniteTensor, **options: Unpack[FillOptions])``.
 
     Attributes
@@ -48,10 +48,9 @@ class FillOptions(TypedDict, total=False):
         both.
     where : Mask, array, tensor, InfiniteTensor or callable, optional
         The wanted pixels. Anything but a `Mask` means ``Mask(where)``: a mask with one pixel for each pixel of the
-        tensor or the group, beginning at 0. A tile that contains a wanted pixel of the region is computed whole. Other
-        tiles are skipped: nothing is stored of them, not even that they were skipped. A later read, or a fill without a
-        mask, computes them, and repeats the windows on the border. Upstream tensors are computed where the wanted tiles
-        need them.
+        tensor or the group, beginning at 0. A tile with a wanted pixel of the region is computed as a whole. All other
+        tiles are skipped, and nothing is stored for them. A later read, or a fill without a mask, computes skipped
+        tiles, and repeats the windows on their border. Upstream tensors are computed where the wanted tiles need them.
     pyramid : bool or str
         Whether to also fill the levels of `InfiniteTensor.pyramid` over the same region. A tile of a level is
         computed if all its pixels lie over filled pixels. An unbounded tensor gets as many levels as the region needs.
@@ -68,9 +67,10 @@ class FillOptions(TypedDict, total=False):
 
 
 def check_fill_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise TypeError for an unknown option, and ValidationError for a value that no fill accepts.
+    """Check the names and values of options.
 
-    Messages name `function`, the public function that was called with the options.
+    Raise TypeError for an unknown option, and ValidationError for an invalid value. Messages name `function`, the
+    public function called with the options.
     """
     unknown = next((name for name in options if name not in FillOptions.__annotations__), None)
     if unknown is not None:
@@ -93,6 +93,6 @@ def check_fill_options(function: Callable[..., Any], options: Mapping[str, Any])
         check_name(pyramid)
     if shard is not None and pyramid:
         raise ValidationError(
-            "a shard cannot fill levels, which extend over several shards; when all shards are done, call fill with "
-            "pyramid=True and without shard: nothing is computed twice"
+            "a shard cannot fill levels, because levels extend over several shards; when all shards are done, call "
+            "fill with pyramid=True and without shard: nothing is computed twice"
         )

@@ -1,4 +1,4 @@
-"""Decides which parts of the levels of a tensor a fill computes, and in which order."""
+"""Parts of pyramid levels to fill, and their order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from infinite_tensor.values.coarse import Coarsening, scales
 
 
 def with_levels(base: Target, levels: Sequence[Node]) -> list[Target]:
-    """Return the targets for a tensor and its levels. Each level is computed from the one before it."""
+    """Return the targets for a tensor and its levels.
+
+    Each level is computed from the level before. Levels without a computable tile are left out.
+    """
     targets = [base]
     for level in levels:
         found = _above(targets[-1], level)
@@ -30,9 +33,9 @@ def with_levels(base: Target, levels: Sequence[Node]) -> list[Target]:
 
 
 def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Target]]:
-    """Cut a tensor and its levels into blocks of pixels. Yield, for each block, a list of the parts that lie in it.
+    """Cut a tensor and its levels into blocks of pixels.
 
-    So a fill can compute the levels of a block before it begins the next block.
+    Yield a list of the parts in each block. So a fill can compute the levels of a block before the next block.
 
     Parameters
     ----------
@@ -76,9 +79,9 @@ def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Ta
 
 
 def _part(target: Target, bounds: Sequence[Sequence[int]]) -> Target | None:
-    """Return the part of `target` whose tiles begin in a box; None if it contains no wanted tile.
+    """Return the part of `target` with tiles beginning in a box.
 
-    `bounds` are the first pixel of the box, and the pixel after its last one.
+    Return None if this part has no wanted tile. `bounds` are the first pixel of the box, and the pixel after its last.
     """
     edges = [
         [
@@ -105,7 +108,10 @@ def _coarsening(level: Node) -> Coarsening:
 
 
 def _above(below: Target, level: Node) -> Target | None:
-    """Return the tiles of `level` that can be computed from filled tiles of `below` alone; None if there are none."""
+    """Return the tiles of `level` computable from filled tiles of `below` alone.
+
+    Return None if there are none.
+    """
     coarser, finer, factors = level.contents.layout(level.spec), _layout(below), _coarsening(level).factor
     ends = below.node.spec.shape
     start = tuple([-(-a // k) for a, k in zip(below.start, factors, strict=True)])

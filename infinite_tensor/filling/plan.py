@@ -1,4 +1,7 @@
-"""`FillPlan`: the cost of a fill. Counts, for each tensor, the windows that are needed and those not stored yet."""
+"""`FillPlan`: the cost of a fill.
+
+For each tensor, the needed windows and the windows not stored yet are counted.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ _MOST_NAMED = 2**21
 
 @dataclass(frozen=True)
 class Demand:
-    """What a fill needs of one tensor.
+    """Windows and tiles of one tensor, as needed by a fill.
 
     Attributes
     ----------
@@ -66,7 +69,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a fill needs of each tensor in a chain if nothing is stored.
+    """Demand of a fill for each tensor in a chain, if nothing is stored.
 
     Attributes
     ----------
@@ -75,7 +78,7 @@ class Estimate:
     exact : bool
         Whether the numbers are exact. Otherwise they are upper bounds.
     outside : RegionError or None
-        The error that the fill raises because a window reads beyond the end of an arg; None if no such window is known.
+        The error for a window reading beyond the end of an arg; None if no such window is known.
     """
 
     demands: list[Demand]
@@ -89,7 +92,10 @@ class Estimate:
 
 
 def estimated(targets: Sequence[Target]) -> Estimate:
-    """Estimate what filling the targets takes, by arithmetic alone. Masks are ignored."""
+    """Estimate the demand for each tensor, by arithmetic alone.
+
+    Masks are ignored.
+    """
     pixels: dict[Node, list[Intervals]] = {}
     for target in targets:
         pixels.setdefault(target.node, []).append(Intervals.of_box(target.start, target.stop))
@@ -140,7 +146,6 @@ def _add(
     tiles: int,
     inventory: Inventory | None = None,
 ) -> None:
-    """Append the demand for `node` to `found`. If the tensor only copies pixels from memory, no window is missing."""
     if node.computation.copied:
         made = runs = tiles = 0
     if found and found[-1].node.computation == node.computation:
@@ -149,7 +154,10 @@ def _add(
 
 
 def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
-    """Count the tiles over `pixels` that no window covers. The count may be too low."""
+    """Count the tiles over `pixels` without windows.
+
+    The count may be too low.
+    """
     tile_grid, grid = node.contents.layout(node.spec).grid, node.spec.grid
     tiles, covered = WindowSet(), WindowSet()
     for part in pixels:
@@ -161,10 +169,10 @@ def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
 
 
 def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Demand], bool]:
-    """Return what a fill needs of each tensor of the chain, and whether these counts are exact.
+    """Return the demand for each tensor in the chain.
 
-    A tensor comes before the tensors that it reads. Counts that are not exact ignore masks and stored windows. If
-    `named`, all windows are looked up, so that the counts are exact.
+    Each tensor comes before its args. Return also whether the counts are exact. Inexact counts ignore masks and stored
+    windows. If `named`, all windows are looked up, so that the counts are exact.
 
     Raises
     ------
@@ -187,7 +195,7 @@ def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Dem
 
 
 def share_of(targets: Sequence[Target]) -> Fraction:
-    """Return the fraction of the tiles of the targets that are wanted."""
+    """Return the fraction of wanted tiles in the targets."""
     return Fraction(sum(target.tile_count for target in targets), sum(target.box_count for target in targets) or 1)
 
 
@@ -200,7 +208,7 @@ def _hull(pixels: Pixels) -> tuple[list[int], list[int]]:
 
 
 def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> list[Demand]:
-    """Return exact demands. Each window is looked up in the inventories."""
+    """Return exact demands, with each window looked up in the inventories."""
     pixels: dict[Node, list[Boxes]] = {}
     for target in targets:
         pixels.setdefault(target.node, []).append(target.all_regions)
@@ -228,7 +236,10 @@ def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> lis
 def _add_named(
     found: list[Demand], node: Node, pixels: list[Boxes] | None, windows: IntArray, inventory: Inventory
 ) -> None:
-    """Append the demand for `node`, whose ``f`` computes `windows`. `pixels` is None if nothing reads the tensor."""
+    """Append the demand for `node` to `found`.
+
+    `windows` are the windows computed by its ``f``. `pixels` is None if nothing reads the tensor.
+    """
     grid, layout = node.spec.grid, inventory.layout
     made = node.indices(windows)
     if len(node.computation.tensors) > 1:
@@ -252,7 +263,7 @@ def _joined(regions: Sequence[Boxes]) -> Boxes:
 
 
 class Share(NamedTuple):
-    """What one shard of a fill needs of a tensor.
+    """The demand of one shard for a tensor.
 
     Attributes
     ----------
@@ -268,7 +279,10 @@ class Share(NamedTuple):
 
 
 def shares_of(demand: Demand, count: int) -> Iterator[Share]:
-    """Cut the demand for a tensor into at most `count` shares. A window over several shares counts in each of them."""
+    """Cut the demand for a tensor into at most `count` shares.
+
+    A window over several shares counts in each share.
+    """
     layout, grid = demand.node.contents.layout(demand.node.spec), demand.node.spec.grid
     box = layout.box(*_hull(demand.pixels))
     for rank in range(min(count, math.prod(map(operator.sub, *reversed(box))))):
@@ -287,7 +301,10 @@ def shares_of(demand: Demand, count: int) -> Iterator[Share]:
 
 
 def in_shares(demand: Demand, count: int) -> Demand:
-    """Return the demand if `count` shards fill the tensor. A window over several shards counts in each of them."""
+    """Return the demand for a tensor filled in `count` shards.
+
+    A window over several shards counts in each shard.
+    """
     if not demand.node.contents.outlives_process:
         return demand
     missing = sum(share.missing for share in shares_of(demand, count))
@@ -331,7 +348,9 @@ class TensorPlan:
 
 @dataclass(frozen=True)
 class FilledRegion:
-    """The pixels of one tensor that a fill stores: all tiles that the region touches.
+    """The pixels of one tensor stored by a fill.
+
+    A fill stores all tiles touching a region.
 
     Attributes
     ----------
@@ -360,13 +379,12 @@ class FillPlan(Tabular):
     tensors : tuple of TensorPlan
         The filled tensors and all upstream tensors. Each tensor occurs once, after the tensors that it reads.
     peak_memory : int
-        The most memory in bytes that the fill is expected to use, without the memory of ``f`` itself.
+        The expected peak memory of the fill in bytes, without the memory of ``f`` itself.
     exact : bool
-        Whether the counts are exact. Otherwise there are too many windows to check each of them, and the counts are
-        upper bounds.
+        Whether the counts are exact. Otherwise there are too many windows to check, and the counts are upper bounds.
     bands : int
-        The number of bands that the regions are cut into. Bands are filled one after the other. With less memory, there
-        are more bands.
+        The number of bands into which the regions are cut. Bands are filled one after the other. With less memory,
+        there are more bands.
     """
 
     regions: tuple[FilledRegion, ...]
@@ -418,7 +436,10 @@ def tensor_plan(demand: Demand) -> TensorPlan:
 
 
 def tile_states(target: Target) -> StateArray:
-    """Return the state of each tile of a region: one of `TILE_STATES`, or "skipped"."""
+    """Return the state of each tile in a region.
+
+    A state is one of `TILE_STATES`, or "skipped".
+    """
     node, start, stop = target.node, target.start, target.stop
     inventory = node.contents.inventory(node.spec, start, stop)
     states = inventory.states(node.spec.grid, *inventory.layout.box(start, stop))

@@ -1,4 +1,4 @@
-"""Progress of a fill, an export or a copy, and the report at its end."""
+"""Progress and reports of fills, exports and copies."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ class Progress:
     done : int
         The number of windows computed so far, of all tensors. For an export or a copy, the number of finished tiles.
     total : int
-        The number of windows that are expected to be computed in all. It decreases as the fill finds windows that are
-        already stored. For an export, the number of tiles. For a copy, the number of tiles in the tensors that it has
-        looked at so far.
+        The expected number of windows to compute in all. It decreases as the fill finds windows already stored. For an
+        export, the number of tiles. For a copy, the number of tiles in the tensors examined so far.
     seconds : float
         Seconds since the start.
     report : FillReport, CopyReport or None
-        The report, if this is the last `Progress` of a fill or copy that was not interrupted; otherwise None.
+        The report, in the last `Progress` of an uninterrupted fill or copy; otherwise None.
     """
 
     done: int
@@ -48,7 +47,9 @@ Reporting: TypeAlias = bool | Literal["always"] | Watcher
 
 
 class Tally(AbstractContextManager["Tally"]):
-    """Counts finished work and shows it in a progress bar, in lines of a log, or by a user's function.
+    """Counts finished work, and shows the progress.
+
+    Progress is shown in a progress bar, in lines of a log, or by a user's function.
 
     Parameters
     ----------
@@ -104,7 +105,10 @@ class Tally(AbstractContextManager["Tally"]):
                 self._tell()
 
     def pass_parts(self, count: int) -> None:
-        """Mark `count` more parts of the work as done. Lower `total` if they took fewer windows than expected."""
+        """Mark `count` more parts of the work as done.
+
+        If the parts took fewer windows than expected, `total` is lowered.
+        """
         with self._lock:
             self._left -= count
             self._set_total(self.windows.total() + self._most * self._left // self._parts)
@@ -142,8 +146,6 @@ LINE_SECONDS = 60.0
 
 
 def _line_in(unit: str) -> Callable[[Any], object]:
-    """Return a function that writes a line of progress to standard error, for a log."""
-
     def write(progress: Any) -> None:
         done, total = progress.done, progress.total
         # A log that cannot be written to must not end hours of work.
@@ -162,7 +164,10 @@ def _minutes(seconds: float) -> str:
 
 
 def is_watched() -> bool:
-    """Whether standard error can show a bar that is redrawn in place: on a terminal, or in a notebook."""
+    """Whether standard error can redraw a progress bar in place.
+
+    This is so on a terminal and in a notebook.
+    """
     if type(sys.stderr).__module__ == "rich.file_proxy":
         # A live display of rich prints each state of the bar as a line above it.
         return False
@@ -174,7 +179,7 @@ def is_watched() -> bool:
 
 
 def _bar_class() -> Any:
-    """Return the class of tqdm's bar: a widget in a notebook that has ipywidgets, otherwise text."""
+    """Return the bar of tqdm: a widget in a notebook with ipywidgets, otherwise text."""
     # tqdm takes as long to import as all other modules together.
     from tqdm import TqdmWarning  # noqa: PLC0415
 
@@ -201,7 +206,7 @@ class TensorReport:
     bytes : int
         The uncompressed size in bytes of everything stored.
     skipped : int
-        The number of tiles of the region that the mask excludes.
+        The number of tiles of the region excluded by the mask.
     """
 
     tensor_id: str
@@ -218,11 +223,11 @@ class FillReport(Tabular):
     Attributes
     ----------
     tensors : tuple of TensorReport
-        The tensors of the chain, each after those that it reads.
+        The tensors of the chain, each after the tensors that it reads.
     seconds : float
         The duration of the fill.
     bands : int
-        The number of bands that the regions were cut into. Bands are filled one after the other.
+        The number of bands into which the regions were cut. Bands are filled one after the other.
     """
 
     tensors: tuple[TensorReport, ...]
@@ -248,7 +253,7 @@ class FillReport(Tabular):
 
     @property
     def skipped(self) -> int:
-        """The number of tiles that the mask excludes, of all filled tensors."""
+        """The number of tiles excluded by the mask, of all filled tensors."""
         return sum(tensor.skipped for tensor in self.tensors)
 
     @property
@@ -263,6 +268,5 @@ class FillReport(Tabular):
 
 
 def _tiles_of(report: FillReport) -> str:
-    """Say how many tiles were stored and skipped, for the end of a progress bar."""
     skipped = f", {count_of(report.skipped)} skipped by the mask" if report.skipped else ""
     return f"{count_of(report.tiles)} tiles stored{skipped}"

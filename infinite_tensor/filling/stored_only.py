@@ -1,4 +1,4 @@
-"""`StoredOnly`: a view of a tensor that shows what is stored and never computes."""
+"""`StoredOnly`: a view of the stored pixels of a tensor."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _AT_ONCE = 2**12
 
 
 class StoredOnly:
-    """A view of a tensor that reads what is stored and never computes.
+    """A view of a tensor with stored pixels only.
 
-    Each tile is shown as a whole or not at all. If `InfiniteTensor.coverage` reports that a tile needs no computation,
-    its pixels are the same as in the tensor. Otherwise all its pixels are `fill_value`, even if some of its windows are
-    stored. What is stored later, by this or another process, appears in the view too.
+    Reads never compute windows. Each tile is shown as a whole or not at all. If `InfiniteTensor.coverage` reports that
+    a tile needs no computation, its pixels are the same as in the tensor. Otherwise all its pixels are `fill_value`,
+    even if some of its windows are stored. Tiles stored later, by this or another process, appear in the view too.
 
     Attributes
     ----------
@@ -115,16 +115,20 @@ class StoredOnly:
     def to_xarray(
         self, region: object = None, coords: Mapping[str, Any] | None = None, *, lazy: bool = True
     ) -> xarray.DataArray:
-        """Like `InfiniteTensor.to_xarray`, with stored pixels only; the attribute ``_FillValue`` is `nodata`."""
+        """Return an xarray DataArray of the stored pixels.
+
+        The parameters are as for `InfiniteTensor.to_xarray`. The attribute ``_FillValue`` is `nodata`.
+        """
         # Imported here because views import tensors.
         from infinite_tensor.views.arrays import xarray_of  # noqa: PLC0415
 
         return xarray_of(self, region, coords, lazy=lazy)
 
     def to_dask(self, region: object = None, chunks: Any = "tiles") -> dask.array.Array:
-        """Like `InfiniteTensor.to_dask`, with stored pixels only.
+        """Return a Dask array of the stored pixels.
 
-        Each array gets a new name in Dask, because more pixels may be stored later.
+        The parameters are as for `InfiniteTensor.to_dask`. Each array gets a new name in Dask, because more pixels may
+        be stored later.
         """
         # Imported here because views import tensors.
         from infinite_tensor.views.arrays import dask_of  # noqa: PLC0415
@@ -132,14 +136,17 @@ class StoredOnly:
         return dask_of(self, region, chunks)
 
     def export(self, region: object, target: str | os.PathLike[str], **options: Any) -> None:
-        """Like `InfiniteTensor.export`, with the same options, but with stored pixels only.
+        """Export stored pixels to a file.
 
-        The nodata value of the file is `nodata`.
+        The options are as for `InfiniteTensor.export`. The nodata value of the file is `nodata`.
         """
         self.tensor.export(region, target, compute=False, fill_value=self.nodata, **options)
 
     def show(self, region: object = None, **options: Any) -> Axes:
-        """Like `InfiniteTensor.show`, with the same options, but with stored pixels only. The rest stays blank."""
+        """Show stored pixels as an image.
+
+        The options are as for `InfiniteTensor.show`. All other pixels stay blank.
+        """
         return self.tensor.show(region, compute=False, **options)
 
     def __repr__(self) -> str:
@@ -153,10 +160,10 @@ class StoredOnly:
 def stored_pixels(
     node: Node, selection: Selection, fill_value: Number, missing: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Read the stored pixels of a region, with `fill_value` where a tile is missing.
+    """Read the stored pixels of a region, with `fill_value` elsewhere.
 
-    `missing` is a bool tensor of the size of the selection. If it is given, partial tiles are read too, and pixels
-    whose windows are missing are set to True in it.
+    Without `missing`, only complete tiles are read. `missing` is a bool tensor of the size of the selection. If given,
+    partial tiles are read too, and `missing` is set to True for pixels with missing windows, otherwise to False.
     """
     contents = node.contents
     in_part: Container[Index] = ()
@@ -183,7 +190,10 @@ def stored_pixels(
 
 @torch.inference_mode(mode=False)
 def whole_pixels(node: Node, selections: Sequence[Selection]) -> list[torch.Tensor | None]:
-    """Return the pixels of regions that each lie inside one tile; None for a region whose tile is not complete."""
+    """Read regions inside complete tiles.
+
+    Each region must lie inside one tile. Return None for a region in an incomplete tile.
+    """
     contents = node.contents
     with store_call(contents, CLAIMS):
         contents.flush_if_requested()
@@ -208,10 +218,6 @@ def _copy(
     missing: torch.Tensor | None,
     in_part: Container[Index],
 ) -> None:
-    """Copy the stored pixels of a selection to `out`, and set `missing` to True for its other pixels.
-
-    Without `missing`, only complete tiles are read. With it, the stored windows of partial tiles are read as well.
-    """
     layout = node.contents.layout(node.spec)
     if missing is not None:
         missing.fill_(True)
@@ -235,7 +241,7 @@ def _copy(
 
 
 def _lacking(grid: WindowGrid, access: Access, block: Block) -> torch.Tensor:
-    """Return which pixels of a block are covered by windows that are not stored."""
+    """Return a bool tensor of the pixels under missing windows."""
     starts = np.array([block.start], dtype=np.int64)
     lows, highs = grid.bounds(access.add(starts, starts + block.shape))
     lacks = torch.zeros(block.shape, dtype=torch.bool)
@@ -249,7 +255,7 @@ def _write(pixels: torch.Tensor, _start: Index, box: torch.Tensor) -> None:
 
 
 def _read_around(access: Access, lacks: torch.Tensor, start: Index, box: torch.Tensor) -> None:
-    """Read, box by box, the pixels of a block that are not marked in `lacks`."""
+    """Read the pixels of a block not marked in `lacks`, box by box."""
     sides = []
     for d, extent in enumerate(lacks.shape):
         changes = lacks.diff(dim=d).movedim(d, 0).reshape(extent - 1, lacks.numel() // extent).any(1)
