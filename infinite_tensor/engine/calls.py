@@ -299,7 +299,6 @@ def _taken(block: Array, d: int, index: IntArray) -> Array:
 
 
 def _with_constants(upstream: Input, region: Array, start: Sequence[int]) -> Array:
-    """Fill the constant padding of a region in place, and return the region."""
     assert upstream.padding is not None
     for d, (extent, mode) in upstream.reads.padded.items():
         if mode == "constant":

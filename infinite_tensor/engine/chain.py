@@ -184,7 +184,6 @@ class Computation:
 
 
 def _with_meaning(spec: TensorSpec, f: Callable[..., Any] | None, args: Sequence[Node]) -> TensorSpec:
-    """Add a missing `Meaning` to a spec, from the source or the args."""
     definition = spec.definition
     if definition.meaning is not None:
         return spec
@@ -320,10 +319,6 @@ def resolved(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _first_with_f(nodes: Iterable[Node]) -> dict[Node, Node]:
-    """Choose the first node with ``f`` for each tensor in the chains.
-
-    If a tensor has no node with ``f``, its first node is chosen.
-    """
     chosen: dict[Node, Node] = {}
     seen: set[int] = set()
     stack = [*nodes][::-1]

@@ -52,7 +52,6 @@ def _box(selection: Selection) -> list[int]:
 
 
 def _requests(tokens: str, boxes: Sequence[int]) -> list[tuple[Node, list[Selection]]]:
-    """Decode `tokens` and `boxes` into tensors and their selections."""
     nodes = [_node_of(token) for token in tokens.split(" ")]
     count = len(boxes) // sum(4 * len(node.spec.shape) for node in nodes)
     numbers = iter([int(number) for number in boxes])
@@ -75,7 +74,6 @@ def _node_of(token: str) -> Node:
 
 
 def _unread(selection: Selection, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return an uninitialized tensor with the shape of a read."""
     pixels = selection.pick(torch.empty(selection.size, dtype=dtype, device="meta"))
     return torch.empty(pixels.shape, dtype=dtype, device=device)
 

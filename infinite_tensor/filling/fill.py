@@ -221,7 +221,6 @@ def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dic
 
 
 def _kept(targets: Sequence[Target], max_memory: int | None) -> int:
-    """Return the bytes available to the caches of all stores."""
     return sum(_kept_by(store, max_memory) for store in _stores_of(chain_of([target.node for target in targets])))
 
 
@@ -381,7 +380,6 @@ def _reports(job: Job, before: Mapping[Node, tuple[int, int]], tally: Tally) -> 
 def _fill(
     wanted: Mapping[Node, NumberedRegions], taken: Mapping[Node, TakenTiles], tally: Tally, workers: int | None
 ) -> None:
-    """Fill one band of each tensor, side by side."""
     rest, steps = _renumbered({node: _unfinished(node, band) for node, band in wanted.items()})
     sizes, stores = _sizes(rest) if rest else [], [node.contents for node in rest]
     tally.pass_parts(sum(_sizes(wanted)) - sum(sizes))
@@ -390,10 +388,6 @@ def _fill(
 
 
 def _wanted(target: Target, band: NumberedRegions) -> NumberedRegions:
-    """Return the wanted regions of a band.
-
-    A region has the number of its step.
-    """
     if target.wanted is None:
         return band
     regions = itertools.starmap(target.regions, zip(band.starts.tolist(), band.stops.tolist(), strict=True))
@@ -432,7 +426,6 @@ def _renumbered(bands: Mapping[Node, NumberedRegions]) -> tuple[dict[Node, Numbe
 
 
 def _sizes(bands: Mapping[Node, NumberedRegions]) -> list[int]:
-    """Return the number of pixels of each region, in the order of region numbers."""
     numbers = np.concatenate([band.numbers for band in bands.values()])
     sizes = np.concatenate([(band.stops - band.starts).prod(axis=1) for band in bands.values()])
     found: list[int] = sizes[np.argsort(numbers, kind="stable")].tolist()

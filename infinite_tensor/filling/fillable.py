@@ -70,7 +70,8 @@ class Fillable(ABC):
         Returns
         -------
         FillPlan
-            Counts for each tensor of the chain, shown as a table by `print`. A tensor read by several others counts once.
+            Counts for each tensor of the chain, shown as a table by `print`. A tensor read by several others counts
+            once.
 
         Raises
         ------

@@ -117,8 +117,8 @@ def placed(where: object, names: Sequence[str], region: Selection) -> PlacedMask
         has = f"shape {tuple(mask.values.shape)}" if sliced else f"{len(numbers)} dimensions"
         named = "" if mask.dims is None else f", and dims={quoted(mask.dims)}"
         raise ValidationError(
-            "dims of a mask must list the dimension of the tensor for each dimension of the mask, no dimension twice, "
-            f"by number or by one of the names {tuple(names)}; this mask has {has}{named}"
+            "dims of a mask must list the dimension of the tensor for each dimension of the mask, and no dimension "
+            f"twice, by number or by one of the names {tuple(names)}; this mask has {has}{named}"
         )
     lies = []
     for name, given in (("scale", mask.scale), ("origin", mask.origin)):

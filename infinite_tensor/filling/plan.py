@@ -208,7 +208,6 @@ def _hull(pixels: Pixels) -> tuple[list[int], list[int]]:
 
 
 def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> list[Demand]:
-    """Return exact demands, with each window looked up in the inventories."""
     pixels: dict[Node, list[Boxes]] = {}
     for target in targets:
         pixels.setdefault(target.node, []).append(target.all_regions)

@@ -241,7 +241,6 @@ def _copy(
 
 
 def _lacking(grid: WindowGrid, access: Access, block: Block) -> torch.Tensor:
-    """Return a bool tensor of the pixels under missing windows."""
     starts = np.array([block.start], dtype=np.int64)
     lows, highs = grid.bounds(access.add(starts, starts + block.shape))
     lacks = torch.zeros(block.shape, dtype=torch.bool)
