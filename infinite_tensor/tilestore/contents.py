@@ -1,4 +1,4 @@
-"""The engine's interface to a store: `Contents`, and `Access`, one read's view of one tensor."""
+"""The interface between the engine and a store: `Contents` and `Access`."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Tiles(Protocol):
 
 
 class Access(ABC):
-    """One read's view of one tensor. It keeps what the read needs until the read has used it.
+    """View of a tensor for a single read.
 
-    A read adds the regions it wants, deposits the windows that were missing, and then reads the regions.
-    An access has its own references to everything it needs, so the limits of the store's cache never affect a read in
-    progress. Several threads of a read may use it at the same time, except for `add`, `keep` and `close`.
+    The read adds regions, deposits the missing windows, and then reads the regions. An access has its own references
+    to all tiles and windows in use, so the limits of the store's cache never affect a read in progress. Several threads
+    of a read may use an access at the same time, except for `add`, `keep` and `close`.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Access(ABC):
 
     @abstractmethod
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:
-        """Look up which windows of regions ``[start, stop)`` are stored, and return the windows that must be computed.
+        """Add regions to the read, and return the missing windows.
 
         Parameters
         ----------
@@ -66,13 +66,17 @@ class Access(ABC):
 
     @abstractmethod
     def whole(self, tiles: Sequence[Index]) -> list[Index]:
-        """Look up `tiles`, and return the complete ones. Only these may be read afterwards."""
+        """Return the complete tiles among `tiles`.
+
+        Only complete tiles may be read afterwards.
+        """
 
     @abstractmethod
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
-        """Look again for windows that `add` reported as missing. For each, return whether it is still missing.
+        """Return a mask of the windows still missing.
 
-        Does no I/O. If other reads deposit some of the windows later, this access gets them too.
+        `windows` are missing windows that `add` has returned. Windows deposited by other reads are no longer missing,
+        and become part of this access. Does no I/O.
         """
 
     @abstractmethod
@@ -89,30 +93,45 @@ class Access(ABC):
 
     @abstractmethod
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Fill `out` with the pixels from `start` on. First `add` the region and `deposit` its missing windows."""
+        """Fill `out` with the pixels from `start` on.
+
+        Before, `add` the region and `deposit` the missing windows.
+        """
 
     @abstractmethod
     def keep(self, start: Sequence[int] | None) -> None:
-        """Release all pixels that lie before `start` in any dimension. None releases all pixels.
+        """Release the pixels before `start` in any dimension.
 
-        To read released pixels again, `add` their region again.
+        None releases all pixels. To read released pixels again, `add` the region again.
         """
 
     def confine(self, tiles: Tiles) -> None:  # noqa: B027  (a store in memory keeps windows, not tiles)
-        """Store only those parts of windows that are inside the given tiles. Must be called before `add`."""
+        """Store only the parts of windows inside `tiles`.
+
+        Must be called before `add`.
+        """
 
     @property
     @abstractmethod
     def outdated(self) -> bool:
-        """Whether windows of the tensor were dropped after the read began. If so, `deposit` stores nothing."""
+        """Whether windows of the tensor were dropped after the read began.
+
+        If so, `deposit` stores nothing.
+        """
 
     @abstractmethod
     def detach(self) -> None:
-        """Store none of the deposited windows. Must be called before `add`."""
+        """Turn off storing: deposited windows are used by this read only.
+
+        Must be called before `add`.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything; the limits of the cache apply again."""
+        """Release everything.
+
+        The limits of the cache apply again.
+        """
 
 
 class Blended(NamedTuple):
@@ -124,9 +143,9 @@ class Blended(NamedTuple):
 
 
 class BlendedForRead:
-    """The tiles that one read has blended. They are kept, because several of its regions may need the same tile.
+    """Blended tiles, kept during a read.
 
-    Each tile is cut to the smallest box around all regions of the read.
+    Several regions of the read may need the same tile. Each tile is cut to the smallest box around all regions.
     """
 
     def __init__(self) -> None:
@@ -136,7 +155,7 @@ class BlendedForRead:
         self._lacking: set[Index] = set()
 
     def extend(self, starts: IntArray, stops: IntArray) -> None:
-        """Extend the bounds so that they include more regions that will be read."""
+        """Extend the bounds to include more regions."""
         self.worthwhile |= len(starts) > _FEW_REGIONS
         start, stop = starts[0].tolist(), stops[0].tolist()
         if len(starts) > 1:
@@ -149,11 +168,17 @@ class BlendedForRead:
             self._bounds, self._tiles = bounds, {}
 
     def look_again(self) -> None:
-        """Let `get` try again to make the tiles that lacked windows. Called when more windows have arrived."""
+        """Allow `get` to try incomplete tiles again.
+
+        Called when more windows have arrived.
+        """
         self._lacking = set()
 
     def get(self, index: Index, make: Callable[[], Blended | None]) -> Blended | None:
-        """Return a tile. If it is not kept yet, `make` blends it. Return None if windows of the tile are missing."""
+        """Return a tile, blended by `make` at the first call.
+
+        Return None if windows of the tile are missing.
+        """
         tile = self._tiles.get(index)
         if tile is None and index not in self._lacking:
             tile = make()
@@ -164,12 +189,15 @@ class BlendedForRead:
         return tile
 
     def cut(self, start: Index, stop: Index) -> tuple[Index, Index]:
-        """The part of a box inside the bounds of this read's regions."""
+        """Return the part of a box inside the bounds."""
         assert self._bounds is not None
         return tuple(map(max, start, self._bounds[0])), tuple(map(min, stop, self._bounds[1]))
 
     def keep(self, start: Sequence[int] | None) -> None:
-        """Release tiles that end before pixel `start` in any dimension; None releases all."""
+        """Release the tiles before pixel `start` in any dimension.
+
+        None releases all tiles.
+        """
         if start is None:
             self._tiles = {}
         else:
@@ -179,7 +207,7 @@ class BlendedForRead:
 
 
 class Contents(ABC):
-    """The windows of the tensors of a store: the implementation behind the `TileStore` that users see.
+    """Implementation of a store, behind the public `TileStore`.
 
     Attributes
     ----------
@@ -224,7 +252,10 @@ class Contents(ABC):
             raise StoreError(f"{self} is closed{self._cut_by}; open it again with `with store:`")
 
     def cut_through(self, error: BaseException) -> None:
-        """Close the store: `error` has interrupted a change, so the state in memory may be inconsistent."""
+        """Close the store after `error` has interrupted a change.
+
+        The state in memory may be inconsistent.
+        """
         self.closed = True
         self._cut_by = f", since {error!r} interrupted a call in the middle of a change; stored data is intact"
 
@@ -234,12 +265,18 @@ class Contents(ABC):
             raise ValidationError(f"{self} is read-only: it cannot {action}; open it with mode='r+'")
 
     def request_flush(self) -> None:
-        """Request a flush; a signal handler may call this at any moment."""
+        """Request a flush.
+
+        A signal handler may call this method at any moment.
+        """
         self.flush_requested = True
         Contents.flush_requests += 1
 
     def flush_if_requested(self) -> None:
-        """Carry out a requested flush; called when the thread holds no locks of the store."""
+        """Carry out a requested flush.
+
+        Called when the thread holds no locks of the store.
+        """
         if self.flush_requested:
             self.flush_requested = False
             if not self.closed:
@@ -249,42 +286,55 @@ class Contents(ABC):
 
     @abstractmethod
     def register(self, spec: TensorSpec) -> TensorSpec:
-        """Register a tensor. Return it with the names of its dimensions and the meaning of its pixels as stored.
+        """Register a tensor, and return the spec for reads.
+
+        The result has the stored names of dimensions, and the stored meaning of pixels.
 
         Raises
         ------
         ValidationError
-            If its id is taken by a tensor with another definition.
+            If a tensor with another definition has the same id.
         """
 
     def with_tile_size(self, spec: TensorSpec) -> TensorSpec:
-        """Return `spec` with the tile size that the user gave for the tensor, or else for this store.
+        """Return `spec` with the tile size given by the user.
 
-        Call this before sending `spec` to another process, so that both use the same tile size.
+        A tile size given for the tensor comes before the tile size of the store. Call this method before `spec` is sent
+        to another process, so that both processes use the same tile size.
         """
         return spec
 
     @abstractmethod
     def access(self, spec: TensorSpec) -> Access:
-        """Begin a read of a tensor. If it has been cleared since it was registered, register it again."""
+        """Begin a read of a tensor.
+
+        A tensor cleared since its registration is registered again.
+        """
 
     @abstractmethod
     def layout(self, spec: TensorSpec) -> TileLayout:
-        """How a tensor is cut into tiles."""
+        """Return the layout of the tiles of a tensor."""
 
     @property
     @abstractmethod
     def cache_limit(self) -> int | None:
-        """The most bytes that stay in memory when no read is in progress; None for no limit."""
+        """Size limit of the cache between reads, in bytes.
+
+        None is no limit.
+        """
 
     @abstractmethod
     def lend(self, held: threading.Lock, room: int) -> None:
-        """Limit the growth of the cache to `room` bytes while `held` is locked. `cache_limit` still applies."""
+        """Limit the growth of the cache to `room` bytes while `held` is locked.
+
+        `cache_limit` still applies.
+        """
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:  # noqa: ARG002
-        """Fill `out` with the pixels from `start` on if all of them are in memory. Return whether they are.
+        """Try to fill `out` from memory, and return True on success.
 
-        This is the fast path for reads that need no plan. If it returns False, the content of `out` is undefined.
+        `start` is the first pixel. If False is returned, some pixels are not in memory, and the content of `out` is
+        undefined. This is the fast path for reads that need no plan.
         """
         return False
 
@@ -294,58 +344,73 @@ class Contents(ABC):
         start: Sequence[int],  # noqa: ARG002
         stop: Sequence[int],  # noqa: ARG002
     ) -> torch.Tensor | None:
-        """Return the pixels ``[start, stop)`` if they are one complete tile in memory, else None.
+        """Return a complete tile from memory, without a copy.
 
-        The pixels are not copied, so they must not be changed. This method never waits. It must not be called on the
-        main thread.
+        Return None unless the region ``[start, stop)`` is exactly one tile, complete and in memory. The pixels must not
+        be changed. This method never waits. It must not be called on the main thread.
         """
         return None
 
     @abstractmethod
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
-        """Convert everything kept of `spec` to another device or dtype; if that fails, nothing is changed."""
+        """Convert the stored data of a tensor to another device or dtype.
+
+        If the conversion fails, nothing is changed.
+        """
 
     def refresh(self, tensor_id: str) -> None:  # noqa: B027  (memory has no other writers)
-        """Flush, then drop incomplete tiles from memory, so that later reads see what other processes add to them."""
+        """Flush, then drop incomplete tiles from memory.
+
+        Later reads then see windows stored by other processes.
+        """
 
     @abstractmethod
     def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:
-        """Return how much is stored of the tensor with this definition, counted up to about `most` tiles.
+        """Return how much is stored of a tensor.
 
-        Return None if counting would take long.
+        Counting stops at about `most` tiles. Return None if counting would take long.
         """
 
     # Fills and invalidation.
 
     @abstractmethod
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
-        """Return what is stored of the tiles that contain the pixels ``[start, stop)``.
+        """Return the inventory of the tiles of a region.
 
-        The region must not be empty. Reads no pixels of complete tiles.
+        The region must not be empty. No pixels of complete tiles are read.
         """
 
     def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:  # noqa: ARG002
-        """Whether all tiles that contain the pixels ``[start, stop)`` are stored. Does not read them.
+        """Check whether all tiles of a region are stored, without reading tiles.
 
-        True is certain; False means that some of them may be missing.
+        True is certain. False means that some tiles may be missing.
         """
         return False
 
     def written(self, tensor_id: str) -> tuple[int, int]:  # noqa: ARG002  (memory has no storage)
-        """How many complete tiles of a tensor this object has stored, and how many uncompressed bytes in all."""
+        """Return the number of stored tiles, and their size in bytes.
+
+        Only complete tiles stored by this object are counted. The size is before compression.
+        """
         return 0, 0
 
     @abstractmethod
     def specs_downstream(self) -> list[TensorSpec]:
-        """All known tensors that have args, or an ``f`` with several outputs. The list may contain more tensors."""
+        """Return all known tensors with args or with several outputs of ``f``.
+
+        The list may contain more tensors.
+        """
 
     def specs_at_hand(self) -> list[TensorSpec]:
-        """The tensors of `specs_downstream` that can be found without one request per tensor."""
+        """Return the tensors of `specs_downstream`, without a request for each.
+
+        Tensors that would need a request are left out.
+        """
         return self.specs_downstream()
 
     @abstractmethod
     def check_droppable(self, tensor_id: str) -> None:
-        """Raise an error if `drop` cannot work.
+        """Check that `drop` can work.
 
         Raises
         ------
@@ -359,64 +424,84 @@ class Contents(ABC):
 
     @abstractmethod
     def drop(self, spec: TensorSpec, windows: BoxUnion) -> Dropped:
-        """Delete windows of a tensor, and everything that has been blended from them.
+        """Delete windows of a tensor, and all tiles blended from the windows.
 
-        Reads in progress may still use the windows. Whatever they deposit of this tensor from now on is not stored.
-        Must be called while the store is `paused`.
+        Reads in progress may still use the windows. From now on, windows of this tensor that these reads deposit are
+        not stored. Must be called while the store is `paused`.
 
         Raises
         ------
         StoreError
-            If deleting fails. Some windows may remain; call this again to delete them.
+            If deleting fails. Some windows may remain then. Call the method again to delete them.
         """
 
     def generation(self, spec: TensorSpec) -> tuple[str, str] | None:  # noqa: ARG002  (memory is not shared)
-        """A value that changes when any process clears the tensor or drops windows of it; None if unknown."""
+        """Return a value for the detection of cleared tensors and dropped windows.
+
+        The value changes when any process clears the tensor or drops windows of it. Return None if the value is
+        unknown.
+        """
         return None
 
     def paused(self) -> AbstractContextManager[object]:
-        """A context in which no other thread can begin a read."""
+        """Return a context manager to keep other threads from beginning a read."""
         return self.lock
 
     # The methods behind those of `TileStore`.
 
     @abstractmethod
     def tensor_ids(self, prefix: str = "") -> list[str]:
-        """All tensor ids that begin with `prefix`, sorted."""
+        """Return all tensor ids starting with `prefix`, sorted."""
 
     @abstractmethod
     def holds(self, tensor_id: str) -> bool:
-        """Whether the store has a tensor with this id. Does not list other tensors."""
+        """Check whether the store has a tensor with this id.
+
+        Does not list other tensors.
+        """
 
     def some_ids(self, most: int) -> tuple[list[str], int]:
-        """The first ids of tensors, up to `most`, and how many more there may be. Fast even for many tensors."""
+        """Return up to `most` tensor ids, and a limit for the number of further tensors.
+
+        Fast even for many tensors.
+        """
         found = self.tensor_ids()
         return found[:most], len(found[most:])
 
     @abstractmethod
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
-        """The definition of one tensor as JSON; StoreError if there is no tensor with that id."""
+        """Return the definition of a tensor as JSON.
+
+        Raise StoreError if there is no tensor with this id.
+        """
 
     @abstractmethod
     def info_of(self, tensor_id: str) -> TensorInfo:
-        """Describe one tensor and what is stored of it; StoreError if there is no tensor with that id."""
+        """Return a description of a tensor and its stored tiles.
+
+        Raise StoreError if there is no tensor with this id.
+        """
 
     @abstractmethod
     def digest_of(self, tensor_id: str) -> str | None:
-        """The digest of a tensor's definition, or None if it is unknown."""
+        """Return the digest of a definition, or None if unknown."""
 
     @abstractmethod
     def delete(self, tensor_id: str) -> None:
-        """Delete everything of one tensor."""
+        """Delete everything stored of a tensor."""
 
     @abstractmethod
     def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:
-        """Flush, then check everything stored of a tensor and list what is damaged; `repair` deletes the damage."""
+        """Flush, then list the damaged objects of a tensor.
+
+        `repair` deletes damaged objects, except definitions.
+        """
 
     def collect_garbage(self, older_than: float | None) -> Garbage:  # noqa: ARG002  (memory has no garbage)
-        """Flush, then delete what no definition refers to, and partial tiles older than `older_than` seconds.
+        """Flush, then delete unreferenced data and old partial tiles.
 
-        If `older_than` is None, all partial tiles are kept.
+        Partial tiles are deleted if they are older than `older_than` seconds. If `older_than` is None, all partial
+        tiles are kept.
         """
         return Garbage()
 
@@ -428,14 +513,17 @@ class Contents(ABC):
 
     @store_query
     def stored_group(self, group_id: str) -> dict[str, Any] | None:
-        """Return the stored definition of a group without checking it, or None if there is no such group."""
+        """Return the stored definition of a group, unchecked.
+
+        Return None if there is no such group.
+        """
         self.check_open()
         with self.lock:
             return self.read_group(group_id)
 
     @store_method
     def store_group(self, group_id: str, definition: dict[str, Any]) -> dict[str, Any]:
-        """Create a group unless it exists. Return the definition that is stored afterwards."""
+        """Create a group, unless the id exists, and return the stored definition."""
         self.check_open()
         self.check_writable(f"save group {group_id!r}")
         with self.lock:
@@ -450,29 +538,41 @@ class Contents(ABC):
 
     @abstractmethod
     def read_group(self, group_id: str) -> dict[str, Any] | None:
-        """The stored definition of a group, or None."""
+        """Return the stored definition of a group, or None."""
 
     @abstractmethod
     def write_group(self, group_id: str, definition: dict[str, Any]) -> None:
-        """Create a group. If another process has just created it, keep the existing definition."""
+        """Create a group.
+
+        If another process has just created the group, keep the existing definition.
+        """
 
     @abstractmethod
     def delete_group(self, group_id: str) -> None:
-        """Delete a group. A missing group is not an error."""
+        """Delete a group.
+
+        A missing group is not an error.
+        """
 
     @abstractmethod
     def group_ids(self) -> list[str]:
-        """Ids of all groups."""
+        """Return the ids of all groups."""
 
     # Lifetime.
 
     def flush(self) -> None:  # noqa: B027  (memory has no storage)
-        """Store all finished windows; StoreError if something could not be stored."""
+        """Store all finished windows.
+
+        Raise StoreError if something could not be stored.
+        """
 
     def resumed(self) -> None:
-        """Called when the store has been reopened."""
+        """Mark the store as open again."""
         self.closed, self._cut_by = False, ""
 
     @abstractmethod
     def close(self, *, discard: bool) -> None:
-        """Flush, then release memory and files; `discard` ignores a failed flush. Closing twice is not an error."""
+        """Flush, then release memory and files.
+
+        `discard` ignores a failed flush. Closing twice is not an error.
+        """

@@ -1,4 +1,4 @@
-"""Reports about a store: what is stored of a region or a tensor, what is damaged, which tensors read which."""
+"""Reports about a store: stored tiles, damage, and dependencies between tensors."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True)
 class StoredSize:
-    """How much is stored of a tensor.
+    """Amount of data stored of a tensor.
 
     Attributes
     ----------
     tiles : int
         The number of complete tiles, or of windows if the store is in memory.
     bytes : int or None
-        Their size in bytes as stored; None if finding it would take one request per tile.
+        The size of these tiles as stored; None if finding the size would take one request per tile.
     counted : bool
         Whether all tiles were counted. If False, there are more.
     pending : int
@@ -46,23 +46,23 @@ class StoredSize:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a store knows of one tensor.
+    """Description of a stored tensor.
 
     Attributes
     ----------
     tensor_id : str
-        Its id.
+        The id of the tensor.
     definition : dict
-        Its stored definition, which determines its values and its layout.
+        The stored definition, which determines values and layout.
     tiles_complete, tiles_partial : int
-        The number of tiles whose pixels are all final, and the number of stored tiles that still lack windows.
+        The number of tiles with all windows, and the number of stored tiles with missing windows.
     bytes_stored : int
         Size of everything stored, in bytes.
     location : str
-        Where its tiles are, such as the path of the Zarr array within the store.
+        The location of the tiles, such as the path of the Zarr array within the store.
     why_no_ome : str or None
-        Why programs that read OME-Zarr cannot open the tensor; None if they can. To open it, give them the group that
-        contains `location`.
+        The reason why programs for OME-Zarr cannot open the tensor; None if they can. To open the tensor, give such a
+        program the group that contains `location`.
     """
 
     tensor_id: str
@@ -103,7 +103,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Damage:
-    """Something stored that differs from what was written.
+    """A damaged object in a store.
 
     Attributes
     ----------
@@ -113,9 +113,9 @@ class Damage:
     tile : tuple of int or None
         The index of the damaged tile; None for a definition or an array.
     location : str
-        Where it is within the store.
+        The location of the object within the store.
     reason : str
-        What is wrong with it.
+        What is wrong with the object.
     """
 
     kind: Literal["definition", "array", "tile", "partial"]
@@ -125,7 +125,7 @@ class Damage:
 
 
 class Dropped(NamedTuple):
-    """The number of windows that `Contents.drop` dropped from memory, and the number of tiles that it deleted."""
+    """Result of `Contents.drop`: numbers of windows dropped from memory and of tiles deleted."""
 
     windows: int = 0
     tiles: int = 0
@@ -133,14 +133,14 @@ class Dropped(NamedTuple):
 
 @dataclass(frozen=True)
 class Garbage:
-    """What `TileStore.gc` has deleted.
+    """Amount of data deleted by `TileStore.gc`.
 
     Attributes
     ----------
     objects, bytes : int
-        The number of deleted objects, and their size in bytes.
+        The number of deleted objects, and the size of all of them in bytes.
     partial_tiles, partial_bytes : int
-        The number of partial tiles that were deleted, and their size; `bytes` includes it.
+        The number of deleted partial tiles, and their size in bytes; `bytes` includes this size.
     """
 
     objects: int = 0
@@ -153,7 +153,7 @@ class Garbage:
 
 
 class Known(Protocol):
-    """The windows of an incomplete tile that are computed already; ``index in known`` looks one up."""
+    """Set of the known windows of an incomplete tile."""
 
     def __contains__(self, index: Index, /) -> bool: ...
 
@@ -167,16 +167,16 @@ TILE_STATES = ("stored", "missing", "uncovered")
 
 @dataclass(frozen=True)
 class Inventory:
-    """What is stored of a box of tiles of one tensor.
+    """Stored tiles and windows in a box of tiles.
 
     Attributes
     ----------
     layout : TileLayout
-        How the tensor is cut into tiles.
+        The tiles of the tensor.
     complete : collection of tuple of int
-        The tiles that are complete.
+        The indices of the complete tiles.
     partial : mapping of tuple of int to container of tuple of int
-        The tiles with some but not all windows stored, mapped to these windows.
+        Maps the index of each partial tile to its stored windows.
     """
 
     layout: TileLayout
@@ -187,7 +187,10 @@ class Inventory:
     def of_windows(
         cls, grid: WindowGrid, layout: TileLayout, windows: Sequence[Index], start: Sequence[int], stop: Sequence[int]
     ) -> Inventory:
-        """Make the inventory of the region ``[start, stop)`` for a store in memory that has only these `windows`."""
+        """Create the inventory of the region ``[start, stop)`` from single windows.
+
+        `windows` are all windows in a memory store.
+        """
         if not windows:
             return cls(layout)
         box = np.array(layout.box(start, stop), dtype=np.int64)
@@ -206,20 +209,24 @@ class Inventory:
         return not self.complete and not self.partial
 
     def known(self, tile: Index) -> Known | None:
-        """Return the stored windows of a tile, or None if all its windows are stored."""
+        """Return the stored windows of a tile, or None for a complete tile."""
         return None if tile in self.complete else self.partial.get(tile, NOTHING)
 
     def missing(self, grid: WindowGrid, starts: IntArray, stops: IntArray) -> IntArray:
-        """Return the windows that a read of regions would compute, as sorted indices of shape (M, ndim).
+        """Return the missing windows of regions.
 
-        The bounds of the regions have shape (N, ndim).
+        The result has the indices of the windows, sorted, in shape (M, ndim). The bounds of the regions have shape
+        (N, ndim).
         """
         if self.empty:
             return grid.points(starts, stops)
         return missing_windows(grid, self.layout, starts, stops, self.known)
 
     def states(self, grid: WindowGrid, low: Sequence[int], high: Sequence[int]) -> npt.NDArray[np.str_]:
-        """The state of each tile in a box ``[low, high)``, one of `TILE_STATES`, as an array of the box's shape."""
+        """Return the state of each tile in a box ``[low, high)``.
+
+        The result is an array in the shape of the box. Its values are from `TILE_STATES`.
+        """
         tiles, _ = points_of_boxes(np.array([low], dtype=np.int64), np.array([high], dtype=np.int64))
         first, last = windows_over_tiles(grid, self.layout, tiles)
         covered = (first < last).all(axis=1)
@@ -235,9 +242,9 @@ class Inventory:
 
 
 def windows_over_tiles(grid: WindowGrid, layout: TileLayout, tiles: IntArray) -> tuple[IntArray, IntArray]:
-    """Return two arrays: for each tile, the low and the high end of the box of windows that cover it.
+    """Return the bounds of the boxes of windows over tiles.
 
-    `tiles` and both arrays have shape (N, ndim).
+    The result is an array of low ends and an array of high ends. These and `tiles` have shape (N, ndim).
     """
     size = np.array(layout.tile_shape, dtype=np.int64)
     ends = np.array([np.iinfo(np.int64).max if n is None else n for n in layout.shape], dtype=np.int64)
@@ -247,7 +254,7 @@ def windows_over_tiles(grid: WindowGrid, layout: TileLayout, tiles: IntArray) ->
 def missing_windows(
     grid: WindowGrid, layout: TileLayout, starts: IntArray, stops: IntArray, known: Callable[[Index], Known | None]
 ) -> IntArray:
-    """Return the windows that a read of regions needs and that are missing in the tiles.
+    """Return the missing windows of regions.
 
     Parameters
     ----------
@@ -290,9 +297,10 @@ _MOST_CHARACTERS = 40
 
 
 def listing(found: Callable[[], tuple[Sequence[str], int] | None]) -> str:
-    """Return the text that lists some tensors in the repr of a store. Never raises.
+    """Return a short list of tensors for the repr of a store.
 
-    ``found()`` returns some ids, and how many more there may be. It returns None if the store is closed.
+    ``found()`` returns some ids, and a limit for the number of further ids, or None if the store is closed. Errors of
+    ``found()`` become part of the text.
     """
     try:
         some = found()
@@ -323,9 +331,9 @@ def _shown(tensor_id: str) -> str:
 
 
 def readers_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | None) -> list[str]:
-    """Return the sorted ids of all tensors in `specs` that have the tensor `tensor_id` as an arg.
+    """Return the sorted ids of the direct readers of a tensor.
 
-    If `digest` is not None, the definition of the arg must have this digest.
+    A direct reader has the tensor as an arg. If `digest` is not None, the definition of the arg must have this digest.
     """
     return sorted(
         spec.tensor_id
@@ -335,7 +343,10 @@ def readers_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | None) 
 
 
 def dependants_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | None) -> list[str]:
-    """Return the ids of all tensors that are computed from a given one. Each comes before the tensors that it reads."""
+    """Return the ids of all direct and indirect readers of a tensor.
+
+    Each reader comes before the tensors it reads.
+    """
     known = list(specs)
     by_arg: defaultdict[tuple[str, str], list[TensorSpec]] = defaultdict(list)
     for spec in known:
@@ -354,7 +365,10 @@ def dependants_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | Non
 
 
 def sources_first(roots: Iterable[K], readers: Callable[[K], Iterable[K]]) -> list[K]:
-    """Return `roots` and their direct and indirect readers. Each key comes before its own readers."""
+    """Return `roots` and all direct and indirect readers.
+
+    Each key comes before its readers.
+    """
     finished: list[K] = []
     entered: set[K] = set()
     # One entry per key in progress: the key, with an iterator over its readers. The first entry is for the roots.

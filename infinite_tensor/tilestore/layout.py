@@ -1,4 +1,4 @@
-"""How a tensor is cut into tiles."""
+"""The tiles of a tensor."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ from infinite_tensor.values.spec import TensorSpec
 
 
 def tile_shape_of(shape: Shape, tile_size: object) -> Index:
-    """Return the shape of a tile in pixels, given the shape of the tensor and the `tile_size` of the user.
+    """Return the shape of a tile in pixels.
 
     Parameters
     ----------
     shape : tuple of (int or None)
         Shape of the tensor.
     tile_size : int or tuple of int
-        One int for all unbounded dimensions (for all dimensions, if none is unbounded), one int per
-        unbounded dimension, or one int per dimension. A tile spans each finite dimension for which no size is given,
+        The size given by the user: one int for all unbounded dimensions (for all dimensions, if none is unbounded), one
+        int per unbounded dimension, or one int per dimension. A tile spans each finite dimension without a given size,
         and is never longer than a finite dimension.
 
     Raises
     ------
     ValidationError
-        If `tile_size` is none of these.
+        If `tile_size` has another form, or contains a number below 1.
     """
     sizes = sizes_of("tile_size", tile_size, shape)
     return tuple([sizes[d] if n is None else min(sizes.get(d, n), n) for d, n in enumerate(shape)])
 
 
 def sizes_of(name: str, given: object, shape: Shape) -> dict[int, int]:
-    """Return a dict from dimension to size. A dimension for which `given` has no size is left out.
+    """Map dimensions to the sizes in `given`.
 
-    `given` must have one of the forms that `tile_shape_of` describes. Its name in messages is `name`.
+    Dimensions without a size are left out. `tile_shape_of` describes the forms of `given`. Messages call the argument
+    `name`.
     """
     unbounded = [d for d, extent in enumerate(shape) if extent is None] or list(range(len(shape)))
     single = as_index(given)
@@ -77,7 +78,10 @@ LARGEST_TILE_BYTES = 2**31 - 1
 
 
 def usual_tile(spec: TensorSpec) -> Index:
-    """The default tile of a new tensor: all channels, and about the same number of windows along each dimension."""
+    """Return the default tile shape of a new tensor.
+
+    A tile has all channels, and about the same number of windows along each dimension.
+    """
     window, follows = spec.grid.window, followed(spec.grid.window)
     along = zip(follows, window.size, window.stride, strict=True)
     strides = [size if k is None else min(size, stride) for k, size, stride in along]
@@ -100,7 +104,6 @@ def usual_tile(spec: TensorSpec) -> Index:
 
 
 def _gathered_tile(spec: TensorSpec, strides: Sequence[int]) -> list[int]:
-    """Return the default tile size of a tensor with a reduction: small multiples of `strides`."""
     sizes = [*strides]
     for d in reversed(range(len(sizes))):
         room = int(_GATHERED_TILE_BYTES / (math.prod(tile_of(spec, sizes)) * spec.gathered_bytes))
@@ -109,30 +112,34 @@ def _gathered_tile(spec: TensorSpec, strides: Sequence[int]) -> list[int]:
 
 
 def tile_of(spec: TensorSpec, size: object) -> Index:
-    """Return the tile shape for the tile size `size`. All output channels of a reduction are in one tile."""
+    """Return the tile shape of a tensor for the tile size `size`.
+
+    If the tensor has a reduction, a tile has all output channels.
+    """
     tile, reduction = tile_shape_of(spec.shape, size), spec.reduction
     return tile if reduction is None or reduction.out_channels is None else (reduction.out_channels, *tile[1:])
 
 
 @dataclass(eq=False)
 class Record:
-    """A tensor that is registered with a persistent store.
+    """A tensor registered with a persistent store.
 
-    The store refers to a record weakly. Specs of the tensor, reads, and tiles in memory keep it alive.
+    The store has only a weak reference to a record. Specs of the tensor, reads, and tiles in memory keep the record
+    alive.
 
     Attributes
     ----------
     spec : TensorSpec
-        The tensor as stored. Unlike other specs, it does not keep the record alive. If the tensor was opened without
-        its functions and they are given later, another spec replaces it.
+        The tensor as stored. Unlike other specs, this spec does not keep the record alive. If the tensor was opened
+        without its functions, and the functions are given later, a new spec replaces this one.
     layout : TileLayout
         The tiles of the tensor.
     functions : Functions
         The functions that computed what is stored.
     bound : object
-        The object that `Backend._bind_tensor` returned for the tensor.
+        The object returned by `Backend._bind_tensor` for the tensor.
     written : list of int
-        How many complete tiles this process has stored, and how many bytes, before compression.
+        The number of complete tiles stored by this process, and their size in bytes before compression.
     current : bool
         Whether deposited windows may be stored: False once the tensor was cleared or invalidated.
     is_sparse : bool
@@ -154,7 +161,10 @@ class Record:
         return self._holder is not None and self._holder() is not None
 
     def holder(self) -> Holder:
-        """Return the `Holder` of this record. The record stays alive while a spec refers to the holder."""
+        """Return the `Holder` of this record.
+
+        The record stays alive while a spec refers to the holder.
+        """
         holder = None if self._holder is None else self._holder()
         if holder is None:
             holder = Holder(self)
@@ -163,14 +173,17 @@ class Record:
 
     @cached_property
     def gathered(self) -> TileLayout:
-        """The layout in which windows are gathered before a reduction. Without a reduction, this is `layout`."""
+        """Layout of the tiles before the reduction.
+
+        Windows are gathered in these tiles. Without a reduction, this is `layout`.
+        """
         return self.layout if self.spec.reduction is None else gathered_layout(self.spec.reduction, self.layout)
 
 
 class Holder:
-    """Keeps a record alive while specs refer to this object.
+    """Object referred to by specs, to keep a record alive.
 
-    The record refers to its holder weakly, to find out whether any spec is in use.
+    The record has a weak reference to its holder, to find out whether a spec is in use.
     """
 
     def __init__(self, record: Record) -> None:
@@ -178,9 +191,10 @@ class Holder:
 
 
 class TileLayout:
-    """The tiles of one tensor: tile ``i`` covers ``[i*size, (i+1)*size)`` per dimension.
+    """The tiles of a tensor.
 
-    The last tile of a finite dimension may reach past its end. Tiles of 2 GiB or more raise ValidationError.
+    Tile ``i`` covers ``[i*size, (i+1)*size)`` in each dimension. The last tile of a finite dimension may reach past the
+    end of the dimension. Raise ValidationError if a tile has 2 GiB or more.
     """
 
     def __init__(self, shape: Shape, tile_shape: Index, dtype: torch.dtype) -> None:
@@ -198,16 +212,19 @@ class TileLayout:
 
     @property
     def pixels(self) -> tuple[list[int], list[int]]:
-        """The bounds of all pixels; along an unbounded dimension, the limits of the coordinates."""
+        """Bounds of all pixels of the tensor.
+
+        Unbounded dimensions have the limits of coordinates as bounds.
+        """
         start = [-COORDINATE_LIMIT if extent is None else 0 for extent in self.shape]
         return start, [COORDINATE_LIMIT if extent is None else extent for extent in self.shape]
 
     def start(self, tile: Index) -> Index:
-        """The first pixel of a tile."""
+        """Return the first pixel of a tile."""
         return tuple(map(operator.mul, tile, self.tile_shape))
 
     def stop(self, tile: Index) -> Index:
-        """The end of the part of a tile that lies inside the tensor."""
+        """Return the end of a tile, cut at the end of the tensor."""
         return tuple(
             [
                 (i + 1) * n if extent is None else min((i + 1) * n, extent)
@@ -216,26 +233,32 @@ class TileLayout:
         )
 
     def is_stored(self, tile: Index) -> bool:
-        """Whether a tile can be stored: it can if it contains pixels within the limits of the coordinates."""
+        """Check whether a tile has pixels within the limits of coordinates.
+
+        Other tiles are never stored.
+        """
         return all(
             extent is not None or -COORDINATE_LIMIT - n < i * n < COORDINATE_LIMIT
             for i, n, extent in zip(tile, self.tile_shape, self.shape, strict=True)
         )
 
     def box(self, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The box of tiles that contain the pixels ``[start, stop)``. The region must not be empty."""
+        """Return the bounds of the box of tiles over a region.
+
+        The region must not be empty.
+        """
         low = list(map(operator.floordiv, start, self.tile_shape))
         return low, [-(-b // n) for b, n in zip(stop, self.tile_shape, strict=True)]
 
     def whole(self, start: Sequence[int], stop: Sequence[int]) -> tuple[Index, Index]:
-        """The bounds, in pixels, of all tiles that contain some of the pixels ``[start, stop)``."""
+        """Extend a region to whole tiles, and return its bounds in pixels."""
         low, high = self.box(start, stop)
         return self.start(tuple(low)), self.stop(tuple([i - 1 for i in high]))
 
     def part(self, tile: Index, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], tuple[slice, ...]]:
-        """Return where a tile and a region overlap.
+        """Return the overlap between a tile and a region.
 
-        The first part is the first pixel of the overlap. The second part is its slices in an array of the region.
+        The result is the first pixel of the overlap, and the slices of the overlap in an array of the region.
         """
         low, to = [], []
         for i, n, a, b in zip(tile, self.tile_shape, start, stop, strict=True):
@@ -244,33 +267,44 @@ class TileLayout:
         return low, tuple(to)
 
     def copy(self, tiles: Mapping[Index, Array], target: Array, start: Sequence[int]) -> None:
-        """Copy the pixels of `tiles` into `target`, which begins at pixel `start`. The tiles must cover `target`."""
+        """Copy the pixels of `tiles` into `target`.
+
+        `start` is the first pixel of `target`. The tiles must cover `target`.
+        """
         for tile, block in tiles.items():
             copy_shared(block, self.start(tile), target, start)
 
 
 def layout_of(shape: Shape, tile: Index, dtype: torch.dtype, reduction: Reduction | None) -> TileLayout:
-    """Return the tiles of a tensor. Raise ValidationError if they are too large, or do not fit its reduction."""
+    """Return the layout of a tensor, after a check of the tile size.
+
+    Raise ValidationError if tiles are too large, or do not fit the reduction.
+    """
     layout = TileLayout(shape, tile, dtype)
     if reduction is not None:
         if reduction.out_channels not in (None, tile[0]):
             raise ValidationError(
-                f"a tile of shape {tile} has only some of the {reduction.out_channels} values that the reduction "
-                f"gives for a pixel; give a tile_size of {reduction.out_channels} along the first dimension, so that "
-                "it has all of them"
+                f"a tile of shape {tile} has only some of the {reduction.out_channels} values per pixel of the "
+                f"reduction; give a tile_size of {reduction.out_channels} along the first dimension"
             )
         gathered_layout(reduction, layout)
     return layout
 
 
 def gathered_layout(reduction: Reduction, layout: TileLayout) -> TileLayout:
-    """Return the layout in which windows are gathered. `reduction` turns each of its tiles into a tile of `layout`."""
+    """Return the layout of the tiles before a reduction.
+
+    `reduction` turns each of these tiles into a tile of `layout`.
+    """
     shape, tile = (gathered_shape(reduction, extents) for extents in (layout.shape, layout.tile_shape))
     return TileLayout(shape, tuple([n for n in tile if n is not None]), reduction.dtype)
 
 
 def copy_shared(source: Array, source_start: Sequence[int], target: Array, target_start: Sequence[int]) -> None:
-    """Copy the pixels that two blocks have in common. The blocks begin at `source_start` and `target_start`."""
+    """Copy the overlap of two blocks from `source` to `target`.
+
+    `source_start` and `target_start` are the first pixels of the blocks.
+    """
     to, of = [], []
     for a, n, b, m in zip(source_start, source.shape, target_start, target.shape, strict=True):
         begin = a - b

@@ -1,4 +1,4 @@
-"""A mapping with limits that drops its least recently used values."""
+"""A mapping with limits for size and number of values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ V = TypeVar("V")
 
 
 class LRU(Generic[K, V]):
-    """Values with a size in bytes, in order of use.
+    """Mapping from keys to values, in order of use.
+
+    `evict` removes the least recently used values. Not safe for threads: the owner holds a lock.
 
     Parameters
     ----------
@@ -29,8 +31,6 @@ class LRU(Generic[K, V]):
     ----------
     total_bytes : int
         The size of all values together.
-
-    Not safe for threads: the owner holds a lock.
     """
 
     def __init__(self, max_bytes: int | None = None, max_items: int | None = None) -> None:
@@ -42,7 +42,10 @@ class LRU(Generic[K, V]):
 
     @property
     def most_bytes(self) -> int | None:
-        """`max_bytes`, or the lowest limit set by `lend`; None for no limit."""
+        """The limit in bytes at present: the lowest of `max_bytes` and the limits set by `lend`.
+
+        None is no limit.
+        """
         if not self._lent:
             return self.max_bytes
         self._lent = {held: most for held, most in self._lent.items() if held.locked()}
@@ -50,7 +53,10 @@ class LRU(Generic[K, V]):
         return min(limits, default=None)
 
     def lend(self, held: threading.Lock, room: int) -> None:
-        """Until the lock `held` is released, limit the total size to the present size plus `room` bytes."""
+        """Limit the total size while the lock `held` is locked.
+
+        The limit is the present size plus `room` bytes.
+        """
         self._lent = {
             **{each: most for each, most in self._lent.items() if each.locked()},
             held: self.total_bytes + room,
@@ -66,11 +72,14 @@ class LRU(Generic[K, V]):
         return iter(list(self._entries))
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """A snapshot of keys and values, least recently used first."""
+        """Iterate over a snapshot of keys and values, least recently used first."""
         return iter([(key, value) for key, (value, _) in self._entries.items()])
 
     def get(self, key: K) -> V | None:
-        """Return the value of `key`, or None, and mark it as the most recently used."""
+        """Return the value of `key`, or None.
+
+        The value becomes the most recently used.
+        """
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -78,18 +87,24 @@ class LRU(Generic[K, V]):
         return entry[0]
 
     def look(self, key: K, default: V | None = None) -> V | None:
-        """The value of `key`, or `default`. Does not count as a use."""
+        """Return the value of `key`, or `default`.
+
+        Does not count as a use.
+        """
         entry = self._entries.get(key)
         return default if entry is None else entry[0]
 
     def put(self, key: K, value: V, size: int) -> None:
-        """Set the value of `key`. Call `evict` afterwards to apply the limits."""
+        """Set the value of `key`, with a size of `size` bytes.
+
+        Call `evict` afterwards to apply the limits.
+        """
         self.pop(key)
         self._entries[key] = value, size
         self.total_bytes += size
 
     def pop(self, key: K) -> V | None:
-        """Remove `key`, and return its value, or None if there is none."""
+        """Remove `key`, and return the value, or None for an unknown key."""
         value, size = self._entries.pop(key, (None, 0))
         self.total_bytes -= size
         return value
@@ -116,7 +131,10 @@ class LRU(Generic[K, V]):
                     kept += 1
 
     def recount(self, keep: Callable[[V], bool]) -> None:
-        """Drop values for which `keep` is False, and recompute the total size, which a fork may have left wrong."""
+        """Drop values with a False ``keep(value)``, and recompute the total size.
+
+        A fork may have left a wrong total size.
+        """
         self._entries = OrderedDict((key, entry) for key, entry in self._entries.items() if keep(entry[0]))
         self.total_bytes = sum(size for _, size in self._entries.values())
 
@@ -127,7 +145,10 @@ class LRU(Generic[K, V]):
 
 
 def check_limit(name: str, value: object) -> int | None:
-    """Return the cache limit `value`: a positive int, or None for no limit. Raise ValidationError for other values."""
+    """Return `value` as a cache limit: a positive int, or None for no limit.
+
+    Raise ValidationError for other values.
+    """
     number = as_index(value)
     if value is not None and (number is None or number < 1):
         raise ValidationError(f"{name} must be a positive int, or None for no limit, got {quoted(value)}")
