@@ -1,4 +1,4 @@
-"""Stores keep the windows of tensors: in memory here, on disk and object storage in `persistent`."""
+"""Stores for the windows of tensors, in memory, on disk and on object storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors and warnings of stores. Each says what is wrong, and what to do."""
+"""Errors and warnings of stores, with advice for the user."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ _TOLD = 5
 
 
 def combined(failures: Sequence[StoreError]) -> StoreError:
-    """Combine errors into one that has their messages, and the cause of the first error."""
+    """Combine errors into a single error.
+
+    The result has the messages of all errors, and the cause of the first error.
+    """
     if len(failures) == 1:
         return failures[0]
     lines = [f"\n  {failure}" for failure in failures[:_TOLD]]
@@ -49,7 +52,7 @@ def combined(failures: Sequence[StoreError]) -> StoreError:
 
 
 def damaged_definition(store: object, tensor_id: str, where: str, error: ValueError) -> StoreError:
-    """The error for a definition that cannot be read."""
+    """Create the error for an unreadable definition."""
     return StoreError(
         f"{store}: the definition of tensor {tensor_id!r}, {where}, is damaged ({error}); restore an intact one "
         f"from a backup, or delete the whole tensor with clear_tensor({tensor_id!r})"
@@ -57,7 +60,7 @@ def damaged_definition(store: object, tensor_id: str, where: str, error: ValueEr
 
 
 def damaged_group(store: object, group_id: str, where: str, error: ValueError) -> StoreError:
-    """The error for a group that cannot be read."""
+    """Create the error for an unreadable group."""
     return StoreError(
         f"{store}: group {group_id!r}, {where}, is damaged ({error}); delete it with clear_group({group_id!r}), which "
         "keeps its tensors, and save it again"
@@ -65,14 +68,17 @@ def damaged_group(store: object, group_id: str, where: str, error: ValueError) -
 
 
 def in_the_way(store: object, where: str, what: str) -> StoreError:
-    """The error that the tensor or group `what` cannot be kept at `where`, because another program has data there."""
+    """Create the error for a path with data of another program.
+
+    The tensor or group `what` would be stored at the path `where`.
+    """
     return StoreError(
-        f"{store}: {where!r} is not of this library, but is where {what} is kept; choose another id, or move it away"
+        f"{store}: {where!r} is not of this library, but has the path of {what}; choose another id, or move it away"
     )
 
 
 def cleared_elsewhere(store: object, tensor_id: str) -> StoreError:
-    """The error for writing to or reading from a tensor that is no longer stored."""
+    """Create the error for use of a tensor no longer stored."""
     return StoreError(
         f"{store}: tensor {tensor_id!r} is gone: it has been cleared, or the whole store has vanished. "
         f"clear_tensor({tensor_id!r}) drops what is left of it in memory; if the store has vanished, open it again; "
@@ -81,7 +87,7 @@ def cleared_elsewhere(store: object, tensor_id: str) -> StoreError:
 
 
 def remade_elsewhere(store: object, tensor_id: str) -> StoreError:
-    """The error for a tensor that was cleared and recreated elsewhere."""
+    """Create the error for a tensor cleared and recreated by another process."""
     return StoreError(
         f"{store}: tensor {tensor_id!r} has been cleared and recreated elsewhere; "
         "close(discard=True) this store, and open it again to use the new tensor"
@@ -89,17 +95,17 @@ def remade_elsewhere(store: object, tensor_id: str) -> StoreError:
 
 
 def changed_meanwhile(store: object, tensor_id: str) -> StoreError:
-    """The error for a tensor that was cleared or invalidated while it was copied."""
+    """Create the error for a tensor cleared or invalidated during a copy."""
     return StoreError(f"{store}: tensor {tensor_id!r} was cleared or invalidated while it was copied; copy it again")
 
 
 def vanished(store: object) -> StoreError:
-    """The error for a store that was deleted while it was open."""
+    """Create the error for a store deleted while open."""
     return StoreError(f"{store}: the store has vanished since it was opened; open it again to start with an empty one")
 
 
 def warn_of_damage(store: object, what: str) -> None:
-    """Issue a DamagedDataWarning for something that cannot be read."""
+    """Issue a DamagedDataWarning for unreadable data."""
     message = f"{store}: {what}; it is treated as missing, and computed again if the tensor has its f"
     # Python may show a warning only once; the log has all of them.
     LOG.debug("%s", message)
@@ -107,14 +113,17 @@ def warn_of_damage(store: object, what: str) -> None:
 
 
 def check_same(tensor_id: str, stored: Definition, given: Definition, store: object) -> None:
-    """Raise ValidationError with all differing fields, unless both definitions give the same values."""
+    """Check that two definitions give the same values.
+
+    Otherwise, raise ValidationError with all differing fields.
+    """
     if not same(stored, given):
         lines = differences(stored.values(), given.values())
         raise mismatch(tensor_id, lines, store, changed_args(stored, given))
 
 
 def changed_args(stored: Definition, given: Definition) -> list[str]:
-    """Describe, for messages, each given arg whose definition differs from the stored one."""
+    """Describe the given args with definitions different from the stored ones."""
     pairs = enumerate(zip(stored.args, given.args, strict=False))
     return [
         f"args[{at}] ({'without a tensor_id' if new.tensor_id is None else repr(new.tensor_id)})"
@@ -124,17 +133,17 @@ def changed_args(stored: Definition, given: Definition) -> list[str]:
 
 
 def check_functions(tensor_id: str, stored: Functions, given: Functions, store: object) -> None:
-    """Compare the given functions of a tensor with the functions that computed its stored pixels.
+    """Check the given functions of a tensor against the stored functions.
 
-    Raises ValidationError if a changed value makes the stored pixels wrong. Every other change issues a
-    FunctionChangedWarning.
+    Raise ValidationError if a changed value makes the stored pixels wrong. Issue a FunctionChangedWarning for every
+    other change.
     """
     found = changes(stored.record, given.record)
     if found.firm:
         listed = "".join(f"\n  {line}" for line in found.firm)
         raise ValidationError(
-            f"{store} already holds a tensor {tensor_id!r}, which was computed from other values:{listed}\n"
-            "Give another tensor_id, or delete what is stored, and what was computed from it, with "
+            f"{store} already holds a tensor {tensor_id!r}, computed from other values:{listed}\n"
+            "Give another tensor_id, or delete the stored tensor, and all tensors computed from it, with "
             f"store.clear_tensor({tensor_id!r}, dependants=True)."
         )
     for name in found.code:
@@ -160,25 +169,34 @@ def _warn_of_change(tensor_id: str, what: str) -> None:
 
 
 def warn_of_opaque(spec: TensorSpec) -> None:
-    """Issue a FunctionChangedWarning if a stored tensor is computed from objects whose changes cannot be detected."""
+    """Issue a FunctionChangedWarning for opaque objects.
+
+    A tensor is computed from these objects, and their changes cannot be detected.
+    """
     opaque = spec.definition.functions.record.opaque
     if opaque:
         warnings.warn(
-            f"tensor {spec.tensor_id!r}: changes of {', '.join(opaque[:_MOST_NAMED])} cannot be detected, because it "
-            "cannot be inspected: after a change, old pixels would be used. Set version= to anything that identifies "
-            "it, such as the hash of a checkpoint",
+            f"tensor {spec.tensor_id!r}: changes of {', '.join(opaque[:_MOST_NAMED])} cannot be detected, because "
+            "these objects cannot be inspected: after a change, old pixels would be used. Set version= to a value "
+            "that identifies them, such as the hash of a checkpoint",
             FunctionChangedWarning,
             stacklevel=_level_of_caller(),
         )
 
 
 def warn_of_other_code(spec: TensorSpec) -> None:
-    """Issue a FunctionChangedWarning for a tensor whose ``f`` no longer has the code that it had when it was built."""
+    """Issue a FunctionChangedWarning for an ``f`` with replaced code.
+
+    The code was replaced after the tensor was built.
+    """
     _warn_of_change(spec.tensor_id, "the code of its f has been replaced since the tensor was built")
 
 
 def warn_of_conflicts(spec: TensorSpec, what: Sequence[str]) -> None:
-    """Issue a MeaningLostWarning if inputs disagree about the meaning of pixels."""
+    """Issue a MeaningLostWarning for disagreeing inputs.
+
+    `what` lists the metadata of pixels with different values in the inputs.
+    """
     warnings.warn(
         f"tensor {spec.tensor_id!r}: its inputs disagree about {', '.join(what)}, so the tensor keeps none of these",
         MeaningLostWarning,
@@ -187,7 +205,10 @@ def warn_of_conflicts(spec: TensorSpec, what: Sequence[str]) -> None:
 
 
 def warn_of_lost(target: str, what: Sequence[str]) -> None:
-    """Issue a MeaningLostWarning if metadata of the pixels, or of their sources, is not written."""
+    """Issue a MeaningLostWarning if metadata is not written to `target`.
+
+    `what` lists the lost metadata of the pixels or of their sources.
+    """
     if what:
         warnings.warn(
             f"{target} is without {', '.join(what)}: the format has no place for this metadata, or it does not "
@@ -198,7 +219,10 @@ def warn_of_lost(target: str, what: Sequence[str]) -> None:
 
 
 def warn_of_uncovered(spec: TensorSpec) -> None:
-    """Issue an UncoveredPixelsWarning if no window covers some pixels of a tensor's finite dimensions."""
+    """Issue an UncoveredPixelsWarning if some pixels have no window.
+
+    Pixels are counted along the finite dimensions only.
+    """
     count = spec.grid.uncovered
     if not count:
         return
@@ -214,7 +238,7 @@ def warn_of_uncovered(spec: TensorSpec) -> None:
 
 
 def _remedies(grid: WindowGrid) -> Iterator[str]:
-    """Suggest arguments with which windows cover more pixels."""
+    """Suggest arguments for a better cover by windows."""
     clipped = WindowGrid(grid.window, grid.shape, ("clip",) * len(grid.shape))
     if clipped.uncovered < grid.uncovered:
         yield 'edge="clip", which lets windows reach past the end'
@@ -229,7 +253,7 @@ def _remedies(grid: WindowGrid) -> Iterator[str]:
 
 
 def _level_of_caller() -> int:
-    """Return the `stacklevel` with which a warning shows the line of the user's code that called this package."""
+    """Return the `stacklevel` of the user's code, the caller of this package."""
     level, frame = 1, sys._getframe(1)  # noqa: SLF001  (other ways are slower)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("infinite_tensor."):
         level, frame = level + 1, frame.f_back
@@ -237,7 +261,7 @@ def _level_of_caller() -> int:
 
 
 def unknown_tensor(tensor_id: str, known: Sequence[str], store: object) -> StoreError:
-    """The error for an unknown tensor id."""
+    """Create the error for an unknown tensor id."""
     more = f" and {len(known) - _MOST_LISTED:,} more" if len(known) > _MOST_LISTED else ""
     folded = {each.casefold(): each for each in known[:_MOST_COMPARED]}
     close = difflib.get_close_matches(tensor_id.casefold(), folded, n=1)
@@ -246,7 +270,7 @@ def unknown_tensor(tensor_id: str, known: Sequence[str], store: object) -> Store
 
 
 def mismatch(tensor_id: str, lines: Sequence[str], store: object, changed_args: Sequence[str] = ()) -> ValidationError:
-    """The error for an id that is taken by a tensor with another definition."""
+    """Create the error for an id with another definition in the store."""
     listed = "".join(f"\n  {line}" for line in lines)
     stale = advice = ""
     if changed_args:
@@ -270,7 +294,7 @@ def mismatch(tensor_id: str, lines: Sequence[str], store: object, changed_args: 
 
 
 def warn_of_dependants(tensor_id: str, names: Sequence[str], store: object) -> None:
-    """Issue a DependantsRemainWarning for tensors that read a tensor which has just been cleared."""
+    """Issue a DependantsRemainWarning for the readers `names` of a cleared tensor."""
     listed = ", ".join(map(repr, names[:_MOST_NAMED])) + ", ..." * (len(names) > _MOST_NAMED)
     warnings.warn(
         f"{store}: tensor {tensor_id!r} is cleared, but {listed} {'is' if len(names) == 1 else 'are'} computed from "
@@ -282,7 +306,7 @@ def warn_of_dependants(tensor_id: str, names: Sequence[str], store: object) -> N
 
 
 def keeps_no_times(store: object) -> ValidationError:
-    """The error for deleting old partial tiles on storage that records no times."""
+    """Create the error for an age limit on storage without recorded times."""
     return ValidationError(
         f"{store} does not record when something was stored: give older_than=0 to delete all partial tiles, "
         "at a time when nobody fills a tensor there"

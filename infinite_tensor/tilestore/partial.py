@@ -1,4 +1,4 @@
-"""Tiles with missing windows: `PartialTile` is their form in storage, and `TileInProgress` their form in memory."""
+"""Tiles with missing windows, in storage (`PartialTile`) and in memory (`TileInProgress`)."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from infinite_tensor.values.reduction import Reducer
 
 
 class DamagedPartialError(ValueError):
-    """The stored data of a partial tile is damaged, or belongs to another tile."""
+    """Raised for damaged data of a partial tile, and for data of another tile."""
 
 
 @dataclass(frozen=True)
 class PartialTile:
-    """The known windows of one tile.
+    """The known windows of a tile, as stored.
 
     Attributes
     ----------
     prefix : torch.Tensor or None
-        The tile after its first windows, in lexicographic order, have been blended. For a weighted mean, it is the
-        weighted sum of these windows, in the dtype that is used for sums.
+        The blend of the first windows, in lexicographic order, in the shape of a tile. For a weighted mean, this is the
+        weighted sum of the windows, in the dtype for sums.
     prefix_length : int
         The number of windows in `prefix`.
     pieces : mapping of window index to torch.Tensor
-        Later windows that are known, each cut to the part inside the tile.
+        Known windows after a missing window, each cut to the part inside the tile.
     """
 
     prefix: torch.Tensor | None = None
@@ -55,7 +55,10 @@ class PartialTile:
 
     @staticmethod
     def merged(parts: Iterable[PartialTile]) -> PartialTile | None:
-        """Merge several parts: take the longest prefix, and the pieces of all parts. Return None if there are none."""
+        """Merge parts of a tile.
+
+        The result has the longest prefix, and the pieces of all parts. Return None if there are no parts.
+        """
         known = list(parts)
         if not known:
             return None
@@ -70,12 +73,12 @@ class PartialTile:
         Parameters
         ----------
         log : iterable of bytes or Exception
-            For each part, the bytes that `to_bytes` returned for `place`, or the error that reading it raised. A
-            damaged part is skipped with a `DamagedDataWarning`.
+            For each part, the bytes from `to_bytes` for `place`, or the error raised by reading the part. A damaged
+            part is skipped with a `DamagedDataWarning`.
         place : str
             The name of the tile.
         store : object
-            The store; the warning shows its str.
+            The store to name in the warning.
         """
         parts = []
         for number, data in enumerate(log):
@@ -88,7 +91,10 @@ class PartialTile:
         return cls.merged(parts)
 
     def to_bytes(self, place: str) -> bytes:
-        """Return the part as safetensors, with a digest of its content and of `place`, the name of the tile."""
+        """Return the part as safetensors, with a digest.
+
+        The digest covers the content, and the name `place` of the tile.
+        """
         tensors = {_piece_name(index): piece for index, piece in self.pieces.items()}
         if self.prefix is not None:
             tensors[_PREFIX] = self.prefix
@@ -102,9 +108,9 @@ class PartialTile:
 
     @classmethod
     def from_bytes(cls, data: bytes, place: str) -> PartialTile:
-        """Read the part that `to_bytes` wrote for `place`.
+        """Read a part from the bytes of `to_bytes`.
 
-        Raises DamagedPartialError if the part is damaged or belongs to another tile.
+        Raise DamagedPartialError if the part is damaged, or does not belong to the tile with the name `place`.
         """
         try:
             raw = safetensors.torch.load(data)
@@ -148,18 +154,17 @@ def _digest(place: str, metadata: Mapping[str, str], raw: Mapping[str, torch.Ten
 
 
 class TileInProgress:
-    """A tile into which windows are being blended.
+    """A tile with missing windows, in memory.
 
-    Windows arrive in any order. All windows before the first missing one are blended immediately, into the prefix;
-    later ones wait as pieces. So every pixel is blended in lexicographic order, and heavy overlap takes little memory.
-    If the tensor has a reduction, the tile gathers windows until it is complete, and is reduced then.
+    Windows arrive in any order. All windows before the first missing window are blended immediately, into the prefix.
+    Later windows wait as pieces. So every pixel is blended in lexicographic order, and heavy overlap takes little
+    memory. If the tensor has a reduction, the tile is reduced when all windows have arrived.
     Not safe for threads: the store holds a lock.
 
     Attributes
     ----------
     spoilt : bool
-        Whether a blend has raised an error, so that it may have changed only some of the pixels. Such a tile must not
-        be used.
+        Whether a blend has raised an error. Some pixels may be wrong then, and the tile must not be used.
     """
 
     def __init__(self, record: Record, tile: Index) -> None:
@@ -188,12 +193,15 @@ class TileInProgress:
 
     @property
     def complete(self) -> bool:
-        """Whether every window that covers the tile is blended in."""
+        """Whether the tile has all windows."""
         return self._prefix_length == self.total
 
     @property
     def pixels(self) -> Array | None:
-        """The tile if it is complete; None if it is not, or if no window covers it."""
+        """The pixels of a complete tile, or None.
+
+        None also for a tile without windows.
+        """
         return self._prefix if self._prefix_length == self.total else None
 
     @property
@@ -209,7 +217,7 @@ class TileInProgress:
 
     @property
     def nbytes(self) -> int:
-        """The memory that the tile takes, in bytes."""
+        """Memory used by the tile, in bytes."""
         return self._piece_bytes + (0 if self._prefix is None else self._prefix.nbytes)
 
     def __contains__(self, index: Index) -> bool:
@@ -218,7 +226,7 @@ class TileInProgress:
         return rank < self._prefix_length or rank in self._pieces
 
     def known(self) -> frozenset[Index]:
-        """The windows that are known."""
+        """Return the indices of all known windows."""
         return frozenset(map(self._lowered, map(self._index, (*range(self._prefix_length), *self._pieces))))
 
     # Taken from the record each time: a tensor that was opened without its functions may get them later.
@@ -239,9 +247,9 @@ class TileInProgress:
         return self._reducer.lowered(index) if self._is_reduced else index
 
     def add_row(self, index: Index, windows: Array) -> None:
-        """Add a row of windows, cut to the part inside this tile.
+        """Add a row of windows along the last dimension.
 
-        `index` is the first window; the others follow along the last coordinate. All of them must touch the tile.
+        `index` is the index of the first window. All windows must touch the tile. Pixels outside the tile are ignored.
         """
         if self.spoilt:
             return
@@ -262,7 +270,10 @@ class TileInProgress:
         self.spoilt = False
 
     def merge(self, partial: PartialTile) -> None:
-        """Add the stored windows of the tile. If they do not fit it, raise DamagedPartialError and add nothing."""
+        """Add the stored windows of the tile.
+
+        Raise DamagedPartialError, and add nothing, if the data does not match the tile.
+        """
         self.logged = True
         self._check_fits(partial)
         if partial.prefix is not None and partial.prefix_length > self._prefix_length:
@@ -279,11 +290,14 @@ class TileInProgress:
 
     @property
     def record(self) -> Record:
-        """The record of the tile's tensor."""
+        """The record of the tensor."""
         return self._record
 
     def read(self, target: Array, low: Sequence[int]) -> None:
-        """Fill `target` with the pixels from `low` on. All windows that cover them must be known."""
+        """Fill `target` with the pixels from `low` on.
+
+        All windows of these pixels must be known.
+        """
         if self.pixels is not None:
             copy_shared(self.pixels, self._record.layout.start(self.tile), target, low)
         elif not self._is_reduced:
@@ -295,7 +309,7 @@ class TileInProgress:
             self._reducer.reduce(values, low, target)
 
     def _read(self, target: Array, low: Sequence[int]) -> None:
-        """Fill `target` with the pixels from `low` on, without applying the reduction."""
+        """Fill `target` without applying the reduction."""
         if self.spoilt:
             raise StoreError(
                 f"tile {self.tile} of tensor {self._record.spec.tensor_id!r} was dropped while it was being read, "
@@ -315,13 +329,16 @@ class TileInProgress:
         self._blender.finish(block, low, target)
 
     def finished(self) -> torch.Tensor:
-        """The tile, which must be complete."""
+        """Return the pixels of a complete tile."""
         assert self._prefix is not None
         assert self._prefix_length == self.total
         return as_tensor(self._prefix)
 
     def unstored(self) -> PartialTile | None:
-        """Return what was added since the last `mark_stored`, or None if nothing was."""
+        """Return the windows added since the last `mark_stored`.
+
+        Return None if there are none, or if the tile is spoilt.
+        """
         ranks = self._pieces.keys() - self._stored_pieces
         grown = self._prefix_length > self._stored_prefix
         if self.spoilt or not (ranks or grown):
@@ -331,17 +348,16 @@ class TileInProgress:
         return PartialTile(prefix, self._prefix_length if grown else 0, pieces)
 
     def mark_stored(self, partial: PartialTile) -> None:
-        """Record that `partial`, which `unstored` returned, is now in storage."""
+        """Mark `partial`, a result of `unstored`, as stored."""
         self.logged = True
         self._stored_prefix = max(self._stored_prefix, partial.prefix_length)
         self._stored_pieces.update(self._rank(self._lifted(index)) for index in partial.pieces)
 
     def _check_fits(self, partial: PartialTile) -> None:
-        """Raise DamagedPartialError if `partial` has windows, shapes or dtypes that this tile cannot have."""
         length = partial.prefix_length
         if not 0 <= length <= self.total or (partial.prefix is None) is (length > 0):
             raise DamagedPartialError(
-                f"a prefix of {length} windows, which does not fit a tile that {self.total} windows cover"
+                f"a prefix of {length} windows does not match a tile of {self.total} windows"
             )
         if partial.prefix is not None:
             self._check_block("prefix", partial.prefix, self._blender.accumulator, self._layout.tile_shape)
@@ -363,7 +379,7 @@ class TileInProgress:
             )
 
     def _rank(self, index: Index) -> int:
-        """The position of a window, in lexicographic order, among those that cover the tile."""
+        """Return the position of a window in lexicographic order, from 0 for the first window over the tile."""
         rank = 0
         for i, low, width in zip(index, self._low, self._widths, strict=True):
             rank = rank * width + i - low
@@ -384,7 +400,6 @@ class TileInProgress:
         return [min(a, b + n) for a, b, n in zip(self._stop, window.start(index), window.size, strict=True)]
 
     def _piece_of(self, window: Array, index: Index) -> Array:
-        """A copy of the part of a window inside this tile."""
         window_start = self._grid.window.start(index)
         inside = []
         for a, b, c, n in zip(self._start, self._stop, window_start, window.shape, strict=True):
@@ -396,19 +411,19 @@ class TileInProgress:
         self._piece_bytes += piece.nbytes
 
     def _blend_in(self, count: int, fold: Callable[..., None], *windows: Any) -> None:
-        """Blend the next `count` windows into the prefix. ``fold(tile, start, *windows)`` blends them into a tile."""
+        """Blend the next `count` windows into the prefix, by ``fold(tile, start, *windows)``."""
         tile = self._begun()
         fold(tile[self._inside], self._start, *windows)
         self._begin_with(tile, self._prefix_length + count)
 
     def _begin_with(self, tile: Array, length: int) -> None:
-        """Set the prefix to `tile`, the blend of the first `length` windows. If no windows remain, finish the tile."""
+        """Set the prefix to `tile`, the blend of the first `length` windows, and finish a complete tile."""
         if length == self.total:
             tile = self._finished(tile)
         self._prefix, self._prefix_length = tile, length
 
     def _finished(self, folded: Array) -> Array:
-        """Return the pixels of the tile. `folded` is the result of blending all windows into it."""
+        """Compute the pixels from `folded`, the blend of all windows."""
         tile = folded
         if self._blender.accumulator != self._layout.dtype:
             tile = as_array(self._allocated(self._layout))
@@ -423,7 +438,6 @@ class TileInProgress:
         return pixels
 
     def _begun(self) -> Array:
-        """Return the prefix, or a blank tile if there is none."""
         if self._prefix is not None:
             return self._prefix
         tile = as_array(self._allocated(self._layout, self._blender.accumulator))
@@ -436,12 +450,12 @@ class TileInProgress:
             return new_block(shape, dtype, torch.device("cpu"))
         except OutOfMemoryError as error:
             raise StoreError(
-                f"no memory for tile {self.tile} of tensor {self._record.spec.tensor_id!r}, which has "
-                f"{math.prod(shape) * dtype.itemsize} bytes: {error}; a smaller tile_size needs less"
+                f"no memory for the {math.prod(shape) * dtype.itemsize} bytes of tile {self.tile} of tensor "
+                f"{self._record.spec.tensor_id!r}: {error}; give a smaller tile_size to use less memory"
             ) from error
 
     def _absorb(self) -> None:
-        """Blend the pieces that now follow the prefix without a gap."""
+        """Blend the pieces directly after the prefix."""
         while self._prefix_length in self._pieces:
             piece, index = self._pieces.pop(self._prefix_length), self._index(self._prefix_length)
             self._piece_bytes -= piece.nbytes

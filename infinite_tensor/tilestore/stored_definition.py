@@ -1,4 +1,4 @@
-"""Stored definitions of tensors, checked before use: they may be damaged, or made by an attacker."""
+"""Stored definitions of tensors, checked for damage and attacks before use."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class StoredTensor:
     Attributes
     ----------
     definition : Definition
-        What determines the values.
+        The definition of the tensor.
     tile_size : tuple of int or None
         Extent of a tile per dimension; None if the store has no tiles.
     """
@@ -72,14 +72,16 @@ class StoredTensor:
 
     @classmethod
     def from_json(cls, stored: object) -> StoredTensor:
-        """Parse a stored definition. Nothing that it names is imported or called.
+        """Parse a stored definition.
+
+        Names in the definition are never imported or called.
 
         Raises
         ------
         ValidationError
-            If it is not a valid definition.
+            If the definition is not valid.
         StoreError
-            If it has the format of a later version.
+            If the definition has the format of a later version.
         """
         given = _typed(dict, "it", stored)
         fields = {name: given[name] for name in _FIELDS if name in given}
@@ -97,7 +99,10 @@ class StoredTensor:
 
     @classmethod
     def of(cls, store: object, tensor_id: str, stored: object) -> StoredTensor:
-        """Parse the definition that `store` keeps for `tensor_id`. Every error becomes a StoreError."""
+        """Parse the definition of a tensor in `store`.
+
+        Raise StoreError for every error.
+        """
         what = f"{store}: the stored definition of tensor {tensor_id!r}"
         try:
             found = cls.from_json(stored)
@@ -113,7 +118,7 @@ class StoredTensor:
         return found
 
     def spec(self, tensor_id: str) -> TensorSpec:
-        """Return the spec of this tensor under the id `tensor_id`. Its device is the CPU."""
+        """Create the spec of this tensor on the CPU."""
         definition = self.definition
         blend, blend_init = blend_of(definition.blend), scalar_from_json(definition.blend_init)
         reduction = None if definition.reduction is None else reduction_from_json(definition.reduction)
@@ -123,7 +128,7 @@ class StoredTensor:
 # Opening a tensor reads its definition several times, and parsing one takes ten times as long as writing it.
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> StoredTensor:
-    """Parse the JSON text of a definition, from which the field "meaning" was left out."""
+    """Parse the JSON text of a definition without the field "meaning"."""
     fields = _typed(dict, "it", json_value("definition", json.loads(text), DEEPEST_JSON + 1))
     version = as_index(fields.get("format", FORMAT))
     if version is None or version < 1:
@@ -137,7 +142,7 @@ def _parsed(text: str) -> StoredTensor:
 
 
 def definition_of(fields: Mapping[str, Any]) -> Definition:
-    """Return the definition that `Definition.to_json` converted to `fields`.
+    """Create a definition from the fields of `Definition.to_json`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The former import path of the conformance suite for backends, which is now in `infinite_tensor.testing`."""
+"""Former import path of the conformance suite for backends, now in `infinite_tensor.testing`."""
 
 from infinite_tensor.testing import PersistentStoreTests
 

@@ -292,9 +292,9 @@ def test_a_tensor_is_not_put_into_a_folder_of_somebody_else(folder: Folder) -> N
     folder.put(*PHOTOGRAPHS)
     before = folder.files()
     with folder.open() as store:
-        with pytest.raises(StoreError, match=r"'t-shirts/\w+.* is not of this library, .*'shirts' is kept; choose"):
+        with pytest.raises(StoreError, match=r"'t-shirts/\w+.* is not of this library, .*'shirts'; choose"):
             overlapping(store, tensor_id="shirts")
-        with pytest.raises(StoreError, match=r"'g-force/1' is not of this library, .*'force' is kept; choose another"):
+        with pytest.raises(StoreError, match=r"'g-force/1' is not of this library, .*'force'; choose another"):
             TensorGroup({"all": store.open("t")}).save(store, "force")
     assert folder.files() == before
 

@@ -50,7 +50,7 @@ def test_a_tile_that_memory_cannot_hold_is_an_error_of_ours() -> None:
     )
     done = run("-c", code)
     assert done.returncode == 0, done.stderr
-    assert "no memory for tile (0, 0) of tensor 't', which has 1073741824 bytes" in done.stdout
+    assert "no memory for the 1073741824 bytes of tile (0, 0) of tensor 't'" in done.stdout
 
 
 def test_a_window_that_overlaps_itself_without_end_is_refused() -> None:
