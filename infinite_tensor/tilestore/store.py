@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 class TileStore:
-    """Stores the windows of any number of tensors, each under its id.
+    """Storage for the windows of tensors.
 
-    A store object can be used from many threads. A closed store raises StoreError; ``with store:``
-    reopens it, and closes it at the end of the block.
+    A store contains any number of tensors, each under an id. A store object can be used from many threads. A closed
+    store raises StoreError. ``with store:`` reopens a closed store, and closes the store at the end of the block.
     """
 
     # Messages show the store by its str.
@@ -50,7 +50,10 @@ class TileStore:
 
     @property
     def address(self) -> str | None:
-        """The path or URL for `infinite_tensor.open_store`, without credentials; None if the store has none."""
+        """The path or URL for `infinite_tensor.open_store`, without credentials.
+
+        None if the store has no path or URL.
+        """
         return None
 
     @property
@@ -82,7 +85,10 @@ class TileStore:
 
     @store_query
     def __contains__(self, tensor_id: object) -> bool:
-        """Whether the store has a tensor with this id, intact or damaged. Does not list the other tensors."""
+        """Check whether the store has a tensor with this id, intact or damaged.
+
+        Does not list the other tensors.
+        """
         self._check_open()
         try:
             given = checked_id(tensor_id)
@@ -91,7 +97,7 @@ class TileStore:
         return self._contents.holds(given)
 
     def __str__(self) -> str:
-        """A short name for messages. Does not list the tensors."""
+        """Return a short name for messages, without a list of tensors."""
         # If a backend defines only __repr__, that is its name.
         own = type(self).__repr__
         return own(self) if own is not TileStore.__repr__ else f"{type(self).__name__}()"
@@ -106,34 +112,42 @@ class TileStore:
 
     @store_query
     def tensor_ids(self, prefix: str = "") -> list[str]:
-        """The sorted ids of all tensors in the store, or only the ids that begin with `prefix`.
+        """Return the ids of all tensors in the store, sorted.
 
-        On remote storage, only the definitions of tensors that match `prefix` are read.
+        With a `prefix`, only ids that begin with `prefix` are returned. On remote storage, only the definitions of
+        these tensors are read.
         """
         self._check_open()
         return self._contents.tensor_ids("" if prefix == "" else checked_id(prefix, "prefix"))
 
     @store_query
     def tensor_definition(self, tensor_id: str) -> dict[str, Any]:
-        """The definition of one tensor as JSON; StoreError if the store has no tensor with that id."""
+        """Return the definition of a tensor as JSON.
+
+        Raise StoreError if the store has no tensor with this id.
+        """
         self._check_open()
         return self._contents.definition_of(tensor_id)
 
     @store_method
     def tensor_info(self, tensor_id: str) -> TensorInfo:
-        """Flush, then describe one tensor and what is stored of it; StoreError if the store has no such tensor."""
+        """Flush, then return a description of a tensor and its stored tiles.
+
+        Raise StoreError if the store has no tensor with this id.
+        """
         self._check_open()
         return self._contents.info_of(tensor_id)
 
     def extent(self, tensor_id: str) -> tuple[slice, ...] | None:
-        """The smallest region of a tensor that contains all stored tiles, complete or partial; None if there are none.
+        """Return the smallest region around all stored tiles of a tensor.
 
-        Lists the tiles of the tensor. The region may contain tiles that are not stored: see `coverage`.
+        Complete and partial tiles count. Return None if no tile is stored. The region may also contain tiles that are
+        not stored: see `coverage`. Lists the tiles of the tensor.
 
         Raises
         ------
         StoreError
-            If the store has no tensor with that id.
+            If the store has no tensor with this id.
         ValidationError
             If the tensor is unbounded, and the backend cannot list its tiles.
 
@@ -163,33 +177,34 @@ class TileStore:
         device: torch.device | str = "cpu",
         reduce: Reduction | None = None,
     ) -> InfiniteTensor:
-        """Reopen a tensor from its id alone.
+        """Reopen a tensor from its id.
 
-        Without `f`, only the stored part can be read; a read that needs more raises TileAccessError. Upstream
-        tensors that have a `tensor_id` and are in this store are reopened too, unless `args` replaces them.
+        Without `f`, only the stored part can be read. A read that needs missing windows raises TileAccessError.
+        Upstream tensors are reopened too, if they have a `tensor_id` and are in this store, unless `args` replaces
+        them.
 
         Parameters
         ----------
         tensor_id : str
-            Its id, one of `tensor_ids`.
+            The id of the tensor, one of `tensor_ids`.
         f : callable, optional
-            Computes missing windows.
+            The function to compute missing windows.
         args : sequence of InfiniteTensor or TensorBlob, optional
-            The upstream tensors that are passed to `f`.
+            The upstream tensors for `f`.
         blend : callable, WeightedMean or str, optional
-            The blend. To compute windows, it must be given if it is a `WeightedMean` with custom weights, or a
-            function other than an elementwise one of torch.
+            The blend. Required for computing windows if the blend is a `WeightedMean` with custom weights, or a
+            function other than an elementwise function of torch.
         batch_size, device
             As for `InfiniteTensor`.
         reduce : Reduction, optional
-            The reduction. To compute windows, it must be given if it uses a custom function.
+            The reduction. Required for computing windows if the reduction uses a custom function.
 
         Raises
         ------
         StoreError
-            If the store has no tensor with that id.
+            If the store has no tensor with this id.
         ValidationError
-            If `args` are not what the tensor was computed from.
+            If `args` are not the tensors from which the stored tensor was computed.
         """
         # The module of tensors imports this one.
         from infinite_tensor.opening import open_tensor  # noqa: PLC0415
@@ -198,16 +213,19 @@ class TileStore:
 
     @store_method
     def clear_tensor(self, tensor_id: str, *, dependants: bool = False) -> None:
-        """Delete a tensor and everything stored of it. An unknown id is not an error.
+        """Delete a tensor and everything stored of it.
+
+        An unknown id is not an error.
 
         Parameters
         ----------
         tensor_id : str
-            Its id.
+            The id of the tensor.
         dependants : bool
-            Also delete the tensors of this store that are computed from it, directly or indirectly. If False, they
-            stay unchanged, and a `DependantsRemainWarning` names the tensors that read it directly. On remote storage,
-            the warning names only tensors in use through this store object; the method `dependants` finds all.
+            Also delete all tensors of this store that are computed from the tensor, directly or indirectly. If False,
+            these dependants stay unchanged, and a `DependantsRemainWarning` names the tensors that read the deleted one
+            directly. On remote storage, the warning names only tensors in use through this store object. The method
+            `dependants` finds all of them.
         """
         contents, dependants = self._contents, checked_flag("dependants", dependants)
         with contents.lock:
@@ -224,9 +242,10 @@ class TileStore:
 
     @store_query
     def dependants(self, tensor_id: str) -> list[str]:
-        """Ids of the tensors in this store that are computed from a tensor, directly or indirectly.
+        """Return the ids of all dependants of a tensor.
 
-        ``clear_tensor(tensor_id, dependants=True)`` deletes these too. Each tensor comes before the tensors that it is
+        These are the tensors in this store that are computed from the tensor, directly or indirectly.
+        ``clear_tensor(tensor_id, dependants=True)`` deletes them too. Each dependant comes before the tensors it is
         computed from.
         """
         contents = self._contents
@@ -236,34 +255,37 @@ class TileStore:
 
     @store_method
     def clear_cache(self, tensor_id: str) -> None:
-        """Flush, then free the memory of a tensor's cached tiles or windows. Later reads load or recompute them."""
+        """Flush, then free the memory of a tensor's cached tiles or windows.
+
+        Later reads load or recompute them.
+        """
         self._check_open()
         self._contents.clear_cache(tensor_id)
 
     @store_method
     def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:
-        """Flush, then read everything stored of a tensor and list what is damaged.
+        """Flush, then look for damage in everything stored of a tensor.
 
-        Other processes may use the store meanwhile. If one of them has just replaced a damaged tile, a repair may
-        still delete the new tile, which is then computed once more.
+        Other processes may use the store meanwhile. If another process has just replaced a damaged tile, a repair may
+        delete the new tile. The tile is then computed once more.
 
         Parameters
         ----------
         tensor_id : str
-            Its id.
+            The id of the tensor.
         repair : bool
-            Delete damaged tiles and damaged parts of partial tiles; they are recomputed when needed. A damaged
-            definition is left unchanged.
+            Delete damaged tiles and damaged parts of partial tiles. Deleted windows are recomputed when needed. A
+            damaged definition is left unchanged.
 
         Returns
         -------
         list of Damage
-            Empty if nothing is damaged.
+            The damaged objects; empty if nothing is damaged.
 
         Raises
         ------
         StoreError
-            If the store has no tensor with that id, or cannot be read.
+            If the store has no tensor with this id, or cannot be read.
         """
         self._check_open()
         if checked_flag("repair", repair):
@@ -272,19 +294,19 @@ class TileStore:
 
     @store_method
     def gc(self, *, partial: bool = False, older_than: float = 3600.0) -> Garbage:
-        """Delete data that no tensor refers to: leftovers of processes that were killed or that cleared a tensor.
+        """Delete unreferenced data, after a flush.
 
-        Flushes first. Other processes may read and fill the store meanwhile, but should not create tensors.
+        Unreferenced data belongs to no tensor. Processes leave such data behind when they are killed, or when they
+        clear a tensor. Other processes may read and fill the store meanwhile, but should not create tensors.
 
         Parameters
         ----------
         partial : bool
-            Also delete partial tiles. Their windows are recomputed when they are needed again. A process that is
-            adding windows to such a tile starts its log again.
+            Also delete partial tiles. Deleted windows are recomputed when they are needed again. If a process is adding
+            windows to a deleted tile, it starts the log of the tile again.
         older_than : float
-            With `partial`, delete only tiles to which nothing was added for this many seconds, by the clocks of the
-            storage and of this machine. Must be 0 on storage that records no times, such as an HDF5 file or zarr's
-            `MemoryStore`.
+            With `partial`, delete only tiles unchanged for this many seconds, by the clocks of the storage and of this
+            machine. Must be 0 on storage without recorded times, such as an HDF5 file or zarr's `MemoryStore`.
 
         Raises
         ------
@@ -310,18 +332,18 @@ class TileStore:
         overwrite: bool = False,
         progress: Reporting = True,
     ) -> CopyReport:
-        """Copy a tensor into another store of any kind: its definition and everything stored of it.
+        """Copy a tensor into another store of any kind.
 
-        This store is flushed first. Complete and partial tiles are copied in small groups to save memory; a store with
-        a `concurrency` option has that many requests under way at a time. Between two Zarr stores, chunks are copied
-        without decoding; a new tensor in the other store is compressed as in this one, unless the other store was
-        opened with `compressors`. In all other cases, tiles are decoded and encoded again. The tile size stays the
-        same.
+        The definition and all stored tiles are copied, after a flush of this store. Complete and partial tiles are
+        copied in small groups to save memory. A store with a `concurrency` option has that many requests under way at a
+        time. Between two Zarr stores, chunks are copied without decoding. A new tensor in the other store is compressed
+        as in this store, unless the other store was opened with `compressors`. In all other cases, tiles are decoded
+        and encoded again. The tile size stays the same.
 
-        Each tile is read back after it was written and compared byte by byte, so a copy that returns is correct. To
-        continue an interrupted copy, call it again: only missing tiles are copied. Tiles that were already there are
-        not checked; `other_store.verify` does that. To work with the copy, build the tensor with
-        ``tile_store=other_store``; `f` computes whatever was not stored.
+        Each new tile is read back and compared byte by byte, so a copy that returns is correct. To continue an
+        interrupted copy, call the method again: only missing tiles are copied. Tiles that were already there are not
+        checked. To check them, call `other_store.verify`. To work with the copy, build the tensor with
+        ``tile_store=other_store``; `f` computes all missing windows.
 
         Parameters
         ----------
@@ -330,13 +352,13 @@ class TileStore:
         other_store : TileStore, str or path
             The store to copy to. `open_store` opens a path or an fsspec URL.
         upstream : bool
-            Also copy the tensors that it is computed from, directly or indirectly, if they have a `tensor_id` and are
-            in this store. The report names the others. Upstream tensors are copied before those that read them.
+            Also copy the upstream tensors, direct and indirect, if they have a `tensor_id` and are in this store. The
+            report names the upstream tensors left out. A tensor is copied before its readers.
         region : optional
-            Copy only tiles that this region of the tensor touches, given as in a read; upstream tensors are copied
-            whole. Required for an unbounded tensor if the backend cannot list its tiles.
+            Copy only tiles touched by this region of the tensor, given as in a read. Upstream tensors are copied whole.
+            Required for an unbounded tensor if the backend cannot list its tiles.
         overwrite : bool
-            If `other_store` has a different tensor under the same id, delete it. Nothing is deleted before all
+            If `other_store` has a different tensor under the same id, delete that tensor. Nothing is deleted before all
             arguments and definitions have been checked.
         progress : bool, "always" or callable
             As for `InfiniteTensor.fill`, except that a `Progress` counts tiles, not windows.
@@ -344,17 +366,17 @@ class TileStore:
         Returns
         -------
         CopyReport
-            What was copied and what was already there; it prints as a table.
+            A report of what was copied and what was already there. It prints as a table.
 
         Raises
         ------
         ValidationError
-            If `other_store` has a tensor with that id and another definition, and `overwrite` is False; the message
+            If `other_store` has a tensor with this id and another definition, and `overwrite` is False. The message
             lists the differences. If `other_store` is read-only, a `MemoryTileStore`, or this store itself. In these
             cases nothing is copied.
         StoreError
-            If this store has no tensor with that id, if the tensor is cleared or invalidated in either store
-            meanwhile, or if something cannot be read or stored. Call it again to continue.
+            If this store has no tensor with this id, if the tensor is cleared or invalidated in either store
+            meanwhile, or if something cannot be read or stored. Call the method again to continue.
 
         Examples
         --------
@@ -402,27 +424,27 @@ class TileStore:
         stores: Sequence[Any] = (),
         device: torch.device | str = "cpu",
     ) -> TensorGroup:
-        """Reopen a group and its tensors from the group's id.
+        """Reopen a group and its tensors from the id of the group.
 
         Parameters
         ----------
         group_id : str
-            Its id, one of `group_ids`.
+            The id of the group, one of `group_ids`.
         f : mapping, optional
-            Maps keys to the functions that compute missing windows. For a tensor without a function, only the stored
-            part can be read.
+            Maps keys to functions to compute missing windows. For a tensor without a function, only the stored part can
+            be read.
         members : mapping, optional
-            Maps keys to tensors that are already open. The group uses them instead of opening them again. Each must
-            have the stored definition.
+            Maps keys to open tensors. The group uses these tensors instead of opening them again. Each must have the
+            stored definition.
         stores : sequence of TileStore, optional
-            Other stores to search for tensors of the group. A group does not record in which other stores they are.
+            Other stores to search for tensors of the group. A group does not record the other stores of its tensors.
         device : torch.device or str
             As for `open`.
 
         Raises
         ------
         StoreError
-            If the store has no group with that id, or if one of its tensors cannot be opened or has been replaced.
+            If the store has no group with this id, or if a tensor of the group cannot be opened or has been replaced.
         ValidationError
             If an argument is invalid.
         """
@@ -433,13 +455,16 @@ class TileStore:
 
     @store_query
     def group_ids(self) -> list[str]:
-        """Ids of all groups in the store, sorted."""
+        """Return the ids of all groups in the store, sorted."""
         self._check_open()
         return sorted(self._contents.group_ids())
 
     @store_method
     def clear_group(self, group_id: str) -> None:
-        """Delete a group but not its tensors. An unknown id is not an error."""
+        """Delete a group, but not its tensors.
+
+        An unknown id is not an error.
+        """
         self._check_open()
         self._contents.check_writable(f"clear group {group_id!r}")
         with self._contents.lock:
@@ -455,12 +480,12 @@ class TileStore:
 
     @store_method
     def flush(self) -> None:
-        """Store all finished windows, and return when that is done.
+        """Store all finished windows before returning.
 
         Raises
         ------
         StoreError
-            If something could not be stored. It stays in memory; the next flush tries again.
+            If something could not be stored. The windows stay in memory, and the next flush tries again.
         """
         self._check_open()
         self._contents.flush()
@@ -468,20 +493,22 @@ class TileStore:
     def request_flush(self) -> None:
         """Request a flush, and return immediately.
 
-        Safe to call in a signal handler, where `flush` raises StoreError if the signal interrupted a call of the store.
-        A thread that uses the store carries out the flush after its current batch of windows, or at the next read or
-        registration of a tensor. If storing fails, the error is raised in that thread.
+        This method is safe in a signal handler. There, `flush` raises StoreError if the signal has interrupted a call
+        of the store. A thread that uses the store carries out the flush, after the current batch of windows or at the
+        next read or registration of a tensor. If storing fails, the error is raised in that thread.
         """
         self._contents.request_flush()
 
     @store_method
     def close(self, *, discard: bool = False) -> None:
-        """Flush, then release memory and files. Closing twice is not an error.
+        """Flush, then release memory and files.
+
+        Closing twice is not an error.
 
         Parameters
         ----------
         discard : bool
-            Close even if the flush fails, and discard what could not be stored. If False, a failed flush raises
+            Close even if the flush fails, and discard windows that could not be stored. If False, a failed flush raises
             StoreError, and the store stays open.
         """
         self._contents.close(discard=checked_flag("discard", discard))
@@ -513,5 +540,5 @@ def _readers_of(contents: Contents, tensor_id: str, digest: str | None) -> list[
 
 
 def contents_of(store: TileStore) -> Contents:
-    """The `Contents` of a store, which the engine works with."""
+    """Return the `Contents` of a store, for use by the engine."""
     return store._contents  # noqa: SLF001  (only the engine calls this)
