@@ -1,4 +1,4 @@
-"""`InfiniteTensor`: an immutable tensor with unbounded dimensions, computed on demand."""
+"""`InfiniteTensor`, an immutable tensor with unbounded dimensions, computed on demand."""
 
 from __future__ import annotations
 
@@ -77,17 +77,17 @@ if TYPE_CHECKING:
 
 
 class SupportsAsTensor(Protocol):
-    """An object that can be an arg of an InfiniteTensor without being one itself, such as a `TensorBlob`."""
+    """An object accepted as an arg of an InfiniteTensor, such as a `TensorBlob`."""
 
     def as_tensor(self) -> InfiniteTensor:
-        """Return the tensor that is read in place of this object."""
+        """Return the tensor to read in place of this object."""
 
 
 class InfiniteTensor(Fillable):
-    """A read-only array whose dimensions may be unbounded; slicing it returns a `torch.Tensor`.
+    """Read-only array with unbounded or finite dimensions.
 
-    A deterministic function `f` computes its windows. A read calls `f` for the windows that intersect the region and
-    are not stored yet, and stores them.
+    Slicing returns a `torch.Tensor`. A deterministic function `f` computes the tensor window by window. A read calls
+    `f` for the windows that intersect the region and are not stored yet, and stores these windows.
 
     Parameters
     ----------
@@ -102,16 +102,16 @@ class InfiniteTensor(Fillable):
     output_window : TensorWindow
         Which pixels a window covers.
     args : sequence of InfiniteTensor or TensorBlob, optional
-        Upstream tensors; a `TensorBlob` is read through its `as_tensor()`. Their stores, dtypes and devices may
-        differ from this tensor's; nothing is converted.
+        Upstream tensors. A `TensorBlob` is read through its `as_tensor()`. Stores, dtypes and devices of upstream
+        tensors may differ from those of this tensor. Nothing is converted.
     args_windows : sequence of TensorWindow, optional
-        One per arg. ``f(ctx, ...)`` gets the region of the arg that window `ctx` of this `TensorWindow` covers.
+        One per arg. ``f(ctx, ...)`` gets the region of the arg covered by window `ctx` of this `TensorWindow`.
     dtype : torch.dtype or str
         Element type, or its name: bool, or any integer, floating or complex type.
     device : torch.device or str
-        Where `f` returns its windows and reads return their results.
+        The device for windows from `f` and for results of reads.
     tile_store : TileStore, str or path, optional
-        Where windows are stored. A path or an fsspec URL is opened as by `open_store`. In one process, all tensors with
+        The store for windows. A path or an fsspec URL is opened as by `open_store`. In one process, all tensors with
         the same path or URL share one store object. Default: a new `MemoryTileStore` without limits.
     tensor_id : str, optional
         The name under which the store finds the tensor again. Default: a random one.
@@ -145,7 +145,7 @@ class InfiniteTensor(Fillable):
         an error.
     reduce : Reduction, optional
         How blended pixels are reduced before they are stored: for example, a hundred scores to the label of the highest
-        one. `f` then returns windows of the shape that `Reduction` describes.
+        score. `f` then returns windows in the shape described at `Reduction`.
 
     Raises
     ------
@@ -206,10 +206,10 @@ class InfiniteTensor(Fillable):
         version: object = None,
         args_padding: object = None,
     ) -> TensorGroup:
-        """Create several tensors that one function computes together: each call returns a window of every output.
+        """Create several tensors from a function with several outputs.
 
-        Each window is computed once for all outputs: when a read of one output calls `f`, the windows of the others
-        are stored too.
+        Each call of `f` returns a window of every output. When a read of one output calls `f`, the windows of the other
+        outputs are stored too, so each window is computed once.
 
         Parameters
         ----------
@@ -228,10 +228,10 @@ class InfiniteTensor(Fillable):
         Returns
         -------
         TensorGroup
-            The tensors, nested as `outputs` is. They share the dimensions along which `ctx` moves windows. Regions of
-            the group are given in pixels of the first output. Other outputs may be finer or coarser; the strides of
-            their windows say how much. Each output is an ordinary tensor with a separate array in the store: it can be
-            read, filled, moved and reopened by itself, and it can be an arg of other tensors.
+            The tensors, nested like `outputs`. They share the dimensions along which `ctx` moves windows. Regions of
+            the group are given in pixels of the first output. Other outputs may be finer or coarser, by a factor that
+            follows from the strides of their windows. Each output is an ordinary tensor with a separate array in the
+            store: it can be read, filled, moved and reopened by itself, and it can be an arg of other tensors.
 
         Raises
         ------
@@ -263,7 +263,7 @@ class InfiniteTensor(Fillable):
         return group_of_outputs(dict(zip(specs, tensors, strict=True)))
 
     def _reaches(self) -> Mapping[str, object]:
-        """What this tensor adds to the fingerprint of an ``f`` that reads it: its definition, ``f`` and args."""
+        """Used for the fingerprint of an ``f`` that refers to this tensor."""
         name = f"tensor {self.tensor_id!r}" if self._node.tensor.named else "a tensor"
         args = {f"{name}.args[{at}]": arg for at, arg in enumerate(self.args)}
         return {name: Item(name, f"#{self._spec.definition.digest}", "state"), f"{name}.f": self.f, **args}
@@ -274,12 +274,15 @@ class InfiniteTensor(Fillable):
 
     @property
     def shape(self) -> Shape:
-        """Extent per dimension, None for an unbounded one."""
+        """Extent per dimension, None for an unbounded dimension."""
         return self._spec.shape
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """Names of the dimensions; dimensions without a name are called ``dim_0``, ``dim_1``, ... by their number."""
+        """Names of the dimensions.
+
+        Dimensions without a name are called ``dim_0``, ``dim_1``, ... by their number.
+        """
         return names_of(self._spec.definition.dims, self.ndim)
 
     @property
@@ -294,12 +297,12 @@ class InfiniteTensor(Fillable):
 
     @property
     def device(self) -> torch.device:
-        """Where ``f`` returns windows and reads return results."""
+        """Device of the windows from ``f`` and of the results of reads."""
         return self._spec.device
 
     @property
     def f(self) -> Callable[..., Any] | None:
-        """The function that computes windows; None if the tensor was opened without one."""
+        """Function to compute windows, or None for a tensor opened without ``f``."""
         return self._node.computation.f
 
     @property
@@ -309,12 +312,15 @@ class InfiniteTensor(Fillable):
 
     @property
     def args_windows(self) -> tuple[TensorWindow, ...]:
-        """The window through which each arg is read."""
+        """Windows on the args, one per arg."""
         return tuple(arg.window for arg in self._spec.definition.args)
 
     @property
     def args_padding(self) -> tuple[tuple[str | tuple[str, Number], ...], ...]:
-        """The padding beyond the ends of each arg, per dimension; a constant comes with its value."""
+        """Padding beyond the ends of each arg, per dimension.
+
+        A constant comes with its value.
+        """
         return tuple(
             ("error",) * arg.window.ndim
             if arg.padding is None
@@ -324,59 +330,61 @@ class InfiniteTensor(Fillable):
 
     @property
     def output_window(self) -> TensorWindow:
-        """Which pixels a window covers."""
+        """Window of the output: the pixels covered by each call of ``f``."""
         return self._spec.definition.output_window
 
     @property
     def edge(self) -> tuple[EdgeName, ...]:
-        """What happens to windows that reach past a finite dimension: "drop", "clip" or "all", per dimension."""
+        """Treatment of windows reaching past a finite dimension: "drop", "clip" or "all", per dimension."""
         return cast("tuple[EdgeName, ...]", self._spec.definition.edge or ("drop",) * self.ndim)
 
     @property
     def batch_size(self) -> int | tuple[int, ...] | None:
-        """The largest number of windows in one call of ``f``, or the allowed numbers."""
+        """Largest number of windows in a call of ``f``, or the allowed numbers."""
         return self._node.computation.batching.given
 
     @property
     def blend(self) -> Blend | None:
-        """How overlapping windows are combined: a function, a `WeightedMean`, ``"first"`` or ``"last"``; None sums.
+        """Blend of overlapping windows: a function, a `WeightedMean`, ``"first"`` or ``"last"``.
 
-        Other names are resolved: ``"max"`` becomes `torch.maximum`, ``"hann"`` becomes ``WeightedMean("hann")``.
+        None is the sum. Other names are resolved: ``"max"`` becomes `torch.maximum`, ``"hann"`` becomes
+        ``WeightedMean("hann")``.
         """
         return self._spec.blend
 
     @property
     def blend_init(self) -> Number | None:
-        """The value of a pixel before its first window; None is 0."""
+        """Value of a pixel before the first window; None is 0."""
         return self._spec.blend_init
 
     @property
     def reduce(self) -> Reduction | None:
-        """How blended pixels are reduced before they are stored; None if they are stored as they are."""
+        """Reduction of blended pixels before storing, or None."""
         return self._spec.reduction
 
     @property
     def version(self) -> Json:
-        """The version that was given, as a JSON value."""
+        """Version given by the user, as a JSON value."""
         version: Json = self._spec.definition.values()["version"]
         return version
 
     @property
     def tensor_id(self) -> str:
-        """The name of this tensor in the store."""
+        """Name of this tensor in the store."""
         return self._spec.tensor_id
 
     uuid = tensor_id
 
     @property
     def tile_store(self) -> TileStore:
-        """Where windows are stored."""
+        """Store of the windows."""
         return self._node.store
 
     def to_json(self) -> dict[str, Json]:
-        """Return the definition as JSON: everything that determines the values, and the fingerprints of the functions.
+        """Return the definition as JSON.
 
-        The result also names the device, which stores do not compare.
+        The definition is everything that determines the values, with the fingerprints of the functions. The result also
+        names the device, which stores do not compare.
         """
         return self._spec.definition.to_json() | {"device": str(self.device)}
 
@@ -419,14 +427,16 @@ class InfiniteTensor(Fillable):
     def read(self, indices: object, *, workers: int | None = None) -> Any: ...
 
     def read(self, indices: object, *, workers: int | None = None) -> Any:
-        """Read a region, or a list of regions together: ``tensor[indices]`` with options.
+        """Read a region, or a list of regions together.
+
+        Equal to ``tensor[indices]``, with options.
 
         Parameters
         ----------
         indices
-            A region or a list of regions, as ``tensor[...]`` takes them; `sl` writes them.
+            A region or a list of regions, as for ``tensor[...]``; `sl` creates them.
         workers : int, optional
-            The number of threads that compute windows; more than one needs an ``f`` that several threads may call at
+            The number of threads that compute windows. More than one requires an ``f`` that several threads may call at
             the same time. The pixels do not depend on this number. Default: the `workers` of each tensor's store.
 
         Returns
@@ -443,20 +453,21 @@ class InfiniteTensor(Fillable):
         return found if isinstance(indices, list) else found[0]
 
     def iter_regions(self, regions: Iterable[object], *, workers: int | None = None) -> Iterator[list[torch.Tensor]]:
-        """Read regions one after the other, in full batches, and yield them as they are ready.
+        """Read a sequence of regions in full batches, and yield finished regions.
 
         Parameters
         ----------
         regions : iterable
-            Regions as ``tensor[...]`` takes them; `sl` writes them. It is consumed only as needed, and may be endless.
+            Regions as for ``tensor[...]``; `sl` creates them. The iterable is consumed only as needed, and may be
+            endless.
         workers : int, optional
             As for `read`.
 
         Yields
         ------
         list of torch.Tensor
-            The next regions that are ready; concatenated, the lists equal ``tensor[list(regions)]``. Memory use is
-            limited to what the regions in progress need, and to what the stores of upstream tensors cache.
+            The next finished regions. The lists together are equal to ``tensor[list(regions)]``. Memory is used only
+            for the regions in progress, and for the caches of upstream tensors' stores.
         """
         workers = checked_workers(workers)
         return assemble.stream(
@@ -464,9 +475,10 @@ class InfiniteTensor(Fillable):
         )
 
     def coverage(self, region: object = ..., state: TileState | None = None, where: object = None) -> torch.Tensor:
-        """For each tile that a region touches, return whether it can be read without computing a window of it.
+        """Return a mask of the tiles readable without computing.
 
-        In a memory store, a tile is a block of about 256 KiB.
+        The mask has an entry for each tile that touches the region. The entry is True if no window of the tile is
+        missing. In a memory store, a tile is a block of about 256 KiB.
 
         Parameters
         ----------
@@ -497,7 +509,9 @@ class InfiniteTensor(Fillable):
         return coverage(request, state)
 
     def stored_only(self, fill_value: Number | None = None) -> StoredOnly:
-        """Return a view of what is stored, which never computes.
+        """Return a view of the stored pixels.
+
+        The view never computes windows.
 
         Parameters
         ----------
@@ -508,7 +522,7 @@ class InfiniteTensor(Fillable):
         Returns
         -------
         StoredOnly
-            It is read like the tensor, and has `to_xarray`, `to_dask`, `export` and `show`.
+            The view is read like the tensor, and has `to_xarray`, `to_dask`, `export` and `show`.
 
         Raises
         ------
@@ -533,10 +547,11 @@ class InfiniteTensor(Fillable):
         exact: bool = False,
         workers: int | None = None,
     ) -> Stats:
-        """Compute count, range, mean, standard deviation and quantiles of pixels, and the number of pixels per label.
+        """Compute statistics of pixels.
 
-        Pixels are read once, part by part, in bounded memory; memory stores keep few of the computed windows. The
-        result depends neither on the store nor on the order in which pixels are read.
+        These are count, range, mean, standard deviation and quantiles, and the number of pixels per label. Pixels are
+        read once, part by part, in bounded memory. Memory stores keep few of the computed windows. The result depends
+        neither on the store nor on the order of reads.
 
         Parameters
         ----------
@@ -550,8 +565,8 @@ class InfiniteTensor(Fillable):
             are used (see `coverage`), and `Stats.missing` says how many pixels are left out. An array in memory counts
             as stored. A source file counts as stored only where reads have cached it.
         exact : bool
-            Whether quantiles are exact; `Stats.quantile` then reads the pixels again. Otherwise a quantile may be
-            too close to 0, by less than one part in ``2**11``; see `Stats.quantile`.
+            Whether quantiles are exact. `Stats.quantile` then reads the pixels again. Otherwise, a quantile may be too
+            close to 0, by less than one part in ``2**11``; see `Stats.quantile`.
         workers : int, optional
             As for `read`.
 
@@ -583,9 +598,10 @@ class InfiniteTensor(Fillable):
         return stats_of(self, self._nodata, region, where, compute, exact, workers)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move to another device or dtype, in place; takes the arguments of `torch.Tensor.to`.
+        """Move to another device or dtype, in place.
 
-        The stored windows are converted too. From then on ``f`` must return the new dtype and device.
+        Takes the arguments of `torch.Tensor.to`. The stored windows are converted too. Afterwards, ``f`` must return
+        windows of the new dtype on the new device.
 
         Raises
         ------
@@ -624,7 +640,9 @@ class InfiniteTensor(Fillable):
         store: TileStore | str | os.PathLike[str] | None = None,
         tensor_id: str | None = None,
     ) -> InfiniteTensor:
-        """Return a coarser tensor: its pixel ``i`` summarizes pixels ``[i * factor, (i + 1) * factor)`` of this tensor.
+        """Return a coarser tensor, computed from blocks of pixels.
+
+        Pixel ``i`` of the result summarizes pixels ``[i * factor, (i + 1) * factor)`` of this tensor.
 
         Parameters
         ----------
@@ -646,9 +664,9 @@ class InfiniteTensor(Fillable):
         Returns
         -------
         InfiniteTensor
-            Has the same dtype. Extents are rounded up; pixels beyond an end of this tensor do not count. Position,
-            coordinates and nodata are derived from those of this tensor. A store that contains both tensors can reopen
-            the result by its id, and compute it, without being given an ``f``.
+            The coarser tensor, of the same dtype. Extents are rounded up. Pixels beyond an end of this tensor do not
+            count. Position, coordinates and nodata are derived from those of this tensor. A store that contains both
+            tensors can reopen the result by its id, and compute it, without an ``f``.
 
         Raises
         ------
@@ -674,10 +692,10 @@ class InfiniteTensor(Fillable):
         method: Method | None = None,
         store: TileStore | str | os.PathLike[str] | None = None,
     ) -> list[InfiniteTensor]:
-        """Return overviews: tensors that each have half the resolution of the one before, as by ``coarsen(2)``.
+        """Return overviews of this tensor, each with half the resolution of the previous level.
 
-        They are stored as ``<tensor_id>/level-1``, ``<tensor_id>/level-2`` and so on. A read computes them where it
-        needs them, and ``fill(region, pyramid=True)`` computes them ahead.
+        Each level is made as by ``coarsen(2)``. Levels are stored as ``<tensor_id>/level-1``, ``<tensor_id>/level-2``
+        and so on. A read of a level computes missing windows. ``fill(region, pyramid=True)`` computes the levels ahead.
 
         Parameters
         ----------
@@ -689,13 +707,13 @@ class InfiniteTensor(Fillable):
             "mean" is the mean of all pixels of this tensor that it covers, but integers are rounded at each level. A
             pixel of "mode" is the most frequent of the pixels that it covers in the level before.
         store : TileStore, str or path, optional
-            Where the levels are stored. Default: the store of this tensor.
+            The store for the levels. Default: the store of this tensor.
 
         Returns
         -------
         list of InfiniteTensor
-            Level 1 first. Each is an ordinary tensor; ``store.open("<tensor_id>/level-2")`` reopens it and can compute
-            it.
+            The levels, level 1 first. Each level is an ordinary tensor. ``store.open("<tensor_id>/level-2")`` reopens a
+            level, which can compute its windows.
 
         Raises
         ------
@@ -729,7 +747,9 @@ class InfiniteTensor(Fillable):
         tensor_id: str | None = None,
         version: object = None,
     ) -> InfiniteTensor:
-        """Return a tensor whose windows are `fn` applied to regions of this one: `map_windows` with one input.
+        """Apply a function or network to this tensor, window by window.
+
+        Equal to `map_windows` with this tensor as the only input.
 
         Parameters
         ----------
@@ -741,6 +761,7 @@ class InfiniteTensor(Fillable):
         Returns
         -------
         InfiniteTensor
+            The results of `fn`, computed on demand.
 
         Raises
         ------
@@ -768,13 +789,13 @@ class InfiniteTensor(Fillable):
         )
 
     def as_zarr(self, region: object = None) -> zarr.Array[Any]:
-        """Return a read-only Zarr array of pixels, whose chunks are computed when they are read.
+        """Return a read-only Zarr array of pixels, computed on demand.
 
-        Dask and other libraries that read Zarr arrays accept it. For xarray, use ``array.store``, the group that
-        contains it. A chunk is a tile, and reading a chunk reads the tensor: computed windows are stored, and
+        Dask and other libraries for Zarr arrays accept the array. For xarray, use ``array.store``, the group that
+        contains the array. A chunk is a tile. Reading a chunk reads the tensor: computed windows are stored, and
         simultaneous reads do not compute a window twice. The array may be read on any thread, in coroutines, and by
-        ``f`` itself. Exceptions of ``f`` are raised unchanged, except those that would end an event loop: they become
-        the ``__cause__`` of a RuntimeError.
+        ``f`` itself. Exceptions of ``f`` are raised unchanged. An exception that would end an event loop becomes the
+        ``__cause__`` of a RuntimeError instead.
 
         Parameters
         ----------
@@ -807,7 +828,7 @@ class InfiniteTensor(Fillable):
     def to_xarray(
         self, region: object = None, coords: Mapping[str, Any] | None = None, *, lazy: bool = True
     ) -> xarray.DataArray:
-        """Return an `xarray.DataArray` of a region, which computes values when they are used.
+        """Return an `xarray.DataArray` of a region, computed on demand.
 
         Parameters
         ----------
@@ -841,10 +862,10 @@ class InfiniteTensor(Fillable):
         return xarray_of(self, region, coords, lazy=lazy)
 
     def to_dask(self, region: object = None, chunks: Any = "tiles") -> dask.array.Array:
-        """Return a `dask.array` of a region; computing a chunk reads it from the tensor.
+        """Return a `dask.array` of a region.
 
-        `dask.array.asarray` accepts a finite tensor directly. `dask.array.from_array` does not, because the dtype is
-        a torch dtype, but it accepts ``t.as_zarr()``.
+        Computing a chunk reads the pixels from the tensor. `dask.array.asarray` accepts a finite tensor directly.
+        `dask.array.from_array` does not, because the dtype is a torch dtype. Give it ``t.as_zarr()`` instead.
 
         Parameters
         ----------
@@ -852,14 +873,15 @@ class InfiniteTensor(Fillable):
             As for `as_zarr`, with the same default. For an unbounded tensor, give a region: the default has more chunks
             than Dask accepts.
         chunks : optional
-            "tiles" for a chunk per tile, cut where the region ends; or what Dask accepts: "auto", an int, a tuple.
+            "tiles" for a chunk per tile, cut at the ends of the region, or any `chunks` of Dask: "auto", an int, a
+            tuple.
 
         Returns
         -------
         dask.array.Array
-            bfloat16, which numpy lacks, becomes float32. Arrays created after an `invalidate` of the tensor, or of a
-            tensor upstream, get a new name, so that Dask does not reuse outdated chunks. Until then, arrays of a
-            stored tensor have the same name in all processes.
+            The array. bfloat16, which numpy lacks, becomes float32. Arrays created after an `invalidate` of the tensor,
+            or of a tensor upstream, get a new name, so that Dask does not reuse outdated chunks. Until then, arrays of
+            a stored tensor have the same name in all processes.
 
         Raises
         ------
@@ -876,11 +898,14 @@ class InfiniteTensor(Fillable):
         return dask_of(self, region, chunks)
 
     def to_dask_array(self) -> dask.array.Array:
-        """Return all of a finite tensor, as `to_dask` does; `dask.array.asarray`, `stack` and `concatenate` call this.
+        """Return a `dask.array` of a finite tensor.
+
+        `dask.array.asarray`, `stack` and `concatenate` call this method.
 
         Returns
         -------
         dask.array.Array
+            All pixels, as from `to_dask`.
 
         Raises
         ------
@@ -899,7 +924,9 @@ class InfiniteTensor(Fillable):
         max_pixels: int | None = None,
         **options: Any,
     ) -> Axes:
-        """Draw a region with matplotlib's ``imshow``, at its coordinates; rows run downwards, row -1 is above row 0.
+        """Draw a region with ``imshow`` of matplotlib.
+
+        The axes show the coordinates of the region. Rows run downwards: row -1 is above row 0.
 
         Parameters
         ----------
@@ -909,14 +936,14 @@ class InfiniteTensor(Fillable):
             along other dimensions. Default: all of a finite dimension, and the pixels from -256 to 256 of an unbounded
             one.
         ax : matplotlib.axes.Axes, optional
-            Where to draw. Default: new axes.
+            The axes to draw on. Default: new axes.
         compute : bool
-            Whether missing pixels are computed and stored, as by a read; otherwise they are left blank.
+            Whether missing pixels are computed and stored, as by a read. Otherwise, they are left blank.
         every : int, optional
-            Draw only every n-th of the pixels that the region selects, along each dimension of the picture. 1 draws
-            all. The axes always show the coordinates of the tensor.
+            Draw only every n-th pixel of the region, along each dimension of the picture. 1 draws all. The axes always
+            show the coordinates of the tensor.
         max_pixels : int, optional
-            Instead of `every`: the largest number of pixels to draw; `every` is then the smallest int that suffices.
+            Instead of `every`: the largest number of pixels to draw. `every` is then the smallest int that suffices.
             Default: ``2**20``, about a screen.
         **options
             Passed to ``ax.imshow``, or to ``ax.plot`` for one dimension: ``cmap``, ``vmin``, ``interpolation``. By
@@ -946,19 +973,19 @@ class InfiniteTensor(Fillable):
     def view(
         self, *others: InfiniteTensor, port: int = 0, budget: int = 4096, open_browser: bool | None = None
     ) -> View:
-        """Open an interactive Bokeh page of the tensor: drag to move, turn the wheel to zoom.
+        """Open an interactive Bokeh page of the tensor.
 
-        Tiles nearest to the middle appear first: stored ones at once, others once `f` has computed them. What is
-        computed is stored, as by a read. Tiles still to come are blue, missing ones that will not be computed are grey,
-        and an exception of `f` is shown on its tile. Zoomed out, the page shows stored levels of a `pyramid`, or a
-        coarser version of what is stored.
+        Drag to move, and turn the wheel to zoom. Tiles nearest to the middle appear first. Stored tiles appear at once,
+        and missing tiles after `f` has computed them. Computed windows are stored, as by a read. Blue tiles are still
+        to come, and grey tiles are missing and will not be computed. An exception of `f` is shown on its tile. Zoomed
+        out, the page shows stored levels of a `pyramid`, or a coarser version of the stored tiles.
 
         Parameters
         ----------
         *others : InfiniteTensor
-            Other tensors, shown next to this one, at the same place.
+            Other tensors, shown next to this one, at the same coordinates.
         port : int
-            The port of the page, which only this machine can reach. Default: any free port.
+            The port of the page. Only this machine can reach it. Default: any free port.
         budget : int
             The largest number of windows that may be computed for the visible part of a tensor; windows of upstream
             tensors do not count. If more are missing, only stored pixels are shown; 0 computes nothing.
@@ -968,8 +995,9 @@ class InfiniteTensor(Fillable):
         Returns
         -------
         View
-            Its `url` also opens the page in another browser; append ``?y=0&x=1000&zoom=-2`` to open it at a place. Call
-            `wait()` at the end of a script; otherwise the page ends with the script. `close()` ends the page.
+            The open page. Its `url` opens the page in another browser too. Append ``?y=0&x=1000&zoom=-2`` to the URL to
+            open the page at a position. Call `wait()` at the end of a script, because the page ends with the script.
+            `close()` ends the page.
 
         Raises
         ------
@@ -1006,7 +1034,7 @@ class InfiniteTensor(Fillable):
         palette: bool = False,
         pyramid: bool | int | Method = False,
     ) -> None:
-        """Write a region to a file, or to a Zarr group, that other programs can open.
+        """Write a region to a file or Zarr group for other programs.
 
         The suffix of `target` decides the format:
 
@@ -1025,13 +1053,13 @@ class InfiniteTensor(Fillable):
         Files also contain metadata of the pixels, such as coordinates and units. If some metadata cannot be written,
         one `MeaningLostWarning` lists it.
 
-        A region of any size is written in steps; memory stores keep little of it. The target appears only when all of
-        it is written. A process that is killed leaves a hidden ``.<name>.partial`` next to the target, or several files
-        whose names begin with that; the next export reuses them. At a URL, the target becomes a Zarr group only at the
-        end, and the next export replaces an unfinished one.
+        A region of any size is written in steps, and memory stores keep little of it. The target appears only when it
+        is complete. A killed process leaves a hidden ``.<name>.partial`` next to the target, or several files whose
+        names begin with that. The next export reuses them. At a URL, the target becomes a Zarr group only at the end,
+        and the next export replaces an unfinished target.
 
-        An export to Zarr of a stored tensor with a `tensor_id` resumes an equal export that was stopped: it does not
-        write again what is already written, unless pixels were invalidated since. ``overwrite=True`` starts over.
+        An export to Zarr of a stored tensor with a `tensor_id` resumes an equal export that was stopped. Finished parts
+        are not written again, unless pixels were invalidated since. ``overwrite=True`` starts over.
 
         Parameters
         ----------
@@ -1042,8 +1070,8 @@ class InfiniteTensor(Fillable):
         target : str or path
             A local path; for Zarr, any fsspec URL too.
         compute : bool
-            Whether missing windows are computed and stored, as by a read; otherwise `fill_value` is written where a
-            tile is not stored, as in `stored_only`.
+            Whether missing windows are computed and stored, as by a read. Otherwise, pixels of missing tiles are
+            `fill_value`, as in `stored_only`.
         fill_value : number, optional
             Used with ``compute=False``. If it is a real number, a TIFF declares it as nodata, and Zarr declares it in
             ``_FillValue``, which xarray reads. Default: 0, which is not declared.
@@ -1125,13 +1153,17 @@ class InfiniteTensor(Fillable):
         export(self, region, target, options)
 
     def clear_cache(self) -> None:
-        """Store pending results, then drop this tensor's pixels from memory; they are read or computed again later."""
+        """Free the memory of cached pixels.
+
+        Pending results are stored first. Later reads load or compute the pixels again.
+        """
         self.tile_store.clear_cache(self.tensor_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by reference: the store's target, the id and definition, and `f`, which must be picklable itself.
+        """Pickle the tensor by reference.
 
-        A memory store is pickled without its windows.
+        The pickle has the target of the store, the id, the definition and `f`, which must be picklable. A memory store
+        is pickled without its windows.
         """
         # Imported here, because that module builds on this one.
         from infinite_tensor.opening import reduced  # noqa: PLC0415
@@ -1142,7 +1174,7 @@ class InfiniteTensor(Fillable):
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """Flush the store. It stays open: other tensors may share it."""
+        """Flush the store, without closing: other tensors may share the store."""
         self.tile_store.flush()
 
     def __repr__(self) -> str:
@@ -1173,7 +1205,7 @@ class InfiniteTensor(Fillable):
 
         @classmethod
         def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> None:
-            """Raise TypeError if a function of torch gets an InfiniteTensor: it would have to read all pixels."""
+            """Refuse functions of torch, because they would have to read all pixels."""
             given = [each for arg in (*args, *(kwargs or {}).values()) for each in members(arg) or (arg,)]
             tensors = [each for each in given if isinstance(each, InfiniteTensor)]
             example = tensors[0]._example if tensors else "t[0:512, 0:512]"  # noqa: SLF001  (its own)
@@ -1183,7 +1215,7 @@ class InfiniteTensor(Fillable):
             )
 
         def _refuse_arithmetic(self, *_: object) -> None:
-            """Raise TypeError for operators such as ``+``: they would have to read all pixels."""
+            """Refuse operators such as ``+``, because they would have to read all pixels."""
             raise TypeError(
                 f"an InfiniteTensor has no arithmetic; read a region first, as in {self._example} + 1, or compute a "
                 "new tensor, as in t.map(lambda x: x + 1)"
@@ -1204,12 +1236,11 @@ class InfiniteTensor(Fillable):
             raise AttributeError(f"an InfiniteTensor has no attribute {name!r}; {advice}", name=name, obj=self)
 
     def __bool__(self) -> bool:
-        """Return True, as for any object: ``t or default`` reads nothing."""
+        """Return True, without a read, so that ``t or default`` works."""
         return True
 
     @property
     def _example(self) -> str:
-        """A region of this many dimensions, for messages."""
         return f"t[{', '.join(['0:512'] * self.ndim)}]"
 
     def _check_finite(self, action: str) -> None:
@@ -1267,7 +1298,7 @@ def tensors_of(
     args: tuple[InfiniteTensor, ...],
     kind: type[InfiniteTensor] = InfiniteTensor,
 ) -> list[InfiniteTensor]:
-    """Create the tensors that one ``f`` computes from `args`, and register them with their stores."""
+    """Create and register all tensors computed by an ``f``."""
     tensors = []
     for node in Computation.registered(stored, f, batching, map(node_of, args)).nodes:
         tensor = kind.__new__(kind)
@@ -1277,7 +1308,7 @@ def tensors_of(
 
 
 def _as_target(arg: Any) -> Any:
-    """Replace an InfiniteTensor by an empty tensor of its dtype and device, to be passed to `torch.Tensor.to`."""
+    """Replace an InfiniteTensor by an empty tensor, because `torch.Tensor.to` takes only torch tensors."""
     return torch.empty(0, dtype=arg.dtype, device=arg.device) if isinstance(arg, InfiniteTensor) else arg
 
 
@@ -1301,7 +1332,7 @@ def _shared(
     tensor_id: object,
     version: object,
 ) -> tuple[Shared, tuple[InfiniteTensor, ...]]:
-    """Return the checked arguments that all outputs of an ``f`` share, and the tensors in `args`."""
+    """Check the arguments common to all outputs of an ``f``, and turn `args` into tensors."""
     check_callable(f)
     for name, value in (("args", args), ("args_windows", windows)):
         if value is not None and members(value) is None:
@@ -1323,10 +1354,6 @@ def _shared(
 def _in_store(
     specs: Collection[TensorSpec], given: object, shared: Shared, args: Sequence[InfiniteTensor], *, named: bool
 ) -> list[TensorInStore]:
-    """Return the tensors of `specs` in the store `given`, which may be a path or a URL.
-
-    Windows and args are checked before the store is opened.
-    """
     for spec in specs:
         check_windows(spec.tensor_id, spec.grid, spec.labels)
         check_args(spec.tensor_id, spec.grid, args, shared.args)
@@ -1337,14 +1364,16 @@ def _in_store(
 
 
 def _check_dims(given: TensorSpec, node: Node) -> None:
-    """Raise a ValidationError if the given names of dimensions contradict the stored ones."""
     wanted = given.definition.dims
     if wanted is not None and contradict(names := names_of(node.spec.definition.dims, len(given.shape)), wanted):
         raise mismatch(given.tensor_id, [f"dims: stored {list(names)}, given {list(wanted)}"], node.store)
 
 
 def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Replace each `TensorBlob` or the like by its tensor. An object that occurs twice becomes one tensor."""
+    """Replace objects such as a `TensorBlob` by tensors.
+
+    An object given twice becomes a single tensor.
+    """
     made: dict[int, Any] = {}
     for arg in args:
         if id(arg) not in made:
@@ -1355,7 +1384,7 @@ def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
 def arg_definitions(
     args: Sequence[InfiniteTensor], windows: Sequence[TensorWindow], paddings: Sequence[tuple[Padding, ...] | None]
 ) -> tuple[ArgDefinition, ...]:
-    """Return the entries for args in the definition of a tensor that reads them."""
+    """Create the args of a definition from tensors, windows and paddings."""
     return tuple(
         ArgDefinition(window, node.spec.definition, node.spec.tensor_id if node.tensor.named else None, padding)
         for node, window, padding in zip(map(node_of, args), windows, paddings, strict=True)

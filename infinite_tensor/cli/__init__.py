@@ -1,4 +1,4 @@
-"""The command `infinite-tensor`: a thin layer over the public names of the library."""
+"""The command `infinite-tensor`, a thin layer over the public names of the library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command that `sys.argv` names, and end the process with its exit code."""
+    """Run the command in `sys.argv`, and end the process with the exit code."""
     try:
         from infinite_tensor.cli.running import run  # noqa: PLC0415  (needs an extra)
     except ModuleNotFoundError as error:

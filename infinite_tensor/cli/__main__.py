@@ -1,4 +1,4 @@
-"""Runs the command as `python -m infinite_tensor.cli`, for environments where it is not on the path."""
+"""Runs the command as `python -m infinite_tensor.cli`, for environments without the command on the path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parses arguments and options of a command into values that the library takes."""
+"""Parses arguments and options of a command into values for the library."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ else:
 
 
 class _Written(ParamType):
-    """A parameter whose text is parsed by the function `read`. The error for invalid text shows `example`."""
+    """A parameter parsed by the function `read`.
+
+    The error for invalid text shows `example`.
+    """
 
     def __init__(self, name: str, read: Callable[[str], Any], example: str) -> None:
         self.name, self._read, self._example = name, read, example
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse a text. If it is not valid, fail with an example of a valid one."""
+        """Parse a text, or fail with an example of a valid text."""
         try:
             return self._read(value)
         except (TypeError, ValueError):
@@ -54,8 +57,6 @@ def _end(text: str) -> int | None:
 
 
 def _several(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a function that parses one number, or several numbers separated by commas."""
-
     def read(text: str) -> Any:
         found = tuple(map(kind, text.split(",")))
         return found[0] if len(found) == 1 else found
@@ -84,12 +85,12 @@ _REFERENCE = re.compile(r"(.+\.py|\w+(?:\.\w+)*):(\w+(?:\.\w+)*)")
 
 
 class _Reference(ParamType):
-    """A reference to an object in a Python file or module, such as ``world.py:tensor``."""
+    """A reference to an object in Python code, such as ``world.py:tensor``."""
 
     name = "reference"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Run the file or import the module, and return the named object."""
+        """Return the named object, after running the file or importing the module."""
         found = _REFERENCE.fullmatch(value)
         if found is None:
             self.fail(
@@ -138,7 +139,7 @@ def _file_module(place: str) -> Any:
 
 
 def _is_reference(text: str) -> bool:
-    """Whether a text names an object in a Python file, and is not itself a path or URL."""
+    """Check whether a text names an object in a Python file, and is not a path or URL."""
     return ".py:" in text and _REFERENCE.fullmatch(text) is not None
 
 
@@ -149,9 +150,10 @@ def _reduction(text: str) -> tuple[str | None, Any]:
 
 
 def reductions(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> Any:
-    """Parse the texts of ``--reduce``. Return one reduction for all outputs, or a dict that has one for each output.
+    """Parse the texts of ``--reduce``.
 
-    A text is a reduction, such as ``argmax``, or names an output first, as in ``labels=argmax``.
+    A text is a reduction, such as ``argmax``, or the name of an output and a reduction, such as ``labels=argmax``.
+    Return a reduction for all outputs, or a dict from names of outputs to reductions, or None if there are no texts.
     """
     found = dict(map(_reduction, texts))
     if len(found) < len(texts) or (None in found and len(found) > 1):
@@ -170,7 +172,10 @@ region = click.option(
 
 
 def module(told: str, *, required: bool = False) -> Callable[[F], F]:
-    """Return the option ``--module``, which names a tensor or group in a Python file. The help text contains `told`."""
+    """Create the option ``--module``, for a tensor or group in a Python file.
+
+    `told` is a part of the help text.
+    """
 
     def checked(_context: click.Context, _option: click.Parameter, found: Any) -> Any:
         if found is not None and not isinstance(found, infinite_tensor.InfiniteTensor | infinite_tensor.TensorGroup):
@@ -193,7 +198,7 @@ as_json = click.option(
 
 
 def fill_options(command: F) -> F:
-    """Add the options that `fill` and `predict` share."""
+    """Add the options of both `fill` and `predict` to a command."""
     options = [
         click.option("--workers", type=int, metavar="N", help="Threads that compute windows."),
         click.option("--max-memory", metavar="SIZE", help='Limit on memory, as in "400MB".'),
@@ -210,9 +215,9 @@ def fill_options(command: F) -> F:
 
 
 def region_of(tensor: Any, given: Any) -> Any:
-    """Return the region `given`, or ``...`` if it is None.
+    """Return the region `given`, or ``...`` for None.
 
-    Raise UsageError if it is None and the tensor is unbounded.
+    Raise UsageError for None if the tensor is unbounded.
     """
     unbounded = [name for name, extent in zip(tensor.dims, tensor.shape, strict=True) if extent is None]
     if given is None and unbounded:
@@ -225,7 +230,11 @@ def region_of(tensor: Any, given: Any) -> Any:
 
 
 def source_at(place: str, dims: tuple[str, ...] | None) -> Any:
-    """Open the source of `predict`: an array, image or raster file, a Zarr array, or an object in a Python file."""
+    """Open the source of `predict`.
+
+    `place` is the path of an array, image or raster file, the path or URL of a Zarr array, or a reference to an object
+    in a Python file.
+    """
     if _is_reference(place):
         return REFERENCE(place)
     path = Path(place)
@@ -240,7 +249,7 @@ def source_at(place: str, dims: tuple[str, ...] | None) -> Any:
         try:
             return infinite_tensor.from_array(np.load(path, mmap_mode="r"), dims=dims)
         except ValueError as error:
-            raise click.UsageError(f"{path} is not an array of numbers that numpy.save has written") from error
+            raise click.UsageError(f"{path} is not an array of numbers from numpy.save") from error
     if suffix in (".tif", ".tiff", ".vrt", ".jp2", ".img") and find_spec("rasterio") is not None:
         return infinite_tensor.from_raster(path)
     return infinite_tensor.from_image(path)
@@ -262,7 +271,10 @@ def _zarr_array(place: str, dims: tuple[str, ...] | None) -> Any:
 
 
 def mask_at(place: str | None, scale: object) -> Any:
-    """The mask at a path, or under a name in a Python file; None if there is no mask."""
+    """Open a mask from a path, or from a reference to an object in a Python file.
+
+    Return None if `place` is None.
+    """
     if place is None:
         return None
     found = source_at(place, None)

@@ -1,4 +1,7 @@
-"""Commands that write: fill, predict, cp, export, verify, gc and rm. None deletes anything without consent."""
+"""Commands for changing a store: fill, predict, cp, export, verify, gc and rm.
+
+No command deletes anything without consent.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ _MOST_SHOWN = 20
 @arguments.fill_options
 @arguments.as_json
 def fill(computed: Any, region: Any, where: str | None, where_scale: Any, as_json: bool, **options: Any) -> None:
-    """Compute and store a region of a tensor that a Python file defines.
+    """Compute and store a region of a tensor from a Python file.
 
-    Tiles that are stored already are not computed again. On Ctrl-C, it first stores the finished
+    Tiles that are stored already are not computed again. On Ctrl-C, the command stores the finished
     tiles and then stops.
     """
     if region is None:
@@ -153,9 +156,9 @@ def predict(
 @arguments.overwrite
 @arguments.as_json
 def cp(store: str, tensor_id: str, other: str, as_json: bool, **options: Any) -> None:
-    """Copy a tensor into the store OTHER, which is created if it does not exist.
+    """Copy a tensor into the store OTHER.
 
-    To continue after an interruption, run the same command again.
+    If OTHER does not exist, it is created. To continue after an interruption, run the same command again.
     """
     with infinite_tensor.open_store(store, mode="r") as source:
         report = source.copy(tensor_id, other, **options)
@@ -188,7 +191,10 @@ def cp(store: str, tensor_id: str, other: str, as_json: bool, **options: Any) ->
 @arguments.overwrite
 @arguments.as_json
 def export(store: str, tensor_id: str, target: str, region: Any, as_json: bool, **options: Any) -> None:
-    """Write a region to TARGET as plain Zarr, NPY, PNG, TIFF or GeoTIFF; the ending of its name says which."""
+    """Write a region as plain Zarr, NPY, PNG, TIFF or GeoTIFF.
+
+    The suffix of TARGET decides the format.
+    """
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
         tensor.export(arguments.region_of(tensor, region), target, **options)
@@ -205,9 +211,9 @@ def export(store: str, tensor_id: str, target: str, region: Any, as_json: bool, 
 @arguments.yes
 @arguments.as_json
 def verify(store: str, tensor_id: str | None, repair: bool, yes: bool, as_json: bool) -> int:
-    """Read everything that is stored of a tensor, or of all tensors, and list what is damaged.
+    """Look for damage in everything stored of a tensor, or of all tensors.
 
-    Exits with 3 if there is damage that it does not repair. --repair repairs everything except definitions.
+    The exit code is 3 if unrepaired damage remains. --repair repairs everything except definitions.
     """
     with opened_to_change(store) if repair else infinite_tensor.open_store(store, mode="r") as opened:
         ids = opened.tensor_ids() if tensor_id is None else [tensor_id]
@@ -244,7 +250,10 @@ def verify(store: str, tensor_id: str | None, repair: bool, yes: bool, as_json: 
 @arguments.yes
 @arguments.as_json
 def gc(store: str, partial: bool, older_than: float, yes: bool, as_json: bool) -> None:
-    """Delete objects that no tensor of STORE refers to: leftovers of killed processes and of cleared tensors."""
+    """Delete unreferenced objects from STORE.
+
+    These objects belong to no tensor. Killed processes and deleted tensors leave such objects behind.
+    """
     too = ", and what is stored of half-computed tiles" if partial else ""
     with opened_to_change(store) as opened:
         ask(
@@ -270,7 +279,10 @@ def gc(store: str, partial: bool, older_than: float, yes: bool, as_json: bool) -
 @arguments.yes
 @arguments.as_json
 def rm(store: str, tensor_id: str, dependants: bool, group: bool, yes: bool, as_json: bool) -> None:
-    """Delete a tensor, with its definition and all its tiles; or a group, whose tensors stay."""
+    """Delete a tensor or a group.
+
+    A tensor is deleted with its definition and all its tiles. The tensors of a deleted group stay.
+    """
     tensors, groups = [], []
     with opened_to_change(store) as opened:
         if group or (tensor_id not in opened and tensor_id in opened.group_ids()):

@@ -1,4 +1,4 @@
-"""Commands that change nothing in a store: ls, info, read, stats, coverage, plan and view."""
+"""Commands for looking into a store without changes: ls, info, read, stats, coverage, plan and view."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ def _record(definition: Mapping[str, Any]) -> dict[str, Any]:
 @arguments.group
 @arguments.as_json
 def info(store: str, tensor_id: str, group: bool, as_json: bool) -> None:
-    """Show the definition of a tensor and how much of it is stored, or the tensors of a group."""
+    """Show the definition and the stored tiles of a tensor.
+
+    For a group, show its tensors.
+    """
     with infinite_tensor.open_store(store, mode="r") as opened:
         if group or (tensor_id not in opened and tensor_id in opened.group_ids()):
             members = _members(opened.open_group(tensor_id))
@@ -93,7 +96,6 @@ def info(store: str, tensor_id: str, group: bool, as_json: bool) -> None:
 
 
 def _members(group: Any) -> list[dict[str, Any]]:
-    """One record for each tensor of a group."""
     return [
         {
             "name": name if isinstance(name, str) else "/".join(name),
@@ -128,8 +130,8 @@ def read(
 ) -> None:
     """Read what is stored of a region.
 
-    Overviews and other coarser tensors are computed from stored pixels. Nothing else is computed: other missing pixels
-    are an error, unless --fill-value is given.
+    Overviews and other coarser tensors are computed from stored pixels. Nothing else is computed. Missing pixels are an
+    error, unless --fill-value is given.
     """
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
@@ -165,7 +167,6 @@ def _write(source: Any, region: Any, output: str, *, overwrite: bool) -> None:
 
 
 def _figures(values: Any) -> dict[str, Any]:
-    """Minimum, maximum and mean of the finite values, and the number of values that are not finite."""
     if values.is_complex():
         return {}
     finite = values[values.isfinite()]
@@ -182,9 +183,10 @@ def _figures(values: Any) -> dict[str, Any]:
 @click.option("--region", type=arguments.REGION, metavar="REGION", help="Pixels. Default: all that are stored.")
 @arguments.as_json
 def stats(store: str, tensor_id: str, region: Any, as_json: bool) -> None:
-    """Show range, mean, standard deviation and quantiles of the stored pixels, and the number of pixels of each label.
+    """Show statistics of the stored pixels.
 
-    Computes nothing. Incomplete tiles are left out.
+    These are range, mean, standard deviation and quantiles, and for labels the number of pixels per label. Computes
+    nothing. Incomplete tiles are left out.
     """
     with infinite_tensor.open_store(store, mode="r") as opened:
         found = opened.open(tensor_id).stats(region)
@@ -205,9 +207,9 @@ _QUANTILES = (0.02, 0.25, 0.5, 0.75, 0.98)
 @arguments.region
 @arguments.as_json
 def coverage(store: str, tensor_id: str, region: Any, as_json: bool) -> None:
-    """Draw which tiles of a region are stored.
+    """Draw a map of the stored tiles of a region.
 
-    By default, the region is the whole tensor. For an unbounded tensor, it is the box around everything that is stored.
+    By default, the region is the whole tensor. For an unbounded tensor, it is the box around all stored tiles.
     """
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
@@ -236,7 +238,7 @@ _OTHER_ROWS = 6
 
 
 def _print_map(tensor: Any, region: Any, tile: Sequence[int], stored: Any, uncovered: Any) -> None:
-    """Print a map of the tiles along two dimensions: the last two that have several tiles."""
+    """Print a map of the tiles along the last two dimensions with several tiles."""
     from infinite_tensor.geometry.regions import parse  # noqa: PLC0415  (needs torch)
 
     columns, rows = shutil.get_terminal_size((100, 46))
@@ -259,7 +261,10 @@ def _print_map(tensor: Any, region: Any, tile: Sequence[int], stored: Any, uncov
 
 
 def _cells(stored: Any, uncovered: Any, dims: Sequence[int], scale: int) -> list[str]:
-    """Return the lines of a map. A cell is two characters, and stands for `scale` tiles along each of its sides."""
+    """Draw a map in cells of two characters.
+
+    A cell covers `scale` tiles along each of `dims`.
+    """
     import numpy as np  # noqa: PLC0415  (importing it takes as long as the rest of a command)
 
     def summed(tiles: Any) -> Any:
@@ -280,7 +285,10 @@ def _cells(stored: Any, uncovered: Any, dims: Sequence[int], scale: int) -> list
 @click.option("--max-memory", metavar="SIZE", help="As for fill.")
 @arguments.as_json
 def plan(store: str, tensor_id: str, region: Any, max_memory: str | None, as_json: bool) -> None:
-    """Show what it would cost to fill a region. Computes nothing."""
+    """Show the cost of filling a region.
+
+    Computes nothing.
+    """
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
         found = tensor.plan(arguments.region_of(tensor, region), max_memory=max_memory)
@@ -295,10 +303,11 @@ def plan(store: str, tensor_id: str, region: Any, max_memory: str | None, as_jso
 @click.option("--browser/--no-browser", default=True, show_default=True, help="Open a browser.")
 @arguments.as_json
 def view(store: str, tensor_ids: tuple[str, ...], computed: Any, port: int, browser: bool, as_json: bool) -> None:
-    """Serve a Bokeh page that shows one tensor of STORE, or several side by side, until Ctrl-C.
+    """Serve a Bokeh page of tensors in STORE until Ctrl-C.
 
-    Without an ID, it shows the tensor of --module, or the only tensor of STORE. Missing pixels of the
-    tensors of --module, and of coarser tensors in STORE, are computed, but not stored.
+    Several tensors are shown side by side. Without an ID, the page shows the tensors of --module, or the
+    only tensor of STORE. Missing pixels of the tensors of --module, and of coarser tensors in STORE, are
+    computed, but not stored.
     """
     from infinite_tensor.opening import for_reading  # noqa: PLC0415  (importing these takes as long as the rest)
     from infinite_tensor.pipelines.pyramid import without_levels  # noqa: PLC0415

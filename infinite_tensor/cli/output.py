@@ -1,4 +1,4 @@
-"""Prints tables and lines for people and JSON for programs, and asks before something is deleted."""
+"""Prints tables, lines and JSON, and asks before something is deleted."""
 
 from __future__ import annotations
 
@@ -23,24 +23,27 @@ _WIDEST = 1000
 
 
 def plain(text: object) -> str:
-    """Return a text in which control characters are escaped, so that a terminal does not obey them."""
+    """Escape control characters, to protect the terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in str(text))
 
 
 def tell(kind: str, message: str) -> None:
-    """Print a message on standard error."""
+    """Print an error or a warning on standard error."""
     lines = "\n".join(map(plain, message.splitlines()))
     style = "bold red" if kind == "Error" else "bold yellow"
     Console(stderr=True).print(Text.assemble((f"{kind}:", style), " ", lines), soft_wrap=True)
 
 
 def note(message: str) -> None:
-    """Print a remark on standard error, so that it is not part of the result."""
+    """Print a remark on standard error, apart from the result."""
     click.echo("\n".join(map(plain, message.splitlines())), err=True)
 
 
 def print_table(records: Sequence[Mapping[str, Any]]) -> None:
-    """Print records as a table with a header. Numbers are aligned to the right; empty columns are left out."""
+    """Print records as a table with a header.
+
+    Numbers are aligned to the right. Empty columns are left out.
+    """
     names = dict.fromkeys(name for record in records for name in record)
     cells = {name: [cell(name, record.get(name)) for record in records] for name in names}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -54,7 +57,10 @@ def print_table(records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Print a line for each value that is not empty, with its name before it."""
+    """Print each name with its value on a line.
+
+    Empty values are left out.
+    """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -65,7 +71,10 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 
 def cell(name: str, value: Any) -> str:
-    """Return a value as one line of text, which is empty for None and for empty values."""
+    """Format a value as a line of text.
+
+    The text is empty for None and for empty values.
+    """
     if value is None:
         return ""
     if name == "bytes":
@@ -89,7 +98,10 @@ def _print(table: Table) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON; numbers that are not finite become the strings NaN, Infinity and -Infinity."""
+    """Print a value as JSON.
+
+    Numbers that are not finite become the strings NaN, Infinity and -Infinity.
+    """
     click.echo(json.dumps(jsonable(value), indent=2, allow_nan=False), file=click.get_current_context().obj)
 
 
@@ -102,7 +114,10 @@ def print_report(report: object, *, as_json: bool) -> None:
 
 
 def keep_for_json(context: click.Context, _option: click.Parameter, wanted: bool) -> bool:
-    """If `wanted`, send the prints of user code to standard error, so that standard output has only the JSON."""
+    """Keep standard output for JSON, if `wanted`.
+
+    The prints of user code go to standard error.
+    """
     if wanted:
         context.obj = sys.stdout
         context.with_resource(redirect_stdout(sys.stderr))
@@ -110,7 +125,10 @@ def keep_for_json(context: click.Context, _option: click.Parameter, wanted: bool
 
 
 def jsonable(value: Any) -> Any:
-    """Convert a value of the library to JSON values. A dataclass becomes a dict of its fields and public properties."""
+    """Convert a value of the library to JSON values.
+
+    A dataclass becomes a dict of its fields and public properties.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         told = [name for name, each in vars(type(value)).items() if isinstance(each, property) and name[0] != "_"]
         names = [*(field.name for field in dataclasses.fields(value)), *told]
@@ -133,18 +151,18 @@ def counted(count: int, word: str) -> str:
 
 
 def named(names: Sequence[str]) -> str:
-    """Quoted ids, joined by commas."""
+    """Return the names, quoted and joined by commas."""
     return ", ".join(map(repr, names))
 
 
 class UnconfirmedError(click.ClickException):
-    """Raised if something is to be deleted and nobody can confirm it."""
+    """Raised if nobody can confirm a deletion."""
 
     exit_code = click.UsageError.exit_code
 
 
 def ask(what: str, *, yes: bool) -> None:
-    """Ask the user to confirm that something is deleted; with `yes`, do not ask.
+    """Ask the user to confirm a deletion, unless `yes` is True.
 
     Raises
     ------

@@ -1,4 +1,7 @@
-"""Runs a command, from its arguments to its exit code. An error of the library is printed without a traceback."""
+"""Runs a command, from arguments to exit code.
+
+Errors of the library are printed without a traceback.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ Exit codes:
 @click.group(epilog=_ENDING, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="infinite-tensor", message="%(version)s")
 def commands() -> None:
-    """Look at tensors in stores, fill them, and take them elsewhere."""
+    """Look at tensors in stores, fill tensors, and copy or export tensors."""
 
 
 for _command in (*looking.COMMANDS, *changing.COMMANDS, *serving.COMMANDS):
@@ -54,7 +57,10 @@ for _command in (*looking.COMMANDS, *changing.COMMANDS, *serving.COMMANDS):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command and return its exit code. The documentation of the command line lists all exit codes."""
+    """Run a command, and return the exit code.
+
+    The documentation of the command line lists all exit codes.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         # An id may contain characters that the encoding of the terminal lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -81,7 +87,10 @@ def run(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Make SIGTERM act like Ctrl-C, unless it is ignored. Schedulers and services end processes by SIGTERM."""
+    """Make SIGTERM act like Ctrl-C, for schedulers and services.
+
+    An ignored SIGTERM stays ignored.
+    """
     here = threading.current_thread() is threading.main_thread()
     if not here or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         yield
@@ -95,7 +104,6 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def _stopped(ended: BaseException) -> int:
-    """Print that the user answered no, or that a signal ended the command. Return the exit code."""
     if isinstance(ended, click.Abort) and not isinstance(ended.__context__, KeyboardInterrupt):
         note("Nothing was changed.")
         return FAILED
@@ -108,7 +116,6 @@ def _stopped(ended: BaseException) -> int:
 
 
 def _failed(error: BaseException) -> int:
-    """Print an error of the library, the system or user code, and return the exit code."""
     # The library raises ImportError for a missing extra, without the name of a module.
     if isinstance(error, InfiniteTensorError) or (isinstance(error, ImportError) and error.name is None):
         tell("Error", _in_options("\n".join([str(error), *getattr(error, "__notes__", ())])))
@@ -123,7 +130,7 @@ def _failed(error: BaseException) -> int:
 
 
 def _refused(error: OSError) -> int:
-    """Print an OSError, and return the exit code. If it has no `filename`, writing to standard output failed."""
+    """Report an OSError: without a `filename`, it comes from standard output."""
     if error.filename is not None:
         tell("Error", f"{error.filename!r}: {error.strerror}")
         return FAILED
@@ -149,7 +156,7 @@ _BETWEEN = (
 
 
 def _theirs(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from its first frame of user code on, or None if it has no such frame."""
+    """Cut a traceback before the first frame of user code, or return None without such a frame."""
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         trace = trace.tb_next
     return trace

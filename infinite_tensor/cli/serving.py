@@ -1,4 +1,4 @@
-"""The command that serves tensors over HTTP."""
+"""The command for serving tensors over HTTP."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from infinite_tensor.cli.output import print_json
 @click.option("--vmax", type=float, metavar="N", help="Upper end of the colour range.")
 @arguments.as_json
 def serve(store: str, computed: Any, store_results: bool, workers: int | None, as_json: bool, **options: Any) -> None:
-    """Serve the tensors of STORE until Ctrl-C: as Zarr arrays at /NAME, as map tiles at /NAME/{z}/{x}/{y}.png.
+    """Serve the tensors of STORE over HTTP until Ctrl-C.
 
-    There is no authentication.
+    Zarr arrays are at /NAME, and map tiles at /NAME/{z}/{x}/{y}.png. There is no authentication.
     """
     with opened_to_change(store) if store_results else infinite_tensor.open_store(store, mode="r") as opened:
         sources = [opened] if computed is None else [computed, opened]

@@ -410,7 +410,7 @@ class Contents(ABC):
 
     @abstractmethod
     def check_droppable(self, tensor_id: str) -> None:
-        """Check that `drop` can work.
+        """Raise an error unless `drop` can delete windows.
 
         Raises
         ------

@@ -238,7 +238,6 @@ def warn_of_uncovered(spec: TensorSpec) -> None:
 
 
 def _remedies(grid: WindowGrid) -> Iterator[str]:
-    """Suggest arguments for a better cover by windows."""
     clipped = WindowGrid(grid.window, grid.shape, ("clip",) * len(grid.shape))
     if clipped.uncovered < grid.uncovered:
         yield 'edge="clip", which lets windows reach past the end'

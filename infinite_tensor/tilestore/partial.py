@@ -221,7 +221,6 @@ class TileInProgress:
         return self._piece_bytes + (0 if self._prefix is None else self._prefix.nbytes)
 
     def __contains__(self, index: Index) -> bool:
-        """Whether window `index` is known."""
         rank = self._rank(self._lifted(index))
         return rank < self._prefix_length or rank in self._pieces
 
@@ -356,9 +355,7 @@ class TileInProgress:
     def _check_fits(self, partial: PartialTile) -> None:
         length = partial.prefix_length
         if not 0 <= length <= self.total or (partial.prefix is None) is (length > 0):
-            raise DamagedPartialError(
-                f"a prefix of {length} windows does not match a tile of {self.total} windows"
-            )
+            raise DamagedPartialError(f"a prefix of {length} windows does not match a tile of {self.total} windows")
         if partial.prefix is not None:
             self._check_block("prefix", partial.prefix, self._blender.accumulator, self._layout.tile_shape)
         for named, piece in partial.pieces.items():
@@ -411,7 +408,6 @@ class TileInProgress:
         self._piece_bytes += piece.nbytes
 
     def _blend_in(self, count: int, fold: Callable[..., None], *windows: Any) -> None:
-        """Blend the next `count` windows into the prefix, by ``fold(tile, start, *windows)``."""
         tile = self._begun()
         fold(tile[self._inside], self._start, *windows)
         self._begin_with(tile, self._prefix_length + count)
@@ -423,7 +419,6 @@ class TileInProgress:
         self._prefix, self._prefix_length = tile, length
 
     def _finished(self, folded: Array) -> Array:
-        """Compute the pixels from `folded`, the blend of all windows."""
         tile = folded
         if self._blender.accumulator != self._layout.dtype:
             tile = as_array(self._allocated(self._layout))
