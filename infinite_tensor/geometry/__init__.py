@@ -1,1 +1,1 @@
-"""Integers only: windows, regions, and sets of points."""
+"""Integer geometry of windows, regions and sets of points."""

@@ -1,4 +1,4 @@
-"""How windows are split into calls of ``f``."""
+"""Splits windows into calls of ``f``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from infinite_tensor.support.given import as_index, members, quoted
 
 @dataclass(frozen=True)
 class Batching:
-    """How many windows a call of ``f`` takes: ``sizes`` are the allowed batch sizes, ascending."""
+    """Batch sizes for calls of ``f``.
+
+    Attributes
+    ----------
+    given : int, tuple of int, or None
+        The ``batch_size`` of the user. A tuple is sorted.
+    sizes : tuple of int
+        The allowed batch sizes, in ascending order.
+    """
 
     given: int | tuple[int, ...] | None
     sizes: tuple[int, ...]
@@ -22,7 +30,7 @@ class Batching:
         Raises
         ------
         ValidationError
-            If it is neither None, a positive int, nor a tuple of positive ints that contains 1.
+            If `given` is not None, a positive int, or a tuple of positive ints including 1.
         """
         if given is None:
             return cls(None, (1,))
@@ -32,7 +40,7 @@ class Batching:
             allowed = sorted({size for size in sizes if size is not None and size > 0})
             if len(allowed) != len({*sizes}) or None in sizes or 1 not in allowed:
                 raise ValidationError(
-                    "batch_size as a tuple must hold positive ints and contain 1, as in (1, 4, 16), "
+                    "batch_size as a tuple must contain positive ints, including 1, as in (1, 4, 16), "
                     f"got {quoted(given)}"
                 )
             return cls(tuple(allowed), tuple(allowed))
@@ -43,15 +51,15 @@ class Batching:
 
     @property
     def largest(self) -> int:
-        """The largest number of windows that one call takes."""
+        """The largest batch size."""
         return self.sizes[-1]
 
     def full(self, count: int) -> int:
-        """Return how many of `count` windows can go into calls of the largest size."""
+        """Round `count` down to a multiple of the largest batch size."""
         return count - count % self.largest
 
     def calls(self, count: int) -> int:
-        """Return the number of calls that `count` windows need."""
+        """Return the number of calls for `count` windows."""
         calls = 0
         for size in reversed(self.sizes):
             often, count = divmod(count, size)
@@ -59,5 +67,8 @@ class Batching:
         return calls + (count > 0)
 
     def first(self, count: int) -> int:
-        """Return how many of `count` windows the next call takes: as many as possible."""
+        """Return the size of the next batch for `count` remaining windows.
+
+        This is the largest allowed size up to `count`, or `count` if all allowed sizes are larger.
+        """
         return next((size for size in reversed(self.sizes) if size <= count), count)

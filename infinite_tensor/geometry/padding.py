@@ -1,7 +1,7 @@
-"""What a window reads of an arg: which of its pixels, and which padding beyond the ends of its finite dimensions.
+"""Reads of args by windows, with padding beyond the ends of finite dimensions.
 
-A padding maps each pixel outside to a pixel inside. The modes have the names of `numpy.pad`. In a dimension of n
-pixels, "edge" maps pixel p to the nearest pixel, and "wrap" maps it to ``p mod n``. "symmetric" mirrors at the outer
+A padding maps each pixel outside the arg to a pixel inside. The modes have the names of `numpy.pad`. In a dimension of
+n pixels, "edge" maps pixel p to the nearest pixel, and "wrap" maps it to ``p mod n``. "symmetric" mirrors at the outer
 borders of the first and the last pixel, "reflect" at their centres. "constant" gives a value instead of a pixel.
 """
 
@@ -18,25 +18,25 @@ from infinite_tensor.geometry.window_sets import FARTHEST, BoxUnion, IndexProduc
 PADDINGS = ("error", "constant", "edge", "reflect", "symmetric", "wrap")
 
 _MOST_IMAGES = 16
-"""If padding repeats a pixel more often than this along a dimension, all windows along it count as readers of it."""
+"""The most repeats of a pixel by padding in a dimension. With more, all windows along the dimension count as readers."""
 
 
 class ArgReads:
-    """Computes which pixels of an arg the windows of its consumer read.
+    """Maps windows of a consumer to the pixels of an arg.
 
     Parameters
     ----------
     window : TensorWindow
-        The arg window. Its window index is the ctx of the consumer.
+        The arg window, indexed by the window index of the consumer.
     shape : tuple of (int or None)
         The shape of the arg.
     paddings : sequence of str or None
-        The padding of each dimension, one of `PADDINGS`; None if no window may reach beyond the arg.
+        The padding of each dimension, one of `PADDINGS`. None: no window may reach beyond the arg.
 
     Attributes
     ----------
     padded : dict of int to (int, str)
-        The dimensions that windows may reach beyond, each with its extent and its padding.
+        The extent and the padding of each dimension with padding.
     """
 
     def __init__(self, window: TensorWindow, shape: Shape, paddings: Sequence[str] | None) -> None:
@@ -49,9 +49,10 @@ class ArgReads:
         self._size = np.array(window.size, dtype=np.int64)
 
     def regions(self, starts: IntArray) -> tuple[IntArray, IntArray]:
-        """For windows that begin at `starts`, (N, ndim), return the starts and stops of the boxes that they read.
+        """Return the boxes of pixels read by windows.
 
-        A window reads one box, more if it wraps around an end, and none if it contains only constant padding.
+        `starts` contains the first pixel of each window, (N, ndim). Boxes are returned as starts and stops. A window
+        reads one box, more boxes if it wraps around an end, and no box if it contains only constant padding.
         """
         stops = starts + self._size
         for d, (extent, mode) in self.padded.items():
@@ -67,14 +68,14 @@ class ArgReads:
         return starts, stops
 
     def leaves(self, start: Sequence[int]) -> bool:
-        """Whether a window that begins at pixel `start` reaches beyond an end."""
+        """Whether a window from pixel `start` on reaches into the padding."""
         return any(start[d] < 0 or start[d] + self.window.size[d] > extent for d, (extent, _) in self.padded.items())
 
     def parts(self, d: int, start: int) -> list[tuple[int, int]]:
-        """Return the intervals of dimension `d` that a window reads, in reading order. The window begins at `start`.
+        """Return the intervals of dimension `d` read by a window, in reading order.
 
-        The list is empty if the window contains only constant padding. An interval is ``(start, stop)`` with
-        ``start < stop``, also if it is read mirrored.
+        The window begins at pixel `start` of the dimension. The list is empty if the window contains only constant
+        padding. In each interval ``(start, stop)``, ``start`` is less than ``stop``, even if pixels are mirrored.
         """
         stop = start + self.window.size[d]
         if d not in self.padded:
@@ -84,7 +85,10 @@ class ArgReads:
         return [(int(low[0]), int(high[0])) for low, high in images if low[0] < high[0]]
 
     def intervals(self, windows: IndexProduct) -> Intervals | None:
-        """Return the pixels that these windows read; None if they read none."""
+        """Return the pixels read by `windows`.
+
+        Return None if no pixel is read.
+        """
         reached = Intervals.of_windows(self.window, windows)
         starts, stops = list(reached.starts), list(reached.stops)
         for d, (extent, mode) in self.padded.items():
@@ -96,10 +100,11 @@ class ArgReads:
         return Intervals(tuple(starts), tuple(stops))
 
     def hulls(self, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray, bool]:
-        """Map boxes of pixels, which may reach beyond the arg, to boxes inside the arg.
+        """Map boxes of pixels to boxes inside the arg.
 
-        The padding maps each pixel of a box to a pixel of the arg, or to none. The result is the smallest box around
-        the mapped pixels. Returns the starts and stops of the results, and whether every pixel in them is a mapped one.
+        The boxes may reach beyond the arg. The padding maps each pixel of a box to a pixel of the arg, or to no pixel.
+        The result is the smallest box around the mapped pixels. Returns the starts and stops of the results, and
+        whether the results contain only mapped pixels.
         """
         low, high, whole = starts.copy(), stops.copy(), True
         for d, (extent, mode) in self.padded.items():
@@ -112,7 +117,10 @@ class ArgReads:
         return low, high, whole
 
     def readers(self, pixels: BoxUnion, grid: WindowGrid) -> BoxUnion:
-        """Return the windows of the consumer's `grid` that read any of `pixels`. The result may contain others too."""
+        """Return the windows of `grid` reading any of `pixels`.
+
+        `grid` is the grid of the consumer. The result may contain further windows.
+        """
         low, high = pixels.low, pixels.high
         for d, (extent, mode) in self.padded.items():
             reach = _reach(grid, self.window, d)
@@ -126,7 +134,10 @@ class ArgReads:
 
 
 def positions(mode: str, extent: int, start: int, size: int) -> IntArray:
-    """Map the `size` pixels from `start` on to pixels inside the arg. Pixels of constant padding become -1."""
+    """Map pixels along a dimension to pixels inside the arg.
+
+    The `size` pixels from `start` on are mapped. Pixels of constant padding become -1.
+    """
     pixels = np.arange(start, start + size, dtype=np.int64)
     if mode == "constant":
         return np.where((pixels >= 0) & (pixels < extent), pixels, -1)
@@ -134,7 +145,7 @@ def positions(mode: str, extent: int, start: int, size: int) -> IntArray:
 
 
 def _mapped(mode: str, extent: int, pixels: IntArray) -> IntArray:
-    """Map pixels to pixels inside the arg, by a mode other than "constant"."""
+    """Map pixels into the arg by any padding but "constant"."""
     if mode == "edge":
         inside = np.clip(pixels, 0, extent - 1)
     elif mode == "wrap":
@@ -149,9 +160,9 @@ def _mapped(mode: str, extent: int, pixels: IntArray) -> IntArray:
 
 
 def _images(mode: str, extent: int, starts: IntArray, stops: IntArray) -> list[tuple[IntArray, IntArray]]:
-    """Map non-empty intervals of pixels to intervals of the arg, by the padding `mode`. The results may be empty.
+    """Map non-empty intervals of pixels to intervals of the arg.
 
-    Returns a list with one pair (starts, stops), or two pairs for "wrap".
+    Returns one pair (starts, stops), or two pairs for "wrap". Intervals in the result may be empty.
     """
     if mode == "constant":
         return [(np.clip(starts, 0, extent), np.clip(stops, 0, extent))]
@@ -171,7 +182,7 @@ def _images(mode: str, extent: int, starts: IntArray, stops: IntArray) -> list[t
 
 
 def _united(starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
-    """Sort non-empty intervals, and join those that touch or overlap."""
+    """Sort non-empty intervals, and join touching or overlapping intervals."""
     order = np.argsort(starts, kind="stable")
     starts, stops = starts[order], np.maximum.accumulate(stops[order])
     apart = np.ones(len(starts), dtype=bool)
@@ -180,7 +191,7 @@ def _united(starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _reach(grid: WindowGrid, window: TensorWindow, d: int) -> tuple[int, int]:
-    """Return the first pixel of dimension `d` of the arg that any window reaches, and the pixel after the last one."""
+    """Return the start and stop of all pixels reached by windows along dimension `d`."""
     k = followed(window)[d]
     first, last = (0, 0) if k is None else (grid.first[k], grid.last[k])
     low, high = (i * window.stride[d] + window.offset[d] for i in (first, last))
@@ -188,7 +199,10 @@ def _reach(grid: WindowGrid, window: TensorWindow, d: int) -> tuple[int, int]:
 
 
 def _outside(mode: str, extent: int, low: int, high: int, reach: tuple[int, int]) -> Sequence[tuple[int, int]]:
-    """Return the intervals within `reach` that the padding maps to ``[low, high)``, and ``[low, high)`` itself."""
+    """Return intervals containing all pixels within `reach` mapped to ``[low, high)``.
+
+    The padding maps the pixels of ``[low, high)`` to themselves.
+    """
     if mode == "constant":
         return [(low, high)]
     if mode == "edge":

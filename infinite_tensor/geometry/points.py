@@ -1,4 +1,4 @@
-"""Lists the points of many boxes of integers without a Python loop, and limits how many are processed at once."""
+"""Lists the integer points of boxes without a Python loop, up to a limit."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ _FEW = 16
 """Below this number of points, Python is faster than numpy."""
 
 MOST_PAIRS = 2**25
-"""The limit in place of `MOST_AT_ONCE` for windows in an array, each counted once per region that needs it."""
+"""The greatest number of points listed at once for many boxes. A point in several boxes is counted several times."""
 
 
 def points_of_boxes(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
-    """Return all integer points of N half-open boxes, (P, ndim), and the box to which each of them belongs, (P,).
+    """Return all integer points of N half-open boxes, and their boxes.
 
-    Points come box by box. Within a box, they are in lexicographic order.
+    Points come box by box, in lexicographic order within a box. Returns the points, (P, ndim), and the number of the
+    box of each point, (P,).
 
     Raises
     ------
@@ -57,7 +58,9 @@ def points_of_boxes(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def points_of_box(low: Sequence[int], high: Sequence[int]) -> IntArray:
-    """Return all integer points of one half-open box, (P, ndim), in lexicographic order.
+    """Return all integer points of a half-open box, in lexicographic order.
+
+    The result has shape (P, ndim).
 
     Raises
     ------
@@ -79,7 +82,7 @@ def points_of_box(low: Sequence[int], high: Sequence[int]) -> IntArray:
 def unique_rows(rows: IntArray) -> IntArray:
     """Return the distinct rows of an array, in lexicographic order.
 
-    Faster than `numpy.unique` with an axis, because that compares structured values.
+    This is faster than `numpy.unique` with an axis, because no structured values are compared.
     """
     rows = rows[np.lexsort(rows.T[::-1])]
     distinct = np.ones(len(rows), dtype=bool)
@@ -88,7 +91,10 @@ def unique_rows(rows: IntArray) -> IntArray:
 
 
 def unique_points(points: IntArray) -> IntArray:
-    """Return the distinct rows of `points`, in lexicographic order. Raise ValidationError if there are too many."""
+    """Return the distinct rows of `points`, in lexicographic order.
+
+    Raise ValidationError if there are too many.
+    """
     if len(points) < 2:
         return points
     low = points.min(axis=0)
@@ -122,7 +128,7 @@ def is_empty(low: Sequence[int], high: Sequence[int]) -> bool:
 
 
 def joined(points: IntArray, more: IntArray) -> IntArray:
-    """Return `points`, followed by the rows of `more` that are not in `points`."""
+    """Return `points` with the missing rows of `more` appended."""
     if not len(points) or not len(more):
         return points if len(points) else more
     known = set(as_tuples(points))
@@ -136,13 +142,19 @@ def inside(point: Index, low: Sequence[int], high: Sequence[int]) -> bool:
 
 
 def as_tuples(points: IntArray) -> list[Index]:
-    """Return the rows of `points` as tuples of ints. There must be at least one column."""
+    """Return the rows of `points` as tuples of ints.
+
+    There must be at least one column.
+    """
     # Column by column: a list for each row would keep the garbage collector busy.
     return list(zip(*points.T.tolist(), strict=True))
 
 
 def rows_of(points: IntArray) -> list[tuple[int, int]]:
-    """Return where rows begin and end in `points`. Within a row, only the last coordinate changes, by one at a time."""
+    """Return the start and stop of each row in `points`.
+
+    Within a row, the last coordinate grows by 1 from point to point, and all other coordinates are equal.
+    """
     if len(points) < _FEW:
         tuples = points.tolist()
         breaks = [i for i in range(1, len(tuples)) if tuples[i] != [*tuples[i - 1][:-1], tuples[i - 1][-1] + 1]]
@@ -154,7 +166,7 @@ def rows_of(points: IntArray) -> list[tuple[int, int]]:
 
 
 def check_count(count: float, most: int) -> None:
-    """Raise ValidationError if `count` windows or tiles are more than `most`."""
+    """Check that `count` windows or tiles do not exceed the limit `most`."""
     if count > most:
         raise ValidationError(
             f"this needs {count:.3g} windows or tiles at once, more than {most}; read a smaller region, or use "

@@ -1,4 +1,4 @@
-"""Parses the index of a read, ``tensor[...]``, into a region of pixels, and cuts the region into blocks to read."""
+"""Parses the index in ``tensor[...]`` into a region, and cuts regions into blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SUPPORTED = "supported are ints, slices and Ellipsis"
 
 
 class _RegionBuilder:
-    """``sl[0:512, 5]`` is the region that ``tensor[0:512, 5]`` would read."""
+    """Builds regions: ``sl[0:512, 5]`` is the region of ``tensor[0:512, 5]``."""
 
     def __getitem__(self, indices: object) -> tuple[object, ...]:
         return indices if isinstance(indices, tuple) else (indices,)
@@ -38,16 +38,16 @@ sl = _RegionBuilder()
 
 
 class Selection(NamedTuple):
-    """A box of pixels ``[start, stop)`` to read, and which of its pixels to keep.
+    """A box of pixels to read, with steps between wanted pixels.
 
     Attributes
     ----------
     start, stop : tuple of int
-        The box in pixels, one entry per dimension.
+        The box ``[start, stop)`` in pixels, one entry per dimension.
     steps : tuple of int
-        Per dimension, the step from one wanted pixel to the next. A negative step also reverses the result.
+        The step between wanted pixels in each dimension. A negative step also reverses the result.
     squeezed : tuple of int
-        Dimensions that were indexed with an int and are dropped from the result.
+        Dimensions indexed with an int, and dropped from the result.
     """
 
     start: Index
@@ -62,7 +62,7 @@ class Selection(NamedTuple):
 
     @property
     def pixels(self) -> tuple[range, ...]:
-        """For each dimension, the wanted pixels in ascending order."""
+        """The wanted pixels in each dimension, in ascending order."""
         return tuple([range(a, b, abs(step)) for a, b, step in zip(self.start, self.stop, self.steps, strict=True)])
 
     @property
@@ -72,16 +72,18 @@ class Selection(NamedTuple):
 
     @property
     def is_thinned(self) -> bool:
-        """Whether some pixels of the box are not wanted."""
+        """Whether the box contains unwanted pixels."""
         return self.steps.count(1) < len(self.steps) and (max(self.steps) > 1 or min(self.steps) < -1)
 
     def pick(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Return the result of the read. `pixels` has all dimensions, and its pixels are in ascending order.
+        """Convert the wanted `pixels` to the result of the read.
+
+        `pixels` must have all dimensions, with pixels in ascending order.
 
         Raises
         ------
         OutOfMemoryError
-            If there is no memory for the copy that a negative step needs.
+            If there is no memory for the copy, as needed for a negative step.
         """
         if min(self.steps) < 0:
             pixels = self._reversed(pixels)
@@ -106,15 +108,15 @@ def _flip(pixels: torch.Tensor, dims: list[int]) -> torch.Tensor:
 
 
 def parse(indices: object, shape: Shape, labels: Sequence[object] | None = None) -> Selection:
-    """Parse the index of ``tensor[indices]`` for a tensor of `shape`. A `Selection` is returned as it is.
+    """Parse the index of ``tensor[indices]`` for a tensor of `shape`.
 
-    Error messages name the dimensions by `labels`. Default: their numbers.
+    A `Selection` is returned unchanged. `labels` are names of the dimensions for error messages. Default: numbers.
 
     Raises
     ------
     RegionError
-        (an IndexError) If an index is of an unsupported kind, out of range, or if a slice over an
-        unbounded dimension lacks an end.
+        (an IndexError) If an index is of an unsupported kind or out of range, or if a slice over an unbounded dimension
+        lacks a start or a stop.
     """
     if isinstance(indices, Selection):
         return indices
@@ -136,7 +138,6 @@ def parse(indices: object, shape: Shape, labels: Sequence[object] | None = None)
 
 
 def _expand(indices: Sequence[object], shape: Shape) -> list[object]:
-    """Return one entry per dimension. Ellipsis and missing entries at the end become full slices."""
     ellipses = [i for i, entry in enumerate(indices) if entry is Ellipsis]
     if len(ellipses) > 1:
         raise RegionError(f"an index can have one Ellipsis only, got {_show(indices)}")
@@ -149,7 +150,6 @@ def _expand(indices: Sequence[object], shape: Shape) -> list[object]:
 
 
 def _box_of_slice(entry: slice, label: object, extent: int | None) -> tuple[int, int, int]:
-    """Return the bounds of the smallest interval that contains the slice's pixels, and the step."""
     if extent is None and entry.step is None and type(entry.start) is type(entry.stop) is int:
         # A fast path, because most reads are of this kind.
         return (entry.start, entry.stop, 1) if entry.start < entry.stop else (0, 0, 1)
@@ -182,7 +182,7 @@ def _coordinate(entry: object, label: object, extent: int | None) -> int:
     number = as_index(entry)
     if number is None:
         many = isinstance(entry, list)
-        hint = "; one region is expected: call this for each, or read a list with tensor[[...]]" if many else ""
+        hint = "; one region is expected: call this once per region, or read tensor[[...]]" if many else ""
         raise RegionError(
             f"dimension {label}: cannot index with {type(entry).__name__} {quoted(entry)}; {_SUPPORTED}{hint}"
         )
@@ -225,9 +225,9 @@ class Block(NamedTuple):
     Attributes
     ----------
     start, shape : tuple of int
-        The box of pixels of the block.
+        The first pixel and the extent of the block.
     place : tuple of slice
-        The place of the block's wanted pixels in the result.
+        The position of the wanted pixels in the result.
     """
 
     start: Index
@@ -237,10 +237,10 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Blocks:
-    """The boxes in which a selection is read, in lexicographic order.
+    """Boxes of pixels to read for a selection, in lexicographic order.
 
-    A block spans wanted pixels and the gaps between them. Along a dimension with a step larger than the windows, each
-    wanted pixel is a separate block. So every window that intersects a block contains a wanted pixel.
+    A block contains wanted pixels and the gaps in between. Along a dimension with a step larger than the windows, each
+    wanted pixel is a separate block. So every window over a block contains a wanted pixel.
 
     Attributes
     ----------
@@ -249,9 +249,9 @@ class Blocks:
     window : TensorWindow
         The windows of the tensor.
     far : tuple of bool
-        For each dimension, whether the step is larger than the windows.
+        Whether the step is larger than the windows, for each dimension.
     lows, highs : tuple of sequence of int
-        For each dimension, where blocks begin and end.
+        The starts and stops of blocks, for each dimension.
     """
 
     selection: Selection
@@ -273,7 +273,10 @@ class Blocks:
         return cls(selection, window, far, tuple(lows), tuple(highs))
 
     def cut(self, most: int) -> Self:
-        """Return the blocks, cut at borders of windows. If possible, each has at most `most` pixels."""
+        """Cut the blocks at borders of windows.
+
+        If possible, each new block has at most `most` pixels.
+        """
         lows, highs = list(self.lows), list(self.highs)
         left = math.prod([b[0] - a[0] for is_far, a, b in zip(self.far, lows, highs, strict=True) if not is_far])
         for d, (k, wanted) in enumerate(zip(followed(self.window), self.selection.pixels, strict=True)):
@@ -288,12 +291,15 @@ class Blocks:
 
     @property
     def pixels(self) -> int:
-        """The number of pixels of all blocks. A block of a single pixel counts as a whole window."""
+        """The number of pixels in all blocks.
+
+        Along a dimension with separate wanted pixels, each wanted pixel counts as the extent of a window.
+        """
         along = zip(self.far, self.lows, self.highs, self.window.size, strict=True)
         return math.prod([len(low) * size if is_far else high[-1] - low[0] for is_far, low, high, size in along])
 
     def bounds(self) -> tuple[IntArray, IntArray]:
-        """Return where blocks start and where they stop: two arrays of shape (N, ndim)."""
+        """Return the starts and stops of blocks, each of shape (N, ndim)."""
         return _product(self.lows), _product(self.highs)
 
     def __len__(self) -> int:
@@ -311,7 +317,11 @@ class Blocks:
             yield Block(*zip(*parts, strict=True))
 
     def fill(self, block: Block, out: torch.Tensor, read: Callable[[Index, torch.Tensor], T]) -> T:
-        """Read a block by ``read(start, box)``, copy its wanted pixels to `out`, and return what `read` returned."""
+        """Read a block, and copy the wanted pixels to `out`.
+
+        `out` is the result of the whole selection. ``read(start, box)`` must fill `box` with the pixels from `start`
+        on. The return value of `read` is returned.
+        """
         target = out[block.place]
         if target.shape == block.shape:
             return read(block.start, target)
@@ -322,7 +332,10 @@ class Blocks:
 
 
 def _cut(wanted: range, rows: int, offset: int) -> list[int]:
-    """Cut a dimension at `offset` and every `rows` pixels from there. Return the first wanted pixel of each piece."""
+    """Cut a dimension every `rows` pixels, and return the first wanted pixel of each part.
+
+    One of the cuts is at pixel `offset`.
+    """
     first, last = ((pixel - offset) // rows for pixel in (wanted[0], wanted[-1]))
     borders = [cell * rows + offset for cell in range(first + 1, last + 1)]
     return [wanted[0], *[wanted[-((wanted[0] - border) // wanted.step)] for border in borders]]

@@ -1,8 +1,7 @@
-"""Window geometry: which pixels a window covers, and which windows a region needs.
+"""Geometry of windows: pixels of a window, and windows of a region.
 
-The windows that intersect a box of pixels always form a box of window indices, so geometry is
-interval arithmetic per window coordinate. `TensorWindow` is the public value, `WindowGrid` binds it
-to a tensor's shape.
+The windows over a box of pixels form a box of window indices. So geometry is interval arithmetic for each window
+coordinate. `TensorWindow` is the public class. `WindowGrid` combines a window with the shape of a tensor.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ MOST_OVERLAP = 2**17
 
 
 def _integers(name: str, value: object, dims: int | None, minimum: int | None) -> Index:
-    """Return `value` as a tuple of ints. If `dims` is known, one int is repeated for every dimension."""
+    """Convert `value` to a tuple of ints. An int is repeated `dims` times."""
     single = as_index(value)
     if single is not None and dims is not None:
         value = (single,) * dims
@@ -74,7 +73,7 @@ def _integers(name: str, value: object, dims: int | None, minimum: int | None) -
             raise ValidationError(f"{name} must stay within 2**53, got {quoted(value)}")
         if number is None or (minimum is not None and number < minimum):
             kind = {None: "ints", 0: "ints from 0 on", 1: "positive ints"}[minimum]
-            raise ValidationError(f"{name} must hold {kind} only, got {quoted(value)}")
+            raise ValidationError(f"{name} must contain only {kind}, got {quoted(value)}")
     return tuple(number for number in numbers if number is not None)
 
 
@@ -133,11 +132,11 @@ class TensorWindow:
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions of the tensor that the window slides over."""
+        """The number of dimensions, the same as for the tensor."""
         return len(self.size)
 
     def get_bounds(self, window_index: Sequence[int]) -> tuple[slice, ...]:
-        """Return the pixels that the window at `window_index` covers, as one slice per dimension.
+        """Return the pixels of the window at `window_index`, as one slice per dimension.
 
         Raises
         ------
@@ -170,7 +169,7 @@ class TensorWindow:
         tensor_shape: Shape | None = None,
         edge: str | Sequence[str | None] = "drop",
     ) -> Iterator[Index]:
-        """Yield the indices of all windows that intersect a region, in lexicographic order.
+        """Yield the indices of all windows intersecting a region, in lexicographic order.
 
         Parameters
         ----------
@@ -210,10 +209,10 @@ class TensorWindow:
         return itertools.product(*map(range, low, high))
 
     def padded(self, margin: int | Sequence[int]) -> TensorWindow:
-        """Return the same window with `margin` more pixels on each side, for an arg that ``f`` reads with a halo.
+        """Return the window with `margin` more pixels on each side.
 
-        Window ``i`` of the result covers the pixels of window ``i`` and the margin around them. Stride and
-        `dimension_map` are unchanged.
+        Use the result for an arg read with a halo. Window ``i`` of the result covers the pixels of window ``i`` and the
+        margin around them. Stride and `dimension_map` are unchanged.
 
         Parameters
         ----------
@@ -252,7 +251,10 @@ class TensorWindow:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the window as a dict that JSON can represent. `from_dict` reads it back."""
+        """Return the window as a dict for JSON.
+
+        `from_dict` is the inverse.
+        """
         return {
             "size": list(self.size),
             "stride": list(self.stride),
@@ -262,7 +264,10 @@ class TensorWindow:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TensorWindow:
-        """Return the window that `to_dict` described. Raise ValidationError if `data` does not describe a window."""
+        """Create a window from the result of `to_dict`.
+
+        Raise ValidationError if `data` does not describe a window.
+        """
         if not isinstance(data, Mapping) or "size" not in data:
             raise ValidationError(f"a window must be a dict with a size, got {quoted(data)}")
         return cls(data["size"], data.get("stride"), data.get("offset"), data.get("dimension_map"))
@@ -287,19 +292,21 @@ def _checked_map(dimension_map: Sequence[int | None], dims: int) -> tuple[int | 
         number = None if entry is None else as_index(entry)
         if entry is not None and (number is None or number < 0):
             raise ValidationError(
-                f"dimension_map must hold window coordinates (ints from 0) or None, got {quoted(dimension_map)}"
+                f"dimension_map must contain window coordinates (ints from 0) or None, got {quoted(dimension_map)}"
             )
         entries.append(number)
     return tuple(entries)
 
 
 def checked_edge(edge: object, shape: Shape) -> Edge | None:
-    """Return the user's `edge` as a tuple with one entry per dimension; None if all entries are "drop".
+    """Return the user's `edge` as a tuple with one entry per dimension.
+
+    The entry of an unbounded dimension is "drop". Return None if all entries are "drop".
 
     Raises
     ------
     ValidationError
-        If `edge` is neither one of `EDGES`, nor a sequence that has one of them, or None, per dimension.
+        If `edge` is not one of `EDGES`, and not a sequence with an entry of `EDGES` or None per dimension.
     """
     given = (edge,) * len(shape) if isinstance(edge, str) else members(edge)
     entries = [None if entry is None else word(entry) or "" for entry in given or ()]
@@ -313,15 +320,19 @@ def checked_edge(edge: object, shape: Shape) -> Edge | None:
 
 
 def followed(window: TensorWindow) -> tuple[int | None, ...]:
-    """Return the window coordinate that each dimension follows; None for a dimension that stays in place."""
+    """Return the window coordinate followed by each dimension.
+
+    A dimension that stays in place has None.
+    """
     mapped = window.dimension_map
     return tuple(range(len(window.size))) if mapped is None else mapped
 
 
 def whole_strides(grid: WindowGrid, tile: Sequence[int], pixels: float, most: float) -> list[int]:
-    """Return the extents of a box of whole tiles. It is about square, and has about `pixels` pixels.
+    """Return the extents of a nearly square box of whole tiles.
 
-    A box of more than `most` pixels is halved until it fits, and may become smaller than a tile.
+    The box has about `pixels` pixels. A box of more than `most` pixels is halved until it fits, and may become smaller
+    than a tile.
     """
     sizes, room = list(tile), pixels / math.prod(tile)
     for number, d in enumerate(sorted(grid.moving, key=lambda d: -sizes[d])):
@@ -332,7 +343,7 @@ def whole_strides(grid: WindowGrid, tile: Sequence[int], pixels: float, most: fl
 
 
 def halved(extents: Sequence[int], most: float) -> list[int]:
-    """Halve the longest extent again and again, until the box has at most `most` pixels."""
+    """Halve the longest extent repeatedly, until the box has at most `most` pixels."""
     parts = list(extents)
     while math.prod(parts) > most:
         longest = parts.index(max(parts))
@@ -341,7 +352,10 @@ def halved(extents: Sequence[int], most: float) -> list[int]:
 
 
 def starts_of(window: TensorWindow, indices: IntArray) -> IntArray:
-    """Return the first pixels, (N, ndim), of windows given by their indices, (N, coordinates)."""
+    """Return the first pixel of each window.
+
+    `indices` has shape (N, coordinates), and the result has shape (N, ndim).
+    """
     columns = [
         np.full(len(indices), offset, dtype=np.int64) if k is None else indices[:, k] * stride + offset
         for k, stride, offset in zip(followed(window), window.stride, window.offset, strict=True)
@@ -350,15 +364,15 @@ def starts_of(window: TensorWindow, indices: IntArray) -> IntArray:
 
 
 def coordinates_of(window: TensorWindow) -> int:
-    """Return the least number of entries that a window index needs."""
+    """Return the smallest allowed length of a window index."""
     return max((k + 1 for k in followed(window) if k is not None), default=0)
 
 
 def narrow(window: TensorWindow, starts: IntArray, stops: IntArray, low: IntArray, high: IntArray) -> None:
-    """Shrink N boxes of windows, in place. Box n keeps only windows that intersect region n.
+    """Shrink boxes of windows in place, each to the windows intersecting a region.
 
-    Box n is ``[low[n], high[n])``, and region n is ``[starts[n], stops[n])``. If no window remains, ``high`` may end up
-    below ``low``.
+    There are N boxes and N regions. Box n is ``[low[n], high[n])``, and region n is ``[starts[n], stops[n])``. If no
+    window remains, ``high`` may end up below ``low``.
     """
     for d, (k, size, stride, offset) in enumerate(
         zip(followed(window), window.size, window.stride, window.offset, strict=True)
@@ -380,16 +394,16 @@ _MOST_ALONG_DIAGONAL = 2**18
 def _just_enough(size: int, stride: int, offset: int, extent: int) -> tuple[int, int]:
     """Return the first and the last window needed to cover ``[0, extent)``.
 
-    If there are gaps between windows, the first or the last one may lie outside of the interval.
+    If there are gaps between windows, the first or the last window may lie outside of the interval.
     """
     first = -offset // stride
     return first, max(first, -((size + offset - extent) // stride))
 
 
 def _covered(dims: Sequence[tuple[int, int, int, int]], first: int, last: int) -> int:
-    """Count the pixels that the windows `first` to `last` cover, in dimensions along which they move together.
+    """Count the pixels covered by the windows `first` to `last`.
 
-    `dims` contains (size, stride, offset, extent) for each dimension.
+    `dims` contains (size, stride, offset, extent) for each dimension. All dimensions follow the same window coordinate.
     """
     if len(dims) == 1:
         ((size, stride, offset, extent),) = dims
@@ -408,25 +422,25 @@ def _covered(dims: Sequence[tuple[int, int, int, int]], first: int, last: int) -
 
 
 class WindowGrid:
-    """The windows that exist on a tensor of a given shape.
+    """The windows on a tensor of a given shape.
 
-    Boxes are half-open: ``low <= index < high`` for each window coordinate. A coordinate that no dimension
-    follows is always 0.
+    Boxes of windows are half-open: ``low <= index < high`` for each window coordinate. A coordinate followed by no
+    dimension is always 0.
 
     Parameters
     ----------
     window : TensorWindow
-        The pixels that each window covers.
+        The size and position of the windows.
     shape : tuple of (int or None)
         Shape of the tensor.
     edge : tuple of str, optional
-        For each dimension, one of `EDGES`. Default: windows that reach past a finite dimension are dropped.
+        One of `EDGES` for each dimension. Default: "drop" for all dimensions.
 
     Attributes
     ----------
     dimensions : list of (int or None, int, int, int, int or None)
-        For each dimension: the window coordinate that it follows, the window's size, stride and offset, and the extent
-        of the tensor.
+        For each dimension: the window coordinate, the size, stride and offset of the window, and the extent of the
+        tensor.
     """
 
     def __init__(self, window: TensorWindow, shape: Shape, edge: Edge | None = None) -> None:
@@ -442,7 +456,6 @@ class WindowGrid:
         self._stop = [last + 1 for last in self.last]
 
     def _extent(self) -> tuple[list[int], list[int]]:
-        """Return the first and the last index along each coordinate."""
         moving = {k for k, *_ in self.dimensions}
         first = [-UNBOUNDED if k in moving else 0 for k in range(self.ndim)]
         last = [UNBOUNDED if k in moving else 0 for k in range(self.ndim)]
@@ -470,9 +483,10 @@ class WindowGrid:
         return first, last
 
     def bounds(self, indices: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the starts and stops, (N, ndim), of the pixels that each window covers.
+        """Return the starts and stops of the pixels of each window.
 
-        Windows are given as indices of shape (N, coordinates).
+        `indices` has shape (N, coordinates), and the results have shape (N, ndim). With the edges "clip" and "all",
+        pixels outside of the tensor are left out.
         """
         starts = starts_of(self.window, indices)
         stops = starts + np.array(self.window.size, dtype=np.int64)
@@ -482,7 +496,7 @@ class WindowGrid:
         return starts, stops
 
     def inside(self, start: Sequence[int], stop: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the start and stop of the part of ``[start, stop)`` inside the tensor.
+        """Clip the region ``[start, stop)`` to the tensor.
 
         Dimensions with the edge "drop" stay unchanged.
         """
@@ -494,7 +508,7 @@ class WindowGrid:
         return low, high
 
     def box(self, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the bounds of the box of windows that intersect the region ``[start, stop)``."""
+        """Return the bounds of the windows intersecting the region ``[start, stop)``."""
         low, high = list(self.first), list(self._stop)
         for (k, size, stride, offset, _), a, b in zip(self.dimensions, start, stop, strict=True):
             if b <= a or (k is None and not (a < offset + size and offset < b)):
@@ -505,14 +519,20 @@ class WindowGrid:
         return low, list(map(max, low, high))
 
     def boxes(self, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
-        """Like `box`, for N regions at once: takes and returns bounds of shape (N, ndim)."""
+        """Like `box`, for N regions at once.
+
+        All bounds have shape (N, ndim).
+        """
         low = np.array([self.first], dtype=np.int64).repeat(len(starts), axis=0)
         high = np.array([self._stop], dtype=np.int64).repeat(len(starts), axis=0)
         narrow(self.window, starts, stops, low, high)
         return low, np.maximum(low, high)
 
     def indices(self, starts: IntArray, stops: IntArray) -> list[Index]:
-        """Return the windows that intersect any of N regions, each once, in lexicographic order."""
+        """Return the windows intersecting any of N regions.
+
+        Each window is returned once. Windows are in lexicographic order.
+        """
         if len(starts) == 1:
             low, high = self.box(starts[0].tolist(), stops[0].tolist())
             check_count(math.prod(map(operator.sub, high, low)), MOST_AT_ONCE)
@@ -520,14 +540,17 @@ class WindowGrid:
         return as_tuples(self.points(starts, stops))
 
     def points(self, starts: IntArray, stops: IntArray) -> IntArray:
-        """Like `indices`, but returns an array with one row for each window."""
+        """Like `indices`, as an array with one row for each window."""
         if len(starts) == 1:
             return points_of_box(*self.box(starts[0].tolist(), stops[0].tolist()))
         points, _ = points_of_boxes(*self.boxes(starts, stops))
         return unique_points(points)
 
     def covers(self, start: Sequence[int], stop: Sequence[int]) -> bool:
-        """Whether windows cover every pixel of a region. May be False by mistake if dimensions share a coordinate."""
+        """Whether windows cover every pixel of a region.
+
+        The result may be False by mistake if dimensions share a coordinate.
+        """
         if self._everywhere:
             return True
         low, high = self.box(start, stop)
@@ -544,13 +567,12 @@ class WindowGrid:
 
     @cached_property
     def _everywhere(self) -> bool:
-        """Whether every pixel is covered, because all dimensions are unbounded and windows leave no gaps."""
         return self._followed == tuple(range(self.ndim)) and all(
             extent is None and stride <= size for _, size, stride, _, extent in self.dimensions
         )
 
     def exist(self, indices: IntArray) -> npt.NDArray[np.bool_]:
-        """Return, for each row of `indices`, whether this window exists and covers pixels that can be read."""
+        """Return whether each window in `indices` exists and has readable pixels."""
         exist = np.asarray(((indices >= self.first) & (indices <= self.last)).all(axis=1))
         for k, size, stride, offset, _ in self.dimensions:
             if k is not None:
@@ -561,14 +583,14 @@ class WindowGrid:
         return exist
 
     def alone(self, d: int) -> WindowGrid:
-        """Return the grid that dimension `d` would have if it were the only dimension."""
+        """Return the grid of dimension `d` alone."""
         k, size, stride, offset, extent = self.dimensions[d]
         window = TensorWindow((size,), stride, offset, (None if k is None else 0,))
         return WindowGrid(window, (extent,), self._edge[d : d + 1])
 
     @cached_property
     def moving(self) -> list[int]:
-        """The dimensions along which there are several windows."""
+        """The dimensions with more than one window."""
         return [d for d, k in enumerate(self._followed) if k is not None and self.first[k] < self.last[k]]
 
     @property
@@ -578,9 +600,9 @@ class WindowGrid:
 
     @property
     def uncovered(self) -> int:
-        """The number of pixels that no window covers. Only finite dimensions count.
+        """The number of pixels covered by no window.
 
-        The number may be too low if very many windows lie along a diagonal.
+        Only finite dimensions count. The number may be too low if very many windows lie along a diagonal.
         """
         pixels = 1
         moved: dict[int, list[tuple[int, int, int, int]]] = {}
@@ -595,16 +617,16 @@ class WindowGrid:
 
     @cached_property
     def row_dim(self) -> int | None:
-        """The dimension along which a window moves when the last entry of its index grows.
+        """The dimension following the last window coordinate.
 
-        None if it moves along no dimension, or along several.
+        None if no dimension follows the last coordinate, or several dimensions do.
         """
         followers = [d for d, k in enumerate(self._followed) if k == self.ndim - 1]
         return followers[0] if len(followers) == 1 else None
 
     @cached_property
     def overlap(self) -> int:
-        """The largest number of windows that cover one pixel."""
+        """The largest number of windows over a pixel."""
         counts = [max(0, last - first + 1) for first, last in zip(self.first, self.last, strict=True)]
         for k, size, stride, _, _ in self.dimensions:
             if k is not None:
@@ -613,7 +635,7 @@ class WindowGrid:
 
     @cached_property
     def overlap_free(self) -> bool:
-        """Whether no pixel is covered by two windows."""
+        """Whether every pixel is covered by at most one window."""
         separated = {k for k, size, stride, _, _ in self.dimensions if k is not None and stride >= size}
         moving = {k for k in range(self.ndim) if self.first[k] < self.last[k]}
         return moving <= separated

@@ -1,8 +1,10 @@
-"""Compact sets of windows, pixels and tiles: what a chain needs, and what depends on changed windows.
+"""Compact sets of windows, pixels and tiles.
 
-The windows that a box of pixels needs combine one set of indices for each window coordinate in all ways. So two arrays
-of 10**6 indices stand for 10**12 windows (`WindowSet`). What depends on changed windows is a union of boxes. It may be
-slightly too large if there are very many boxes (`BoxUnion`).
+A `WindowSet` contains the windows needed in a chain of tensors. The windows over a box of pixels are all combinations
+of one set of indices per window coordinate. So two arrays of 10**6 indices stand for 10**12 windows.
+
+A `BoxUnion` contains everything that depends on changed windows, as a union of boxes. The union may be slightly too
+large if there are very many boxes.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ _FEW_POINTS = 2**20
 
 @dataclass(frozen=True)
 class Intervals:
-    """Pixels of a tensor: all combinations of the intervals ``[start, stop)`` of each dimension.
+    """Pixels of a tensor, as all combinations of intervals of each dimension.
 
     Attributes
     ----------
     starts, stops : tuple of int64 array
-        For each dimension, the bounds of its intervals in pixels, in ascending order.
+        The bounds of the intervals ``[start, stop)`` of each dimension, in ascending order.
     """
 
     starts: tuple[IntArray, ...]
@@ -54,7 +56,10 @@ class Intervals:
 
     @classmethod
     def of_windows(cls, window: TensorWindow, product: IndexProduct) -> Intervals:
-        """Return the pixels of an arg that these windows reach, including pixels beyond its ends."""
+        """Return the pixels of an arg covered by arg windows.
+
+        Pixels beyond the ends of the arg are included.
+        """
         starts, stops = [], []
         for d, k in enumerate(followed(window)):
             size, stride, offset = window.size[d], window.stride[d], window.offset[d]
@@ -70,7 +75,7 @@ class Intervals:
 
     @classmethod
     def covered(cls, grid: WindowGrid, product: IndexProduct) -> Intervals:
-        """Return the pixels of a tensor that these windows cover."""
+        """Return the pixels of a tensor covered by windows."""
         reached = cls.of_windows(grid.window, product)
         ends = [(FARTHEST, -FARTHEST) if extent is None else (extent, 0) for extent in grid.shape]
         starts = [np.maximum(a, low) for a, (_, low) in zip(reached.starts, ends, strict=True)]
@@ -78,7 +83,7 @@ class Intervals:
         return cls(tuple(starts), tuple(stops))
 
     def within(self, start: Sequence[int], stop: Sequence[int]) -> Intervals:
-        """Return the part of the pixels that lies in the box ``[start, stop)``."""
+        """Return the pixels within the box ``[start, stop)``."""
         kept = [
             (low < last) & (high > first)
             for low, high, first, last in zip(self.starts, self.stops, start, stop, strict=True)
@@ -89,7 +94,7 @@ class Intervals:
 
     @property
     def boxes(self) -> tuple[IntArray, IntArray]:
-        """The pixels as bounds of boxes: two arrays of shape (N, ndim)."""
+        """The pixels as starts and stops of boxes, each of shape (N, ndim)."""
         starts, stops = (
             np.stack([axis.ravel() for axis in np.meshgrid(*of, indexing="ij")], axis=1)
             for of in (self.starts, self.stops)
@@ -98,25 +103,28 @@ class Intervals:
 
     @property
     def hull(self) -> tuple[list[int], list[int]]:
-        """Return the smallest box around the pixels. There must be at least one."""
+        """The smallest box around the pixels.
+
+        There must be at least one pixel.
+        """
         return [int(start[0]) for start in self.starts], [int(stop[-1]) for stop in self.stops]
 
 
 @dataclass(frozen=True)
 class IndexProduct:
-    """Windows given by one set of integers per coordinate: all combinations of these integers are window indices.
+    """Windows, as all combinations of one set of indices per coordinate.
 
     Attributes
     ----------
     coordinates : tuple of range or int64 array
-        The set of each coordinate in ascending order; a range if it has no gaps.
+        The indices along each coordinate, in ascending order.
     """
 
     coordinates: tuple[Indices, ...]
 
     @classmethod
     def touching(cls, grid: WindowGrid, intervals: Intervals) -> IndexProduct:
-        """Return the windows of `grid` that cover at least one pixel of `intervals`."""
+        """Return the windows of `grid` covering at least one pixel of `intervals`."""
         sets: list[list[Indices]] = [[] for _ in range(grid.ndim)]
         window = grid.window
         apart = False
@@ -142,7 +150,10 @@ class IndexProduct:
         return math.prod(len(indices) for indices in self.coordinates)
 
     def holds(self, windows: IntArray) -> npt.NDArray[np.bool_]:
-        """Return, for each of these windows, (N, coordinates), whether it is in the product."""
+        """Return whether the product contains each of `windows`.
+
+        `windows` has shape (N, coordinates), and the result has shape (N,).
+        """
         held = np.ones(len(windows), dtype=bool)
         for column, indices in zip(windows.T, self.coordinates, strict=True):
             if isinstance(indices, range):
@@ -152,11 +163,14 @@ class IndexProduct:
         return held
 
     def lies_in(self, other: IndexProduct) -> bool:
-        """Whether another product contains all windows of this one."""
+        """Whether `other` contains all windows of the product."""
         return self.meet(other).count == self.count
 
     def within(self, grid: WindowGrid) -> IndexProduct:
-        """Return the windows that exist on a grid, with index 0 along coordinates that only the grid has."""
+        """Return the windows of the product on `grid`.
+
+        Along additional coordinates of the grid, the index is 0.
+        """
         clipped: list[Indices] = []
         more = (range(1),) * (grid.ndim - len(self.coordinates))
         for indices, first, last in zip((*self.coordinates, *more), grid.first, grid.last, strict=True):
@@ -167,12 +181,12 @@ class IndexProduct:
         return IndexProduct(tuple(clipped))
 
     def meet(self, other: IndexProduct) -> IndexProduct:
-        """Return the windows that are in both products."""
+        """Return the common windows of both products."""
         return IndexProduct(tuple(map(_common, self.coordinates, other.coordinates)))
 
 
 class WindowSet:
-    """The windows of one tensor that downstream tensors need, as a union of `IndexProduct`."""
+    """Windows of one tensor, as a union of `IndexProduct`."""
 
     def __init__(self) -> None:
         self.parts: list[IndexProduct] = []
@@ -180,12 +194,15 @@ class WindowSet:
 
     @classmethod
     def touching(cls, grid: WindowGrid, intervals: Iterable[Intervals]) -> WindowSet:
-        """Return the windows of a grid that cover a pixel of any of the intervals."""
+        """Return the windows of `grid` covering a pixel in any of `intervals`."""
         return cls.all_of(IndexProduct.touching(grid, span) for span in intervals)
 
     @classmethod
     def all_of(cls, parts: Iterable[IndexProduct]) -> WindowSet:
-        """Return the union of `parts`. If there are too many parts, return a larger set; its `exact` is False."""
+        """Return the union of `parts`.
+
+        If there are too many parts, return a larger set, with False for `exact`.
+        """
         needs = cls()
         for part in parts:
             needs.add(part)
@@ -202,7 +219,6 @@ class WindowSet:
         return len(self.parts) <= _MOST_PARTS
 
     def _hull(self) -> WindowSet:
-        """Return one product that contains all of the windows, and maybe more."""
         columns = zip(*(part.coordinates for part in self.parts), strict=True)
         bounds = [(min(int(of[0]) for of in column), max(int(of[-1]) for of in column)) for column in columns]
         hull = WindowSet()
@@ -211,7 +227,10 @@ class WindowSet:
         return hull
 
     def count(self) -> int:
-        """The number of windows in all parts, each counted once."""
+        """Return the number of windows.
+
+        A window in several parts is counted once.
+        """
         total = 0
         for number in range(1, len(self.parts) + 1):
             for parts in itertools.combinations(self.parts, number):
@@ -220,16 +239,16 @@ class WindowSet:
 
 
 def separable(window: TensorWindow) -> bool:
-    """Whether each coordinate of the window index moves at most one dimension.
+    """Whether each window coordinate moves at most one dimension.
 
-    If so, what windows read along a dimension does not depend on the other dimensions.
+    If so, the pixels of windows along a dimension do not depend on other dimensions.
     """
     moving = [k for k in followed(window) if k is not None]
     return len(moving) == len(set(moving))
 
 
 def as_array(indices: Indices) -> IntArray:
-    """The set as an array."""
+    """Return a set of indices as an array."""
     return np.arange(indices.start, indices.stop, dtype=np.int64) if isinstance(indices, range) else indices
 
 
@@ -240,7 +259,7 @@ def _common(a: Indices, b: Indices) -> Indices:
 
 
 def _merged(low: IntArray, high: IntArray) -> Indices:
-    """Return all integers of the intervals ``[low, high]``, each once. The bounds must be in ascending order."""
+    """Return the integers in the intervals ``[low, high]``, each once. The bounds must be ascending."""
     kept = low <= high
     low, high = low[kept], high[kept]
     if not len(low):
@@ -256,7 +275,9 @@ def _merged(low: IntArray, high: IntArray) -> Indices:
 
 @dataclass(frozen=True, eq=False)
 class BoxUnion:
-    """A union of non-empty half-open boxes of integer points, which may overlap.
+    """A union of half-open boxes of integer points.
+
+    Boxes may overlap, and are not empty.
 
     Attributes
     ----------
@@ -269,7 +290,10 @@ class BoxUnion:
 
     @classmethod
     def of(cls, low: npt.ArrayLike, high: npt.ArrayLike) -> BoxUnion:
-        """Return the union of boxes ``[low, high)``. If there are very many, return one box around all of them."""
+        """Return the union of boxes ``[low, high)``.
+
+        Empty boxes are left out. If there are more than `MOST_BOXES` boxes, return one box around all boxes.
+        """
         bounds = np.stack([np.asarray(low, dtype=np.int64), np.asarray(high, dtype=np.int64)], axis=1)
         bounds = bounds[(bounds[:, 0] < bounds[:, 1]).all(axis=1)]
         bounds = unique_rows(bounds.reshape(len(bounds), 2 * bounds.shape[2])).reshape(-1, *bounds.shape[1:])
@@ -281,12 +305,15 @@ class BoxUnion:
         return bool(len(self.low))
 
     def joined(self, other: BoxUnion) -> BoxUnion:
-        """Return the points of this union and of another one, as one union."""
+        """Return the union with `other`."""
         return BoxUnion.of(np.concatenate([self.low, other.low]), np.concatenate([self.high, other.high]))
 
     @property
     def hull(self) -> tuple[Index, Index]:
-        """Return the smallest box around all points. There must be at least one."""
+        """The smallest box around all points.
+
+        There must be at least one point.
+        """
         return tuple(self.low.min(axis=0).tolist()), tuple(self.high.max(axis=0).tolist())
 
     @property
@@ -295,11 +322,14 @@ class BoxUnion:
         return float((self.high - self.low).prod(axis=1, dtype=np.float64).sum())
 
     def points(self) -> set[Index]:
-        """Return all points. Check `most_points` first, because there may be too many to list."""
+        """Return all points.
+
+        Check `most_points` first, because there may be too many points to list.
+        """
         return set(as_tuples(points_of_boxes(self.low, self.high)[0]))
 
     def held(self, points: Sequence[Index]) -> list[Index]:
-        """Return those of the given points that lie in the union."""
+        """Return the elements of `points` inside the union."""
         if not points or not self:
             return []
         if self.most_points <= _FEW_POINTS:
@@ -313,7 +343,10 @@ class BoxUnion:
 
 
 def same_windows(windows: BoxUnion, coordinates: int, grid: WindowGrid) -> BoxUnion:
-    """Return the windows of `grid` whose index has the same first `coordinates` entries as one of `windows`."""
+    """Return the windows of `grid` matching any of `windows`.
+
+    Two windows match if the first `coordinates` entries of their indices are equal.
+    """
     low, high = _every_window(grid, len(windows.low))
     low[:, :coordinates] = np.maximum(low[:, :coordinates], windows.low[:, :coordinates])
     high[:, :coordinates] = np.minimum(high[:, :coordinates], windows.high[:, :coordinates])
@@ -321,12 +354,12 @@ def same_windows(windows: BoxUnion, coordinates: int, grid: WindowGrid) -> BoxUn
 
 
 def all_windows(grid: WindowGrid) -> BoxUnion:
-    """Return all windows that a read may need."""
+    """Return all windows of `grid` within reach of reads."""
     return BoxUnion.of(*_every_window(grid, 1))
 
 
 def _every_window(grid: WindowGrid, times: int) -> tuple[IntArray, IntArray]:
-    """Return the bounds of the box of all windows that a read may need, as arrays of `times` equal rows."""
+    """Return the bounds of `all_windows`, repeated in `times` rows."""
     start = [-FARTHEST if extent is None else 0 for extent in grid.shape]
     stop = [FARTHEST if extent is None else extent for extent in grid.shape]
     low, high = (np.array([bounds], dtype=np.int64) for bounds in grid.box(start, stop))
@@ -334,13 +367,13 @@ def _every_window(grid: WindowGrid, times: int) -> tuple[IntArray, IntArray]:
 
 
 def windows_over(grid: WindowGrid, start: Sequence[int], stop: Sequence[int]) -> BoxUnion:
-    """Return the windows that intersect the pixels ``[start, stop)``."""
+    """Return the windows intersecting the pixels ``[start, stop)``."""
     low, high = grid.box(start, stop)
     return BoxUnion.of([low], [high])
 
 
 def pixels_of(grid: WindowGrid, windows: BoxUnion) -> BoxUnion:
-    """Return the pixels of a tensor that these windows cover.
+    """Return the pixels of a tensor covered by `windows`.
 
     If windows leave gaps or lie along a diagonal, there may be too many boxes. Then the result contains more pixels.
     """
@@ -349,9 +382,9 @@ def pixels_of(grid: WindowGrid, windows: BoxUnion) -> BoxUnion:
 
 
 def _split(window: TensorWindow, windows: BoxUnion) -> BoxUnion:
-    """Split boxes of windows so that the windows of each new box fill one box of pixels without gaps.
+    """Split boxes of windows, until each box of windows fills a box of pixels without gaps.
 
-    If this would make too many boxes, return `windows`.
+    If there would be too many boxes, return `windows`.
     """
     follows = followed(window)
     strides = zip(follows, window.size, window.stride, strict=True)
@@ -367,12 +400,18 @@ def _split(window: TensorWindow, windows: BoxUnion) -> BoxUnion:
 
 
 def readers_of(pixels: BoxUnion, grid: WindowGrid, window: TensorWindow) -> BoxUnion:
-    """Return the windows of the consumer's `grid` that read any of the pixels of an arg through the arg window."""
+    """Return the windows of a consumer reading any of `pixels` of an arg.
+
+    `grid` is the grid of the consumer, and `window` is the arg window.
+    """
     low, high = _every_window(grid, len(pixels.low))
     narrow(window, pixels.low, pixels.high, low, high)
     return BoxUnion.of(low, high)
 
 
 def tiles_of(grid: WindowGrid, pixels: BoxUnion) -> BoxUnion:
-    """Return the tiles that contain any of the pixels. The windows of `grid` are the tiles; they leave no gaps."""
+    """Return the tiles containing any of `pixels`.
+
+    The windows of `grid` are the tiles, and leave no gaps.
+    """
     return BoxUnion.of(*grid.boxes(pixels.low, pixels.high))

@@ -242,7 +242,7 @@ class TestFill:
     def test_a_list_of_regions_is_refused_with_what_is_expected(self, t: InfiniteTensor, f: Stopped) -> None:
         regions = [sl[0:64, 0:64], sl[64:128, 0:64]]
         for use in (t.fill, t.plan, t.coverage, t.is_filled, t.invalidate):
-            with pytest.raises(RegionError, match=r"(?s)one region is expected.*call this for each"):
+            with pytest.raises(RegionError, match=r"(?s)one region is expected.*call this once per region"):
                 use(regions)
         assert not f.calls
 

@@ -130,14 +130,14 @@ def test_a_margin_of_nothing_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("margin", "said"),
     [
-        (-1, "margin must hold ints from 0 on only"),
+        (-1, "margin must contain only ints from 0 on"),
         (True, "margin must be a tuple of ints"),
         (1.5, "margin must be a tuple of ints"),
         ("22", "margin must be a tuple of ints"),
         (None, "margin must be a tuple of ints"),
         ((1,), "margin must have as many entries as size"),
         ((1, 1, 1), "margin must have as many entries as size"),
-        ((1, -1), "margin must hold ints from 0 on only"),
+        ((1, -1), "margin must contain only ints from 0 on"),
         ((1, 1), r"margin \(1, 1\): dimension 0 of TensorWindow.* stays in place and cannot have a margin; give 0"),
         (2**53, "window size must stay within 2"),
         (2**60, "margin must stay within 2"),
