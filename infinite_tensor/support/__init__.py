@@ -1,6 +1,6 @@
-"""Helpers that are not about tensors. This module makes packages import their public names on first use.
+"""General helpers, and imports of public names on first use.
 
-So code that needs no torch does not wait for it: torch takes longer to import than all other modules together.
+So code without tensors does not import torch, which takes longer to import than all other modules together.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ def offered_by(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the functions ``__getattr__`` and ``__dir__`` of a package.
 
-    The modules and subpackages of the package are available as attributes too, as if all of them had been imported.
+    The modules and subpackages of the package are attributes too, and are imported on first use.
 
     Parameters
     ----------
     package : dict
         The ``globals()`` of the package. Imported names are cached in it.
     modules : mapping
-        Maps modules to the names that the package offers from each.
+        Maps each module to the names offered by the package.
 
     Examples
     --------

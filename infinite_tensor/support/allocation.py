@@ -1,8 +1,8 @@
-"""Blocks of pixels: where their memory comes from, and views of them that are fast to slice.
+"""Memory for blocks of pixels, and views for fast slicing.
 
 Large blocks are mapped to huge pages of the operating system. The first write to a huge page takes a third of the time
-that ordinary pages take. Large blocks are returned to the system as soon as they are freed, whereas an allocator keeps
-memory that lies between smaller blocks.
+of ordinary pages. Freed large blocks return to the system at once. An allocator would keep memory between smaller
+blocks.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _KEPT_SIZES = 16
 
 
 def new_result(shape: Sequence[int], dtype: torch.dtype, device: torch.device, advice: str = "") -> torch.Tensor:
-    """Return a new uninitialized tensor for a result that the user gets.
+    """Return a new uninitialized tensor for the result of a read.
 
     Raises
     ------
     OutOfMemoryError
-        If there is not enough memory. The message ends with `advice`, which says what to do.
+        If there is not enough memory. The message ends with `advice`.
     """
     if math.prod(shape) * dtype.itemsize < _AT_HAND_BYTES:
         return new_tensor(shape, dtype, device, advice)
@@ -56,7 +56,7 @@ def new_block(shape: Sequence[int], dtype: torch.dtype, device: torch.device, ad
 
 
 def new_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device, advice: str = "") -> torch.Tensor:
-    """Like `new_result`, in memory that torch allocates."""
+    """Like `new_result`, in memory allocated by torch."""
     try:
         return torch.empty(shape, dtype=dtype, device=device)
     except RuntimeError as error:
@@ -66,12 +66,15 @@ def new_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device, a
 
 
 def is_lack_of_memory(error: RuntimeError, device: torch.device) -> bool:
-    """Whether an error says that torch could not allocate a tensor. On the CPU it is a plain RuntimeError."""
+    """Whether torch raised `error` for lack of memory.
+
+    On the CPU, this is a plain RuntimeError, so every RuntimeError counts.
+    """
     return isinstance(error, torch.OutOfMemoryError) or device.type == "cpu"
 
 
 def out_of_memory(shape: Sequence[int], dtype: torch.dtype, advice: str) -> OutOfMemoryError:
-    """Return the error for a tensor that could not be allocated."""
+    """Create the error for a tensor too large to allocate."""
     size = f"{math.prod(shape) * dtype.itemsize / 2**30:,.1f} GiB"
     return OutOfMemoryError(
         f"a tensor of shape {tuple(shape)} and {dtype} takes {size}, which cannot be allocated{advice and '; '}{advice}"
@@ -80,19 +83,20 @@ def out_of_memory(shape: Sequence[int], dtype: torch.dtype, advice: str) -> OutO
 
 @cache
 def keep_at_hand() -> None:
-    """Make glibc keep the memory that a call of ``f`` frees, so that the next call reuses it.
+    """Make glibc keep freed memory for the next call of ``f``.
 
-    glibc adapts to the largest block that was freed so far: it keeps up to twice this size of freed memory, and returns
-    the rest to the system. So this function frees one large block, without writing to it. Otherwise, a cheap network
-    would get new pages in each call, and take up to twice the time.
+    glibc keeps freed memory up to twice the size of the largest block freed so far, and returns the rest to the system.
+    So this function frees one large block, without writing to it. Otherwise, a cheap network would get new pages in
+    each call, and take up to twice the time.
     """
     new_tensor((_AT_HAND_BYTES - 2 * mmap.PAGESIZE,), torch.uint8, torch.device("cpu"))
 
 
 class _FreedBlocks:
-    """Keeps freed pages for reuse. The system clears new pages, and this takes longer than to fill them with pixels.
+    """Freed memory pages, kept for reuse.
 
-    If another thread or the garbage collector interferes, some pages may not be reused, but none get two users.
+    The system clears new pages, which takes longer than filling pages with pixels. If another thread or the garbage
+    collector interferes, some pages may not be reused, but no page gets two users.
     """
 
     def __init__(self) -> None:
@@ -101,7 +105,10 @@ class _FreedBlocks:
         self._users: dict[int, weakref.ref[memoryview]] = {}
 
     def take(self, nbytes: int) -> memoryview:
-        """Return a view of new or reused pages. When the view is dropped, its pages are kept here for reuse."""
+        """Return a view of new or reused pages.
+
+        When the view is dropped, the pages are kept for reuse.
+        """
         try:
             pages = self._pages[nbytes].pop()
         except (KeyError, IndexError):
@@ -120,7 +127,6 @@ class _FreedBlocks:
         return view
 
     def _make_room(self) -> None:
-        """Drop kept pages until there is room for more. Pages of the size freed longest ago go first."""
         while (kept := self._pages.copy()) and (
             len(kept) >= _KEPT_SIZES or sum(size * len(held) for size, held in kept.items()) >= _KEPT_BYTES
         ):
@@ -169,9 +175,10 @@ def as_tensor(array: Array) -> torch.Tensor:
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """Return a view of `tensor` that is fast to slice: numpy on the CPU, the tensor itself elsewhere.
+    """Return a view of `tensor` for fast slicing.
 
-    numpy copies a small block in half of torch's time, but has no bfloat16.
+    The view is a numpy array on the CPU. On other devices, and for bfloat16, `tensor` itself is returned. numpy copies
+    a small block in half of torch's time.
     """
     if tensor.device.type == "cpu" and tensor.dtype is not torch.bfloat16:
         return tensor.numpy()
@@ -179,7 +186,10 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def copied(array: Array) -> Array:
-    """Return a contiguous copy. A large copy is in memory from `new_block`."""
+    """Return a contiguous copy.
+
+    The memory of a large copy comes from `new_block`.
+    """
     if array.nbytes < _BLOCK_BYTES:
         return array.copy() if isinstance(array, np.ndarray) else array.clone(memory_format=torch.contiguous_format)
     tensor = as_tensor(array)

@@ -1,11 +1,11 @@
-"""Local disks: names, locks and syncs, each in one place, with a fallback for file systems that lack them.
+"""Names, locks and syncs on local disks, with fallbacks for weaker file systems.
 
 SMB shares, exFAT, FUSE and others have no hard links, some mounts of NFS and Lustre have no locks, and CIFS cannot sync
 folders.
 
-Files and folders are written next to their target, and renamed when they are complete. Until then their name is
-``.<name>.partial``, under which the next attempt finds them. Only one process at a time writes there. If an earlier
-attempt has left a folder where a file is needed, or a file where a folder is needed, this process deletes it.
+Files and folders are written next to their target, under the name ``.<name>.partial``, and renamed when complete. If an
+attempt fails, the next attempt finds the unfinished file or folder. Only one process at a time writes to it. A leftover
+folder is deleted if a file is needed, and a leftover file if a folder is needed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ _NO_SUCH_CALL = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 _NO_LINKS = (*_NO_SUCH_CALL, errno.EPERM, errno.EXDEV, errno.EMLINK)
 NO_LOCKS = (*_NO_SUCH_CALL, errno.ENOLCK)
 _LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-"""Errors that mean a real failure to sync a folder. All others mean that the file system cannot sync folders."""
+"""Errors for a real failure to sync a folder. After other errors, the file system cannot sync folders."""
 
 _told: set[tuple[str, str]] = set()
 
 
 def tell_weaker(place: object, lack: str) -> None:
-    """Warn about a feature that the file system of `place` lacks. The same warning is issued only once."""
+    """Warn about a feature missing in the file system of `place`.
+
+    The same warning is issued only once.
+    """
     told = str(place), lack
     if told not in _told:
         _told.add(told)
@@ -47,19 +50,21 @@ def tell_weaker(place: object, lack: str) -> None:
 
 
 def give_name(unfinished: Path, path: Path, place: Path) -> None:
-    """Give a finished file its final name. The file may keep its unfinished name too.
+    """Give a finished file its final name.
+
+    The file may keep its unfinished name too.
 
     Parameters
     ----------
     unfinished, path : Path
-        The present name of the file, and its final name.
+        The present and the final name of the file.
     place : Path
-        The file or folder to name in a warning that the file system has no hard links.
+        The file or folder to name in a warning about missing hard links.
 
     Raises
     ------
     FileExistsError
-        If the name is taken. Unlike a rename, this does not replace the existing file.
+        If the name is taken. The existing file is not replaced, unlike in a rename.
     """
     try:
         os.link(unfinished, path)
@@ -77,12 +82,14 @@ def give_name(unfinished: Path, path: Path, place: Path) -> None:
 
 
 def lock(descriptor: int, *, wait: bool) -> bool:
-    """Lock an open file or folder for this descriptor. Return False if the file system has no locks.
+    """Lock an open file or folder.
+
+    The lock belongs to the descriptor. Return False if the file system has no locks.
 
     Raises
     ------
     BlockingIOError
-        If another descriptor has locked it, and `wait` is False.
+        If the lock belongs to another descriptor, and `wait` is False.
     """
     if not HAS_LOCKS:
         return False
@@ -96,15 +103,19 @@ def lock(descriptor: int, *, wait: bool) -> bool:
 
 
 def unlock(descriptor: int) -> None:
-    """Unlock an open file or folder. Closing it is not enough: a child that was just forked may have it open too."""
+    """Unlock an open file or folder.
+
+    Closing is not enough, because a child just forked may have the file open too.
+    """
     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Lock a folder against other threads and processes that lock it with this function.
+    """Lock a folder against other threads and processes.
 
-    Do nothing if the folder does not exist. Warn if its file system has no locks.
+    The lock only affects other calls of this function. Do nothing if the folder does not exist. Warn if the file system
+    has no locks.
     """
     file = None
     with suppress(OSError):
@@ -126,7 +137,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def sync_file(path: Path) -> None:
-    """Sync the content of a file, or the list of entries of a folder, to the disk."""
+    """Sync the content of a file, or the entries of a folder, to the disk."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except PermissionError:
@@ -141,7 +152,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_opened(descriptor: int, path: Path) -> None:
-    """Sync an open file or folder, as `sync_file` does."""
+    """Like `sync_file`, for an open file or folder."""
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -150,15 +161,15 @@ def sync_opened(descriptor: int, path: Path) -> None:
             raise
         tell_weaker(
             path if is_folder else path.parent,
-            f"this file system cannot sync {'folders' if is_folder else 'files'}, so what was written last may be lost "
+            f"this file system cannot sync {'folders' if is_folder else 'files'}, so the latest writes may be lost "
             "if the power fails",
         )
 
 
 def allocate(descriptor: int, start: int, nbytes: int) -> None:
-    """Reserve disk space for `nbytes` bytes of a file, beginning at byte `start`. Raise OSError if the disk is full.
+    """Reserve disk space for `nbytes` bytes of a file, from byte `start` on.
 
-    Do nothing if the file system cannot reserve space.
+    Raise OSError if the disk is full. Do nothing if the file system cannot reserve space.
     """
     if not hasattr(os, "posix_fallocate"):
         return
@@ -170,13 +181,13 @@ def allocate(descriptor: int, start: int, nbytes: int) -> None:
 
 
 def allocate_file(path: Path) -> None:
-    """Reserve disk space for the whole size of a file; see `allocate`."""
+    """Reserve disk space for the whole size of a file, as in `allocate`."""
     with path.open("r+b") as file:
         allocate(file.fileno(), 0, path.stat().st_size)
 
 
 class OpenFile:
-    """A file descriptor that is closed when this object is deleted."""
+    """A file descriptor, closed when the object is deleted."""
 
     number: int | None = None
 
@@ -184,7 +195,7 @@ class OpenFile:
         self.number = number
 
     def close(self) -> None:
-        """Close the descriptor. Calling this again does nothing."""
+        """Close the descriptor, unless already closed."""
         number, self.number = self.number, None
         if number is not None:
             os.close(number)
@@ -195,7 +206,10 @@ class OpenFile:
 
 @contextmanager
 def unfinished_file(path: Path) -> Iterator[Path]:
-    """Yield an empty file next to `path` that no other process writes to. At the end, delete it if it still exists."""
+    """Create an empty file next to `path`, for this process only.
+
+    The context value is the path of the file. At the end, the file is deleted unless renamed.
+    """
     unfinished = _beside(path)
     with _alone(unfinished, _create_file, stat.S_ISREG, path) as is_left:
         os.truncate(unfinished, 0)
@@ -208,10 +222,11 @@ def unfinished_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def unfinished_folder(path: Path) -> Iterator[tuple[Path, Callable[[], bool]]]:
-    """Yield a folder next to `path`, and a function that tells whether this folder is still there.
+    """Create or reopen a folder next to `path`, for this process only.
 
-    No other process writes to the folder. It contains what an earlier attempt has left in it, and is not deleted at the
-    end. Once it has been renamed, another process may create a new folder under the old name.
+    The context value is the path of the folder, and a function to check whether the folder is still there. The folder
+    may contain files of an earlier attempt. The folder is not deleted at the end. After the folder is renamed, another
+    process may create a new folder under the old name.
     """
     unfinished = _beside(path)
     with _alone(unfinished, _create_folder, stat.S_ISDIR, path) as is_left:
@@ -234,9 +249,10 @@ def _create_folder(path: Path) -> None:
 def _alone(
     unfinished: Path, create: Callable[[Path], None], is_kind: Callable[[int], bool], path: Path
 ) -> Iterator[Callable[[], bool]]:
-    """Create and lock an unfinished file or folder. The lock ends with the process, however the process ends.
+    """Create and lock an unfinished file or folder.
 
-    Yields a function that tells whether the file or folder is still there.
+    The lock ends with the process, even if killed. Yields a function to check whether the file or folder is still
+    there.
     """
     if sys.platform == "win32":
         # Windows cannot open folders, so nothing is locked.
@@ -285,7 +301,6 @@ def _locked(unfinished: Path, create: Callable[[Path], None], is_kind: Callable[
 
 
 def _opened(unfinished: Path) -> int:
-    """Open a file or folder that an earlier attempt has left. Raise OSError if it is neither a file nor a folder."""
     # Without O_NONBLOCK, opening a FIFO would wait for a writer.
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -317,15 +332,16 @@ def _is_there(descriptor: int, path: Path) -> bool:
 
 
 def _has_another_name(descriptor: int) -> bool:
-    """Whether a file has a second name. If so, an earlier attempt has finished the file, and it may be in use."""
+    """Whether a file has a second name. Such a file is finished, and may be in use."""
     status = os.fstat(descriptor)
     return stat.S_ISREG(status.st_mode) and status.st_nlink > 1
 
 
 def check_free(path: Path, is_replaced: Callable[[Path], bool], what: str, *, overwrite: bool) -> None:
-    """Raise ValidationError if a path is taken, unless it may be replaced.
+    """Check that a path is free or may be replaced.
 
-    It may be replaced if `overwrite` is set, ``is_replaced(path)`` returns True, and the path is not a link.
+    A path may be replaced if `overwrite` is True, ``is_replaced(path)`` is True, and the path is not a link. Otherwise,
+    raise ValidationError. `what` completes the message if ``is_replaced(path)`` is False, as in "is not a file".
     """
     if not os.path.lexists(path):
         return
@@ -336,7 +352,9 @@ def check_free(path: Path, is_replaced: Callable[[Path], bool], what: str, *, ov
 
 
 def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
-    """Give a finished file or folder its final name in one step. If `overwrite`, replace what has this name.
+    """Give a finished file or folder its final name.
+
+    If `overwrite` is True, an existing file or folder of this name is replaced.
 
     Raises
     ------
@@ -370,13 +388,19 @@ def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
 
 
 def synchronize(path: Path, *, deep: bool = True) -> None:
-    """Sync a file or folder to the disk. If `deep`, sync all contents of a folder as well."""
+    """Sync a file or folder to the disk.
+
+    If `deep` is True, all contents of a folder are synced as well.
+    """
     for each in [path, *(path.rglob("*") if deep and path.is_dir() else ())]:
         sync_file(each)
 
 
 def remove(path: Path) -> None:
-    """Delete a file, or a folder with its contents. Do nothing if it does not exist."""
+    """Delete a file, or a folder with all contents.
+
+    Do nothing if the path does not exist.
+    """
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

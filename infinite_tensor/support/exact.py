@@ -1,4 +1,7 @@
-"""Mean and standard deviation of any number of values. Sums are not rounded, so the order of values does not matter."""
+"""Mean and standard deviation of any number of values, without rounded sums.
+
+So the order of values does not matter.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,14 @@ _UNIT = 1074
 _BITS = 22
 """Wide integers are summed in parts of this many bits, so that float64 represents their products exactly."""
 _HUGE, _TINY, _SHIFT = 2.0**400, 2.0**-400, 600
-"""If a number is larger than the first of these, or all are smaller than the second, numbers are scaled.
+"""Numbers are divided by ``2**_SHIFT`` if any is above `_HUGE`, and multiplied by it if all are below `_TINY`.
 
-The third is the exponent of the power of 2 by which they are scaled. Without scaling, their squares would leave the
-range of float64.
+Otherwise, the squares of numbers would leave the range of float64.
 """
 
 
 class Moments:
-    """The exact sum of numbers and of their squares.
+    """Exact sums of numbers and their squares.
 
     A few bits are lost in two cases. If float64 numbers are added together with a number above ``2**400``, bits below
     ``2**-420`` are lost. If squares are added together with larger squares, bits below ``2**-1074`` are lost.
@@ -52,18 +54,24 @@ class Moments:
 
     @property
     def mean(self) -> float:
-        """The float that is nearest to the mean. At least one number must have been added."""
+        """The mean, rounded to the nearest float.
+
+        There must be at least one number.
+        """
         return self._sum / (self.count << _UNIT)
 
     @property
     def std(self) -> float:
-        """The population standard deviation: the root of the mean squared difference from the mean."""
+        """The population standard deviation."""
         squares = self._squares * self.count - self._sum**2
         return _root(max(squares, 0), self.count**2 << 2 * _UNIT)
 
 
 def _parts(values: npt.NDArray[Any]) -> list[_Floats]:
-    """Return arrays of floats that add up to `values`. The product of any two of these floats is exact."""
+    """Split `values` into arrays of floats with exact products.
+
+    The arrays add up to `values`.
+    """
     if values.dtype == np.float64:
         # The split of Dekker and Veltkamp.
         scaled = values * (2.0**27 + 1)
@@ -77,7 +85,7 @@ def _parts(values: npt.NDArray[Any]) -> list[_Floats]:
 
 
 def _exact_sum(values: _Floats) -> int:
-    """Return the sum of up to `MOST` floats, in units of ``2**-1074``. Overwrites the floats.
+    """Return the sum of up to `MOST` floats, in units of ``2**-1074``, and overwrite the floats.
 
     Each pass splits off the leading part of each float. These parts are multiples of a unit so large that their sum is
     exact. Passes repeat until nothing is left (Rump, Ogita, Oishi: Accurate floating-point summation, 2008).

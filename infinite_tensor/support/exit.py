@@ -1,10 +1,12 @@
-"""Flushes the stores that are still alive when a process ends: when the interpreter exits, and at SIGTERM.
+"""Flushes open stores at the exit of the interpreter and at SIGTERM.
 
-`atexit` runs after all threads except daemons have ended. So it also flushes results that a thread stores after the
-last line of the main thread. `atexit` does not run in children of multiprocessing. There, `threading._register_atexit`,
-which `concurrent.futures` uses as well, runs functions when the main thread ends. From then on, no function can be
-registered with it. But a thread that is still running may import a module of this library only then. So this module
-registers a function of its own, which calls the functions in a list. Modules add theirs to this list.
+Functions of `atexit` run after all threads except daemons have ended. So results stored by a thread after the last line
+of the main thread are flushed too.
+
+`atexit` does not run in children of multiprocessing. There, functions registered by `threading._register_atexit` run
+when the main thread ends. `concurrent.futures` uses this as well. After the end of the main thread, no function can be
+registered, but a thread may still import a module of this library for the first time. So this module registers one
+function early. This function calls all functions in a list, and modules can add functions to the list at any time.
 
 A `torch.utils.data.DataLoader` ends its workers by SIGTERM if they are persistent, or if they take more than five
 seconds to end by themselves. Then the exit functions of the interpreter do not run.
@@ -36,12 +38,18 @@ _alive: weakref.WeakSet[_Flushable] = weakref.WeakSet()
 
 
 def flush_at_exit(store: _Flushable) -> None:
-    """Flush `store` when the interpreter exits, if it is still alive then."""
+    """Register `store` for a flush at the exit of the interpreter.
+
+    The registration does not keep `store` alive.
+    """
     _alive.add(store)
 
 
 def flush_all() -> None:
-    """Flush every store that is alive and open. After an error, print it and flush the next store."""
+    """Flush all open stores.
+
+    An error is printed, and the next store is flushed.
+    """
     for store in list(_alive):
         try:
             store._flush_at_exit()  # noqa: SLF001  (of the protocol above)
@@ -51,12 +59,12 @@ def flush_all() -> None:
 
 
 def end_before_flush(end: Callable[[], object]) -> None:
-    """Register ``end`` to be called when the main thread has ended, before stores are flushed."""
+    """Call ``end`` after the main thread has ended, before stores are flushed."""
     _first_ends.append(end)
 
 
 def end_after_flush(end: Callable[[], object]) -> None:
-    """Register ``end`` to be called when the interpreter exits, after stores are flushed for the last time."""
+    """Call ``end`` at the exit of the interpreter, after the last flush of stores."""
     _last_ends.append(end)
 
 
@@ -78,10 +86,10 @@ def _flush_and_end() -> None:
 
 
 def flush_at_termination() -> None:
-    """Make SIGTERM end this process only after its stores have been flushed.
+    """Flush stores at SIGTERM, before the process ends.
 
-    Does nothing if the signal already has a handler. Also does nothing outside the main thread, because no handler can
-    be set there.
+    Do nothing if the signal already has a handler. Do nothing outside the main thread, because no handler can be set
+    there.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return

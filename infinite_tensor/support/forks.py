@@ -1,6 +1,6 @@
 """Keeps objects usable in a forked child.
 
-A fork copies locks that other threads have taken, but not the threads that would release them.
+A fork copies locks held by other threads, but not the threads to release them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, overload
 
 
 class Renewable(Protocol):
-    """An object that a forked child must renew before use."""
+    """An object to be renewed in a forked child before use."""
 
     def _renew_after_fork(self) -> None: ...
 
@@ -22,9 +22,10 @@ _known: weakref.WeakSet[Renewable] = weakref.WeakSet()
 
 
 def renew_in_children(holder: Renewable) -> None:
-    """Call ``holder._renew_after_fork()`` in every child that is forked while `holder` is alive.
+    """Call ``holder._renew_after_fork()`` in every forked child.
 
-    The method runs before anything else in the child. It must create new locks, and must not do input or output.
+    The method runs before anything else in the child, if `holder` is still alive. The method must create new locks, and
+    must not do input or output.
     """
     _known.add(holder)
 
@@ -40,7 +41,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class Lock:
-    """A reentrant lock that can be pickled. In a forked child and after unpickling, it is not locked."""
+    """A reentrant lock with support for forks and pickle.
+
+    In a forked child and after unpickling, the lock is free.
+    """
 
     def __init__(self) -> None:
         self._renew_after_fork()
@@ -65,9 +69,9 @@ T = TypeVar("T")
 class cached_property(Generic[T]):  # noqa: N801  (named as the one of functools)
     """`functools.cached_property` without its lock.
 
-    Before Python 3.12, `functools.cached_property` computes under a lock that all objects of the class share. If
-    another thread forks the process at this time, the lock stays locked in the child. Without the lock, two threads may
-    both compute the value, but they get the same value.
+    Before Python 3.12, `functools.cached_property` computes under a lock shared by all objects of the class. If another
+    thread forks the process at this time, the lock stays locked in the child. Without the lock, two threads may both
+    compute the value, with the same result.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:

@@ -1,4 +1,4 @@
-"""Base classes for an ``f`` of this library that can do more than compute windows."""
+"""Base classes for an ``f`` of this library with special abilities."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ import torch
 
 
 class Unmovable(ABC):
-    """An ``f`` that returns only one dtype on one device. So its tensor cannot be moved to another dtype or device."""
+    """An ``f`` with a fixed dtype and device.
+
+    The tensor cannot be moved to another dtype or device.
+    """
 
     @abstractmethod
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:
-        """Return advice for an error message: how to get pixels of this `dtype` on this `device` instead."""
+        """Tell how to get pixels of `dtype` on `device`, for an error message."""
 
 
 class Calling(ABC):
-    """An ``f`` that calls functions of a user.
+    """An ``f`` calling functions of the user.
 
-    If a value that one of these functions uses has changed since pixels were stored, an error is raised. For any other
-    ``f``, only a warning is issued.
+    If a value used by these functions has changed since pixels were stored, an error is raised. For any other ``f``,
+    only a warning is issued.
 
     Attributes
     ----------
@@ -30,7 +33,7 @@ class Calling(ABC):
     stored : bool
         Whether results are stored for later runs. If not, changes of these functions do not matter.
     looked : Reach or None
-        The code and values that these functions use, looked up before their first call. None if not looked up.
+        The code and values used by these functions, as looked up before the first call. None if not looked up.
     """
 
     told = True
@@ -39,11 +42,14 @@ class Calling(ABC):
 
     @abstractmethod
     def _reaches(self) -> Mapping[str, object]:
-        """Return the user's functions and settings, such as the batch size. The keys are their names in messages."""
+        """Return the functions and settings of the user, by their names in messages.
+
+        The batch size is an example of a setting.
+        """
 
 
 class RegionWriter(Unmovable):
-    """An ``f`` that can write any region of its tensor without computing windows.
+    """An ``f`` able to write any region of its tensor without computing windows.
 
     In a memory store, a read on one thread calls `write` and stores nothing. If `copies` is True, windows of a
     memory store are never computed. In all other cases, windows are computed as for any other ``f``.
@@ -58,19 +64,23 @@ class RegionWriter(Unmovable):
 
     @property
     def copies(self) -> bool:
-        """Whether it only copies pixels that are already in memory. Stored windows would only duplicate them."""
+        """Whether pixels are only copied from memory.
+
+        Stored windows would only duplicate such pixels.
+        """
         return False
 
     @abstractmethod
     def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether `write` works for a tensor with windows of this `size`, `dtype` and `device`.
+        """Whether `write` works for windows of `size`, `dtype` and `device`.
 
         Call this only if the windows lie side by side and begin at pixel 0.
         """
 
     @abstractmethod
     def write(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Fill `out` with the pixels from `start` on. They must have the same bits as the pixels of windows.
+        """Fill `out` with the pixels from `start` on.
 
-        `out` is contiguous, has the dtype and the device of the tensor, and lies entirely within the tensor.
+        The pixels must have the same bits as the pixels of windows. `out` is contiguous, has the dtype and the device
+        of the tensor, and lies entirely within the tensor.
         """

@@ -1,6 +1,6 @@
-"""Values from users, of any type, and the checks of arguments that several public functions share.
+"""Conversions and checks of values given by users.
 
-The error of each check says what was given and what was expected.
+An error message contains the given value and the expected kind of value.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ _MOST = 200
 """The most characters of a value in a message."""
 
 _LARGEST = 2**31
-"""The limit below which numerators and denominators of ratios stay."""
+"""The limit of numerators and denominators in ratios."""
 
 
 def quoted(value: object) -> str:
-    """Return a value for messages: the beginning of its repr. Arrays, also in a dict or list, are shown by shape."""
+    """Return the repr of a value for messages.
+
+    A long repr is cut off. Arrays, also in a dict, list or tuple, are shown by shape.
+    """
     try:
         text = _text(value)
     except (ValueError, RecursionError):
@@ -49,18 +52,27 @@ def _text(value: Any) -> str:
 
 
 def word(value: object) -> str | None:
-    """Return a str, or a member of a str enum, as a plain str; None for everything else."""
+    """Convert a str or a member of a str enum to a plain str.
+
+    Return None for everything else.
+    """
     return str.__str__(value) if isinstance(value, str) else None
 
 
 def number(value: Any) -> complex | None:
-    """Return a number or a numpy scalar as a Python number, and a bool as it is; None for everything else."""
+    """Convert a number or a numpy scalar to a Python number.
+
+    A bool stays a bool. Return None for everything else.
+    """
     plain = value.item() if isinstance(value, np.generic) else value
     return plain if isinstance(plain, int | float | complex) else None
 
 
 def as_index(value: object) -> int | None:
-    """Return `value` as an exact int if it has ``__index__`` and is not a bool, else None."""
+    """Convert an integer of any type with ``__index__`` to an int.
+
+    Return None for everything else, including bools.
+    """
     if type(value) is int:
         return value
     if isinstance(value, bool) or getattr(value, "ndim", 0) != 0 or "bool" in str(getattr(value, "dtype", "")):
@@ -73,7 +85,10 @@ def as_index(value: object) -> int | None:
 
 
 def as_ratio(value: object) -> Fraction | None:
-    """Return a number as a ratio of small positive ints; None if it is not one."""
+    """Convert a number to a ratio of small positive ints.
+
+    Return None if there is no such ratio.
+    """
     whole, plain = as_index(value), number(value)
     if whole is not None:
         exact = Fraction(whole)
@@ -90,13 +105,19 @@ def as_ratio(value: object) -> Fraction | None:
 
 
 def array_advice(value: object) -> str:
-    """Return advice for a message if an array is given in place of an InfiniteTensor; empty for other values."""
+    """Return advice for a message about an array in place of an InfiniteTensor.
+
+    The advice is empty for other values.
+    """
     is_array = all(hasattr(type(value), part) for part in ("shape", "dtype", "__getitem__"))
-    return "; give from_array(a), which makes a tensor of an array" if is_array else ""
+    return "; give from_array(a) in place of the array" if is_array else ""
 
 
 def members(value: object) -> tuple[Any, ...] | None:
-    """Return the members of a list, a numpy array of one dimension, or another sequence that is not text, else None."""
+    """Convert a sequence or a numpy array of one dimension to a tuple.
+
+    Return None for text and for everything else.
+    """
     # The most frequent case; isinstance(value, Sequence) takes longer.
     if type(value) is tuple:
         return value
@@ -109,7 +130,10 @@ def members(value: object) -> tuple[Any, ...] | None:
 
 
 def checked_id(given: object, name: str = "tensor_id") -> str:
-    """Return an id that can be stored: a str as it is, a UUID as a str. Messages call the argument `name`."""
+    """Check an id, and convert a UUID to a str.
+
+    `name` is the name of the argument in messages.
+    """
     if isinstance(given, UUID):
         return str(given)
     text = word(given)
@@ -123,31 +147,37 @@ def checked_id(given: object, name: str = "tensor_id") -> str:
 
 
 def unique_id(beginning: str) -> str:
-    """Return an id for a tensor to which the user gave none."""
+    """Create an id for a tensor without a given id."""
     return "-".join(filter(None, (beginning, str(uuid4()))))
 
 
 def checked_device(device: object) -> torch.device:
-    """Return `device` with the index that tensors on it have: ``cuda`` becomes ``cuda:0``."""
+    """Add the index to a device: ``cuda`` becomes ``cuda:0``.
+
+    Raise ValidationError if the device cannot be used.
+    """
     if not isinstance(device, torch.device | str | int) or isinstance(device, bool):
         raise ValidationError(f"device must be a torch.device or a str, got {quoted(device)}")
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         raise ValidationError(
-            f'device {quoted(device)} cannot be used: {error}; give device="cpu", or install a torch that supports it'
+            f'device {quoted(device)} cannot be used: {error}; give device="cpu", or install torch with support for it'
         ) from error
 
 
 def checked_flag(name: str, given: object) -> bool:
-    """Raise unless `given` is a bool: a str such as "no" would count as true. Messages call the argument `name`."""
+    """Check that an argument is a bool.
+
+    A str such as "no" would count as true. `name` is the name of the argument in messages.
+    """
     if not isinstance(given, bool):
         raise ValidationError(f"{name} must be a bool, got {quoted(given)}")
     return given
 
 
 def checked_age(given: object) -> float:
-    """Return the argument ``older_than`` as a number of seconds."""
+    """Check the argument `older_than`, a number of seconds."""
     seconds = number(given)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
         raise ValidationError(f"older_than must be a number of seconds, 0 or more, got {quoted(given)}")
@@ -155,12 +185,15 @@ def checked_age(given: object) -> float:
 
 
 def checked_workers(value: object) -> int | None:
-    """Return the argument `workers`, a positive int or None. Raise ValidationError for anything else."""
+    """Check the argument `workers`, a positive int or None."""
     return None if value is None else checked_count("workers", value)
 
 
 def checked_count(name: str, value: object) -> int:
-    """Return the argument of this name as an int. Raise ValidationError if it is not a positive int."""
+    """Convert an argument to an int, and check for a positive value.
+
+    `name` is the name of the argument in messages.
+    """
     count = as_index(value)
     if count is None or count < 1:
         raise ValidationError(f"{name} must be a positive int, got {quoted(value)}")
@@ -168,7 +201,7 @@ def checked_count(name: str, value: object) -> int:
 
 
 def check_client(client: object) -> None:
-    """Raise ValidationError if `client` is not a client of a Dask cluster."""
+    """Check that `client` is a client of a Dask cluster."""
     # A user who has a client has already imported `distributed`, which is slow to import.
     distributed = sys.modules.get("distributed")
     if distributed is None or not isinstance(client, distributed.Client):
@@ -176,14 +209,14 @@ def check_client(client: object) -> None:
 
 
 def checked_progress(progress: object) -> Any:
-    """Return the argument `progress` of `fill`. Raise ValidationError if it is invalid."""
+    """Check the argument `progress` of `fill`."""
     if not isinstance(progress, bool) and word(progress) != "always" and not callable(progress):
         raise ValidationError(f'progress must be a bool, "always" or a callable, got {quoted(progress)}')
     return progress
 
 
 def checked_shard(shard: object) -> tuple[int, int] | None:
-    """Return the argument `shard` as a rank and the number of shards, or None. Raise ValidationError if invalid."""
+    """Check the argument `shard`: None, or a rank and the number of shards."""
     if shard is None:
         return None
     match [as_index(number) for number in members(shard) or ()]:
@@ -196,7 +229,9 @@ _SIZE = re.compile(r"(\d{1,30}(?:\.\d{1,30})?) ?(?:([KMGTPE])(I?))?B", re.ASCII 
 
 
 def checked_bytes(name: str, value: object) -> int | None:
-    """Return a number of bytes given as an int or a str such as ``"400MB"``, or None. Otherwise raise ValidationError.
+    """Convert an int or a str such as ``"400MB"`` to a number of bytes.
+
+    None stays None. Raise ValidationError for everything else. `name` is the name of the argument in messages.
 
     ``"MB"`` is 10^6 bytes and ``"MiB"`` is 2^20 bytes. Case does not matter, and a fraction of a byte is dropped.
     """
@@ -214,14 +249,14 @@ def checked_bytes(name: str, value: object) -> int | None:
 
 
 class MemoryTooSmallError(ValidationError):
-    """`max_memory` is not enough."""
+    """`max_memory` is too small."""
 
     def __init__(self, message: str, least: int) -> None:
         super().__init__(message, least)
 
     @property
     def least(self) -> int:
-        """The number of bytes that would be enough."""
+        """The number of bytes needed."""
         return int(self.args[1])
 
     def __str__(self) -> str:
@@ -229,5 +264,8 @@ class MemoryTooSmallError(ValidationError):
 
 
 def whole_mebibytes(nbytes: int) -> str:
-    """Return a number of bytes, rounded up to MiB, as text that users can give as a limit."""
+    """Return a number of bytes as text, rounded up to MiB.
+
+    Users can give the text as a limit.
+    """
     return f"{-(-nbytes // 2**20)} MiB"

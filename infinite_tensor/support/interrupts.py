@@ -1,4 +1,4 @@
-"""Ctrl-C while a store changes its state: it is deferred until the change is done.
+"""Defers Ctrl-C until the running change of a store is done.
 
 Python raises KeyboardInterrupt between any two lines of the main thread, and on no other thread. So the outermost call
 into a store (`store_call`) replaces the handler of SIGINT by one that only records the signal. When the call ends, it
@@ -6,11 +6,11 @@ calls the former handler. If `act_as_ctrl_c` is the handler of another signal, t
 
 In two parts of a call, the former handler is restored, so that Ctrl-C takes effect at once: while a function of the
 user runs (`running_f`), and while nothing is being changed (`at_rest`), for example because the thread waits for a
-lock. A thread that waits for a condition checks again and again whether a Ctrl-C is recorded. Code that only looks at a
-store (`looking`) may be interrupted at any point.
+lock. A thread waiting for a condition checks regularly whether a Ctrl-C is recorded. Code that only looks at a store
+(`looking`) may be interrupted at any point.
 
-Other exceptions can come from outside too: another signal handler may raise one, or one may be thrown into a thread.
-They may leave a change half done. A call that ends by such an exception reports it to its stores, which must then be
+Other exceptions can come from outside too: from another signal handler, or thrown into a thread. Such an exception may
+leave a change half done. A call ended by such an exception reports the exception to its stores, which must then be
 reopened. If the exception arrives while a call begins or ends, the recording handler may stay installed, and the call
 may stay registered with its thread. So the recording handler and the next call check whether the call still runs.
 
@@ -40,10 +40,8 @@ _LOOK_SECONDS = 0.05
 
 
 class _Store(Protocol):
-    """The part of a store that a call uses."""
-
     def cut_through(self, error: BaseException) -> None:
-        """Record that a call was ended by `error` in the middle of a change."""
+        """Record a change cut off by `error`."""
 
 
 class _Here(threading.local):
@@ -56,7 +54,7 @@ class _Here(threading.local):
     looking : threading.Lock
         Locked while the thread looks at a store.
     known : BaseException or None
-        The last exception that is known to have left no change half done.
+        The last exception known to have left no change half done.
     is_main : bool
         Whether Python handles signals on this thread.
     """
@@ -68,19 +66,25 @@ class _Here(threading.local):
         self.known: BaseException | None = None
 
     def innermost(self) -> store_call | None:
-        """Drop calls that were cut off before they could deregister, and return the innermost call that remains."""
+        """Return the innermost call still running.
+
+        Calls cut off before their end are dropped.
+        """
         while self.call is not None and not self.call.is_within(sys._getframe()):  # noqa: SLF001  (the only way)
             self.call = self.call.outer
         return self.call
 
     def free_for(self, stores: Mapping[int, object]) -> store_call | None:
-        """Return the innermost call. Raise StoreError if it uses any of these stores."""
+        """Return the innermost call, or None.
+
+        Raise StoreError if the call uses any of `stores`, or if the thread is looking at a store.
+        """
         call = self.innermost()
         if self.looking.locked() or (call is not None and not call.stores.keys().isdisjoint(stores)):
             store = next(iter(stores.values()), "a store")
             raise StoreError(
                 f"{store} cannot be used here: this thread is in the middle of another call. In a signal handler, set "
-                "a flag and use the store later, or call request_flush() of a tile store, which flushes later"
+                "a flag and use the store later, or call request_flush() of a tile store to flush it later"
             )
         return call
 
@@ -89,9 +93,10 @@ _here = _Here()
 
 
 class _TakesNote:
-    """The handler of SIGINT that defers Ctrl-C. If it was left installed by mistake, it passes Ctrl-C on.
+    """A handler of SIGINT to defer Ctrl-C.
 
-    If a second Ctrl-C arrives before the first one has taken effect, the second one is not deferred.
+    If the first Ctrl-C has not yet taken effect, a second Ctrl-C is not deferred. A handler left installed by mistake
+    passes Ctrl-C on.
     """
 
     def __init__(self) -> None:
@@ -100,7 +105,7 @@ class _TakesNote:
 
     @property
     def has_noted(self) -> bool:
-        """Whether an interrupt is recorded that has not taken effect yet."""
+        """Whether a recorded interrupt has not taken effect yet."""
         return self._noted is not None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -114,7 +119,7 @@ class _TakesNote:
             handler(number, frame)
 
     def put_off(self) -> None:
-        """Record interrupts from now on, instead of raising them."""
+        """Record interrupts from now on, instead of calling the former handler."""
         # The former handler must be known before it is replaced.
         handler = _signal.getsignal(SIGINT)
         if handler is not self:
@@ -134,7 +139,7 @@ class _TakesNote:
         handler(SIGINT, sys._getframe())  # noqa: SLF001  (the frame that handlers are given)
 
     def restore_in_child(self) -> None:
-        """Forget, in a forked child, what the parent process has recorded."""
+        """Forget the records of the parent process in a forked child."""
         _here.__init__()  # type: ignore[misc]
         self._noted = None
         self.show()
@@ -144,7 +149,10 @@ _ctrl_c = _TakesNote()
 
 
 def act_as_ctrl_c(number: int, frame: FrameType | None) -> None:
-    """Handle another signal as Ctrl-C is handled: raise KeyboardInterrupt. This works even if SIGINT is ignored."""
+    """Handle another signal like Ctrl-C: raise KeyboardInterrupt.
+
+    This works even if SIGINT is ignored.
+    """
     if _here.call is None or _here.call.is_shown:
         default_int_handler(number, frame)
     else:
@@ -157,26 +165,28 @@ if hasattr(os, "register_at_fork"):
 
 
 class store_call:  # noqa: N801  (reads as a statement: ``with store_call(contents):``)
-    """One call into stores by one thread. Ctrl-C does not interrupt it. Never use it around a ``yield``.
+    """A call into stores by one thread, not interrupted by Ctrl-C.
+
+    Never use the context around a ``yield``.
 
     Parameters
     ----------
     stores : Contents
-        The stores that the call uses. `enter` adds more of them later.
+        The stores used by the call. `enter` adds more stores later.
 
     Attributes
     ----------
     stores : dict of int to Contents
-        The stores that the call has used so far, by ``id()``.
+        The stores used so far, by ``id()``.
     outer : store_call or None
-        The call into another store within which this call runs, or None.
+        The enclosing call into another store, or None.
     is_shown : bool
         Whether interrupts take effect now, instead of being deferred.
 
     Raises
     ------
     StoreError
-        If the thread is already in a call of one of the stores. Within a function of the user, this is no error.
+        If the thread is already in a call of one of the stores, outside functions of the user.
     """
 
     __slots__ = ("_frame", "is_on_main", "is_shown", "outer", "stores")
@@ -221,7 +231,10 @@ class store_call:  # noqa: N801  (reads as a statement: ``with store_call(conten
             _here.call, self._frame = self.outer, None
 
     def is_within(self, frame: FrameType | None) -> bool:
-        """Whether this call is still running. `frame` is the current frame of its thread."""
+        """Whether the call is still running.
+
+        `frame` is the current frame of the thread.
+        """
         while frame is not None and frame is not self._frame:
             frame = frame.f_back
         return frame is not None
@@ -233,7 +246,7 @@ class store_call:  # noqa: N801  (reads as a statement: ``with store_call(conten
         self.is_shown = False
 
     def come_through(self) -> None:
-        """Let interrupts take effect from now on, including one that was recorded before."""
+        """Let interrupts take effect from now on, including a recorded interrupt."""
         self.is_shown = True
         try:
             if self.is_on_main:
@@ -258,7 +271,9 @@ def _is_from_outside(error: BaseException) -> bool:
 
 
 def looking(store: object) -> threading.Lock:
-    """Return a lock to hold while this thread reads `store` and changes nothing. Interrupts take effect meanwhile.
+    """Return a lock to hold while reading `store` without changes.
+
+    Interrupts take effect meanwhile.
 
     Raises
     ------
@@ -276,12 +291,15 @@ def enter(store: _Store) -> None:
 
 
 def entered() -> list[Any]:
-    """Return the stores that the call of this thread has used so far."""
+    """Return the stores used so far by the call of this thread."""
     return [] if _here.call is None else [*_here.call.stores.values()]
 
 
 class at_rest:  # noqa: N801  (likewise)
-    """A context in which interrupts take effect at once. Use it only where nothing is half done."""
+    """A context to let interrupts take effect at once.
+
+    Use this only where nothing is half done.
+    """
 
     __slots__ = ("_call",)
 
@@ -302,7 +320,10 @@ class at_rest:  # noqa: N801  (likewise)
 
 
 class changing:  # noqa: N801  (likewise)
-    """A context within `at_rest` that defers interrupts again. Use it around a change."""
+    """A context within `at_rest` to defer interrupts again.
+
+    Use this around a change.
+    """
 
     __slots__ = ("_call",)
 
@@ -318,7 +339,10 @@ class changing:  # noqa: N801  (likewise)
 
 
 class running_f(at_rest):  # noqa: N801  (likewise)
-    """Like `at_rest`, for calling a function of the user. This function may use any store."""
+    """Like `at_rest`, around a call of a function of the user.
+
+    The function may use any store.
+    """
 
     __slots__ = ("_around",)
 
@@ -342,14 +366,20 @@ def wait_for(lock: threading.Lock) -> None:
 
 
 def wait_until(reached: Callable[[], bool], changed: threading.Condition) -> None:
-    """Wait until ``reached()`` is True. It is checked after each change. The caller must hold the condition."""
+    """Wait until ``reached()`` is True.
+
+    The caller must hold `changed`. ``reached()`` is checked regularly, and after each notification of `changed`.
+    """
     while not reached():
         changed.wait(_LOOK_SECONDS)
         show_interrupt()
 
 
 def show_interrupt() -> None:
-    """Let a deferred interrupt take effect. Call this only where nothing is half done."""
+    """Let a deferred interrupt take effect.
+
+    Call this only where nothing is half done.
+    """
     if _ctrl_c.has_noted and _here.call is not None and _here.call.is_on_main:
         try:
             _ctrl_c.tell()
@@ -359,7 +389,10 @@ def show_interrupt() -> None:
 
 
 def known(error: BaseException) -> BaseException:
-    """Mark an error that left nothing half done, such as an error from a function of the user, and return it."""
+    """Mark an error as having left nothing half done, and return the error.
+
+    An example is an error from a function of the user.
+    """
     _here.known = error
     return error
 
@@ -370,7 +403,7 @@ Result = TypeVar("Result")
 
 
 def store_method(method: Callable[Concatenate[Owner, Given], Result]) -> Callable[Concatenate[Owner, Given], Result]:
-    """Decorate a method of a store, or of a part of it, so that it runs in a `store_call`."""
+    """Decorate a method of a store or a part, to run in a `store_call`."""
 
     @functools.wraps(method)
     def called(self: Owner, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
@@ -381,7 +414,10 @@ def store_method(method: Callable[Concatenate[Owner, Given], Result]) -> Callabl
 
 
 def store_query(method: Callable[Concatenate[Owner, Given], Result]) -> Callable[Concatenate[Owner, Given], Result]:
-    """Decorate a method that changes nothing. Unlike a `store_method`, it can be called within another call."""
+    """Decorate a read-only method of a store.
+
+    Unlike a `store_method`, the method can be called within another call.
+    """
     as_call = store_method(method)
 
     @functools.wraps(method)

@@ -1,4 +1,7 @@
-"""The logger of the library. At level DEBUG, it says what is computed, read and written."""
+"""The logger of the library.
+
+Messages of level DEBUG report everything computed, read and written.
+"""
 
 from __future__ import annotations
 

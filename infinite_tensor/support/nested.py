@@ -1,4 +1,4 @@
-"""Nested dictionaries that users give or return, and the keys of their entries.
+"""Nested dictionaries from users, and keys of entries.
 
 A `tensordict.TensorDict` counts as a nested dictionary too.
 """
@@ -17,7 +17,11 @@ Key: TypeAlias = tuple[str, ...]
 def leaves(
     given: Mapping[Any, Any], above: Key = (), parts: Callable[[Any], Key] = lambda name: (name,)
 ) -> Iterator[tuple[Key, Any]]:
-    """Yield the entries that are not dictionaries, each with its key. ``parts(name)`` splits a name into several."""
+    """Yield the keys and values of all leaves.
+
+    Leaves are entries other than dictionaries. `above` is the key of `given`. ``parts(name)`` splits a name into
+    several names.
+    """
     for name, value in given.items():
         key = (*above, *parts(name))
         if isinstance(value, Mapping):
@@ -27,26 +31,32 @@ def leaves(
 
 
 def show(key: Key) -> str:
-    """Return a key as it is written in code: ``'rgb'``, or ``('biome', 'id')``."""
+    """Return a key as written in code: ``'rgb'``, or ``('biome', 'id')``."""
     return repr(key[0] if len(key) == 1 else key)
 
 
 def is_key(value: object) -> TypeGuard[str | tuple[str, ...]]:
-    """Whether a value in brackets is a key: a str or a tuple of str. Everything else is a region."""
+    """Whether a value in brackets is a key: a str or a tuple of str.
+
+    Everything else is a region.
+    """
     return isinstance(value, str) or (
         isinstance(value, tuple) and bool(value) and all(isinstance(name, str) for name in value)
     )
 
 
 def as_key(value: object) -> Key:
-    """Return a key as a tuple. Raise ValidationError if the value is not a key."""
+    """Return a key as a tuple.
+
+    Raise ValidationError if `value` is not a key.
+    """
     if not is_key(value):
         raise ValidationError(f"a key is a str or a tuple of str, got {value!r}")
     return (value,) if isinstance(value, str) else value
 
 
 def named_leaves(given: Mapping[Any, Any], above: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """Yield the `leaves` of a group, and check its names.
+    """Yield the `leaves` of a group, and check all names.
 
     Raises
     ------
@@ -68,7 +78,7 @@ def named_leaves(given: Mapping[Any, Any], above: Key = ()) -> Iterator[tuple[Ke
 
 
 def nested(values: Iterable[tuple[Key, Any]]) -> dict[str, Any]:
-    """Return values with keys as nested dicts.
+    """Build nested dicts from pairs of keys and values.
 
     Raises
     ------
@@ -91,7 +101,7 @@ def nested(values: Iterable[tuple[Key, Any]]) -> dict[str, Any]:
 
 
 def listed(keys: Iterable[Key], *, nested: bool, leaves_only: bool) -> list[Key]:
-    """Return the keys that a TensorDict lists. `keys` are the keys of its leaves.
+    """Return the keys listed by a TensorDict with the leaves `keys`.
 
     The key of a dictionary follows the keys of its contents. If `nested` is False, only the keys with a single name are
     returned. If `leaves_only` is True, keys of dictionaries are left out.
@@ -110,20 +120,21 @@ def listed(keys: Iterable[Key], *, nested: bool, leaves_only: bool) -> list[Key]
 
 
 def chosen(name: str, given: object, keys: Iterable[Key], default: Any) -> dict[Key, Any]:
-    """Return the value of an argument for each key. The user gives one value for all keys, or a mapping.
+    """Return the value of an argument for each key.
 
-    The mapping may be nested. A value for ``"a"`` also applies to ``("a", "b")``, unless this key has its own value.
+    The argument is a value for all keys, or a mapping. The mapping may be nested. A value for ``"a"`` also applies to
+    ``("a", "b")``, unless this key has its own value.
 
     Parameters
     ----------
     name : str
-        The argument, for messages.
+        The name of the argument in messages.
     given : object
         The argument as given.
     keys : iterable of Key
-        The leaves.
+        The keys of the leaves.
     default : object
-        The value of keys for which none is given.
+        The value for keys without a given value.
 
     Raises
     ------
@@ -137,7 +148,7 @@ def chosen(name: str, given: object, keys: Iterable[Key], default: Any) -> dict[
     for key in said:
         if not any(leaf[: len(key)] == key for leaf in keys):
             known = ", ".join(map(show, keys))
-            raise ValidationError(f"{name} is given for {show(key)}, which is not in the group; its keys are {known}")
+            raise ValidationError(f"{name} is given for {show(key)}, but the keys of the group are {known}")
     found = {}
     for leaf in keys:
         depth = next((n for n in range(len(leaf), 0, -1) if leaf[:n] in said), 0)

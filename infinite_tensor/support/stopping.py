@@ -1,4 +1,4 @@
-"""Stops reads that are no longer wanted, between two calls of ``f``."""
+"""Stops unwanted reads between two calls of ``f``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ _stop: ContextVar[Callable[[], bool] | None] = ContextVar("stop", default=None)
 
 
 class Stopped(Exception):  # noqa: N818  (no error)
-    """A read was stopped because it is no longer wanted. What it has computed is kept."""
+    """An unwanted read was stopped.
+
+    Results computed so far are kept.
+    """
 
 
 @contextmanager
 def stopping(stop: Callable[[], bool]) -> Iterator[None]:
-    """As soon as ``stop()`` is True, make reads of this thread raise Stopped before the next call of ``f``.
+    """Stop reads of this thread as soon as ``stop()`` is True.
 
-    Any thread may call ``stop()``. A running call of ``f`` is finished, with all reads that it makes.
+    Reads raise Stopped before the next call of ``f``. A running call of ``f`` is finished, with all reads in it. Any
+    thread may call ``stop()``.
     """
     token = _stop.set(stop)
     try:

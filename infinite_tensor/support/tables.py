@@ -1,4 +1,7 @@
-"""Tables of numbers, as text, and as HTML for notebooks. In the HTML, every text is escaped."""
+"""Tables of numbers, as text, and as HTML for notebooks.
+
+All text in the HTML is escaped.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,18 @@ _UNIQUE_ID = re.compile(r"(?:(\w+)-)?([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{1
 
 
 class Tabular(ABC):
-    """A report on several tensors. It prints as a table with one row per tensor, in notebooks as an HTML table."""
+    """A report on several tensors, shown as a table with one row per tensor.
+
+    Notebooks show an HTML table.
+    """
 
     tensors: tuple[Any, ...]
 
     _COLUMNS: ClassVar[Mapping[str, tuple[str, Callable[[Any], str]]]]
-    """For each heading, the attribute that the column shows of each tensor, and the function that formats it.
+    """The attribute of tensors in each column, and the function to format the attribute, by heading.
 
-    If the report itself has this attribute, the last row shows it. A column with only empty cells is not shown.
+    The last row shows the same attributes of the report itself, if present. A column with only empty cells is not
+    shown.
     """
 
     @property
@@ -35,7 +42,6 @@ class Tabular(ABC):
         return table(self._title, headings, [[escaped(cell) for cell in row] for row in rows])
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        """Return the headings and rows to show."""
         rows = [[shown_id(each.tensor_id), *self._cells(each)] for each in self.tensors]
         rows.append(["all", *self._cells(self)])
         headings = ["tensor", *self._COLUMNS]
@@ -47,7 +53,6 @@ class Tabular(ABC):
 
 
 def _text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return columns under a title. The first column is aligned to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     lines = []
     for row in (headings, *rows):
@@ -57,7 +62,10 @@ def _text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 
 
 def shown_id(tensor_id: str) -> str:
-    """Return an id as a table shows it. One from `unique_id` is shortened, as in ``blur 1a2b3c4d``."""
+    """Shorten an id from `unique_id`, as in ``blur 1a2b3c4d``.
+
+    Other ids are returned unchanged.
+    """
     found = _UNIQUE_ID.fullmatch(tensor_id)
     return f"{found[1] or 'unnamed'} {found[2]}{found[3] or ''}" if found else tensor_id
 
@@ -73,7 +81,7 @@ def count_of(number: int) -> str:
 
 
 def bytes_of(number: int) -> str:
-    """Return a number of bytes as text, in the largest unit that keeps the number at 1 or more."""
+    """Return a number of bytes as text with a fitting unit, as in ``1.5 MiB``."""
     size, units = float(number), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
@@ -91,29 +99,38 @@ _LEFT = ' style="text-align:left"'
 
 
 def escaped(text: object, longest: int = _LONGEST) -> str:
-    """Return the text of a value, escaped for use between tags or in an attribute. Very long text is cut off."""
+    """Escape the text of a value for use between HTML tags or in an attribute.
+
+    Text of more than `longest` characters is cut off.
+    """
     found = str(text)
     return (found if len(found) <= longest else f"{found[:longest]}...").translate(_ESCAPED)
 
 
 def code(text: object) -> str:
-    """Return a value as HTML code."""
+    """Return the text of a value in a ``<code>`` tag."""
     return f"<code>{escaped(text)}</code>"
 
 
 def note(text: str) -> str:
-    """Return an HTML line that says why something is not shown."""
+    """Return an HTML line with a note on missing contents."""
     return f"<div>{escaped(text, _LONGEST_NOTE)}</div>"
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
-    """Return an HTML table of names and values. The values are already HTML."""
+    """Return an HTML table of names and values.
+
+    The values are already HTML.
+    """
     body = "".join(f"<tr><th{_LEFT}>{escaped(name)}</th><td{_LEFT}>{value}</td></tr>" for name, value in rows)
     return f"<table><tbody>{body}</tbody></table>"
 
 
 def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Return an HTML table. The cells are already HTML, the headings text. The first `left` columns align left."""
+    """Return an HTML table.
+
+    The cells are already HTML, and the headings are text. The first `left` columns are aligned to the left.
+    """
     sides = [_LEFT if d < left else "" for d in range(len(headings))]
     head = "".join(f"<th{side}>{escaped(heading)}</th>" for side, heading in zip(sides, headings, strict=True))
     cells = ("".join(f"<td{side}>{cell}</td>" for side, cell in zip(sides, row, strict=True)) for row in rows)
@@ -123,5 +140,8 @@ def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *,
 
 
 def panel(kind: str, name: str, *inside: str) -> str:
-    """Return the HTML of an object: its class, its name (HTML), and its contents (HTML)."""
+    """Return the HTML of an object with a class, a name and contents.
+
+    The name and the contents are already HTML.
+    """
     return f"<div><div><strong>{escaped(kind)}</strong> {name}</div>{''.join(inside)}</div>"

@@ -1,7 +1,7 @@
 """Work on several threads, even after the main thread has ended.
 
-The pools of `concurrent.futures`, which event loops use as well, accept no work once the main thread has ended. But
-other threads may continue long after it. Python 3.12.0 to 3.12.2 cannot even start a thread then. If no thread can be
+The pools of `concurrent.futures`, also used by event loops, accept no work after the main thread has ended. But other
+threads may continue for a long time. Python 3.12.0 to 3.12.2 cannot even start a thread then. If no thread can be
 started, the calling thread does the work.
 """
 
@@ -29,7 +29,7 @@ _MOST_SECONDS = 5.0
 
 
 class _Worker:
-    """A thread that does one piece of work after another, and keeps no reference to finished work."""
+    """A reusable thread without references to finished work."""
 
     def __init__(self) -> None:
         self._work: list[Callable[[], object]] = []
@@ -44,7 +44,6 @@ class _Worker:
         self._asked.release()
 
     def run(self) -> None:
-        """Do work until none has come for a while."""
         self._asked.acquire()
         while True:
             try:
@@ -72,10 +71,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def _settle() -> None:
-    """Wait a while for all threads to finish their work and drop it.
+    """Wait a while for all threads to finish and drop their work.
 
-    A thread may have the last reference to a store, and Python aborts the process if the thread frees a tensor while
-    the interpreter exits.
+    A thread may have the last reference to a store. If a thread frees a tensor while the interpreter exits, Python
+    aborts the process.
     """
     end = time.monotonic() + _MOST_SECONDS
     while _busy and time.monotonic() < end:
@@ -86,10 +85,10 @@ end_after_flush(_settle)
 
 
 def begin(work: Callable[[], object]) -> threading.Lock | None:
-    """Run ``work()``, which must not raise, on another thread, without waiting for it to start.
+    """Run ``work()`` on another thread, and return at once.
 
-    Idle threads are reused, since starting one costs time and memory. Returns a lock that is locked until the work is
-    done, or None if no thread can be started.
+    ``work()`` must not raise. Idle threads are reused, because starting a thread costs time and memory. Returns a lock,
+    locked until the work is done. Returns None if no thread can be started.
     """
     done = threading.Lock()
     done.acquire()
@@ -106,9 +105,10 @@ def begin(work: Callable[[], object]) -> threading.Lock | None:
 
 
 def on_threads(call: Callable[[T], R], arguments: Sequence[T], threads: int) -> list[R]:
-    """Run ``call(argument)`` for all arguments on up to `threads` threads, including the caller's.
+    """Run ``call(argument)`` for all arguments, on up to `threads` threads.
 
-    After an error or a Ctrl-C, no more calls begin. The first error is raised.
+    The calling thread is one of these threads. Results have the order of `arguments`. After an error or a Ctrl-C, no
+    more calls begin. The first error is raised.
     """
     if min(threads, len(arguments)) < 2:
         return list(map(call, arguments))

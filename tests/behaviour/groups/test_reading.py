@@ -114,7 +114,7 @@ def test_dims_says_which_dimensions_are_shared_in_which_order() -> None:
         (
             {"a": plain((None, None))},
             {"dims": {"b": (0, 1)}},
-            "dims is given for 'b', which is not in the group; its keys are 'a'",
+            "dims is given for 'b', but the keys of the group are 'a'",
         ),
         ({"a": plain((6, 4)), "b": plain((6, 5))}, {"dims": (0, 1)}, "'a' has .6, 4., 'b' has .6, 5."),
         ({"a": 3}, {}, "'a' must be an InfiniteTensor, or a mapping of them, got 3"),
