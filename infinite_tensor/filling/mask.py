@@ -493,7 +493,7 @@ def _truth(values: Any) -> BoolArray:
         return (values != 0).numpy(force=True)
     array = _array(values)
     if array.dtype.kind not in "biufc":
-        raise ValidationError(f"a mask must hold bools or numbers, got {quoted(values)}")
+        raise ValidationError(f"a mask must contain bools or numbers, got {quoted(values)}")
     wanted: BoolArray = array != 0
     return wanted
 
@@ -511,4 +511,4 @@ def _array(values: Any) -> npt.NDArray[Any]:
     try:
         return np.asarray(values)
     except (TypeError, ValueError) as error:
-        raise ValidationError(f"a mask must hold bools or numbers, got {quoted(values)}: {error!s:.200}") from error
+        raise ValidationError(f"a mask must contain bools or numbers, got {quoted(values)}: {error!s:.200}") from error

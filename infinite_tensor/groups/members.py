@@ -443,7 +443,7 @@ def opened_tensor(
 def checked_tensor(group_id: str, stored: StoredMember, given: object) -> InfiniteTensor:
     """Return `given`. Raise ValidationError unless it is a tensor with the stored definition."""
     if not isinstance(given, InfiniteTensor):
-        raise ValidationError(f"members must hold InfiniteTensors, got {quoted(given)} for {show(stored.key)}")
+        raise ValidationError(f"members must contain InfiniteTensors, got {quoted(given)} for {show(stored.key)}")
     if digest_of(given) != stored.digest:
         raise ValidationError(
             f"{show(stored.key)} of group {group_id!r} is tensor {stored.tensor_id!r}, and the tensor "

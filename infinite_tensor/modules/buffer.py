@@ -152,13 +152,13 @@ class _Saved:
         """Read the state of an `InfiniteBuffer`, which is not trusted."""
         if not isinstance(state, Mapping) or "definition" not in state:
             raise ValidationError(
-                f"the state of an InfiniteBuffer must hold the definition of a tensor, got {state!r:.200}"
+                f"the state of an InfiniteBuffer must contain the definition of a tensor, got {state!r:.200}"
             )
         tensor_id, store = state.get("tensor_id"), state.get("store")
         for name, value in (("tensor_id", tensor_id), ("store", store)):
             if value is not None and not isinstance(value, str):
                 raise ValidationError(
-                    f"the state of an InfiniteBuffer must hold a str or None as {name}, got {value!r:.200}"
+                    f"the state of an InfiniteBuffer must contain a str or None as {name}, got {value!r:.200}"
                 )
         return cls(tensor_id, store, StoredTensor.from_json(state["definition"]).definition)
 

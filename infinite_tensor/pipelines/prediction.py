@@ -245,7 +245,7 @@ def _names_of(source: InfiniteTensor, dims: object) -> list[str | None]:
         return names_of(source)
     if len(given) != source.ndim or None in given or len({*given}) < len(given):
         raise ValidationError(
-            f"dims must hold a name for each of the {source.ndim} dimensions of the source, of shape {source.shape}, "
+            f"dims must contain a name for each of the {source.ndim} dimensions of the source of shape {source.shape}, "
             f"got {quoted(dims)}"
         )
     return given

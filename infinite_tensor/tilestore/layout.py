@@ -62,7 +62,7 @@ def sizes_of(name: str, given: object, shape: Shape) -> dict[int, int]:
             f"{quoted(given)}"
         )
     if min(sizes.values()) < 1:
-        raise ValidationError(f"{name} must hold positive ints only, got {quoted(given)}")
+        raise ValidationError(f"{name} must contain positive ints only, got {quoted(given)}")
     return sizes
 
 

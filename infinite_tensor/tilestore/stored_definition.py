@@ -206,10 +206,10 @@ def _padding(at: int, stored: object, window: TensorWindow) -> tuple[Padding, ..
     for entry in entries:
         mode, value = entry if isinstance(entry, list) and len(entry) == 2 else (entry, None)
         if not isinstance(mode, str) or mode not in PADDINGS or (value is None) is (mode == "constant"):
-            raise ValidationError(f"args[{at}].padding must hold paddings, got {entry!r:.200}")
+            raise ValidationError(f"args[{at}].padding must contain paddings, got {entry!r:.200}")
         paddings.append(Padding(mode, scalar_from_json(value)))
     if len(paddings) != window.ndim:
-        raise ValidationError(f"args[{at}].padding must hold {window.ndim} paddings, got {len(paddings)}")
+        raise ValidationError(f"args[{at}].padding must contain {window.ndim} paddings, got {len(paddings)}")
     return tuple(paddings)
 
 

@@ -37,7 +37,7 @@ def checked_shape(shape: object) -> Shape:
     extents = [None if extent is None else as_index(extent) for extent in given]
     for entry, extent in zip(given, extents, strict=True):
         if entry is not None and (extent is None or not 1 <= extent <= LARGEST):
-            raise ValidationError(f"shape must hold positive ints up to 2**53 and None only, got {quoted(shape)}")
+            raise ValidationError(f"shape must contain positive ints up to 2**53 and None only, got {quoted(shape)}")
     return tuple(extents)
 
 

@@ -340,7 +340,7 @@ def json_value(name: str, value: object, deepest: int = DEEPEST_JSON) -> Json:
         return word(value)
     if isinstance(value, int | float):
         if isinstance(value, int) and abs(value) > _LARGEST_INT:
-            raise ValidationError(f"{name} must hold ints of up to 4000 digits")
+            raise ValidationError(f"{name} must contain ints of up to 4000 digits")
         return _json_number(number(value))  # type: ignore[arg-type]
     if not deepest and isinstance(value, list | tuple | Mapping):
         raise ValidationError(f"{name:.80} lies too deep: lists and dicts may nest {DEEPEST_JSON} levels")

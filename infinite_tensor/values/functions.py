@@ -70,7 +70,7 @@ class Record:
         except (AttributeError, TypeError, ValueError):
             texts = [None]
         if not all(isinstance(text, str) for text in texts):
-            raise ValidationError("functions must hold digests of code, and values with their places")
+            raise ValidationError("functions must contain digests of code, and values with their places")
         return cls(python, code, tuple([Item(*item) for item in items]), tuple(opaque))
 
 

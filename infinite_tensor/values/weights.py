@@ -326,7 +326,7 @@ def _checked_weights(weights: Any) -> torch.Tensor:
             f"got {quoted(weights)}: {error}"
         ) from error
     if not held.numel():
-        raise ValidationError(f"weights must hold at least one number, got shape {tuple(held.shape)}")
+        raise ValidationError(f"weights must contain at least one number, got shape {tuple(held.shape)}")
     _check_positive(held)
     return held
 

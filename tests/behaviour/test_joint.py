@@ -143,7 +143,7 @@ def test_what_f_returns_is_checked(wrong: Callable[[Any], Any], error: type[Exce
         ({"a": 1}, "'a' must be an Output, got 1"),
         ({1: MASK}, "must be non-empty str, got 1"),
         ({"a": Output((None,), "int8", TensorWindow((4, 4)))}, "output 'a': output_window has 2 dimensions"),
-        ({"a": Output((None, 0), "int8", TensorWindow((4, 4)))}, "output 'a': shape must hold positive ints"),
+        ({"a": Output((None, 0), "int8", TensorWindow((4, 4)))}, "output 'a': shape must contain positive ints"),
         (
             {"rgb": Output((3, None, None), "int8", TensorWindow((3, 4, 4))), "mask": MASK},
             "'mask': no dimension follows",
