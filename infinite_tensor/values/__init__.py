@@ -1,1 +1,1 @@
-"""Everything that decides the value of a pixel: definitions, functions and blends. Also the checks of user input."""
+"""Definitions, functions and blends, and checks of user input."""

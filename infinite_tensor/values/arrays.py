@@ -1,7 +1,9 @@
-"""Digests of arrays, and stamps of files. The digest of a large array in a file covers only samples of it.
+"""Digests of arrays and stamps of files.
 
-A stamp is a text that changes when a file may have changed, such as its size and time of change. It is found without
-reading the file. Each path or URL has one stamp, or none if the file system reports nothing about it.
+The digest of a large array in a file covers only samples of the array.
+
+A stamp is a text that changes when a file may have changed, such as size and modification time. Computing a stamp does
+not read the file. Each path or URL has one stamp, or none if the file system reports nothing about it.
 """
 
 from __future__ import annotations
@@ -48,11 +50,11 @@ def digest_of_regions(
     in_file: bool,
     chunks: Sequence[int] | None = None,
 ) -> str:
-    """Return the SHA-256 of the bytes of an array, in C order.
+    """Compute the SHA-256 of an array's bytes, in C order.
 
-    An array of more than 64 MiB is not hashed whole. If it is in a file, 64 samples of up to 4 KiB are hashed. They are
-    spread evenly from one end of each dimension to the other. If it is in memory, its bytes are cut into pieces of
-    4 MiB, and the CRC-32C checksums of the pieces are hashed.
+    An array of more than 64 MiB is not hashed whole. If the array is in a file, 64 samples of up to 4 KiB are hashed.
+    The samples are spread evenly from one end of each dimension to the other. If the array is in memory, its bytes are
+    cut into pieces of 4 MiB, and the CRC-32C checksums of the pieces are hashed.
 
     Parameters
     ----------
@@ -83,7 +85,7 @@ def digest_of_regions(
 def _by_chunk(
     read: Callable[[Box], Any], samples: Sequence[Box], itemsize: int, chunks: Sequence[int]
 ) -> list[np.ndarray[Any, Any]]:
-    """Return the bytes of each sample. Each chunk is read only once."""
+    """Read the bytes of all samples, and each chunk only once."""
     found = [np.empty((*extents_of(sample), itemsize), np.uint8) for sample in samples]
     needed: dict[tuple[int, ...], list[tuple[int, Box]]] = {}
     for number, sample in enumerate(samples):
@@ -104,7 +106,10 @@ def _by_chunk(
 
 
 def extents_of(region: Box) -> tuple[int, ...]:
-    """Return the shape of a region, whose slices have a start and a stop."""
+    """Return the shape of a region.
+
+    All slices must have a start and a stop.
+    """
     return tuple(each.stop - each.start for each in region)
 
 
@@ -113,7 +118,10 @@ def _within(part: Box, box: Box) -> Box:
 
 
 def _checksums(contents: Iterable[Any]) -> Iterator[bytes]:
-    """Yield the CRC-32C of each 4 MiB of the joined contents. It does not matter how the contents are cut."""
+    """Yield the CRC-32C of every 4 MiB of the joined contents.
+
+    The boundaries between contents have no effect.
+    """
     crc, room = 0, _STEP_BYTES
     for content in contents:
         rest = np.frombuffer(content, np.uint8)
@@ -128,7 +136,10 @@ def _checksums(contents: Iterable[Any]) -> Iterator[bytes]:
 
 
 def digest_of_array(array: Array) -> str:
-    """Return the SHA-256 of an array's dtype, its shape, and the digest of its values by `digest_of_regions`."""
+    """Compute a SHA-256 from the dtype, shape and values of an array.
+
+    The values are hashed by `digest_of_regions`. A memory map counts as an array in a file.
+    """
     values, digest = np.asarray(array), ""
     if values.nbytes:
         digest = digest_of_regions(
@@ -141,13 +152,19 @@ def digest_of_array(array: Array) -> str:
 
 
 def checksum(content: Any) -> bytes:
-    """Return the CRC-32C of bytes, which is ten times as fast as SHA-256."""
+    """Return the CRC-32C of bytes.
+
+    CRC-32C is ten times as fast as SHA-256.
+    """
     # google_crc32c takes numpy arrays without a copy, but no memoryview.
     return google_crc32c.value(np.frombuffer(content, np.uint8)).to_bytes(4, "little")  # type: ignore[no-any-return]
 
 
 def memory_map_of(array: object) -> np.memmap[Any, Any] | None:
-    """Return the memory map of which an array is a view, or None."""
+    """Return the memory map behind an array.
+
+    Return None if the array is not a view of a mapped file.
+    """
     base = array
     while isinstance(base, np.ndarray):
         # A result computed from a memmap is a memmap without a file mapping. With copy-on-write (mode "c"), changes
@@ -159,25 +176,34 @@ def memory_map_of(array: object) -> np.memmap[Any, Any] | None:
 
 
 def check_unmasked(values: Any, has: str) -> None:
-    """Raise ValidationError if an array has masked elements. `has` begins the message, as in "weights have"."""
+    """Raise ValidationError if an array has masked elements.
+
+    The message begins with `has`, for example "weights have".
+    """
     mask = values.mask if hasattr(type(values), "mask") else None
     # The attribute `mask` of netCDF4 is a setting, not a mask.
     is_mask = isinstance(mask, np.ndarray | np.bool_ | bool) and not hasattr(values, "set_auto_mask")
     if is_mask and np.any(mask):
         raise ValidationError(
-            f"{has} a mask, which a tensor cannot represent; give a.filled(value), "
+            f"{has} a mask, but tensors have no masks; give a.filled(value), "
             "dask.array.ma.filled(a, value) or numpy.where(a.mask, value, a.data), or, for netCDF4, call "
             "a.set_auto_mask(False) to read the values as they are in the file"
         )
 
 
 def cut(chunks: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Return the shape of a chunk, halved along its longest dimension until it takes at most 128 MiB."""
+    """Reduce the shape of a chunk to at most 128 MiB.
+
+    The longest dimension is halved until the chunk is small enough.
+    """
     return tuple(halved(chunks, CHUNK_BYTES / itemsize))
 
 
 def contiguous_box(shape: Sequence[int], itemsize: int, nbytes: int) -> list[int]:
-    """Return the shape of a box of at most `nbytes` bytes whose elements are contiguous in C order."""
+    """Return the shape of a box with contiguous elements in C order.
+
+    The box has at most `nbytes` bytes, but at least one element.
+    """
     room, box = max(1, nbytes // itemsize), []
     for extent in reversed(shape):
         box.append(max(1, min(extent, room)))
@@ -186,7 +212,10 @@ def contiguous_box(shape: Sequence[int], itemsize: int, nbytes: int) -> list[int
 
 
 def _steps(shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None) -> Iterator[Box]:
-    """Yield boxes that cover an array, in C order. A box takes about 4 MiB, or is a whole row of chunks."""
+    """Yield boxes covering an array, in C order.
+
+    A box takes about 4 MiB, or is a whole row of chunks.
+    """
     box = contiguous_box(shape, itemsize, _STEP_BYTES)
     if chunks is not None:
         # Before dimension d, chunks have one element. A row of chunks spans all dimensions after d.
@@ -202,7 +231,6 @@ def _steps(shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None) ->
 
 
 def _samples(shape: Sequence[int], itemsize: int) -> Iterator[Box]:
-    """Yield the 64 regions of a large array that are hashed as samples."""
     box = contiguous_box(shape, itemsize, _SAMPLE_BYTES)
     steps = _SAMPLES - 1
     for i in range(_SAMPLES):
@@ -228,7 +256,10 @@ _BESIDE = (".aux.xml", ".ovr")
 
 
 def stamps_of_file(path: str | os.PathLike[str]) -> Stamps:
-    """Return the stamps of a local file, or of all files in a folder: size and modification time."""
+    """Return the stamp of a local file or folder.
+
+    The stamp of a file is its size and modification time. The stamp of a folder covers all files in it.
+    """
     found = Path(path).absolute()
     return _told(str(found), lambda: _of_folder(found) if found.is_dir() else _of_status(found.stat()))
 
@@ -242,7 +273,11 @@ def stamps_of_place(place: str) -> Stamps:
 
 
 def stamps_of_raster(path: str, files: Iterable[str]) -> Stamps:
-    """Return the stamps of the files of a raster that rasterio opens by `path`."""
+    """Return the stamp of a raster opened by rasterio as `path`.
+
+    `files` are the files of the raster. The stamp covers all of them except overviews (``.ovr``) and ``.aux.xml``
+    files. If some are not local files, the stamp of `path` itself is returned.
+    """
     held = [each for each in files if not each.endswith(_BESIDE)]
     if held == [path] or not all(map(os.path.exists, held)):
         return stamps_of_place(path)
@@ -250,9 +285,9 @@ def stamps_of_raster(path: str, files: Iterable[str]) -> Stamps:
 
 
 def stamps_of_array(array: Any, file: str | None) -> Stamps:
-    """Return the stamps of an array that is not in memory: texts that change when its data changes.
+    """Return the stamps of an array in a file or on a server.
 
-    `file` is the file that is mapped into memory, if any.
+    `file` is the memory-mapped file, if any. Return an empty dict if no stamp is known.
     """
     library = type(array).__module__.partition(".")[0]
     if file is not None or library == "h5py":
@@ -272,7 +307,7 @@ def stamps_of_array(array: Any, file: str | None) -> Stamps:
 
 
 def _read_by_xarray(variable: Any) -> Any:
-    """Return the array inside the wrappers of a lazy xarray variable."""
+    """Unwrap the array of a lazy xarray variable."""
     inner = getattr(variable, "_data", None)
     while type(inner).__module__.startswith("xarray."):
         inner = getattr(inner, "array", getattr(inner, "_array", None))
@@ -319,7 +354,10 @@ def _of_url(url: str) -> str | None:
 
 
 def _entry(info: Mapping[str, Any]) -> str | None:
-    """Return the stamp of a file: its size and, for example, its ETag. None if only the size is known."""
+    """Return the stamp for a listed file.
+
+    Return None if only the size is known.
+    """
     known = [str(info[name]) for name in _TELLING if info.get(name) is not None]
     return f"{info.get('size')} {known[0]}" if known else None
 
@@ -366,7 +404,6 @@ def _objects(store: Any, prefix: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _all_told(entries: Iterable[tuple[str, str | None]]) -> str | None:
-    """Return one stamp for several files; None if one of them has no stamp."""
     found = list(entries)
     known = [(key, entry) for key, entry in found if entry is not None]
     return _listed(known) if known and len(known) == len(found) else None

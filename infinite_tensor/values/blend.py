@@ -4,9 +4,9 @@ Windows are always folded in lexicographic order of their index. So the bits of 
 which windows were computed.
 
 The default sum starts from the first window that covers a pixel, not from 0. Adding to 0 could change bits: ``0.0 +
--0.0`` is ``0.0``, and an addition may change a NaN. A window is the first to cover a pixel if, along no coordinate, the
-previous window covers it as well. Such pixels form a few boxes, the same for every inner window, so no mask is needed.
-The blends "first" and "last" also start from the first window, so they never use `blend_init`.
+-0.0`` is ``0.0``, and an addition may change a NaN. A window is the first over a pixel if, along every coordinate, the
+previous window does not cover the pixel. Such pixels form a few boxes, the same for every inner window, so no mask is
+needed. The blends "first" and "last" also start from the first window, so they never use `blend_init`.
 
 On the CPU, torch computes most of a block with vector instructions, and the remainder one element at a time. The two
 ways may differ in the last bit (logaddexp, atan2, pow), or in the sign of a zero (maximum). A user's blend is therefore
@@ -62,7 +62,7 @@ _Box: TypeAlias = tuple[Index, Index]
 
 
 class _Action(enum.Enum):
-    """What happens to pixels of a window."""
+    """Ways to combine a window with a block of pixels."""
 
     COPY = enum.auto()
     ADD = enum.auto()
@@ -71,7 +71,7 @@ class _Action(enum.Enum):
 
 
 class _Part(NamedTuple):
-    """A box of a window, relative to its start."""
+    """A box within a window, relative to the start of the window."""
 
     low: Index
     high: Index
@@ -79,14 +79,14 @@ class _Part(NamedTuple):
 
 
 class Blender:
-    """Folds windows of one tensor into blocks of pixels.
+    """Folds windows of a tensor into blocks of pixels.
 
     Parameters
     ----------
     grid : WindowGrid
         The windows of the tensor.
     dtype : torch.dtype
-        Its dtype.
+        The dtype of the tensor.
     blend : callable, WeightedMean, "first", "last" or None
         ``blend(existing, incoming) -> combined``, elementwise; on the CPU it is called on flat blocks. "first" and
         "last" keep the first or the last window over each pixel. None adds the windows.
@@ -121,21 +121,25 @@ class Blender:
         self._row_parts: dict[tuple[bool, ...], list[_Part]] = {}
 
     def begun(self, target: Array) -> Array:
-        """Return the block to fold windows into: `target`, or a new block if the accumulator has another dtype."""
+        """Return the block to fold windows into.
+
+        This is `target`, or a new block if the accumulator has another dtype.
+        """
         if self.accumulator == self._dtype:
             return target
         return as_array(torch.empty(target.shape, dtype=self.accumulator, device=as_tensor(target).device))
 
     def finish(self, block: Array, start: Sequence[int], target: Array) -> None:
-        """Compute the final pixels from `block`, into which all windows are folded, and write them to `target`.
+        """Compute final pixels from a folded block, and write them to `target`.
 
-        Both begin at pixel `start`, and may be the same block.
+        All windows must already be folded into `block`. Both blocks begin at pixel `start`, and may be the same block.
+        Only a weighted mean needs this step.
         """
         if self._mean is not None:
             self._mean.divide(block, start, target)
 
     def blank(self, block: Array) -> None:
-        """Set every pixel of a block to its value before the first window."""
+        """Fill a block with the initial value of pixels."""
         init = 0 if self._init is None else self._init
         if isinstance(block, np.ndarray):
             # numpy uses no threads. torch does, and a forked process lacks them.
@@ -144,9 +148,9 @@ class Blender:
             block.fill_(init)
 
     def prepare(self, block: Array, start: Sequence[int]) -> None:
-        """Set all pixels of a block to their value before the first window. The block begins at pixel `start`.
+        """Fill a block with the initial value of pixels, if needed.
 
-        Do nothing if windows will overwrite all pixels.
+        The block begins at pixel `start`. Nothing is done if windows will overwrite all pixels.
         """
         stop = list(map(operator.add, start, block.shape))
         if not (self._first is _Action.COPY and self._grid.covers(start, stop)):
@@ -155,10 +159,10 @@ class Blender:
     def fold(
         self, target: Array, target_start: Sequence[int], source: Array, source_start: Sequence[int], index: Index
     ) -> None:
-        """Blend `source`, a part of window `index`, into `target`, where the two overlap.
+        """Blend part of a window into a block.
 
-        `target_start` and `source_start` are the first pixels of the two blocks. Earlier windows must already be folded
-        into `target`.
+        `source` is a part of window `index`. It is blended into `target` where the two overlap. `target_start` and
+        `source_start` are the first pixels of the two blocks. Earlier windows must already be folded into `target`.
         """
         low, high, to, of = [], [], [], []
         for a, n, b, m in zip(target_start, target.shape, source_start, source.shape, strict=True):
@@ -185,9 +189,9 @@ class Blender:
                 self._put(part.action, target, there, source[here], within)
 
     def fold_row(self, target: Array, target_start: Sequence[int], row: Array, index: Index) -> None:
-        """Fold a row of whole windows, all at once. Their indices are consecutive in the last coordinate.
+        """Fold a row of whole windows at once.
 
-        ``row[0]`` is the window at `index`, and ``row[i]`` is the i-th window after it.
+        ``row[0]`` is the window at `index`. The indices of the next windows are consecutive in the last coordinate.
         """
         grid = self._grid
         count = len(row)
@@ -203,7 +207,7 @@ class Blender:
             self._fold_row(target, target_start, row[singles:], (*index[:-1], index[-1] + singles))
 
     def _copy(self, target: Array, target_start: Sequence[int], window: Array, index: Index) -> None:
-        """Like `fold`, for one window that overlaps no other window. In most reads, none overlap."""
+        """Fold a window without overlap, the case of most reads."""
         to, of = [], []
         for (k, size, stride, offset, _), a, n in zip(self._grid.dimensions, target_start, target.shape, strict=True):
             begin = (offset if k is None else index[k] * stride + offset) - a
@@ -246,7 +250,10 @@ class Blender:
     def _put(
         self, action: _Action, target: Array, to: tuple[slice, ...], incoming: Array, within: Sequence[slice]
     ) -> None:
-        """Put `incoming` into ``target[to]`` by `action`. `within` is the place of `incoming` in its window."""
+        """Combine `incoming` with ``target[to]`` by an action.
+
+        `within` is the position of `incoming` in its window, as slices.
+        """
         if self._weighs:
             assert self._mean is not None
             self._mean.put(target[to], incoming, within, first=action is _Action.COPY)
@@ -270,7 +277,6 @@ class Blender:
     def _combined_flat(
         self, blend: Callable[..., torch.Tensor], existing: torch.Tensor, incoming: torch.Tensor
     ) -> torch.Tensor:
-        """Blend two flat blocks, in pieces of at most `_FLAT` pixels."""
         if len(existing) <= _FLAT:
             return _called(blend, existing, incoming)
         for begin in range(0, len(existing), _FLAT):
@@ -279,7 +285,10 @@ class Blender:
         return existing
 
     def _parts_of(self, index: Index) -> list[_Part]:
-        """Return the parts of window `index`, each with its action. Parts that no earlier window covers come first."""
+        """Return the parts of a window, each with an action.
+
+        Parts without an earlier window come first.
+        """
         if self._alike:
             return self._whole
         inner = tuple(map(operator.gt, index, self._grid.first))
@@ -294,7 +303,6 @@ class Blender:
 
     @cached_property
     def _copies(self) -> bool:
-        """Whether all pixels of every window are copied."""
         return self._alike and self._first is _Action.COPY and not self._weighs
 
     @cached_property
@@ -302,9 +310,10 @@ class Blender:
         return [_Part((0,) * self._grid.ndim, self._grid.window.size, self._first)]
 
     def _row_parts_of(self, index: Index) -> list[_Part]:
-        """Return the parts of one window, in the order in which to fold them for a row of windows.
+        """Return the parts of a window, in the folding order for a row.
 
-        `index` is the first window of the row. A part is at most one stride long, so all windows can be folded at once.
+        `index` is the first window of the row. A part is at most one stride long, so the same part of all windows can
+        be folded at once.
         """
         inner = tuple(map(operator.gt, index, self._grid.first))
         if inner not in self._row_parts:
@@ -343,7 +352,7 @@ class Blender:
 
 
 def _actions_of(blend: Blend | None, blend_init: Number | None) -> tuple[_Action, _Action]:
-    """Return two actions: for the pixels of a window that no earlier window covers, and for its other pixels."""
+    """Return the actions for the first and for later windows over a pixel."""
     if isinstance(blend, str):
         return _Action.COPY, _Action.KEEP if blend == "first" else _Action.COPY
     if blend is not None:
@@ -367,7 +376,10 @@ def _cut(box: _Box, dims: list[int], extents: list[int]) -> tuple[list[_Box], _B
 
 
 def _cells(block: Array, axis: int, stride: int) -> Array:
-    """Return a view of a block, cut every `stride` pixels along `axis` and stacked along a new first dimension."""
+    """Return a view of a block as a stack of cells.
+
+    The block is cut every `stride` pixels along `axis`. The cells are stacked along a new first dimension.
+    """
     shape = block.shape
     cut = block.reshape((*shape[:axis], shape[axis] // stride, stride, *shape[axis + 1 :]))
     order = (axis, *range(axis), *range(axis + 1, len(shape) + 1))
@@ -394,7 +406,7 @@ def _add(target: Array, source: Array) -> None:
 
 
 def check_blend(blend: Blend | None, dtype: torch.dtype, device: torch.device) -> None:
-    """Try `blend` once on a small block, so that a wrong blend is found at construction.
+    """Try a blend once on a small block.
 
     Raises
     ------
@@ -418,7 +430,6 @@ def check_blend(blend: Blend | None, dtype: torch.dtype, device: torch.device) -
 
 
 def _called(blend: Callable[..., torch.Tensor], existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
-    """Call a blend on two blocks. Raise ValidationError if it returns another dtype, device or shape."""
     expected = existing.dtype, existing.device, existing.shape
     combined = blend(existing, incoming)
     is_dense = isinstance(combined, torch.Tensor) and not combined.is_nested and combined.layout is torch.strided

@@ -1,4 +1,4 @@
-"""Checks of the arguments of an `InfiniteTensor`. Each error says what was given and what was expected."""
+"""Checks of the arguments of an `InfiniteTensor`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from infinite_tensor.values.dtypes import checked_dtype
 
 
 def check_callable(f: object) -> None:
-    """Check that `f` can be called."""
+    """Check that `f` is callable."""
     if not callable(f):
         raise ValidationError(
-            f"f must be callable, got {quoted(f)}; give a function f(ctx, *regions) that returns a tensor, or read "
-            "what is stored without f by store.open(tensor_id)"
+            f"f must be callable, got {quoted(f)}; give a function f(ctx, *regions) returning a tensor, or open "
+            "a stored tensor without f by store.open(tensor_id)"
         )
 
 
 def checked_shape(shape: object) -> Shape:
-    """Return `shape` as a tuple of positive ints and None."""
+    """Check a shape, and return a tuple of positive ints and None."""
     given = members(shape)
     if not given:
         raise ValidationError(
@@ -42,7 +42,10 @@ def checked_shape(shape: object) -> Shape:
 
 
 def check_output_window(window: object, shape: Shape, edge: Edge | None) -> None:
-    """Raise ValidationError if `window` is not a valid output window for a tensor of this shape."""
+    """Check the output window of a tensor.
+
+    Raise ValidationError if `window` is not valid for a tensor of shape `shape`.
+    """
     if not isinstance(window, TensorWindow):
         advice = "" if members(window) is None else f"; give TensorWindow({quoted(window)})"
         raise ValidationError(f"output_window must be a TensorWindow, got {quoted(window)}{advice}")
@@ -61,7 +64,9 @@ def check_output_window(window: object, shape: Shape, edge: Edge | None) -> None
 
 
 def check_windows(tensor_id: str, grid: WindowGrid, labels: Sequence[str]) -> None:
-    """Check that there is at least one window. Messages name the dimensions by `labels`.
+    """Check that a tensor has at least one window.
+
+    `labels` are the names of the dimensions in messages.
 
     Raises
     ------
@@ -87,7 +92,10 @@ def check_windows(tensor_id: str, grid: WindowGrid, labels: Sequence[str]) -> No
 
 
 def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], definitions: Sequence[ArgDefinition]) -> None:
-    """Check the windows through which a tensor reads its args. `grid` has the tensor's own windows."""
+    """Check the arg windows of a tensor.
+
+    `grid` has the output windows of the tensor.
+    """
     checked_windows(args, [definition.window for definition in definitions])
     for at, (arg, definition) in enumerate(zip(args, definitions, strict=True)):
         check_followed(f"args_windows[{at}]", definition.window, grid.ndim)
@@ -95,9 +103,10 @@ def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], definition
 
 
 def checked_paddings(args: Sequence[Any], given: object) -> tuple[tuple[Padding, ...] | None, ...]:
-    """Return one item for each arg: a tuple with a padding per dimension, or None if the arg has no padding.
+    """Return the padding of each arg.
 
-    `given` is the argument `args_padding`: one padding for all args, or a list with one entry per arg.
+    The result has one entry per arg: a tuple with a padding per dimension, or None for an arg without padding. `given`
+    is the argument `args_padding`: one padding for all args, or a list with one entry per arg.
 
     Raises
     ------
@@ -117,12 +126,14 @@ _PADDINGS = ", ".join(f'"{mode}"' for mode in PADDINGS if mode != "constant") + 
 
 
 def _is_one_padding(given: object) -> bool:
-    """Whether `given` is a single padding, which applies to all args or dimensions."""
     return given is None or isinstance(given, str) or constant_of(given) is not None
 
 
 def constant_of(given: object) -> complex | None:
-    """Return the value in ``("constant", value)``; None for anything else."""
+    """Return the value of a padding ``("constant", value)``.
+
+    Return None for anything else.
+    """
     entries = members(given)
     return number(entries[1]) if entries is not None and len(entries) == 2 and word(entries[0]) == "constant" else None
 
@@ -162,7 +173,10 @@ def _padding(name: str, dtype: torch.dtype, given: object) -> Padding:
 
 
 def checked_windows(args: Sequence[Any], windows: Sequence[object]) -> tuple[TensorWindow, ...]:
-    """Return `windows` if there is one TensorWindow per arg, with the dimensions of the arg."""
+    """Check arg windows, and return a tuple.
+
+    Raise ValidationError unless there is one TensorWindow per arg, with the dimensions of the arg.
+    """
     if len(args) != len(windows):
         raise ValidationError(
             f"args_windows must have one TensorWindow per arg, got {len(windows)} windows for {len(args)} args; give "
@@ -179,9 +193,10 @@ def checked_windows(args: Sequence[Any], windows: Sequence[object]) -> tuple[Ten
 
 
 def check_followed(name: str, window: TensorWindow, coordinates: int) -> None:
-    """Check which window coordinate each dimension of `window` follows: its number must be below `coordinates`.
+    """Check the window coordinates in the dimension map of a window.
 
-    Messages call the window `name`.
+    Raise ValidationError if a dimension follows a coordinate that is not below `coordinates`, the number of window
+    coordinates. `name` is the name of the window in messages.
     """
     for d, k in enumerate(followed(window)):
         if k is not None and k >= coordinates:
@@ -206,7 +221,7 @@ def _check_known_extents(tensor_id: str, grid: WindowGrid, at: int, arg: Any, de
 
 
 def outside_arg(names: str, at: int, arg_id: str, label: str, low: int, high: int, extent: int) -> RegionError:
-    """Return the error for an arg window that reaches beyond a finite dimension of its arg."""
+    """Create the error for an arg window beyond the ends of an arg."""
     return RegionError(
         f"args_windows[{at}] of {names} reads pixels [{low}, {high}) in dimension {label} of {arg_id!r}, "
         f"which only has pixels [0, {extent}); change the window, or set args_padding (padding in map and predict) "
@@ -217,9 +232,10 @@ def outside_arg(names: str, at: int, arg_id: str, label: str, low: int, high: in
 def move_target(
     device: torch.device, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[torch.device, torch.dtype]:
-    """Return the device and dtype to which ``.to(*args, **kwargs)`` moves a tensor that is now on `device` in `dtype`.
+    """Return the target device and dtype of ``.to(*args, **kwargs)``.
 
-    torch itself parses the arguments. So all of its forms work, and wrong ones raise the same TypeErrors.
+    `device` and `dtype` are those before the move. torch itself parses the arguments, so all forms of ``Tensor.to``
+    work, and wrong arguments raise the same TypeErrors.
     """
     flags = [arg for arg in args if isinstance(arg, bool)]
     if kwargs.get("copy") or (len(flags) > 1 and flags[1]):
@@ -239,21 +255,25 @@ def move_target(
 
 
 def dense(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Return a tensor without its gradient. Raise ValidationError if it is not dense; the message calls it `name`."""
+    """Detach a dense tensor from autograd.
+
+    Raise ValidationError if the tensor is not dense, or has a mask. `name` is the name of the tensor in messages.
+    """
     if tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
         raise ValidationError(
             f"{name} must be a dense tensor with values, got {tensor.dtype} of layout {tensor.layout} on "
             f"{tensor.device}; give {name}.to_dense(), or {name}.dequantize()"
         )
     if is_masked_tensor(tensor):
-        raise ValidationError(
-            f"{name} must not have a mask, which a tensor cannot represent; give {name}.to_tensor(value)"
-        )
+        raise ValidationError(f"{name} must not have a mask; replace masked elements by {name}.to_tensor(value)")
     return tensor.detach().resolve_conj().resolve_neg().as_subclass(torch.Tensor)
 
 
 def stand_in(given: Any) -> Any:
-    """Return ``given.as_tensor()`` if `given` has this method, like a `TensorBlob`. Otherwise return `given` itself."""
+    """Convert an object with a method ``as_tensor``, such as a `TensorBlob`.
+
+    Return any other object unchanged, and also any torch tensor.
+    """
     # Look the method up on the class, because an object may compute its attributes. Some torch tensors, such as
     # MONAI's, have a method of this name too.
     as_tensor = None if isinstance(given, torch.Tensor) else getattr(type(given), "as_tensor", None)

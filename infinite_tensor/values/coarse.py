@@ -31,7 +31,7 @@ _Entries: TypeAlias = list[tuple[int, torch.Tensor]]
 
 
 class Blocks(NamedTuple):
-    """How pixels are grouped into blocks along one dimension.
+    """Grouping of pixels into blocks along one dimension.
 
     Attributes
     ----------
@@ -67,7 +67,9 @@ class _Part(NamedTuple):
 
 
 def coarse(pixels: torch.Tensor, along: Sequence[Blocks], method: str, nodata: torch.Tensor | None) -> torch.Tensor:
-    """Reduce each block of pixels to one pixel. This pixel depends on nothing outside the block.
+    """Reduce each block of pixels to a single pixel.
+
+    The result for a block does not depend on pixels outside the block.
 
     Parameters
     ----------
@@ -108,13 +110,19 @@ def coarse(pixels: torch.Tensor, along: Sequence[Blocks], method: str, nodata: t
 
 
 def check_name(method: str) -> None:
-    """Raise ValidationError if there is no method of this name."""
+    """Check the name of a coarsening method.
+
+    Raise ValidationError if there is no such method.
+    """
     if method not in _METHODS:
         raise ValidationError(f"method must be one of {', '.join(map(repr, _METHODS))}, got {method!r:.80}")
 
 
 def check_method(method: str, dtype: torch.dtype) -> None:
-    """Raise ValidationError if there is no method of this name, or if it does not support the dtype."""
+    """Check a coarsening method for a dtype.
+
+    Raise ValidationError if there is no such method, or if the dtype is not supported.
+    """
     check_name(method)
     fitting = [name for name in _METHODS if fits(name, dtype)]
     if method not in fitting:
@@ -131,7 +139,10 @@ def fits(method: str, dtype: torch.dtype) -> bool:
 
 
 def _computed(method: str, dtype: torch.dtype, nodata: torch.Tensor | None) -> torch.dtype:
-    """Return the dtype to compute in: torch has no arithmetic for some dtypes, and some cannot represent nodata."""
+    """Return the dtype for computations.
+
+    torch has no arithmetic for some dtypes, and some dtypes cannot represent nodata.
+    """
     if method == "nearest" or dtype is torch.bool:
         return dtype
     if dtype.is_floating_point:
@@ -144,7 +155,6 @@ def _every(first: int, step: int) -> slice:
 
 
 def _most_blocks(shape: Sequence[int], device: torch.device) -> list[int]:
-    """Return the number of blocks that are processed at once, along each dimension."""
     if device.type != "cpu" or torch.get_num_threads() == 1:
         return [*shape]
     found, most = [], _ON_ONE_THREAD
@@ -155,7 +165,10 @@ def _most_blocks(shape: Sequence[int], device: torch.device) -> list[int]:
 
 
 def _parts(extent: int, along: Blocks, most: int) -> Iterator[_Part]:
-    """Yield parts of at most `most` whole blocks, and then the last block if it is not like the others."""
+    """Split the blocks along a dimension into parts.
+
+    Each part has at most `most` whole blocks. The last block is a separate part if its size or weights differ.
+    """
     whole = extent // along.factor
     if extent % along.factor or along.last != along.weight:
         whole = (extent - 1) // along.factor
@@ -168,7 +181,7 @@ def _parts(extent: int, along: Blocks, most: int) -> Iterator[_Part]:
 
 
 def _mean(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
-    """Return the weighted mean: the sum, in the order of the entries, divided by the sum of their weights."""
+    """Return the weighted mean, summed in the order of `entries`."""
     terms = (pixels if weight == 1 else pixels * weight for weight, pixels in entries)
     total = next(terms)
     # A new tensor, so that the pixels are not overwritten.
@@ -189,7 +202,10 @@ def _mean(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
 
 
 def _over(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
-    """Return ``total / count``, which may overwrite `total`. Integers are rounded, halves to even."""
+    """Return ``total / count``.
+
+    Integers are rounded, halves to even. `total` may be overwritten.
+    """
     if total.is_floating_point():
         # The divisor is a tensor, because a GPU multiplies by the inverse of a plain number instead of dividing.
         return total.div_(torch.as_tensor(count, dtype=total.dtype, device=total.device))
@@ -202,7 +218,10 @@ def _over(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
 def _best(
     better: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], entries: _Entries, nodata: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return the best pixel of each block; `better` picks one of two. Any number is better than a missing pixel."""
+    """Return the best pixel of each block, as chosen by `better`.
+
+    A missing pixel is chosen only if all pixels are missing.
+    """
     best, *others = [pixels for _, pixels in entries]
     for pixels in others:
         found = better(best, pixels)
@@ -214,7 +233,7 @@ def _best(
 
 
 def _mode(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
-    """Return the most frequent value of each block. If several values are equally frequent, return the smallest."""
+    """Return the most frequent value of each block, or the smallest in a tie."""
     ordered = iter(_sorted([pixels for _, pixels in entries]))
     best = next(ordered)
     before, run = best, torch.ones_like(best, dtype=torch.int32)
@@ -227,7 +246,10 @@ def _mode(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
 
 
 def _sorted(entries: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Sort the pixels of each block. ``entries[i]`` has the i-th pixel of every block."""
+    """Sort the pixels of each block.
+
+    ``entries[i]`` has the i-th pixel of every block.
+    """
     if len(entries) > _FEW:
         found: Sequence[torch.Tensor] = torch.stack(entries).sort(dim=0).values.unbind()
         return found
@@ -263,7 +285,7 @@ KEY = "infinite_tensor.coarsen"
 
 @dataclass(frozen=True)
 class Coarsening:
-    """The ``f`` of a coarser tensor: takes windows of the finer tensor and returns pixels of the coarser one.
+    """The ``f`` of a coarser tensor, called with windows of the finer tensor.
 
     Attributes
     ----------
@@ -292,7 +314,10 @@ class Coarsening:
     along: int | None = None
 
     def __call__(self, ctx: Sequence[int], region: torch.Tensor) -> torch.Tensor:
-        """Return one window of the coarser tensor. Pixels past the end of the tensor are 0."""
+        """Return a window of the coarser tensor.
+
+        Pixels past the end of the tensor are 0.
+        """
         # Do not change this method: stored tensors remember its code, and warn if it has changed.
         return self._window(ctx, region)
 
@@ -310,13 +335,11 @@ class Coarsening:
         return whole
 
     def _blocks(self, d: int, stop: int) -> Blocks:
-        """Return the blocks along dimension `d` of a region that ends at `stop`."""
         weight, end = self.weight[d], self.finest[d]
         last = weight if end is None or stop != self.shape[d] else end - (stop - 1) * weight
         return Blocks(self.factor[d], weight, last)
 
     def _missing(self, pixels: torch.Tensor, starts: Sequence[int]) -> torch.Tensor | None:
-        """Return the values that mark missing pixels of a region; None if no pixel can be missing."""
         if self.nodata is None or self.method == "nearest":
             return None
         floating, d = pixels.is_floating_point(), self.along
@@ -334,7 +357,10 @@ class Coarsening:
 
     @property
     def version(self) -> Json:
-        """Return the settings that, with the finer tensor, identify this `f`. `of_version` reads them back."""
+        """The settings, in the form of a version.
+
+        The settings and the finer tensor identify this `f`. `of_version` reads the settings back.
+        """
         said: dict[str, Json] = {"factor": [*self.factor], "method": self.method}
         if {*self.weight} != {1}:
             said |= {"weight": [*self.weight], "finest": [*self.finest]}
@@ -346,7 +372,10 @@ class Coarsening:
 
     @classmethod
     def of_version(cls, version: object, shape: Shape, dtype: torch.dtype) -> Self | None:
-        """Return the coarsening that `version` records, if any. The finer tensor has this shape and dtype."""
+        """Create a coarsening from a recorded version.
+
+        `shape` and `dtype` are those of the finer tensor. Return None if `version` is not the version of a coarsening.
+        """
         said: Any = version.get(KEY) if isinstance(version, dict) else None
         if not isinstance(said, dict):
             return None
@@ -369,7 +398,10 @@ class Coarsening:
 
 
 def scales(levels: Sequence[Coarsening]) -> list[tuple[int, ...]]:
-    """Return, for each level, the product of its factor and the factors of all finer levels, per dimension."""
+    """Return the total factor of each level, per dimension.
+
+    The total factor is the product of the level's factor and the factors of all finer levels.
+    """
 
     def product(below: Sequence[int], factor: Sequence[int]) -> tuple[int, ...]:
         return tuple(map(operator.mul, below, factor))

@@ -1,4 +1,4 @@
-"""The dtypes that every store supports, their names, and the numpy arrays in which they are stored."""
+"""The supported dtypes, and conversion between tiles and numpy arrays."""
 
 from __future__ import annotations
 
@@ -37,14 +37,20 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_of(name: object) -> torch.dtype:
-    """Return the dtype of a name: ``torch.float32`` for ``"float32"``. Raise ValidationError if it is not supported."""
+    """Return the dtype for a name: ``torch.float32`` for ``"float32"``.
+
+    Raise ValidationError if the dtype is not supported.
+    """
     if not isinstance(name, str) or name not in _DTYPE_NAMES:
         raise ValidationError(f"unknown dtype {quoted(name)}; supported are {', '.join(_DTYPE_NAMES)}")
     return _DTYPE_NAMES[name]
 
 
 def checked_dtype(dtype: object) -> torch.dtype:
-    """Return `dtype` if every store supports it. It may be given as a str, with or without ``torch.``."""
+    """Return a supported dtype, given as a dtype or a name.
+
+    The name may begin with ``torch.``. Raise ValidationError if the dtype is not supported.
+    """
     name = word(dtype)
     if name is not None:
         return dtype_of(name.removeprefix("torch."))
@@ -54,7 +60,10 @@ def checked_dtype(dtype: object) -> torch.dtype:
 
 
 def stored_dtype(dtype: torch.dtype) -> str:
-    """Return the name of the numpy dtype of stored tiles: ``"uint16"`` for bfloat16, otherwise the same dtype."""
+    """Return the name of the numpy dtype for stored tiles.
+
+    The name is ``"uint16"`` for bfloat16, and the name of `dtype` in all other cases.
+    """
     return "uint16" if dtype is torch.bfloat16 else dtype_name(dtype)
 
 
@@ -65,6 +74,6 @@ def to_stored(tile: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def from_stored(block: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
-    """Return the tile of `dtype` that `to_stored` converted to an array."""
+    """Convert an array from `to_stored` back to a tile of `dtype`."""
     tile = torch.from_numpy(block if block.flags.writeable else block.copy())
     return tile.view(dtype) if dtype is torch.bfloat16 else tile

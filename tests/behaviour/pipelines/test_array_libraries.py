@@ -341,7 +341,7 @@ NUMBERS = np.arange(48, dtype=np.float32).reshape(6, 8)
 
 def refused_for_a_mask(a: Any) -> str:
     """What the message says to do."""
-    with pytest.raises(ValidationError, match="`a` has a mask, which a tensor cannot represent; give ") as caught:
+    with pytest.raises(ValidationError, match="`a` has a mask, but tensors have no masks; give ") as caught:
         from_array(a)[...]
     return str(caught.value)
 
