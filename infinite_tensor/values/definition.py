@@ -1,6 +1,7 @@
-"""The definition of a stored tensor: everything that decides its values, in a form that JSON can represent.
+"""Definitions of stored tensors, in a form for JSON.
 
-Dimension names do not affect values. They may be added later, but not changed.
+A definition is everything that decides the values of a tensor. Dimension names do not affect values. Names may be added
+later, but not changed.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ CHANNELS = frozenset({"c", "channel", "channels", "band", "bands"})
 
 
 def channels_of(names: Iterable[str | None]) -> list[int]:
-    """Return the numbers of the dimensions that are named as channels."""
+    """Return the indices of dimensions named as channels."""
     return [d for d, name in enumerate(names) if name is not None and name.lower() in CHANNELS]
 
 
@@ -60,12 +61,17 @@ def names_of(dims: Dims, ndim: int) -> tuple[str, ...]:
 
 
 def label_of(d: int, name: str) -> str:
-    """Return a dimension as messages show it: its number, and its name if it has one."""
+    """Return the label of a dimension in messages, such as ``0 ('y')``.
+
+    Without a name, the label is only the number.
+    """
     return f"{d} ({name!r})" if name != default_name(d) else str(d)
 
 
 def checked_dims(dims: object, ndim: int) -> Dims:
-    """Return `dims` if they are valid names of `ndim` dimensions.
+    """Check dimension names, and return a tuple.
+
+    Return None if all names are default names.
 
     Raises
     ------
@@ -90,9 +96,10 @@ def checked_dims(dims: object, ndim: int) -> Dims:
 
 
 def joined_dims(stored: Dims, given: Dims) -> Dims:
-    """Return the names of a stored tensor, with the given names for dimensions that have no stored name.
+    """Complete the stored dimension names by the given names.
 
-    If a given name contradicts a stored name, return only the stored names.
+    A dimension without a stored name gets the given name. Only the stored names are returned if a given name
+    contradicts them, or if two dimensions would have the same name.
     """
     if stored is None or given is None:
         return stored or given
@@ -103,7 +110,10 @@ def joined_dims(stored: Dims, given: Dims) -> Dims:
 
 
 def contradict(names: tuple[str, ...], given: tuple[str, ...]) -> bool:
-    """Whether the given name of any dimension differs from its name in `names`."""
+    """Whether a given name contradicts the name in `names`.
+
+    A default name contradicts nothing.
+    """
     return any(new not in (default_name(d), name) for d, (name, new) in enumerate(zip(names, given, strict=True)))
 
 
@@ -116,7 +126,7 @@ BlendName: TypeAlias = Literal["max", "min", "first", "last", "mean", "linear", 
 
 
 class Padding(NamedTuple):
-    """The padding beyond the ends of one dimension of an arg.
+    """Padding beyond the ends of a dimension of an arg.
 
     Attributes
     ----------
@@ -130,17 +140,25 @@ class Padding(NamedTuple):
     value: Number | None = None
 
     def to_json(self) -> Json:
-        """Return the padding as JSON. `tilestore.stored_definition` reads it back."""
+        """Return the padding as JSON.
+
+        `tilestore.stored_definition` reads it back.
+        """
         return self.mode if self.value is None else [self.mode, json_number(self.value)]
 
 
 def modes_of(padding: tuple[Padding, ...] | None) -> list[str] | None:
-    """Return the mode of an arg's padding for each dimension; None if the arg has no padding."""
+    """Return the padding mode of each dimension.
+
+    Return None if the arg has no padding.
+    """
     return None if padding is None else [each.mode for each in padding]
 
 
 class Content:
-    """A version that is the digest of some content. The digest is computed when something is stored or compared.
+    """A version computed from content.
+
+    The digest of the content is computed when something is stored or compared.
 
     Parameters
     ----------
@@ -153,13 +171,13 @@ class Content:
 
     @cached_property
     def said(self) -> Json:
-        """The version."""
+        """The version: the digest of the content, as JSON."""
         return {"content": self._digest()}
 
 
 @dataclass(frozen=True, eq=False)
 class ArgDefinition:
-    """An arg, as a definition records it: the window through which it is read, and the arg's own definition.
+    """Definition of an arg, with the window for reading the arg.
 
     ``of`` is the definition of the arg, or a digest of it. ``tensor_id`` is None if the user gave no id. ``padding`` is
     None if no window may reach beyond the arg.
@@ -172,7 +190,7 @@ class ArgDefinition:
 
     @property
     def digest(self) -> str:
-        """The digest of everything that decides the arg's values, including everything upstream of it."""
+        """The digest of the arg's definition, including everything upstream."""
         return self.of if isinstance(self.of, str) else self.of.digest
 
     def __eq__(self, other: object) -> bool:
@@ -188,14 +206,14 @@ class ArgDefinition:
         return type(self), (self.window, self.digest, self.tensor_id, self.padding)
 
     def values(self) -> dict[str, Json]:
-        """The part that decides values, as JSON."""
+        """Return the fields affecting the values, as JSON."""
         values: dict[str, Json] = {"window": self.window.to_dict(), "digest": self.digest}
         return values if self.padding is None else values | {"padding": [each.to_json() for each in self.padding]}
 
 
 @dataclass(frozen=True)
 class Definition:
-    """Everything that decides the values of a tensor, and the functions that compute them.
+    """Definition of a tensor: everything affecting the values.
 
     Two definitions with the same `digest` and the same functions give the same values. A record of the functions is
     stored next to the definition, and is compared separately.
@@ -221,7 +239,7 @@ class Definition:
     """What is known about the pixels in addition to their values. Values do not depend on it."""
 
     def values(self) -> dict[str, Json]:
-        """The part that decides values, as JSON."""
+        """Return the fields affecting the values, as JSON."""
         values: dict[str, Json] = {
             "shape": list(self.shape),
             "dtype": dtype_name(self.dtype),
@@ -238,12 +256,18 @@ class Definition:
 
     @property
     def fill(self) -> Json:
-        """The value of a pixel that no window covers, as JSON; None is 0."""
+        """The value of uncovered pixels, as JSON.
+
+        None stands for 0.
+        """
         return self.blend_init if self.reduction is None else None
 
     @cached_property
     def gathered(self) -> Definition:
-        """The definition of the unreduced tensor. Without a reduction, it is this definition."""
+        """The definition of the gathered tensor.
+
+        The gathered tensor contains the unreduced values. Without a reduction, this is the definition itself.
+        """
         if self.reduction is None:
             return self
         reduction = reduction_from_json(self.reduction)
@@ -263,11 +287,14 @@ class Definition:
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of everything that decides the values of the tensor, as hexadecimal digits."""
+        """The SHA-256 of `values`, as hexadecimal digits."""
         return hashlib.sha256(_canonical(self.values()).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Json]:
-        """Return the whole definition as JSON. `infinite_tensor.tilestore.stored_definition` reads it back."""
+        """Return the whole definition as JSON.
+
+        `infinite_tensor.tilestore.stored_definition` reads it back.
+        """
         stored = self.values()
         for entry, arg in zip(stored["args"], self.args, strict=True):  # type: ignore[arg-type]
             entry["tensor_id"] = arg.tensor_id  # type: ignore[index, call-overload]
@@ -278,12 +305,15 @@ class Definition:
 
 
 def same(one: Definition, other: Definition) -> bool:
-    """Whether two definitions give the same values. No digest is computed if they are the same object."""
+    """Whether two definitions give the same values.
+
+    No digest is computed for identical objects.
+    """
     return one is other or one.digest == other.digest
 
 
 def differences(stored: Mapping[str, Json], given: Mapping[str, Json]) -> list[str]:
-    """Return one line for each field in which two definitions differ, with both values."""
+    """Describe the differences between two definitions, one line per field."""
     return list(_differences("", dict(stored), dict(given)))
 
 
@@ -326,7 +356,10 @@ _LARGEST_INT = 10**4000
 
 
 def json_value(name: str, value: object, deepest: int = DEEPEST_JSON) -> Json:
-    """Convert `value` to JSON. Tuples become lists, and non-finite numbers become strings such as NaN and Infinity.
+    """Convert a value to JSON.
+
+    Tuples become lists, and non-finite numbers become strings such as NaN and Infinity. `name` is the name of the value
+    in messages.
 
     Raises
     ------
@@ -363,7 +396,9 @@ def _json_number(number: float) -> Json:
 
 
 def pixel_value(name: str, value: object, dtype: torch.dtype) -> Number:
-    """Return `value` as a number that `dtype` can represent: the int 1 becomes 1.0 for float32.
+    """Convert a number to a dtype: the int 1 becomes 1.0 for float32.
+
+    `name` is the name of the value in messages.
 
     Raises
     ------
@@ -377,12 +412,18 @@ def pixel_value(name: str, value: object, dtype: torch.dtype) -> Number:
 
 
 def json_scalar(name: str, value: object, dtype: torch.dtype) -> Json:
-    """Return a `pixel_value` as JSON; None for None. `scalar_from_json` reads it back."""
+    """Convert a pixel value to JSON.
+
+    The value is first converted by `pixel_value`. None stays None. `scalar_from_json` reads the result back.
+    """
     return None if value is None else json_number(pixel_value(name, value, dtype))
 
 
 def json_number(value: Number) -> Json:
-    """Return a number as JSON; a complex number becomes a list of two. `scalar_from_json` reads it back."""
+    """Convert a number to JSON.
+
+    A complex number becomes a list of two. `scalar_from_json` reads the result back.
+    """
     if isinstance(value, complex):
         return [_json_number(value.real), _json_number(value.imag)]
     return value if isinstance(value, bool) else _json_number(value)
@@ -398,12 +439,15 @@ def _as_dtype(name: str, value: Number, dtype: torch.dtype) -> Number:
     else:
         exact = held == value
     if not exact or (isinstance(value, complex) and not dtype.is_complex):
-        raise ValidationError(f"{name} {quoted(value)} does not fit {dtype}, which would store it as {held!r}")
+        raise ValidationError(f"{name} {quoted(value)} does not fit {dtype}, and would be stored as {held!r}")
     return held
 
 
 def scalar_from_json(stored: object) -> Number | None:
-    """Return the pixel value that `json_scalar` wrote. Raise ValidationError for anything else."""
+    """Read a pixel value written by `json_scalar`.
+
+    Raise ValidationError for anything else.
+    """
     if stored is None or isinstance(stored, bool):
         return stored
     if isinstance(stored, list) and len(stored) == 2:
@@ -430,7 +474,10 @@ _NAMED: Mapping[str, Blend] = {
 
 
 def resolved_blend(given: object) -> Blend | None:
-    """Return the blend that a user gives, directly or by its name. Raise ValidationError if it is not a blend."""
+    """Return a blend given directly or by name.
+
+    Raise ValidationError if `given` is not a blend.
+    """
     name = word(given)
     if name is not None and name in _NAMED:
         return _NAMED[name]
@@ -444,7 +491,7 @@ def resolved_blend(given: object) -> Blend | None:
 
 
 def blend_name(blend: Blend | None) -> Json:
-    """Return a blend as a definition records it.
+    """Return the JSON of a blend for a definition.
 
     A function is recorded by its module and qualified name, a lambda or partial only as anonymous. "first" and "last"
     stay as they are. They cannot be confused with functions, because they contain no dot.
@@ -470,10 +517,10 @@ _KNOWN: tuple[Blend, ...] = (
 
 
 def blend_of(name: Json) -> Blend | None:
-    """Return the blend that `blend_name` recorded, if this library offers it or it is a known function of torch.
+    """Return the blend recorded by `blend_name`.
 
-    Any other blend becomes an `Unknown`, which raises ValidationError when it is called. Nothing is imported just
-    because a store names it.
+    Blends of this library and some functions of torch are known. Any other blend becomes an `Unknown`, which raises
+    ValidationError when it is called. Nothing is imported just because a store names it.
     """
     if name is None:
         return None
@@ -493,7 +540,10 @@ def functions_of(
     *,
     told: bool = False,
 ) -> Functions:
-    """Return the functions of a tensor and of everything upstream. `told` says whether the user has set a version."""
+    """Return the functions of a tensor and of all upstream tensors.
+
+    `told` is True if the user has set a version.
+    """
     ours = f if isinstance(f, Calling) else None
     if ours is not None and not ours.stored:
         return Functions()

@@ -1,4 +1,4 @@
-"""Digests of networks, and of tensors of any device and layout. Also finds out whether training mode matters."""
+"""Digests of networks and tensors, and checks of training mode."""
 
 from __future__ import annotations
 
@@ -50,13 +50,15 @@ _OF_SPARSE = {
 
 
 def digest(module: nn.Module) -> str:
-    """Return the SHA-256 of a network's structure and weights. Other weights give another digest.
+    """Return the SHA-256 of a network's structure and weights.
+
+    Networks with different weights have different digests.
 
     For each submodule, the digest covers its class name, its `extra_repr`, and `training` if its code reads that. It
     covers the name, dtype, shape and bytes of each parameter, of each buffer (even if it is not in the ``state_dict``),
     and of each tensor among the attributes. It also covers other entries of the ``state_dict``, such as the packed
-    weights of a quantized layer, and modules and tensors in lists and dicts. For TorchScript, it covers everything that
-    a saved file contains. Buffers and tensors that `forward` assigns are not covered, because they are caches.
+    weights of a quantized layer, and modules and tensors in lists and dicts. For TorchScript, it covers everything in a
+    saved file. Buffers and tensors assigned by `forward` are not covered, because they are caches.
 
     The digest does not depend on the device, on strides, on `requires_grad`, or on the process. It stays the same if
     ``torch.compile``, ``DataParallel`` or ``DistributedDataParallel`` wraps a module or a submodule.
@@ -103,7 +105,10 @@ def digest(module: nn.Module) -> str:
 
 
 def digest_of_module(module: nn.Module, filled: AbstractSet[str] = frozenset()) -> str:
-    """Return the `digest` of a network. It ignores tensors in the lists and dicts that `filled` names."""
+    """Return the `digest` of a network.
+
+    `filled` has names of lists and dicts. Tensors in these lists and dicts are not covered.
+    """
     try:
         return _Modules(filled).digest(module, "")
     except ValidationError:
@@ -112,12 +117,15 @@ def digest_of_module(module: nn.Module, filled: AbstractSet[str] = frozenset()) 
         # Attributes and state of a module may be computed by a user's code.
         raise ValidationError(
             f"digest: {name_of(type(module))} cannot be inspected: {type(error).__name__}: {error}; set "
-            "version= to something else that identifies the weights"
+            "version= to another text for the weights, such as the name of a checkpoint"
         ) from error
 
 
 def digest_of_script(scripted: Any) -> str:
-    """Return the SHA-256 of a TorchScript module or function: of its code, constants, parameters and attributes."""
+    """Return the SHA-256 of a TorchScript module or function.
+
+    The digest covers code, constants, parameters and attributes.
+    """
     said = []
     with zipfile.ZipFile(io.BytesIO(scripted.save_to_buffer())) as archive:
         for name in archive.namelist():
@@ -129,7 +137,7 @@ def digest_of_script(scripted: Any) -> str:
 
 
 def _unmangled(name: str, content: bytes) -> bytes:
-    """Return the content of a TorchScript file in a form that is the same in every process."""
+    """Remove details of the process from the content of a TorchScript file."""
     if name.endswith(".pkl"):
         # A pickle stores the lengths of strings, so it is disassembled before numbers are cut out. Nothing is run.
         content = "\n".join(f"{op.name} {arg!r}" for op, arg, _ in pickletools.genops(content)).encode()
@@ -138,14 +146,17 @@ def _unmangled(name: str, content: bytes) -> bytes:
 
 
 class _Modules:
-    """Digests of a module and its submodules, each computed once."""
+    """Computes digests of modules, once per module."""
 
     def __init__(self, filled: AbstractSet[str]) -> None:
         self._filled = filled
         self._known: dict[int, str] = {}
 
     def digest(self, module: nn.Module, path: str) -> str:
-        """Compute the digests of the submodules, then of the module. Not recursive, because modules may nest deeply."""
+        """Compute the digests of the submodules, then of the module.
+
+        The computation is not recursive, because modules may nest deeply.
+        """
         waiting: list[tuple[nn.Module, str, tuple[_Named, _Named] | None]] = [(bare(module), path, None)]
         while waiting:
             net, path, held = waiting.pop()
@@ -184,7 +195,10 @@ _Named: TypeAlias = list[tuple[str, str, Any]]
 
 
 def _held(net: nn.Module, path: str) -> tuple[_Named, _Named]:
-    """Return the tensors and the modules of a module, including those in lists and dicts among its attributes."""
+    """Return the tensors and the submodules of a module.
+
+    Members of lists and dicts among the attributes are included.
+    """
     found: tuple[_Named, _Named] = [], []
 
     def put(name: str, value: object) -> None:
@@ -208,7 +222,10 @@ def _held(net: nn.Module, path: str) -> tuple[_Named, _Named]:
 
 
 def _extra(module: nn.Module) -> str:
-    """Return the settings that a module reports in `extra_repr`, without addresses, which vary between processes."""
+    """Return the `extra_repr` of a module, without addresses.
+
+    Addresses vary between processes.
+    """
     if isinstance(module, nn.ParameterList | nn.ParameterDict):
         # Its extra_repr has the devices of its parameters, and otherwise only what is covered anyway.
         return ""
@@ -220,7 +237,7 @@ def _extra(module: nn.Module) -> str:
 
 
 def _rest_of_state(module: nn.Module, tensors: Collection[str]) -> Iterator[tuple[str, object]]:
-    """Yield the entries of a module's ``state_dict``, except `tensors`: its parameters and buffers."""
+    """Yield the ``state_dict`` entries of a module, except for `tensors` and buffers."""
     kind = type(module)
     own = (kind._save_to_state_dict, kind.get_extra_state)  # noqa: SLF001  (what modules override)
     if own == (nn.Module._save_to_state_dict, nn.Module.get_extra_state) or hasattr(kind, "_digested"):  # noqa: SLF001
@@ -231,7 +248,6 @@ def _rest_of_state(module: nn.Module, tensors: Collection[str]) -> Iterator[tupl
 
 
 def _state(name: str, value: object) -> Iterator[str]:
-    """Yield texts that identify an entry of a ``state_dict``."""
     if isinstance(value, torch.Tensor):
         yield digest_of_tensor(value, name)
     elif isinstance(value, list | tuple | dict):
@@ -245,7 +261,11 @@ def _state(name: str, value: object) -> Iterator[str]:
 
 
 def digest_of_tensor(tensor: torch.Tensor, name: str = ".a tensor") -> str:
-    """Return dtype, shape, and a digest of the bytes. Raise ValidationError if the tensor has no readable values."""
+    """Return dtype, shape and hashes of a tensor, as a text.
+
+    `name` is the name of the tensor in messages, after a dot. Raise ValidationError if the tensor has no readable
+    values.
+    """
     if is_lazy(tensor) or tensor.is_meta:
         state = "belongs to a lazy module that was not called yet" if is_lazy(tensor) else "is on the device meta"
         raise ValidationError(f"digest: {name[1:]!r} {state}, and has no values; load the weights first")
@@ -254,7 +274,7 @@ def digest_of_tensor(tensor: torch.Tensor, name: str = ".a tensor") -> str:
     except (RuntimeError, TypeError) as error:
         raise ValidationError(
             f"digest: the bytes of {name[1:]!r} ({type(tensor).__name__}, {tensor.dtype}, {tensor.layout}) "
-            f"cannot be read: {error}; set version= to something else that identifies the weights"
+            f"cannot be read: {error}; set version= to another text for the weights, such as the name of a checkpoint"
         ) from error
 
 
@@ -277,7 +297,11 @@ def _hashed(tensor: torch.Tensor) -> str:
 
 
 def state_of(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """Return a value that changes when the content of a tensor changes; None if only a full hash can tell."""
+    """Return a value for detecting changes of a tensor's content.
+
+    The value has the address and the version of the tensor and, on the CPU, a checksum. Return None if only a full hash
+    can detect changes.
+    """
     if tensor.layout != torch.strided or tensor.is_inference() or type(tensor) not in (torch.Tensor, nn.Parameter):
         return None
     checked = None
@@ -305,7 +329,10 @@ def _sha256(leaf: torch.Tensor) -> str:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a dense tensor with the same values; None for a tensor that is made of other tensors."""
+    """Convert a tensor to a dense tensor.
+
+    Return None for a tensor made of several tensors, such as a sparse tensor.
+    """
     if tensor.is_mkldnn:
         return tensor.to_dense()
     if tensor.is_quantized or tensor.layout != torch.strided or hasattr(tensor, "__tensor_flatten__"):
@@ -314,7 +341,6 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _parts(tensor: torch.Tensor) -> tuple[str, list[torch.Tensor]]:
-    """Return a description of a composite tensor, and the tensors that it is made of."""
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         return name_of(type(tensor)), [getattr(tensor, name) for name in names]
@@ -329,7 +355,7 @@ def _parts(tensor: torch.Tensor) -> tuple[str, list[torch.Tensor]]:
 
 
 class Modes:
-    """The parts of networks whose results differ between training mode and eval mode.
+    """Parts of networks with different results in training mode and eval mode.
 
     Parameters
     ----------
@@ -347,18 +373,21 @@ class Modes:
         ]
 
     def check(self) -> None:
-        """Raise ValidationError if one of the parts is in training mode."""
+        """Raise ValidationError if any part is in training mode."""
         for network, name, part in self._parts:
             if part.training:
                 within = f"{name!r}, a {_name_of(part)} in " if name else ""
                 raise ValidationError(
-                    f"{within}the network {_name_of(network)} is in training mode, in which results may differ from "
-                    "call to call, and a call may change it; call net.eval() first, and net.train() to resume training"
+                    f"{within}the network {_name_of(network)} is in training mode: results may differ between "
+                    "calls, and calls may change the network; call net.eval() first, and net.train() to resume training"
                 )
 
 
 def mode_matters(module: nn.Module) -> bool:
-    """Whether the results of a module, apart from its submodules, differ between training mode and eval mode."""
+    """Whether a module's results differ between training mode and eval mode.
+
+    Submodules are not considered.
+    """
     # Frozen TorchScript has no mode. The mode of a wrapper around a module does not matter.
     if not hasattr(module, "training") or bare(module) is not module:
         return False
@@ -370,7 +399,6 @@ def mode_matters(module: nn.Module) -> bool:
 
 
 def _graph_reads_mode(scripted: Any) -> bool:
-    """Whether TorchScript code reads the attribute `training` of the module itself."""
     if not hasattr(scripted, "inlined_graph"):  # so it has no `forward`
         return False
     graph = scripted.inlined_graph
@@ -381,7 +409,6 @@ def _graph_reads_mode(scripted: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def _reads_mode(kind: type) -> bool:
-    """Whether the code of a class reads `training` anywhere except in the constructor and in `train`."""
     return any(
         _names_mode(part)
         for each in kind.__mro__

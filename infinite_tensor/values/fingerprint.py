@@ -1,8 +1,8 @@
-"""The fingerprint of a function: a walk over the values of everything that it reaches, without running any of it.
+"""Fingerprints of functions: everything reached by a function, found without running code.
 
-The result has three parts, which are compared separately. *Code* is bytecode and names. *Values* are data that
-the code names: constants of modules, closures, defaults, attributes, weights, arrays. *Opaque* are objects that cannot
-be inspected. What the code itself assigns, such as counters and caches, belongs to none of these parts.
+The result has three parts, which are compared separately. *Code* is bytecode and names. *Values* are data that the code
+names: constants of modules, closures, defaults, attributes, weights, arrays. *Opaque* are objects that cannot be
+inspected. What the code itself assigns, such as counters and caches, belongs to none of these parts.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ Said: TypeAlias = "str | Callable[[], str]"
 
 
 class Item(NamedTuple):
-    """A value that a function reaches.
+    """A value reached by a function.
 
     Attributes
     ----------
     place : str
-        Where it was found, for messages: "`MEAN`, a global of `norm`".
+        The location of the value, for messages: "`MEAN`, a global of `norm`".
     said : str
         A text that identifies the value: the value itself, or "#" and its digest.
     kind : str
@@ -90,25 +90,28 @@ class Item(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A setting of an ``f`` of this library. If it changes, the user gets a warning, not an error."""
+    """A setting of an ``f`` in this library.
+
+    A changed setting causes a warning, not an error.
+    """
 
     value: object
 
 
 class Reach:
-    """The code and the values that a function uses, directly or through other functions.
+    """Code and values used by a function, directly or through other functions.
 
     Parameters
     ----------
     function : callable or object
         The function to walk. Nothing in it is called.
     name : str
-        Its name in messages.
+        The name of the function in messages.
 
     Attributes
     ----------
     networks : list of torch.nn.Module
-        The networks that it uses. Networks inside other networks are left out.
+        The networks used by the function. Networks inside other networks are left out.
     """
 
     def __init__(self, function: object, name: str) -> None:
@@ -124,12 +127,15 @@ class Reach:
         self.networks = list(walk.networks.values())
 
     def code(self) -> str:
-        """The SHA-256 of the bytecode. It differs between minor versions of Python."""
+        """Return the SHA-256 of the bytecode.
+
+        Bytecode differs between minor versions of Python.
+        """
         return sha256_of(sorted(set(self._walk.code)))
 
     @functools.cached_property
     def values(self) -> tuple[list[Item], list[str]]:
-        """Two lists: the values, and the names of objects that cannot be inspected."""
+        """The values, and the names of opaque objects, as two lists."""
         said = [Item(place, said if isinstance(said, str) else said(), kind) for place, said, kind in self._walk.items]
         # The order of members of sets is arbitrary.
         of_sets = iter(sorted(item for item in said if "{}" in item.place))
@@ -138,7 +144,7 @@ class Reach:
         return [item for item in said if item.said], list(dict.fromkeys([*self._walk.opaque, *unseen]))
 
     def states(self) -> list[tuple[str, object]]:
-        """Return the places of weights and tensors, each with its `state_of`, which changes with the content."""
+        """Return pairs of location and `state_of` for all weights and tensors."""
         held = [
             (place, tensor)
             for place, each in self._walk.tensors
@@ -148,13 +154,13 @@ class Reach:
 
 
 def networks_in(functions: Iterable[object]) -> list[nn.Module]:
-    """Return the networks that functions reach, each once."""
+    """Return the networks used by functions, without duplicates."""
     found = [network for function in functions for network in Reach(function, "f").networks]
     return list({id(network): network for network in found}.values())
 
 
 def is_anonymous(function: object) -> bool:
-    """Whether a function has no meaningful name, because it is a lambda, a partial, or a callable object."""
+    """Whether a function is a lambda, a partial, or a callable object."""
     return "<lambda>" in getattr(function, "__qualname__", "") or not hasattr(function, "__qualname__")
 
 
@@ -182,7 +188,10 @@ _LONGEST_NAME = 40
 
 
 def short_name(function: Any) -> str:
-    """Return the name of a function, or of the class of a callable object, in lower case. A lambda has none."""
+    """Return a short name for a function, in lower case.
+
+    A callable object is named by its class. The name of a lambda is empty.
+    """
     own = innermost(function)
     # An object of a user may answer any attribute, or raise any error for it.
     named = own if isinstance(own, _NAMED) else type(own)
@@ -191,7 +200,7 @@ def short_name(function: Any) -> str:
 
 
 class _Place(NamedTuple):
-    """Where a value was found: its name, the scope of that name, and the objects that contain it."""
+    """Location of a value: name, scope and enclosing objects."""
 
     path: str
     of: str = ""
@@ -202,16 +211,16 @@ class _Place(NamedTuple):
         return f"`{self.path}`, {self.of}" if self.of else f"`{self.path}`"
 
     def at(self, step: str, value: object = None, kind: str | None = None) -> _Place:
-        """Return the place that a step leads to from this place. A step is, for example, ``[0]``.
+        """Return the location after a further step, such as ``[0]``.
 
-        `value` is the object at this place.
+        `value` is the object at the present location.
         """
         within = self.within if value is None else (*self.within, id(value))
         return _Place(f"{self.path}{step}", self.of, within, kind or self.kind)
 
 
 class _Walk:
-    """One walk through everything that a function reaches.
+    """A walk through everything reachable from a function.
 
     Parameters
     ----------
@@ -235,7 +244,7 @@ class _Walk:
         self._looks = 0
 
     def run(self, value: object, name: str) -> None:
-        """Walk a value and everything that it reaches, nearer values first."""
+        """Walk a value and everything reachable from it, nearer values first."""
         self._queue.append((value, _Place(name)))
         while self._queue:
             value, place = self._queue.popleft()
@@ -327,9 +336,9 @@ class _Walk:
                 self._say(place._replace(kind=LATE), "not imported yet")
 
     def _named(self, name: str, value: object, place: _Place, assigned: frozenset[str]) -> None:
-        """Walk the value of a name, unless the code changes this value.
+        """Walk the value of a name, unless the code changes the value.
 
-        `assigned` has the names that the code assigns.
+        `assigned` has the names assigned by the code.
         """
         if value is NOTHING or name in assigned or (name in self.known.filled and is_container(value)):
             return
@@ -368,7 +377,6 @@ class _Walk:
             self.items.append((f"the settings of {place}", f"#{sha256_of(settings)}", _STATE))
 
     def _settings(self, name: str, module: nn.Module, place: _Place) -> Iterator[str]:
-        """Yield the attributes of a module whose class is installed and has no `extra_repr` of its own."""
         kind: Any = type(module)
         made = assigned_by(kind)
         for attribute, value in sorted(vars(module).items()):
@@ -404,7 +412,10 @@ class _Walk:
             self._say(place, f"#{sha256_of([name_of(kind)])}")
 
     def _code_of(self, kind: type, place: _Place, *, made: bool = False) -> bool:
-        """Walk the code of a class if it belongs to a project. Return whether it does."""
+        """Walk the code of a project's class.
+
+        Return False for a class outside the project.
+        """
         if not self._is_project(kind.__module__, None):
             return False
         self.code.append(f"{place.path} {name_of(kind)}")
@@ -412,9 +423,9 @@ class _Walk:
         return True
 
     def _expand_class(self, kind: type, *, made: bool) -> None:
-        """Walk the methods and attributes of a class, if the function may use them.
+        """Walk the methods and attributes of a class, as far as the function may use them.
 
-        `made` tells whether the function may create objects of the class, and so call its constructors.
+        `made` is True if the function may create objects of the class, and so call constructors.
         """
         if (id(kind), made) in self._expanded:
             return
@@ -432,7 +443,6 @@ class _Walk:
                         self._named(name, part, place, self.known.assigned)
 
     def _is_called(self, method: str, *, made: bool) -> bool:
-        """Whether the function may call a method of this name. For a constructor, return `made`."""
         if method in MAKING:
             return made
         operator = method.startswith("__") and method.endswith("__") and method not in _NOT_CALLED
@@ -448,7 +458,7 @@ class _Walk:
             self.uses = before | Uses(self.uses.globals, self.uses.attributes, self.uses.imported)
 
     def _attributes(self, owner: object, held: Mapping[str, object], place: _Place) -> None:
-        """Walk those attributes of an object or a Python module whose names occur in walked code."""
+        """Walk attributes of an object or Python module, limited to names in walked code."""
         assigned, kind = self.known.assigned, type(owner)
         if issubclass(kind, types.ModuleType):
             assigned |= self.known.rebound
@@ -467,7 +477,10 @@ class _Walk:
         self._attributes(module, vars(module), place)
 
     def _container(self, value: object, place: _Place) -> None:
-        """Walk a container. One item identifies all its plain values. Each other member is walked on its own."""
+        """Walk a container.
+
+        A single item identifies all plain values. Other members are walked separately.
+        """
         mutable = not isinstance(value, tuple | frozenset)
         kind = _STATE if mutable else place.kind
         self._say(place._replace(kind=kind), f"#{sha256_of(self._flat(value, place, 0))}")
@@ -535,7 +548,6 @@ class _Walk:
         return None
 
     def _ours(self, value: Any, place: _Place) -> None:
-        """Walk an object of this library, through the objects that its method `_reaches` returns."""
         if id(value) in self._expanded:
             return
         self._expanded[id(value)] = value
@@ -548,12 +560,18 @@ class _Walk:
                 self._put(each, _Place(name, "", (*place.within, id(value))))
 
     def _may_be_imported(self, module: str) -> bool:
-        """Whether a module that code may import belongs to the project. The module is looked up, but not imported."""
+        """Whether an importable module belongs to the project.
+
+        The module is looked up, but not imported.
+        """
         found = PathFinder.find_spec(top(module))
         return found is not None and self._is_project(module, found.origin)
 
     def _is_project(self, module: object, file: str | None) -> bool:
-        """Whether code is in the user's project: either it is not installed, or it is in the function's package."""
+        """Whether code belongs to the user's project.
+
+        Code belongs to the project if it is not installed, or is in the package of the function.
+        """
         package = top(str(module))
         if package in OURS:
             return not _is_ours(str(module))
@@ -574,7 +592,6 @@ _NOT_CALLED |= {"__setattr__", "__delattr__", "__setitem__", "__delitem__", "__c
 
 
 def _digest_or(digest: Callable[[], str], form: Iterable[str]) -> str:
-    """Return the result of `digest`, or a digest of the texts in `form` if it raises ValidationError."""
     try:
         return f"#{digest()}"
     except ValidationError:
@@ -582,7 +599,7 @@ def _digest_or(digest: Callable[[], str], form: Iterable[str]) -> str:
 
 
 def kind_name(value: Any) -> str:
-    """Return the name of an object in messages: its own name, or the name of its class."""
+    """Return the name of a function or class, or else of the object's class."""
     return value.__name__ if issubclass(type(value), types.FunctionType | type) else type(value).__name__
 
 
@@ -591,7 +608,6 @@ def _name(value: object) -> str:
 
 
 def _resolved(module: str, function: types.FunctionType) -> str:
-    """Return the full name of a module that a function imports."""
     package = function.__globals__.get("__package__")
     try:
         return importlib.util.resolve_name(module, package)
@@ -604,13 +620,16 @@ def _is_namespace(kind: type) -> bool:
 
 
 def _is_record(kind: type) -> bool:
-    """Whether objects of a class are only a set of attributes, such as settings."""
+    """Whether objects of a class are plain sets of attributes, such as settings."""
     return _is_namespace(kind) or class_attribute(kind, "__dataclass_fields__") is not None
 
 
 @functools.lru_cache(maxsize=4096)
 def _inherits(kind: type) -> bool:
-    """Whether a project's class inherits from an installed class whose code may read its attributes."""
+    """Whether a project's class inherits from an installed class.
+
+    The code of an installed class may read any attribute. Classes in the modules `_TELLING_BASES` do not count.
+    """
     own, *modules = [each.__module__ for each in kind.__mro__]
     return not is_installed(own) and any(is_installed(each) and each not in _TELLING_BASES for each in modules)
 
@@ -620,7 +639,6 @@ _TELLING_BASES = frozenset({"builtins", "abc", "typing", "enum", "torch.nn.modul
 
 
 def _is_array(kind: type) -> bool:
-    """Whether objects of a class outside the project are arrays that numpy can convert."""
     is_typed = class_attribute(kind, "__array__") is not None and class_attribute(kind, "dtype") is not None
     return is_typed or class_attribute(kind, "__array_interface__") is not None
 
@@ -634,7 +652,10 @@ def _is_large_array(array: Any) -> bool:
 
 
 def _array_said(array: Any, *, large: bool) -> str:
-    """Return a digest of an array of any library, or a stamp if the array is large; "" if neither is available."""
+    """Return a digest of any library's array, or a stamp if the array is large.
+
+    Return "" if neither is available.
+    """
     try:
         if large:
             return _stamp_of(array)
@@ -647,18 +668,23 @@ def _array_said(array: Any, *, large: bool) -> str:
 
 
 def _stamp_of(array: Any, file: str | None = None) -> str:
-    """Return one stamp for an array that is not in memory; "" if there is none."""
     found = stamps_of_array(array, file)
     return f"#{sha256_of(found.values())}" if found else ""
 
 
 def _is_ours(module: str) -> bool:
-    """Whether a module belongs to this library. Functions of the conformance suite count as a user's."""
+    """Whether a module belongs to this library.
+
+    The conformance suite counts as code of a user.
+    """
     return top(module) in OURS and not module.startswith("infinite_tensor.testing.")
 
 
 def _package_of(function: object) -> str | None:
-    """Return the top-level package of a function. None for networks, and for functions of torch, numpy and the like."""
+    """Return the top-level package of a user's function.
+
+    Return None for networks, and for functions of the standard library, torch, numpy and this library.
+    """
     function = innermost(function)
     module = getattr(function if isinstance(function, types.FunctionType) else type(function), "__module__", "") or ""
     package = top(module)

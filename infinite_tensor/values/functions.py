@@ -1,4 +1,7 @@
-"""The functions of a tensor and of everything upstream: what is recorded about them, and what has changed."""
+"""Records of the functions behind a tensor, and changes between records.
+
+The functions of all upstream tensors are included.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _FIRM = "firm"
 
 @dataclass(frozen=True)
 class Record:
-    """A record of functions as a walk has found them. It is stored with a definition.
+    """Record of functions, stored with a definition.
 
     Attributes
     ----------
@@ -46,7 +49,10 @@ class Record:
     opaque: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON. `from_json` reads it back."""
+        """Return the record as JSON.
+
+        `from_json` reads it back.
+        """
         return {
             "scheme": _SCHEME,
             "python": self.python,
@@ -57,9 +63,10 @@ class Record:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """Return the record that `to_json` wrote. It is empty if the rules for making records have changed since.
+        """Create a record from the JSON of `to_json`.
 
-        Raise ValidationError if `stored` is invalid.
+        The record is empty if `stored` was made by other rules, for example by another version of this library. Raise
+        ValidationError if `stored` is invalid.
         """
         if stored.get("scheme") != _SCHEME:
             return cls()
@@ -95,12 +102,14 @@ class Changes(NamedTuple):
     stamps: list[str]
 
     def lines(self) -> list[str]:
-        """Return all changes, as text for people."""
+        """Return a description of each change, as text for people."""
         return [*(f"the code of {name}" for name in self.code), *self.firm, *self.values, *self.stamps]
 
 
 class Functions:
-    """The functions of one tensor and of the tensors upstream. They are walked when a record is needed.
+    """Functions of a tensor and of all upstream tensors.
+
+    The functions are walked when a record is needed.
 
     Parameters
     ----------
@@ -129,20 +138,26 @@ class Functions:
 
     @classmethod
     def of_record(cls, record: Record) -> Self:
-        """Return functions of which only a record is known."""
+        """Create an object from a record, without the functions themselves."""
         functions = cls()
         functions._record = record
         return functions
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the record. If it does not exist yet and nothing is upstream, pickle the functions instead."""
+        """Pickle the record.
+
+        If there is no record yet and nothing is upstream, pickle the functions instead.
+        """
         if self._record is None and not self._upstream:
             return partial(type(self), told=self._told), (self._own,)
         # Functions upstream are not pickled, because chains may be long.
         return type(self).of_record, (self.record,)
 
     def look(self) -> None:
-        """Walk the functions now, without hashing. From then on, `altered` reports what was changed in place."""
+        """Walk the functions now, without hashing.
+
+        From then on, `altered` reports changes in place.
+        """
         if self._reached is None and self._record is None:
             self._reached = self._looked_through()
             self._states = self._states_now()
@@ -156,13 +171,13 @@ class Functions:
         return [each for reach in (self._reached or {}).values() for each in reach.states()]
 
     def altered(self) -> list[str]:
-        """Return the places of weights and tensors that were changed in place since `look`."""
+        """Return the locations of weights and tensors changed in place since `look`."""
         pairs = zip(self._states, self._states_now(), strict=True)
         return list(dict.fromkeys(place for (place, before), (_, now) in pairs if before != now))
 
     @property
     def record(self) -> Record:
-        """Return the record of these functions, including the functions upstream."""
+        """The record of the functions, including all upstream functions."""
         # A loop instead of recursion: chains may be long.
         waiting = [self]
         while waiting:
@@ -174,11 +189,14 @@ class Functions:
         return self._record
 
     def unknown(self) -> list[Functions]:
-        """Return the functions upstream that have no record yet."""
+        """Return the upstream functions without a record."""
         return [each for each in self._upstream if each._record is None] if self._record is None else []  # noqa: SLF001
 
     def keep(self) -> None:
-        """Make the record. The functions upstream must already have their records."""
+        """Make the record.
+
+        All upstream functions must already have records.
+        """
         if self._record is None:
             self._record = self._recorded()
 
@@ -204,7 +222,11 @@ class Functions:
 
 
 def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
-    """Return one item per place. If places of several values have the same name, number them."""
+    """Return the items, with a different location for each.
+
+    If several values have the same location, the locations are numbered. Items beyond `_MOST_ITEMS` are merged into a
+    single item.
+    """
     found: dict[tuple[str, bool], Item] = {}
     for item in items:
         # A value that was not read whole has a stamp at the same place.
@@ -223,7 +245,10 @@ def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
 
 
 def changes(stored: Record, given: Record) -> Changes:
-    """Describe the differences between two records of functions that should be the same."""
+    """Describe the differences between two records of functions.
+
+    Both records should be of the same functions.
+    """
     late = [{item.place for item in record.items if item.kind == LATE} for record in (stored, given)]
     # The values of a module that was not imported yet would seem to be missing.
     is_comparable = stored.python == given.python and late[0] == late[1]
@@ -254,7 +279,6 @@ def changes(stored: Record, given: Record) -> Changes:
 
 
 def _line(old: Item, new: Item) -> str:
-    """Describe the difference between two values at the same place; "" if there is none."""
     if old.said == new.said:
         return ""
     place = _subject(new.place)

@@ -1,6 +1,6 @@
-"""The meaning of pixels in addition to their values: where they lie, and what their source records about them.
+"""The meaning of pixels: location on Earth, coordinates, attributes and codes.
 
-The meaning is stored next to a definition, but is neither compared nor part of the definition's digest.
+The meaning is stored next to a definition. It is neither compared nor part of the definition's digest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SAME_SIZE, _SAME_PLACE = 1e-6, 1e-3
 
 
 class Seen(NamedTuple):
-    """How one dimension of a tensor appears in another tensor; see `Lens`.
+    """How a dimension maps to another tensor, as part of a `Lens`.
 
     Attributes
     ----------
@@ -54,7 +54,9 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Lens:
-    """How a tensor appears in another tensor, which is computed from it or is a region of it.
+    """How the pixels of a tensor map to another tensor.
+
+    The other tensor is computed from this tensor, or is a region of this tensor.
 
     Attributes
     ----------
@@ -81,10 +83,10 @@ class Lens:
     def of_windows(
         cls, output: Definition, arg: Definition, window: TensorWindow, *, keeps_codes: bool, picks_first: bool
     ) -> Lens:
-        """Return the lens from an arg to the tensor that reads it through `window`.
+        """Create the lens from an arg to a tensor that reads it through `window`.
 
-        The middle of an output window corresponds to the middle of the region that it reads. The scale is the ratio of
-        the strides. A dimension that is read whole corresponds to the output dimension of the same name and extent, if
+        The middle of an output window corresponds to the middle of the arg window. The scale is the ratio of the
+        strides. A dimension that is read whole corresponds to the output dimension of the same name and extent, if
         there is one. With `picks_first`, an output pixel lies at the first pixel that it covers.
         """
         own, follows, its = output.output_window, followed(output.output_window), followed(window)
@@ -107,7 +109,11 @@ class Lens:
 
     @classmethod
     def of_region(cls, names: Sequence[str], start: Sequence[int], shown: Mapping[int, tuple[str, int]]) -> Lens:
-        """Return the lens for a box of pixels. `shown` maps each dimension in the box to its name and extent."""
+        """Create the lens from a tensor to a region of its pixels.
+
+        `names` are the dimension names of the tensor. `start` is the first pixel of the region. `shown` maps each
+        dimension of the region to its name and extent.
+        """
         numbers = {d: number for number, d in enumerate(shown)}
         seen = {d: Seen(numbers.get(d), Fraction(1), Fraction(first)) for d, first in enumerate(start)}
         dims, shape = zip(*shown.values(), strict=True) if shown else ((), ())
@@ -116,7 +122,7 @@ class Lens:
 
 @dataclass(frozen=True)
 class Fact(ABC):
-    """Something that is known about pixels.
+    """A known property of the pixels in a tensor.
 
     Attributes
     ----------
@@ -131,24 +137,33 @@ class Fact(ABC):
 
     @property
     def labels(self) -> list[str]:
-        """The names by which messages call the fact."""
+        """The names of the fact in messages."""
         return [f"{self.kind} {self.called!r}"]
 
     @abstractmethod
     def through(self, lens: Lens) -> Fact | None:
-        """Return the same fact about the other tensor of the lens; None if it is unknown or not true there."""
+        """Return the same fact about the other tensor of a lens.
+
+        Return None if the fact is unknown or not true there.
+        """
 
     def agrees_with(self, other: Any) -> bool:
         """Whether both facts are the same except for rounding."""
         return bool(self == other)
 
     def fields(self) -> dict[str, Any] | None:
-        """Return the fields as JSON; None if they are too long to be stored. `of_fields` reads them back."""
+        """Return the fields as JSON.
+
+        Return None if the fields are too long to be stored. `of_fields` reads them back.
+        """
         return vars(self)
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any], shape: Shape) -> Self:  # noqa: ARG003  (some kinds need it)
-        """Return the fact that `fields` described. It is about a tensor of this shape."""
+        """Create a fact from the JSON of `fields`.
+
+        `shape` is the shape of the tensor.
+        """
         return cls(**fields)
 
 
@@ -180,7 +195,7 @@ class Georeference(Fact):
 
     @property
     def labels(self) -> list[str]:
-        """The parts that are known: CRS, transform, GCPs or RPCs."""
+        """The known parts: CRS, transform, GCPs or RPCs."""
         has = {"CRS": self.crs, "transform": self.transform, "GCPs": self.gcps, "RPCs": self.rpcs}
         return [label for label, value in has.items() if value]
 
@@ -216,7 +231,7 @@ class Georeference(Fact):
         return cls(**{**fields, "transform": transform, "gcps": points, "rpcs": rpcs})
 
     def agrees_with(self, other: Any) -> bool:
-        """Whether pixels lie at the same locations."""
+        """Whether the pixels have the same locations, except for rounding."""
         mine, its = self.transform, other.transform
         rest = (replace(each, crs=None, transform=None) for each in (self, other))
         if len({*map(repr, rest)}) > 1 or not _same_crs(self.crs, other.crs) or (mine is None) != (its is None):
@@ -234,7 +249,6 @@ _RPC_LISTS = [f"{each}_{what}_coeff" for each in ("line", "samp") for what in ("
 
 
 def _numbers(stored: Iterable[Any], count: int) -> list[float]:
-    """Return `count` finite numbers. Raise ValueError or TypeError for anything else."""
     found = [float(each) for each in stored]
     if len(found) != count or not all(map(math.isfinite, found)):
         raise ValueError(f"{count} finite numbers expected, got {found}")
@@ -249,7 +263,10 @@ def _same_crs(one: str | None, other: str | None) -> bool:
 
 
 def crs_of(wkt: str) -> Any:
-    """Return a `rasterio.crs.CRS`; None if rasterio is not installed, or is too old for this WKT."""
+    """Convert WKT to a `rasterio.crs.CRS`.
+
+    Return None if rasterio is not installed, or is too old for this WKT.
+    """
     try:
         from rasterio.crs import CRS  # noqa: PLC0415  (an extra)
 
@@ -280,7 +297,11 @@ class Coordinate(Fact):
     attrs: Mapping[str, Any]
 
     def through(self, lens: Lens) -> Coordinate | None:
-        """Return the coordinate of the other tensor, interpolated where needed. None if that is impossible."""
+        """Return the coordinate of the other tensor.
+
+        Values are interpolated where needed. Return None if a dimension is missing there, or if interpolation is
+        impossible.
+        """
         dims: list[int] = []
         values = self.values
         for d in self.dims:
@@ -299,7 +320,10 @@ class Coordinate(Fact):
 
     @property
     def even_step(self) -> float:
-        """The step from one number to the next along the dimension; 0 unless the values are evenly spaced numbers."""
+        """The step between evenly spaced numbers.
+
+        For any other values, the step is 0.
+        """
         if self.values.dtype.kind not in "iuf" or len(self.values) < 2:
             return 0.0
         numbers = self.values.astype(np.float64)
@@ -308,7 +332,10 @@ class Coordinate(Fact):
         return step if apart <= _SAME_PLACE * abs(step) else 0.0
 
     def agrees_with(self, other: Any) -> bool:
-        """Whether the values are the same, or are numbers that differ by only a small fraction of their steps."""
+        """Whether the values are the same, except for rounding.
+
+        Floats may differ by a small fraction of their smallest step.
+        """
         a, b = self.values, other.values
         if [*self.dims] != [*other.dims] or a.shape != b.shape or a.dtype.kind != b.dtype.kind:
             return False
@@ -317,7 +344,10 @@ class Coordinate(Fact):
         return bool(np.allclose(a, b, rtol=0, atol=_SAME_PLACE * float(np.abs(np.diff(a)).min())))
 
     def fields(self) -> dict[str, Any] | None:
-        """See `Fact`. Numbers are encoded so that evenly spaced ones compress well."""
+        """See `Fact`.
+
+        Numbers are encoded so that evenly spaced numbers compress well.
+        """
         little = self.values.dtype.newbyteorder("<")
         stored: Any = self.values.reshape(-1).tolist()
         if little.kind != "U":
@@ -350,7 +380,10 @@ _DTYPES = re.compile(r"[<|][biuf][1248]|<[mM]8\[(s|ms|us|ns)\]|<U[0-9]+")
 
 
 def _along(values: npt.NDArray[Any], axis: int, seen: Seen, count: int) -> npt.NDArray[Any] | None:
-    """Interpolate `values` along `axis`, at `count` pixels of the other tensor. Return None if that is impossible."""
+    """Interpolate `values` along `axis`, at `count` pixels of the other tensor.
+
+    Return None if interpolation is impossible.
+    """
     n, first = values.shape[axis], seen.shift + (seen.scale - 1) / 2
     if seen.scale == first.denominator == 1 and 0 <= first <= n - count:
         return values[(slice(None),) * axis + (slice(int(first), int(first) + count),)]
@@ -370,30 +403,32 @@ def _along(values: npt.NDArray[Any], axis: int, seen: Seen, count: int) -> npt.N
 
 @dataclass(frozen=True)
 class Attribute(Fact):
-    """An attribute of the quantity in the pixels, such as its units or where it was measured.
+    """An attribute of the quantity in the pixels, such as units.
 
-    If another tensor is computed from this one, with the same dimensions and dtype, it gets the same attribute, as in
-    xarray.
+    A tensor computed from this tensor gets the same attribute if both have the same dimensions and dtype, as in xarray.
     """
 
     kind = "attribute"
     value: Any
 
     def through(self, lens: Lens) -> Attribute | None:
-        """See `Lens.is_alike`."""
+        """Return the same attribute about the other tensor of a lens.
+
+        Return None if the tensors are not alike; see `Lens.is_alike`.
+        """
         return self if lens.is_alike else None
 
 
 @dataclass(frozen=True)
 class Code(Fact):
-    """What the numbers in pixels mean: "nodata", "scale", "offset", "colour map" or "mask".
+    """Meaning of the numbers in pixels: nodata, scale, offset, colour map or mask.
 
-    It does not apply to other pixels that are computed from these.
+    A code does not apply to pixels computed from these pixels.
 
     Attributes
     ----------
     called : str
-        One of these names.
+        "nodata", "scale", "offset", "colour map" or "mask".
     value : JSON value, or number
         One value for all pixels, or a list.
     along : int or None
@@ -410,7 +445,10 @@ class Code(Fact):
         return [self.called]
 
     def through(self, lens: Lens) -> Code | None:
-        """Return the code for a region. It has a single value if all its entries in the region are equal."""
+        """Return the code for a region.
+
+        Equal entries become a single value. Return None if the lens does not keep codes.
+        """
         if not lens.keeps_codes or self.along is None:
             return self if lens.keeps_codes else None
         seen = lens.seen[self.along]
@@ -434,7 +472,6 @@ class Code(Fact):
 
 
 def _number(said: Any) -> Any:
-    """Return a stored value, with the strings NaN, Infinity and -Infinity converted to floats."""
     return float(said) if said in ("NaN", "Infinity", "-Infinity") else said
 
 
@@ -445,7 +482,7 @@ _KINDS: Mapping[str, type[Fact]] = {each.kind: each for each in (Georeference, C
 
 @dataclass(frozen=True)
 class Meaning:
-    """What is known about the pixels of a tensor.
+    """Facts about the pixels of a tensor.
 
     Attributes
     ----------
@@ -464,11 +501,11 @@ class Meaning:
 
     @property
     def labels(self) -> list[str]:
-        """The labels of all facts, including the lost ones."""
+        """The labels of all facts, including lost facts."""
         return [*self.lost, *[label for fact in self.facts for label in fact.labels]]
 
     def through(self, lens: Lens) -> Meaning:
-        """Return what is known about the other tensor of a lens."""
+        """Return the meaning for the other tensor of a lens."""
         found = [(fact, fact.through(lens)) for fact in self.facts]
         lost = [label for fact, seen in found if seen is None for label in fact.labels]
         return Meaning(
@@ -476,7 +513,10 @@ class Meaning:
         )
 
     def to_json(self) -> Json:
-        """Return the meaning as JSON. `StoredMeaning` reads it back."""
+        """Return the meaning as JSON.
+
+        `StoredMeaning` reads it back.
+        """
         found = [(fact, fact.fields()) for fact in self.facts]
         lost = [*self.lost, *[label for fact, fields in found if fields is None for label in fact.labels]]
         facts = [{"kind": fact.kind, **fields} for fact, fields in found if fields is not None]
@@ -484,14 +524,14 @@ class Meaning:
 
 
 class StoredMeaning:
-    """A meaning that `Meaning.to_json` wrote. It is parsed when it is first needed.
+    """A meaning from a store, parsed on first use.
 
     Facts that cannot be read, for example because a newer version wrote them, count as lost.
 
     Parameters
     ----------
     stored : object
-        The JSON value.
+        The JSON from `Meaning.to_json`.
     shape : tuple of int or None
         The shape of the tensor.
 
@@ -533,9 +573,10 @@ class StoredMeaning:
 
 
 def nodata_in(value: Any, dtype: torch.dtype) -> float | None:
-    """Return the nodata value, rounded to a dtype; None if no pixel of this dtype can have this value.
+    """Convert a nodata value to a dtype.
 
-    Metadata may give the value as text, or in a list with one entry.
+    Floats are rounded. Return None if no pixel of this dtype can have the value. Metadata may give the value as text,
+    or in a list with one entry.
     """
     if dtype is torch.bool or dtype.is_complex:
         return None
@@ -549,7 +590,10 @@ def nodata_in(value: Any, dtype: torch.dtype) -> float | None:
 
 
 def nodata_of(definition: Definition) -> Code | None:
-    """Return the nodata value or values of a tensor, each converted by `nodata_in`; None if there are none."""
+    """Return the nodata values of a tensor, converted by `nodata_in`.
+
+    Return None if there are none.
+    """
     codes = [] if definition.meaning is None else definition.meaning.of(Code)
     code = next((each for each in codes if each.called == "nodata"), None)
     if code is None:
@@ -560,7 +604,6 @@ def nodata_of(definition: Definition) -> Code | None:
 
 
 def _fact_of(stored: Mapping[str, Any], shape: Shape) -> Fact | None:
-    """Return the fact that `Fact.fields` described; None if the description is invalid."""
     try:
         fields = {**stored}
         kind = _KINDS[fields.pop("kind")]
@@ -575,7 +618,10 @@ def _fact_of(stored: Mapping[str, Any], shape: Shape) -> Fact | None:
 def derived(
     definition: Definition, args: Iterable[Definition], *, keeps_codes: bool = False, picks_first: bool = False
 ) -> tuple[Meaning | None, list[str]]:
-    """Return the meaning of a tensor computed from these args, and the labels of facts on which the args disagree."""
+    """Derive the meaning of a tensor from the meanings of the args.
+
+    Return the meaning, and the labels of facts on which the args disagree. The meaning is None if no arg has a meaning.
+    """
     lens = partial(Lens.of_windows, definition, keeps_codes=keeps_codes, picks_first=picks_first)
     found = [
         arg.meaning.through(lens(arg, read.window))

@@ -1,4 +1,4 @@
-"""Inspects Python objects: to whose code they belong, what they contain, and which texts identify values and code.
+"""Inspection of Python objects: origin, members and identifying texts.
 
 No code of the user runs here.
 """
@@ -55,7 +55,10 @@ def top(module: str) -> str:
 
 @lru_cache(maxsize=4096)
 def is_installed(module: str, file: str | None = None) -> bool:
-    """Whether a module is installed, and not part of a user's project. `file` is the file of its code, if known."""
+    """Whether a module is installed, and not part of a user's project.
+
+    `file` is the file of the module's code, if known.
+    """
     package = top(module)
     if package == "__main__":
         return False
@@ -76,9 +79,9 @@ def is_installed(module: str, file: str | None = None) -> bool:
 
 @lru_cache(maxsize=256)
 def _installed_into(folder: str) -> frozenset[str]:
-    """Return the packages that an installer put into a folder, for example ``pip install --target``.
+    """Return the packages installed into a folder, for example by ``pip install --target``.
 
-    The folder may contain other packages too.
+    Other packages in the folder are left out.
     """
     found = set()
     for record in pathlib.Path(folder).glob("*.dist-info/RECORD"):
@@ -88,7 +91,10 @@ def _installed_into(folder: str) -> frozenset[str]:
 
 
 def name_of(kind: type) -> str:
-    """Return the full name of a class. Leave out the module if it belongs to a user's project."""
+    """Return the full name of a class.
+
+    The module is left out for a class of a user's project.
+    """
     module = str(kind.__module__)
     is_known = top(module) in OURS or is_installed(module)
     return f"{module}.{kind.__qualname__}" if is_known else kind.__qualname__
@@ -99,7 +105,7 @@ NOTHING = object()
 
 
 def bare(module: nn.Module) -> nn.Module:
-    """Return the module inside wrappers that compile it or spread it over devices."""
+    """Unwrap a compiled or data-parallel module."""
     while True:
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
             module = module.module
@@ -111,7 +117,10 @@ def bare(module: nn.Module) -> nn.Module:
 
 
 def unwrapped(value: Any) -> Any:
-    """Return the function or module inside wrappers that compile it, cache it, or spread it over devices."""
+    """Remove the wrappers around a function or module.
+
+    These are wrappers for compilation, caching and data parallelism, static and class methods, and weak references.
+    """
     while True:
         kind = type(value)
         if issubclass(kind, nn.Module):
@@ -131,7 +140,10 @@ def unwrapped(value: Any) -> Any:
 
 
 def closure_of(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    """Yield the closure variables of a function, by name."""
+    """Yield the names and values of a function's closure variables.
+
+    The value is `NOTHING` for a variable without a value.
+    """
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
@@ -140,7 +152,10 @@ def closure_of(function: types.FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def held_by(value: object) -> dict[str, object]:
-    """Return the instance attributes of an object, including slots. Properties are not called."""
+    """Return the instance attributes of an object, including slots.
+
+    Properties are not called.
+    """
     try:
         held = dict(object.__getattribute__(value, "__dict__"))
     except (AttributeError, TypeError, ValueError):
@@ -156,12 +171,18 @@ def held_by(value: object) -> dict[str, object]:
 
 
 def class_attribute(kind: type, name: str) -> object:
-    """Return the attribute `name` of a class, which may be inherited. None if there is none."""
+    """Return an own or inherited attribute of a class.
+
+    Return None if there is no such attribute.
+    """
     return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
 
 
 def parts_of_attribute(value: object) -> list[object]:
-    """Return the functions in a class attribute, such as the getter of a property; otherwise the attribute itself."""
+    """Return the functions in a class attribute, such as the getter of a property.
+
+    Slots have no functions. For any other attribute, return the attribute itself.
+    """
     if isinstance(value, property):
         # A setter is used to prepare an object, not in a call.
         return [] if value.fget is None else [value.fget]
@@ -183,7 +204,10 @@ Members: TypeAlias = list[tuple[str, str, object]]
 
 
 def sha256_of(said: Iterable[str]) -> str:
-    """Return one digest of several texts. It also depends on where one text ends and the next begins."""
+    """Return the SHA-256 of several texts.
+
+    The digest also depends on the boundaries between the texts.
+    """
     digest = hashlib.sha256()
     for part in said:
         digest.update(f"{len(part)}:{part}".encode("utf-8", "surrogatepass"))
@@ -191,7 +215,10 @@ def sha256_of(said: Iterable[str]) -> str:
 
 
 def plain(value: Any) -> str | None:  # noqa: PLR0911  (one case for each kind)
-    """Return a text that identifies a value without members; None for others. Strings may be secret, and are hashed."""
+    """Return a text identifying a value without members.
+
+    Strings may be secret, and are hashed. Return None for any other value.
+    """
     kind = type(value)
     if value is None or kind in (bool, float, complex):
         return repr(value)
@@ -243,13 +270,17 @@ _HASHED_BY_REPR = (
 
 
 def is_container(value: Any) -> bool:
-    """Whether a value has members, as `members_of` lists them."""
+    """Whether a value has members for `members_of`."""
     kind = type(value)
     return issubclass(kind, _CONTAINERS) or (issubclass(kind, np.ndarray) and value.dtype.hasobject)
 
 
 def members_of(value: Any) -> Members:
-    """Return a tuple for each member of a container: its place, such as ``[0]``, its key as a text, and itself."""
+    """Return a tuple for each member of a container.
+
+    The tuple has the step to the member, such as ``[0]``, the key as a text, and the member itself. The key is ""
+    unless the container is a dict.
+    """
     kind = type(value)
     if issubclass(kind, dict | types.MappingProxyType):
         # Copy, because other threads may add items. Use dict's own method, so that no code of the user runs.
@@ -269,7 +300,10 @@ def members_of(value: Any) -> Members:
 
 
 def said_at_once(value: Any) -> str | None:
-    """Return a digest of a very large container that contains only numbers and texts; None for anything else."""
+    """Return a digest of a very large container of numbers and texts.
+
+    Return None for anything else.
+    """
     kind = type(value)
     if kind not in (list, tuple, deque, dict, set, frozenset) or len(value) <= MOST_MEMBERS:
         return None
@@ -304,20 +338,20 @@ Locals = dict[str, str | None]
 
 @dataclass(frozen=True)
 class Uses:
-    """The names that are used by code and by the functions that are defined in it.
+    """The names used by code, including nested functions.
 
     Attributes
     ----------
     globals, attributes : frozenset of str
-        Names that it reads as globals, and as attributes of any object.
+        Names read as globals, and as attributes of any object.
     imported : frozenset of str
-        Modules that it imports: full names, or relative names that begin with dots.
+        Imported modules: full names, or relative names beginning with dots.
     assigned : frozenset of str
-        Attributes that it assigns, and buffers that it registers.
+        Assigned attributes, and registered buffers.
     rebound : frozenset of str
-        Globals and variables of enclosing functions that it assigns.
+        Assigned globals, and assigned variables of enclosing functions.
     filled : frozenset of str
-        The names of containers whose items it changes.
+        Names of containers with changed items.
     """
 
     globals: frozenset[str] = frozenset()
@@ -338,7 +372,7 @@ class Uses:
 
 @lru_cache(maxsize=4096)
 def uses_of(code: types.CodeType) -> Uses:
-    """Return the names that the code of a function uses."""
+    """Return the names used by a function's code."""
     instructions = list(dis.get_instructions(code))
     found: dict[str, set[str]] = {}
     for at, each in enumerate(instructions):
@@ -372,7 +406,7 @@ _KINDS = {
 
 
 def _filled(instructions: Instructions) -> set[str]:
-    """Return the names of the containers whose items the code sets, deletes, or changes by a method."""
+    """Return the names of containers with items changed by the code."""
     locals_: Locals = {}
     for at, each in enumerate(instructions):
         if each.opname == "STORE_FAST":
@@ -392,14 +426,13 @@ def _filled(instructions: Instructions) -> set[str]:
 
 
 def _name_before(instructions: Instructions, at: int, locals_: Locals) -> str | None:
-    """Return the name of the value that instruction ``at - 1`` pushes onto the stack; None if it has no name."""
     return _name_of(instructions[at - 1], locals_) if at else None
 
 
 def _name_pushed(instructions: Instructions, at: int, below: int, locals_: Locals) -> str | None:
-    """Return the name of a value on the stack just before instruction `at` runs; None if it has no name.
+    """Return the name of a value on the stack before instruction `at`.
 
-    `below` tells how far the value is below the top of the stack: 0 is the top.
+    `below` is the distance from the top of the stack. Return None if the value has no name.
     """
     depth = 0
     for before in reversed(range(at)):
@@ -430,9 +463,10 @@ NOT_CHANGING = MAKING | {"to", "cpu", "cuda", "half", "float", "double", "bfloat
 
 @lru_cache(maxsize=4096)
 def assigned_by(kind: type) -> frozenset[str]:
-    """Return the attributes that instances of a class assign or fill when they are called.
+    """Return the attributes changed by calls of a class's instances.
 
-    These are counters, caches, and tables that the first call creates. What the constructor sets is not among them.
+    Examples are counters, caches, and tables created by the first call. Attributes set only by the constructor are left
+    out.
     """
     methods: dict[str, types.FunctionType] = {}
     for each in reversed(kind.__mro__):
@@ -458,14 +492,13 @@ def _is_of_all_modules(method: types.FunctionType) -> bool:
 
 @lru_cache(maxsize=4096)
 def code_said(code: types.CodeType) -> str:
-    """Return a digest of code and its constants, without the docstring."""
+    """Return a digest of code and constants, without the docstring."""
     said = [code.co_code.hex(), *map(str, (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))]
     constants = code.co_consts[1:] if _has_docstring(code) else code.co_consts
     return sha256_of([*said, *map(_constant_said, constants)])
 
 
 def _has_docstring(code: types.CodeType) -> bool:
-    """Whether the first constant is a docstring."""
     if sys.version_info >= (3, 14):
         return bool(code.co_flags & inspect.CO_HAS_DOCSTRING)
     # Functions without a docstring have None there.

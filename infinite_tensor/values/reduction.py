@@ -1,4 +1,4 @@
-"""`Reduction`: store a function of each pixel's values, such as the argmax of class scores, instead of all of them.
+"""`Reduction`: store a function of each pixel's values, such as the argmax.
 
 The windows of a tensor with a reduction are blended in another tensor, the "gathered" tensor. It has all values of a
 pixel along its first dimension. Complete tiles store only the results. So in a classification, incomplete tiles contain
@@ -128,7 +128,7 @@ class Reduction:
         put(self, "dtype", known)
 
     def _reaches(self) -> Mapping[str, object]:
-        """Return the objects that a fingerprint of the reduction covers."""
+        """Return the objects for the fingerprint of the reduction."""
         return {"reduce": self.function}
 
     def __repr__(self) -> str:
@@ -151,7 +151,10 @@ def reduced(reduction: Reduction, values: torch.Tensor) -> torch.Tensor:
 
 
 def unknown_in(blend_or_reduction: object) -> Unknown | None:
-    """Return the function or weights of a blend or reduction if they are an `Unknown`, else None."""
+    """Return the `Unknown` in a blend or reduction.
+
+    Return None if the function or weights are known.
+    """
     found = blend_or_reduction
     if isinstance(found, WeightedMean):
         found = found.weights
@@ -161,7 +164,10 @@ def unknown_in(blend_or_reduction: object) -> Unknown | None:
 
 
 def reduction_to_json(reduction: Reduction) -> dict[str, Any]:
-    """Return a reduction as a definition records it, with the name of its function."""
+    """Return the JSON of a reduction for a definition.
+
+    The function is recorded by name.
+    """
     function, unknown = reduction.function, unknown_in(reduction)
     return {
         "function": unknown.name if unknown else function if isinstance(function, str) else function_name(function),
@@ -172,9 +178,9 @@ def reduction_to_json(reduction: Reduction) -> dict[str, Any]:
 
 
 def reduction_from_json(stored: object) -> Reduction:
-    """Return the reduction that `reduction_to_json` described. A function that the user gave becomes an `Unknown`.
+    """Create a reduction from the JSON of `reduction_to_json`.
 
-    Raises ValidationError if `stored` is anything else.
+    A function of the user becomes an `Unknown`. Raise ValidationError if `stored` is anything else.
     """
     if not isinstance(stored, Mapping) or not isinstance(stored.get("function"), str):
         raise ValidationError(f"reduce must describe a Reduction, got {quoted(stored)}")
@@ -190,9 +196,10 @@ def reduction_from_json(stored: object) -> Reduction:
 def check_reduction(
     reduction: object, shape: Shape, window: TensorWindow, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Raise ValidationError if `reduction` is not a Reduction, or does not fit the rest of a tensor.
+    """Check a reduction against the rest of a tensor.
 
-    A function that the user gave is tried once, on a few pixels.
+    Raise ValidationError if `reduction` is not a Reduction, or does not match the tensor. A function of the user is
+    tried once, on a few pixels.
     """
     if not isinstance(reduction, Reduction):
         raise ValidationError(
@@ -202,12 +209,12 @@ def check_reduction(
         largest = -1 if dtype.is_floating_point or dtype.is_complex else 1 if dtype is torch.bool else _largest(dtype)
         if largest < reduction.in_channels - 1:
             raise ValidationError(
-                f"{reduction!r} gives ints up to {reduction.in_channels - 1}, which {dtype} cannot represent; declare "
-                f"dtype={labels_dtype(reduction.in_channels)}"
+                f"{reduction!r} gives ints up to {reduction.in_channels - 1}, but {dtype} cannot represent "
+                f"them all; declare dtype={labels_dtype(reduction.in_channels)}"
             )
     elif isinstance(reduction.function, str) and not dtype.is_floating_point:
         raise ValidationError(
-            f"{reduction!r} gives fractions, which {dtype} cannot represent; declare dtype=torch.float32"
+            f"{reduction!r} gives fractions, but {dtype} cannot represent fractions; declare dtype=torch.float32"
         )
     if reduction.out_channels is not None:
         _check_channels(reduction.out_channels, shape, window)
@@ -220,7 +227,7 @@ def _largest(dtype: torch.dtype) -> int:
 
 
 def labels_dtype(channels: int) -> torch.dtype:
-    """Return the smallest dtype that can represent the index of each channel."""
+    """Return the smallest dtype for the indices of channels."""
     return next(each for each in (torch.uint8, torch.int16, torch.int32, torch.int64) if _largest(each) >= channels - 1)
 
 
@@ -246,7 +253,10 @@ def gathered_blend(reduction: Reduction | None, blend: Any) -> Any:
 def check_gathered_mean(
     reduction: Reduction | None, blend: Any, window: TensorWindow, dtype: torch.dtype, blend_init: object
 ) -> None:
-    """Raise ValidationError if `blend` is a weighted mean that is not allowed for the unreduced tensor."""
+    """Check a weighted mean for the gathered tensor.
+
+    Raise ValidationError if the mean is not allowed. Do nothing for any other blend.
+    """
     if reduction is not None:
         window, dtype = gathered_window(reduction, window), reduction.dtype
     check_mean(gathered_blend(reduction, blend), window, dtype, blend_init)
@@ -258,7 +268,7 @@ def gathered_shape(reduction: Reduction, shape: Shape) -> Shape:
 
 
 def gathered_window(reduction: Reduction, window: TensorWindow) -> TensorWindow:
-    """Return the window of the gathered tensor: it covers all channels of the same pixels."""
+    """Return the window of the gathered tensor, covering all channels."""
     channels, follows = reduction.in_channels, followed(window)
     if reduction.out_channels is None:
         moved = [None if k is None else k + 1 for k in follows]
@@ -267,7 +277,7 @@ def gathered_window(reduction: Reduction, window: TensorWindow) -> TensorWindow:
 
 
 class Reducer:
-    """The arithmetic of one tensor's reduction.
+    """Computes the reduction of a tensor.
 
     Parameters
     ----------
@@ -287,20 +297,29 @@ class Reducer:
         self._pixels_at_once = max(1, _AT_ONCE // reduction.in_channels // LANES) * LANES
 
     def lifted(self, index: Index) -> Index:
-        """Return the index that a window or tile of the tensor has in the gathered tensor."""
+        """Convert the index of a window or tile to the gathered tensor."""
         return (0, *index) if self._adds_dimension else index
 
     def lowered(self, index: Index) -> Index:
-        """Return the index that a window or tile of the gathered tensor has in the tensor; the inverse of `lifted`."""
+        """Convert the index of a window or tile from the gathered tensor.
+
+        This is the inverse of `lifted`.
+        """
         return index[1:] if self._adds_dimension else index
 
     def over(self, start: Sequence[int], shape: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the start and the shape of the block of values that `reduce` needs for a block of the tensor."""
+        """Return start and shape of the gathered values for a block.
+
+        `reduce` computes the block from these values.
+        """
         pixels = 0 if self._adds_dimension else 1
         return [0, *start[pixels:]], [self._reduction.in_channels, *shape[pixels:]]
 
     def reduce(self, values: Array, start: Sequence[int], target: Array) -> None:
-        """Reduce `values` into `target`, which begins at `start`. `values` must be the gathered block from `over`."""
+        """Reduce `values` into `target`.
+
+        `target` begins at pixel `start`. `values` must be the gathered block from `over`.
+        """
         channels, result = self._reduction.out_channels, target
         if channels is not None and len(target) != channels:
             result = _empty_like(target, (channels, *target.shape[1:]))
@@ -316,7 +335,6 @@ class Reducer:
         self._blank_uncovered(start, target)
 
     def _parts(self, values: Array) -> Iterator[tuple[slice, ...]]:
-        """Cut the pixels into boxes that are small enough to be reduced at once."""
         extents = list(values.shape[1:])
         whole = tuple(slice(0, n) for n in extents)
         if as_tensor(values).device.type != "cpu":
@@ -336,7 +354,6 @@ class Reducer:
         target[...] = reduced.reshape(target.shape)
 
     def _called(self, values: torch.Tensor) -> torch.Tensor:
-        """Reduce values of shape (in_channels, N), and check the result of a user's function."""
         function, channels, count = self._reduction.function, self._reduction.out_channels, values.shape[1]
         if isinstance(function, str):
             return _KEEPING[function](values).to(self._dtype)
@@ -355,7 +372,10 @@ class Reducer:
         return reduced.detach()
 
     def tried(self, device: torch.device) -> None:
-        """Raise ValidationError if the function fails on a few pixels, or returns a wrong shape or dtype."""
+        """Try the function on a few pixels.
+
+        Raise ValidationError if the function fails, or returns a wrong shape or dtype.
+        """
         given = torch.zeros(self._reduction.in_channels, LANES, dtype=self._reduction.dtype, device=device)
         try:
             with torch.no_grad():
@@ -380,7 +400,10 @@ class Reducer:
 
 
 def _argmax(values: Array, target: Array) -> None:
-    """Write the index of each pixel's largest value, of the first one if several are equal. NaN counts as largest."""
+    """Write the index of each pixel's largest value.
+
+    If several values are largest, the first one counts. NaN counts as largest.
+    """
     if not isinstance(values, np.ndarray):
         target[...] = as_array(values.argmax(0).to(as_tensor(target).dtype))
         return
@@ -391,7 +414,10 @@ def _argmax(values: Array, target: Array) -> None:
 
 
 def _numbers_of_largest(values: Any) -> Any:
-    """Like `numpy.argmax` over the first dimension, but ten times as fast: goes channel by channel, in a fast cache."""
+    """Compute the argmax over the first dimension.
+
+    This is ten times as fast as `numpy.argmax`, because channels are processed one by one in a fast cache.
+    """
     largest = values[0].copy()
     numbers = np.zeros(largest.shape, np.min_scalar_type(len(values) - 1))
     greater, number = np.empty(largest.shape, bool), np.empty_like(numbers)
@@ -412,7 +438,10 @@ def _empty_like(target: Array, shape: Sequence[int]) -> Array:
 
 
 def flattened(values: Array) -> torch.Tensor:
-    """Return values in the shape (channels, N). On the CPU, N is rounded up to a multiple of `LANES`."""
+    """Reshape values to (channels, N).
+
+    On the CPU, N is rounded up to a multiple of `LANES`.
+    """
     channels, *extents = values.shape
     count = math.prod(extents)
     if as_tensor(values).device.type != "cpu":

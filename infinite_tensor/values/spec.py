@@ -1,4 +1,4 @@
-"""`TensorSpec`: everything that a store must know about a tensor to keep its windows."""
+"""`TensorSpec`: the description of a tensor for a store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from infinite_tensor.values.reduction import Reducer, Reduction, gathered_blend
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A definition, together with the functions and the device that this process uses for it.
+    """A definition, with the functions and device of this process.
 
     Attributes
     ----------
@@ -65,12 +65,15 @@ class TensorSpec:
 
     @property
     def joint_id(self) -> str | None:
-        """The common prefix of the ids of all outputs of one ``f``; None if ``f`` has a single output."""
+        """The common prefix of the ids of all outputs of ``f``.
+
+        None if ``f`` has a single output.
+        """
         output = self.definition.output
         return None if output is None else self.tensor_id.removesuffix("/".join(("", *output)))
 
     def is_beside(self, other: TensorSpec) -> bool:
-        """Whether both tensors are outputs of one ``f``."""
+        """Whether both tensors are outputs of the same ``f``."""
         mine, its = ((each.joint_id, each.definition.args, each.definition.version) for each in (self, other))
         return mine[0] is not None and mine == its
 
@@ -81,7 +84,10 @@ class TensorSpec:
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any] | None:
-        """The dtype of the numpy array that `as_array` returns; None if it does not return a numpy array."""
+        """The dtype of numpy arrays from `as_array`.
+
+        None if `as_array` does not return numpy arrays for this tensor.
+        """
         array = as_array(torch.empty(0, dtype=self.dtype, device=self.device))
         return array.dtype if isinstance(array, np.ndarray) else None
 
@@ -92,7 +98,10 @@ class TensorSpec:
 
     @cached_property
     def gathered(self) -> TensorSpec:
-        """The spec of the gathered tensor, in which windows are blended. Without a reduction, it is this spec."""
+        """The spec of the gathered tensor.
+
+        The gathered tensor contains the unreduced values. Without a reduction, this is the spec itself.
+        """
         if self.reduction is None:
             return self
         blend = gathered_blend(self.reduction, self.blend)
@@ -100,35 +109,35 @@ class TensorSpec:
 
     @cached_property
     def reducer(self) -> Reducer | None:
-        """The object that reduces gathered pixels to pixels of the tensor; None without a reduction."""
+        """The reducer of gathered pixels, or None without a reduction."""
         return None if self.reduction is None else Reducer(self.reduction, self.dtype, self.grid)
 
     @property
     def gathered_bytes(self) -> float:
-        """The number of bytes that a pixel takes before it is reduced."""
+        """The size of a pixel before the reduction, in bytes."""
         if self.reduction is None:
             return self.dtype.itemsize
         return self.reduction.in_channels * self.reduction.dtype.itemsize / (self.reduction.out_channels or 1)
 
     @cached_property
     def blender(self) -> Blender:
-        """The object that folds windows into blocks of pixels."""
+        """The blender for the windows of the tensor."""
         return Blender(self.grid, self.dtype, self.blend, self.blend_init)
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """Each dimension, as messages show it."""
+        """The labels of all dimensions in messages."""
         return tuple([label_of(d, name) for d, name in enumerate(names_of(self.definition.dims, len(self.shape)))])
 
     def beside(self, stored: Definition) -> TensorSpec:
-        """Return this spec, completed by the dimension names and the meaning of `stored`."""
+        """Return the spec, completed by the dimension names and meaning of `stored`."""
         dims, meaning = joined_dims(stored.dims, self.definition.dims), self.definition.meaning or stored.meaning
         if self.definition.dims == dims and self.definition.meaning is meaning:
             return self
         return replace(self, definition=replace(self.definition, dims=dims, meaning=meaning))
 
     def moved(self, device: torch.device, dtype: torch.dtype) -> TensorSpec:
-        """Return the spec of the same tensor on this device, in this dtype."""
+        """Return the spec for the same tensor with another device and dtype."""
         definition = replace(self.definition, dtype=dtype)
         if self.reduction is None:
             definition = replace(definition, blend_init=json_scalar("blend_init", self.blend_init, dtype))

@@ -1,4 +1,4 @@
-"""`WeightedMean`: the weight of each pixel of a window where windows overlap, and how the mean is computed.
+"""`WeightedMean`: weights of overlapping windows, and computation of the mean.
 
 Weighted windows are added, and the result is divided by the sum of their weights. This divisor follows from geometry,
 so only the weighted sum is stored. The divisor is computed for small blocks of whole strides. Nearly all blocks have
@@ -40,9 +40,9 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class WeightedMean:
-    """A blend: each pixel is the weighted mean of all windows that cover it.
+    """Blend by the weighted mean of all windows over a pixel.
 
-    The weight of a window at a pixel depends only on where the pixel lies in the window.
+    The weight of a window at a pixel depends only on the position of the pixel in the window.
 
     If the windows over a pixel have values v and weights w there, the pixel is ``sum(w * v) / sum(w)``. A pixel that no
     window covers is 0. The sums are float32 for float16, bfloat16 and float32, and float64 for float64. Real and
@@ -91,7 +91,10 @@ class WeightedMean:
 
     @property
     def weights(self) -> str | torch.Tensor | Unknown:
-        """The kind of weights, a copy of the given weights, or an `Unknown` if only a digest of them is stored."""
+        """The kind of weights, or a copy of the given weights.
+
+        This is an `Unknown` if only a digest of the weights is stored.
+        """
         if isinstance(self._given, torch.Tensor):
             return self._given.clone()
         return self._kind or self._given  # type: ignore[return-value]
@@ -118,7 +121,7 @@ class WeightedMean:
 
 @dataclass(frozen=True)
 class Unknown:
-    """A placeholder for a function or weights of which only a name or a digest is stored.
+    """Placeholder for a function or weights with only a stored name or digest.
 
     Attributes
     ----------
@@ -139,7 +142,10 @@ class Unknown:
 
 
 def mean_to_json(mean: WeightedMean) -> dict[str, Any]:
-    """Return a mean as a definition records it: its kind, or a digest of the given weights."""
+    """Return the JSON of a weighted mean for a definition.
+
+    Given weights are recorded by a digest.
+    """
     weights, scale = mean.weights, mean.sigma_scale
     if isinstance(weights, Unknown):
         return {"weights": weights.name}
@@ -153,9 +159,9 @@ def mean_to_json(mean: WeightedMean) -> dict[str, Any]:
 
 
 def mean_from_json(stored: object) -> WeightedMean:
-    """Return the mean that `mean_to_json` described. Weights that the user gave are replaced by an `Unknown`.
+    """Create a weighted mean from the JSON of `mean_to_json`.
 
-    Raises ValidationError if `stored` is anything else.
+    Weights of the user become an `Unknown`. Raise ValidationError if `stored` is anything else.
     """
     if not isinstance(stored, Mapping) or not isinstance(stored.get("weights"), str):
         raise ValidationError(f"blend must be a name, a weighted mean or None, got {quoted(stored)}")
@@ -168,18 +174,24 @@ def mean_from_json(stored: object) -> WeightedMean:
 
 
 def lifted(mean: WeightedMean) -> WeightedMean:
-    """Return the same mean for windows that have an additional first dimension, which does not slide."""
+    """Return the same mean for windows with an additional first dimension.
+
+    The additional dimension must not slide.
+    """
     scale = mean.sigma_scale
     return WeightedMean("gaussian", (scale[0], *scale)) if isinstance(scale, tuple) else mean
 
 
 def is_even(mean: WeightedMean) -> bool:
-    """Whether it is known that all weights of a mean are 1."""
+    """Whether all weights of a mean are known to be 1."""
     return isinstance(mean.weights, str) and mean.weights == "mean"
 
 
 def weights_over(mean: WeightedMean, window: TensorWindow) -> torch.Tensor:
-    """Return the weights of a window, on the CPU. Dimensions along which they are equal may have extent 1."""
+    """Return the weights of a window, on the CPU.
+
+    Dimensions of equal weights may have extent 1.
+    """
     kind, scale = mean.weights, mean.sigma_scale
     if isinstance(kind, torch.Tensor):
         return kind.reshape((1,) * (window.ndim - kind.ndim) + kind.shape)
@@ -197,7 +209,10 @@ def weights_over(mean: WeightedMean, window: TensorWindow) -> torch.Tensor:
 
 
 def check_dtype(mean: WeightedMean, dtype: torch.dtype) -> None:
-    """Raise ValidationError if values of this dtype cannot be averaged with these weights."""
+    """Check the dtype of the values in a weighted mean.
+
+    Raise ValidationError if values of this dtype cannot be averaged with these weights.
+    """
     if not (dtype.is_floating_point or dtype.is_complex):
         raise ValidationError(
             f"blend {mean!r} divides, and {dtype} cannot represent fractions: use torch.float32, and convert results "
@@ -208,9 +223,10 @@ def check_dtype(mean: WeightedMean, dtype: torch.dtype) -> None:
 
 
 def check_mean(blend: object, window: TensorWindow, dtype: torch.dtype, blend_init: object) -> None:
-    """Raise ValidationError if `blend` is a weighted mean that does not fit the rest of a definition.
+    """Check a weighted mean against the rest of a definition.
 
-    Allocates nothing of the size of a window.
+    Do nothing for any other blend. Raise ValidationError if the mean does not match. Nothing of the size of a window is
+    allocated.
     """
     if not isinstance(blend, WeightedMean):
         return
@@ -218,8 +234,8 @@ def check_mean(blend: object, window: TensorWindow, dtype: torch.dtype, blend_in
     _check_window(blend, window)
     if blend_init is not None:
         raise ValidationError(
-            f"blend {blend!r} takes no blend_init: a pixel begins with its first window, and pixels that no window "
-            f"covers are 0; got {quoted(blend_init)}, leave it out"
+            f"blend {blend!r} takes no blend_init: a pixel begins with its first window, and uncovered pixels are "
+            f"0; got {quoted(blend_init)}, leave it out"
         )
 
 
@@ -236,17 +252,16 @@ def _check_window(mean: WeightedMean, window: TensorWindow) -> None:
         if len(given) > len(size) or not all(n in (1, m) for n, m in paired):
             raise ValidationError(
                 f"weights of shape {given} do not broadcast to windows of size {size}; give one weight per pixel of a "
-                "window, with extent 1 along dimensions where they do not differ"
+                "window, with extent 1 along dimensions of equal weights"
             )
 
 
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which weighted values of `dtype` are summed."""
+    """Return the dtype for sums of weighted values."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _sliding(window: TensorWindow) -> list[bool]:
-    """Return, for each dimension, whether it slides, which means that neighbouring windows overlap along it."""
     return [
         k is not None and stride < n for k, stride, n in zip(followed(window), window.stride, window.size, strict=True)
     ]
@@ -312,7 +327,6 @@ def _checked_number(scale: Any) -> float:
 
 
 def _checked_weights(weights: Any) -> torch.Tensor:
-    """Return a copy of the weights, in float32 or float64."""
     check_unmasked(weights, "weights have")
     try:
         tensor = weights if isinstance(weights, torch.Tensor) else torch.from_numpy(np.array(weights))
@@ -337,7 +351,7 @@ def _check_positive(weights: torch.Tensor) -> None:
     if wrong.size:
         raise ValidationError(
             f"weights must be finite and positive in {weights.dtype}, got {float(wrong[0])!r} among them; give a small "
-            "positive number, such as 1e-3, for pixels that hardly count"
+            "positive number, such as 1e-3, for pixels of little importance"
         )
 
 
@@ -362,7 +376,9 @@ _Place: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class Averaging:
-    """The arithmetic of one tensor's weighted mean. Several threads, and forked processes, may use it.
+    """Computes the weighted mean of a tensor.
+
+    Several threads and forked processes may use the same object.
 
     Parameters
     ----------
@@ -391,9 +407,10 @@ class Averaging:
         self._sums: dict[tuple[torch.device, _Place], Array] = {}
 
     def put(self, target: Array, incoming: Array, within: Sequence[slice], *, first: bool) -> None:
-        """Add ``weights * incoming`` to `target`; for the first window, overwrite `target` instead.
+        """Add ``weights * incoming`` to `target`.
 
-        `incoming` is a window or a stack of windows, cut to the slices `within`.
+        The first window overwrites `target` instead. `incoming` is a window or a stack of windows, cut to the slices
+        `within`.
         """
         weights = self._weights_on(as_tensor(target).device)[tuple(within)]
         if target.ndim > weights.ndim:
@@ -407,7 +424,10 @@ class Averaging:
                 into.add_(values * factor)
 
     def divide(self, summed: Array, start: Sequence[int], target: Array) -> None:
-        """Divide `summed`, a block that begins at pixel `start`, by the sum of the weights. Write it to `target`."""
+        """Divide `summed` by the sum of the weights, into `target`.
+
+        Both blocks begin at pixel `start`.
+        """
         device = as_tensor(summed).device
         for tile, to, of in self._tiles(start, summed.shape):
             for part in parts_of((target[to], summed[to], self._sum(tile, device)[of])):
@@ -418,7 +438,6 @@ class Averaging:
                     quotient.copy_(dividend / divisor)
 
     def _weights_on(self, device: torch.device) -> Array:
-        """Return the weights of a window, in full extent, on a device."""
         if device not in self._on:
             weights = weights_over(self._mean, self._grid.window).to(device, self._dtype)
             self._on[device] = as_array(weights.expand(self._grid.window.size))
@@ -426,7 +445,7 @@ class Averaging:
 
     @cached_property
     def _uniform(self) -> list[bool]:
-        """For each dimension, whether the sum of the weights is constant along it."""
+        """For each dimension, whether the sum of the weights is constant."""
         grid, weights = self._grid, weights_over(self._mean, self._grid.window)
         at = grid.window.start(tuple(grid.first))
         return [
@@ -440,7 +459,7 @@ class Averaging:
 
     @cached_property
     def _tile(self) -> Index:
-        """The size of the blocks for which sums of weights are computed and kept."""
+        """The size of blocks with cached sums of weights."""
         grid, window = self._grid, self._grid.window
         tile = [window.stride[d] if d in grid.moving else window.size[d] for d in range(window.ndim)]
         tile = [1 if uniform else n for uniform, n in zip(self._uniform, tile, strict=True)]
@@ -449,7 +468,10 @@ class Averaging:
     def _tiles(
         self, start: Sequence[int], shape: Sequence[int]
     ) -> Iterator[tuple[Index, tuple[slice, ...], tuple[slice, ...]]]:
-        """Yield each tile that overlaps a block, the place of the overlap in the block, and its place in the tile."""
+        """Yield each tile overlapping a block.
+
+        A tile comes with the slices of the overlap, first in the block and then in the tile.
+        """
         cuts: list[list[tuple[int, slice, slice]]] = []
         for a, n, size, uniform in zip(start, shape, self._tile, self._uniform, strict=True):
             if uniform:
@@ -465,7 +487,10 @@ class Averaging:
             yield tile, to, of
 
     def _sum(self, tile: Index, device: torch.device) -> Array:
-        """Return the sum of the weights over each pixel of a tile; 1 instead of 0 where no window covers a pixel."""
+        """Return the sum of the weights for each pixel of a tile.
+
+        The sum is 1 for pixels without a window.
+        """
         start = tuple(map(operator.mul, tile, self._tile))
         low, high = self._grid.box(start, list(map(operator.add, start, self._tile)))
         first = self._grid.window.start(tuple(low))
@@ -496,9 +521,10 @@ _Blocks: TypeAlias = tuple[Array, Array, Array]
 
 
 def parts_of(blocks: _Blocks) -> list[_Blocks]:
-    """Cut blocks (target, values, factor) into parts of at most `AT_ONCE` elements. Blocks on a GPU are not cut.
+    """Cut blocks into parts of at most `AT_ONCE` elements.
 
-    The factor must broadcast to the shape of the other two.
+    The blocks are a target, values and a factor. The factor must broadcast to the shape of the other two. Blocks on a
+    GPU are not cut.
     """
     target, values, factor = blocks
     count = math.prod(target.shape)
@@ -515,7 +541,7 @@ def parts_of(blocks: _Blocks) -> list[_Blocks]:
 
 
 def _tensors(blocks: _Blocks) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return blocks as tensors. Complex values get an additional dimension for their real and imaginary parts.
+    """Return blocks as tensors, with complex values as pairs of real numbers.
 
     In a complex product, an infinite real part would turn the imaginary part into NaN, and vice versa.
     """
