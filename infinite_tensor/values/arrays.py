@@ -307,7 +307,6 @@ def stamps_of_array(array: Any, file: str | None) -> Stamps:
 
 
 def _read_by_xarray(variable: Any) -> Any:
-    """Unwrap the array of a lazy xarray variable."""
     inner = getattr(variable, "_data", None)
     while type(inner).__module__.startswith("xarray."):
         inner = getattr(inner, "array", getattr(inner, "_array", None))

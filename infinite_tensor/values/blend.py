@@ -298,7 +298,6 @@ class Blender:
 
     @cached_property
     def _alike(self) -> bool:
-        """Whether all pixels of a window have the same action."""
         return self._first is self._later or self._grid.overlap_free
 
     @cached_property
@@ -352,7 +351,6 @@ class Blender:
 
 
 def _actions_of(blend: Blend | None, blend_init: Number | None) -> tuple[_Action, _Action]:
-    """Return the actions for the first and for later windows over a pixel."""
     if isinstance(blend, str):
         return _Action.COPY, _Action.KEEP if blend == "first" else _Action.COPY
     if blend is not None:

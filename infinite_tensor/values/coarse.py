@@ -246,10 +246,6 @@ def _mode(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
 
 
 def _sorted(entries: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Sort the pixels of each block.
-
-    ``entries[i]`` has the i-th pixel of every block.
-    """
     if len(entries) > _FEW:
         found: Sequence[torch.Tensor] = torch.stack(entries).sort(dim=0).values.unbind()
         return found

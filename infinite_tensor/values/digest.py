@@ -237,7 +237,6 @@ def _extra(module: nn.Module) -> str:
 
 
 def _rest_of_state(module: nn.Module, tensors: Collection[str]) -> Iterator[tuple[str, object]]:
-    """Yield the ``state_dict`` entries of a module, except for `tensors` and buffers."""
     kind = type(module)
     own = (kind._save_to_state_dict, kind.get_extra_state)  # noqa: SLF001  (what modules override)
     if own == (nn.Module._save_to_state_dict, nn.Module.get_extra_state) or hasattr(kind, "_digested"):  # noqa: SLF001

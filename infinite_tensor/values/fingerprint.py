@@ -336,10 +336,6 @@ class _Walk:
                 self._say(place._replace(kind=LATE), "not imported yet")
 
     def _named(self, name: str, value: object, place: _Place, assigned: frozenset[str]) -> None:
-        """Walk the value of a name, unless the code changes the value.
-
-        `assigned` has the names assigned by the code.
-        """
         if value is NOTHING or name in assigned or (name in self.known.filled and is_container(value)):
             return
         self._put(value, place)
@@ -620,7 +616,6 @@ def _is_namespace(kind: type) -> bool:
 
 
 def _is_record(kind: type) -> bool:
-    """Whether objects of a class are plain sets of attributes, such as settings."""
     return _is_namespace(kind) or class_attribute(kind, "__dataclass_fields__") is not None
 
 
@@ -652,10 +647,6 @@ def _is_large_array(array: Any) -> bool:
 
 
 def _array_said(array: Any, *, large: bool) -> str:
-    """Return a digest of any library's array, or a stamp if the array is large.
-
-    Return "" if neither is available.
-    """
     try:
         if large:
             return _stamp_of(array)
