@@ -209,12 +209,12 @@ def check_reduction(
         largest = -1 if dtype.is_floating_point or dtype.is_complex else 1 if dtype is torch.bool else _largest(dtype)
         if largest < reduction.in_channels - 1:
             raise ValidationError(
-                f"{reduction!r} gives ints up to {reduction.in_channels - 1}, but {dtype} cannot represent "
-                f"them all; declare dtype={labels_dtype(reduction.in_channels)}"
+                f"{reduction!r} needs an integer dtype for 0 to {reduction.in_channels - 1}, got {dtype}; "
+                f"declare dtype={labels_dtype(reduction.in_channels)}"
             )
     elif isinstance(reduction.function, str) and not dtype.is_floating_point:
         raise ValidationError(
-            f"{reduction!r} gives fractions, but {dtype} cannot represent fractions; declare dtype=torch.float32"
+            f"{reduction!r} needs a floating-point dtype, got {dtype}; declare dtype=torch.float32"
         )
     if reduction.out_channels is not None:
         _check_channels(reduction.out_channels, shape, window)

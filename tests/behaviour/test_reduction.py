@@ -355,9 +355,9 @@ def test_a_reduction_that_there_is_not_is_refused(arguments: tuple[Any, ...], me
     ("dtype", "reduce", "message"),
     [
         ("uint8", "argmax", "reduce must be a Reduction, got 'argmax'; give"),
-        ("uint8", Reduction("argmax", 300), r"ints up to 299, but torch.uint8 cannot represent .*declare .*int16"),
-        ("float32", ARGMAX, "ints up to 4, but torch.float32 cannot represent"),
-        ("uint8", Reduction("softmax", CHANNELS), "gives fractions, but torch.uint8 cannot represent"),
+        ("uint8", Reduction("argmax", 300), r"integer dtype for 0 to 299, got torch.uint8; declare .*int16"),
+        ("float32", ARGMAX, "integer dtype for 0 to 4, got torch.float32"),
+        ("uint8", Reduction("softmax", CHANNELS), "needs a floating-point dtype, got torch.uint8"),
         ("float32", Reduction("softmax", CHANNELS), "output_window must have size 5, .*got shape"),
     ],
 )
