@@ -1,4 +1,4 @@
-"""Overviews: coarser tensors, and pyramids of these."""
+"""Overviews: coarser tensors, and pyramids of coarser tensors."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def pyramid(
         known = [extent for extent in extents if extent is not None]
         if len(known) < len(extents):
             raise ValidationError(
-                f"levels must be given for a tensor of shape {tensor.shape}, which is unbounded: levels=6, for example"
+                f"levels must be given for an unbounded tensor, of shape {tensor.shape}: levels=6, for example"
             )
         number = _number_of(known, factors)
     else:
@@ -80,7 +80,7 @@ def pyramid(
         if isinstance(tensor.f, RegionWriter) and not contents_of(tensor.tile_store).outlives_process:
             raise ValidationError(
                 f"tensor {tensor.tensor_id!r} stores nothing, so there is no store for its levels; give store=..., "
-                "a TileStore, a path or a URL. For levels that a later run finds again, store a coarser tensor with an "
+                "a TileStore, a path or a URL. To use the levels again in a later run, store a coarser tensor with an "
                 'id and call its pyramid: t.coarsen(2, store=..., tensor_id="half").pyramid()'
             )
         store = tensor.tile_store
@@ -101,7 +101,6 @@ def pyramid(
 
 
 def _check_stored_method(tensor: InfiniteTensor, method: str) -> None:
-    """Raise ValidationError if the store of a tensor holds levels that were made with another method."""
     kept = _stored_method(tensor)
     if kept not in (None, method):
         raise ValidationError(
@@ -112,16 +111,20 @@ def _check_stored_method(tensor: InfiniteTensor, method: str) -> None:
 
 
 def levels_over(tensor: InfiniteTensor, extents: Sequence[int], method: bool | Method) -> list[InfiniteTensor]:
-    """The levels that a fill computes together with a region of these extents; none if the region is small."""
+    """Return the levels to compute in the fill of a region.
+
+    `extents` is the shape of the region. The list is empty if the region is small.
+    """
     ends = [own if given is None else given for given, own in zip(tensor.shape, extents, strict=True)]
     number = _number_of(ends, _factors(tensor, 2))
     return tensor.pyramid(number, None if method is True else cast("Method", str(method))) if number else []
 
 
 def method_for(tensor: InfiniteTensor, *, labels: bool = False) -> Method:
-    """Return the default method for levels that are not stored yet: the mean, if the pixels have one.
+    """Return the default method for new levels.
 
-    The results of ``argmax`` are labels, which have no mean.
+    It is the mean, or else the mode or the nearest pixel, depending on the dtype. Labels, such as the results of
+    ``argmax``, have no mean.
     """
     labels = labels or (tensor.reduce is not None and tensor.reduce.function == "argmax")
     methods: tuple[Method, ...] = ("mean", "mode", "nearest")
@@ -143,7 +146,9 @@ def levels_to_show(
     compute: bool,
     tile_bytes: int,
 ) -> list[InfiniteTensor]:
-    """The levels for a view of a box of pixels: stored ones, or else levels that are computed in memory.
+    """Return the levels for a view of a box of pixels.
+
+    Stored levels are taken if there are enough. Otherwise, new levels are computed in memory.
 
     Parameters
     ----------
@@ -193,24 +198,27 @@ def levels_to_show(
 
 
 def box_above(start: Sequence[int], shape: Sequence[int], factors: Sequence[int]) -> tuple[slice, ...]:
-    """The box of coarser pixels that covers a box of pixels."""
+    """Return the box of coarser pixels covering a box of pixels."""
     return tuple([slice(a // k, -(-(a + n) // k)) for a, n, k in zip(start, shape, factors, strict=True)])
 
 
 def _number_of(extents: Sequence[int], factors: Sequence[int], most: int = _SMALL) -> int:
-    """The number of levels after which no coarsened dimension is longer than `most`."""
+    """Return how many halvings shorten all coarsened dimensions to at most `most` pixels."""
     longest = max(extent for extent, factor in zip(extents, factors, strict=True) if factor > 1)
     return next(k for k in count() if longest <= most << k)
 
 
 def without_levels(ids: Sequence[str]) -> list[str]:
-    """Leave out the ids of tensors that are levels of other tensors in `ids`."""
+    """Return the ids without pyramid levels.
+
+    A level is left out only if `ids` contains its tensor too.
+    """
     known = {*ids}
     return [each for each in ids if each.rpartition("/level-")[0] not in known]
 
 
 def clear_levels(store: TileStore, tensor_id: str) -> None:
-    """Delete the levels of a tensor that a store holds, the coarsest first."""
+    """Delete the stored levels of a tensor, the coarsest first."""
     for name in sorted(store.tensor_ids(f"{tensor_id}/level-"), key=lambda name: (len(name), name), reverse=True):
         version = store.tensor_definition(name)["version"]
         if isinstance(version, dict) and KEY in version:
@@ -218,7 +226,10 @@ def clear_levels(store: TileStore, tensor_id: str) -> None:
 
 
 def stored_levels(tensor: InfiniteTensor) -> list[InfiniteTensor]:
-    """The levels of a tensor that its store holds, from the finest on: each is computed from the one before."""
+    """Return the stored levels of a tensor, the finest first.
+
+    The list ends at the first missing level, because each level is computed from the level before.
+    """
     found = [tensor]
     while (level := _stored_level(found)) is not None:
         found.append(level)
@@ -226,7 +237,10 @@ def stored_levels(tensor: InfiniteTensor) -> list[InfiniteTensor]:
 
 
 def _stored_level(below: Sequence[InfiniteTensor]) -> InfiniteTensor | None:
-    """Return the next coarser level if it is stored, else None. `below` lists the tensor and its levels so far."""
+    """Return the next coarser level, or None if not stored.
+
+    `below` lists the tensor and the finer levels.
+    """
     tensor = below[0]
     try:
         level = tensor.tile_store.open(f"{tensor.tensor_id}/level-{len(below)}", args=[below[-1]])
@@ -274,7 +288,10 @@ def _coarser(
 
 
 def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
-    """The factor for each dimension. An int is for z, y and x. Without dimension names, it is for the last two."""
+    """Return the factor for each dimension.
+
+    An int applies to z, y and x. Without dimension names, an int applies to the last two dimensions.
+    """
     entries, one, names = members(given), as_index(given), names_of(tensor)
     if entries is None and one is not None:
         named = [d for d, name in enumerate(names) if str(name).lower() in _SPACE]
@@ -295,7 +312,7 @@ def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
         )
     if math.prod(known) > _MOST_IN_ONE:
         raise ValidationError(
-            f"{math.prod(known):,} pixels would become one. The most that one step can combine is {_MOST_IN_ONE:,}: "
+            f"{math.prod(known):,} pixels would become one. A step can combine at most {_MOST_IN_ONE:,} pixels: "
             "coarsen in several steps, such as t.coarsen(64).coarsen(64) instead of t.coarsen(4096)"
         )
     return known

@@ -1,4 +1,7 @@
-"""Reads parts of rasters as torch tensors, and their metadata, with rasterio. Turns pictures as EXIF says."""
+"""Reads rasters and their metadata with rasterio.
+
+Pixels become torch tensors. Pictures are turned as their EXIF orientation says.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,16 @@ _GDAL_CACHE_BYTES = 2**23
 
 
 class RasterReader(Reader):
-    """Reads windows of a raster. Each thread and each process opens a separate handle.
+    """Reads windows of a raster.
+
+    Each thread and each process opens a separate handle.
 
     Parameters
     ----------
     path : str
         A path, or anything else that rasterio opens.
     page : int or None
-        The page to read, if a TIFF has several; None is the first, with a warning if there are others.
+        The page of a TIFF to read. None reads the first page, with a warning if there are more.
 
     Attributes
     ----------
@@ -67,7 +72,7 @@ class RasterReader(Reader):
 
     @property
     def colours(self) -> tuple[str, ...]:
-        """The colour interpretation of each band, by its name in rasterio."""
+        """The colour interpretation of each band, as named by rasterio."""
         # Open a new handle: if GDAL reported a bad tag through an old one, rasterio raises this error at a later call.
         with _opened_raster(self._path) as raster:
             return tuple(each.name for each in raster.colorinterp)
@@ -93,7 +98,10 @@ class RasterReader(Reader):
             raise StoreError(f"{self._path} cannot be read: {error}") from error
 
     def read_mask(self, rows: slice, columns: slice) -> Any:
-        """The mask of these pixels, for all bands: 0 where there is no data."""
+        """Read the mask of a region, with 0 for pixels without data.
+
+        All bands share this mask.
+        """
         from rasterio.windows import Window  # noqa: PLC0415  (of an extra)
 
         window = Window.from_slices(*self._turn.in_file(rows, columns, self._extents))
@@ -114,7 +122,10 @@ class RasterReader(Reader):
 
 
 def page_of(path: str, page: object, count: int) -> int:
-    """Return the number of the page to read, out of `count`. None is the first, with a warning if there are others."""
+    """Return the number of the page to read, out of `count` pages.
+
+    If `page` is None, this is the first page, with a warning if there are more.
+    """
     if page is None:
         if count > 1:
             warnings.warn(
@@ -132,12 +143,12 @@ def page_of(path: str, page: object, count: int) -> int:
 
 
 def _has_place(raster: Any) -> bool:
-    """Whether a raster has a georeference."""
+    """Return whether a raster has a georeference."""
     return not (raster.crs is None and raster.transform.is_identity and not raster.gcps[0] and raster.rpcs is None)
 
 
 def _dtype_of_bands(raster: Any) -> torch.dtype:
-    """The dtype of the values that a file stores. GDAL may read them in a larger dtype."""
+    """Return the dtype of the stored values. GDAL may use a larger dtype for reading."""
     if raster.dtypes[0] == "complex_int16":
         return torch.complex64
     half = raster.dtypes[0] == "float32" and raster.tags(1, ns="IMAGE_STRUCTURE").get("NBITS") == "16"
@@ -156,7 +167,10 @@ def _opened_raster(path: str) -> Any:
 
 
 def meaning_of_raster(raster: Any) -> Meaning:
-    """The metadata of a raster, for a tensor whose dimensions are bands, rows and columns."""
+    """Return the metadata of a raster.
+
+    The dimensions of the tensor are bands, rows and columns.
+    """
     from rasterio.enums import ColorInterp, MaskFlags  # noqa: PLC0415  (of an extra)
 
     gcps, crs = raster.gcps
@@ -199,7 +213,7 @@ _BIG = 43
 
 
 class Turn(NamedTuple):
-    """How to turn the pixels of a file so that they become the picture.
+    """Steps to turn the pixels of a file into the picture.
 
     First, reverse the rows if `up` is set, and the columns if `left` is set. Then swap both if `swapped` is set.
     """
@@ -213,7 +227,10 @@ class Turn(NamedTuple):
         return (columns, rows) if self.swapped else (rows, columns)
 
     def in_file(self, rows: slice, columns: slice, extents: tuple[int, int]) -> tuple[slice, slice]:
-        """Where a region of the picture lies in a file with these numbers of rows and columns."""
+        """Convert a region of the picture to a region of the file.
+
+        `extents` are the numbers of rows and columns in the file.
+        """
         rows, columns = self.ordered(rows, columns)
         return (
             _reversed(rows, extents[0]) if self.up else rows,
@@ -221,7 +238,10 @@ class Turn(NamedTuple):
         )
 
     def turned(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Turn pixels of the file, whose last two dimensions are rows and columns; the result may be a view."""
+        """Turn pixels of the file into pixels of the picture.
+
+        The last two dimensions of `pixels` are rows and columns. The result may be a view.
+        """
         pixels = pixels[..., :: -1 if self.up else 1, :: -1 if self.left else 1]
         return pixels.swapaxes(-2, -1) if self.swapped else pixels
 
@@ -238,7 +258,10 @@ _TURNS = {
 
 
 def turn_of(orientation: int) -> Turn:
-    """The turn for an EXIF orientation; an unknown one turns nothing."""
+    """Return the turn for an EXIF orientation.
+
+    An unknown orientation gives a turn without steps.
+    """
     return _TURNS.get(orientation, Turn())
 
 
@@ -247,7 +270,7 @@ def _reversed(part: slice, extent: int) -> slice:
 
 
 def orientation_of(raster: Any, path: str) -> int:
-    """The EXIF orientation of a raster; 1 if it has none."""
+    """Return the EXIF orientation of a raster, by default 1."""
     said = raster.tags().get("EXIF_Orientation", "")
     if said.isdecimal():
         return int(said)
@@ -267,7 +290,6 @@ def orientation_of(raster: Any, path: str) -> int:
 
 
 def _exif_in_png(file: BinaryIO) -> int:
-    """The position of the EXIF data in a PNG file."""
     file.seek(8)
     while True:
         size, name = _unpacked(file, ">I4s")
@@ -290,7 +312,10 @@ _EXIF = {"PNG": _exif_in_png, "WEBP": _exif_in_webp}
 
 
 def _in_directory(file: BinaryIO, at: int, begin: int = 0) -> int:
-    """The orientation in the TIFF directory at position `at`; 1 if it has none. The TIFF begins at position `begin`."""
+    """Return the EXIF orientation in a TIFF directory, by default 1.
+
+    The TIFF begins at position `begin` of the file, and the directory at position `at`.
+    """
     file.seek(begin)
     order = _order(file)
     big = _unpacked(file, f"{order}H")[0] == _BIG

@@ -1,6 +1,7 @@
-"""Reads parts of arrays of any library as torch tensors, and the metadata of their pixels.
+"""Reads arrays of any library, and the metadata of their pixels.
 
-A reader works on several threads, in forked children and after unpickling, with the help of `reopening`.
+Parts of an array become torch tensors. A reader works on several threads, in forked children and after unpickling, with
+the help of `reopening`.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ class Reader(ABC):
     dtype : torch.dtype
         Its element type.
     device : torch.device
-        The device of the tensors that it returns.
+        The device of the tensors read.
     chunks : tuple of int or None
-        Extents of the blocks that the source decodes as a whole, up to 128 MiB; None if it has no such blocks.
+        Extents of the blocks to decode as a whole, up to 128 MiB. None if there are no such blocks.
     in_memory : bool
         Whether reading takes no longer than copying.
     in_file : bool
@@ -75,7 +76,9 @@ class Reader(ABC):
     in_file = True
 
     def read(self, region: Box) -> torch.Tensor:
-        """Read one region, whose slices have a start and a stop. The result may be a view of the source itself.
+        """Read a region of the source.
+
+        The slices of `region` have a start and a stop. The result may be a view of the source itself.
 
         Raises
         ------
@@ -87,7 +90,7 @@ class Reader(ABC):
             raise ValidationError(
                 f"{self!r} returned {block.dtype} of shape {tuple(block.shape)} for a region of shape {expected}. When "
                 f"the tensor was made, the array was {self.dtype} of shape {self.shape}. Make the tensor again, from "
-                "an array that returns one dtype for all regions, as a.astype('float64') does"
+                "an array with one dtype for all regions, such as a.astype('float64')"
             )
         return block
 
@@ -95,7 +98,7 @@ class Reader(ABC):
     def _read(self, region: Box) -> torch.Tensor: ...
 
     def digest(self) -> str:
-        """SHA-256 of the values; see `digest_of_regions`."""
+        """Return the SHA-256 of the values, as computed by `digest_of_regions`."""
         return digest_of_regions(
             lambda region: _bytes_of(self.read(region)),
             self.shape,
@@ -105,7 +108,10 @@ class Reader(ABC):
         )
 
     def stamps(self) -> Stamps:
-        """Stamps of files by name, if `digest` covers only samples of them. A changed stamp reveals a changed file."""
+        """Return stamps of files by name, to notice changed files.
+
+        The result is empty unless `digest` covers only samples of the files.
+        """
         sampled = self.in_file and is_large(self.shape, self.dtype.itemsize)
         return {shown(place): stamp for place, stamp in self._stamps().items()} if sampled else {}
 
@@ -168,20 +174,20 @@ class ArrayReader(Reader):
             self._array = opened_in_child(self._array)
         except Exception as error:
             raise StoreError(
-                f"{self!r} cannot be read in a forked process, which shares open files with its parent, and cannot be "
-                f"opened again there: {error}. Spawn the workers, as a DataLoader does with "
-                "multiprocessing_context='spawn', or open the array and call from_array in each worker"
+                f"{self!r} cannot be read in a forked process, because its files cannot be opened again there: "
+                f"{error}. Spawn the workers, as a DataLoader does with multiprocessing_context='spawn', or open the "
+                "array and call from_array in each worker"
             ) from error
         self._inherited = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle a function that opens the files again, or the values if there are no files."""
+        """Pickle the files by location, or the values of an array without files."""
         try:
             opened = opened_by(self._array)
         except pickle.PicklingError as error:
             raise pickle.PicklingError(
-                f"a tensor over {quoted(self._array)} cannot be pickled: {error}; give from_array something that lies "
-                "in a file, such as a zarr.Array or a numpy.memmap"
+                f"a tensor over {quoted(self._array)} cannot be pickled: {error}; give from_array an array in a "
+                "file, such as a zarr.Array or a numpy.memmap"
             ) from error
         return _reopened, (repr(self), self.shape, self.dtype, opened)
 
@@ -193,30 +199,29 @@ class ArrayReader(Reader):
 
 
 _IN_A_ROW_BYTES = 2**20
-"""How much is read at once of a file that has no chunks and whose first dimension varies fastest."""
+"""Bytes to read at once from a file without chunks, if the first dimension varies fastest."""
 
 _FAITHFUL = {"numpy", "torch", "zarr", "dask", "xarray", "tensorstore", "infinite_tensor", "h5py"}
 """Libraries whose arrays return the dtype that they report."""
 
 
 def _extents_of(array: Any) -> tuple[int, ...]:
-    """The shape of an array; ValidationError if it has none, or the shape is not known yet."""
     if array.shape is None:
-        raise ValidationError("`a` is an empty dataset, without shape and values; give one that has elements")
+        raise ValidationError("`a` is an empty dataset, without shape and values; give a dataset with elements")
     if any(extent != extent for extent in array.shape):  # noqa: PLR0124  (only NaN differs from itself)
         raise ValidationError(
-            f"`a` has shape {tuple(array.shape)}, where nan stands for an extent that is not known yet; call "
-            "a.compute_chunk_sizes() first, which computes it"
+            f"`a` has shape {tuple(array.shape)} with an unknown extent, nan; call a.compute_chunk_sizes() first to "
+            "compute the extent"
         )
     shape = tuple(int(extent) for extent in array.shape)
     if not shape or not all(shape):
-        advice = "a tensor has at least one element" if shape else "an array of one element is a.reshape(1)"
+        advice = "a tensor has at least one element" if shape else "for an array of one element, give a.reshape(1)"
         raise ValidationError(f"`a` has shape {shape}; {advice}")
     return shape
 
 
 def _prepared(array: Any) -> Any:
-    """The object to slice instead of the given array; ValidationError if tensors cannot hold its values."""
+    """Return the object to slice in place of the given array."""
     if isinstance(array, torch.Tensor):
         return dense(array, "a")
     if library_of(array) == "xarray":
@@ -239,7 +244,7 @@ def _prepared(array: Any) -> Any:
 
 
 def _lies_elsewhere(array: Any) -> bool:
-    """Whether the values of an array lie in a file, or elsewhere outside the memory of this process."""
+    """Return whether the values lie outside the memory of this process, as in a file."""
     if isinstance(array, torch.Tensor):
         return _file_of(array) is not None
     if isinstance(array, np.ndarray):
@@ -248,7 +253,7 @@ def _lies_elsewhere(array: Any) -> bool:
 
 
 def _file_of(array: Any) -> str | None:
-    """The file that an array of numpy or torch is mapped from."""
+    """Return the file of a memory-mapped array of numpy or torch."""
     if isinstance(array, torch.Tensor):
         return getattr(array.untyped_storage(), "filename", None)
     mapped = memory_map_of(array)
@@ -256,7 +261,10 @@ def _file_of(array: Any) -> str | None:
 
 
 def torch_dtype_of(given: Any, array: Any) -> torch.dtype:
-    """The torch dtype for `given`, the dtype of an array; ValidationError if tensors cannot have it."""
+    """Return the torch dtype for the dtype `given` of an array.
+
+    Raise ValidationError for a dtype that tensors cannot have. The message says how to convert `array`.
+    """
     try:
         dtype = given if isinstance(given, torch.dtype) else np.dtype(getattr(given, "numpy_dtype", given))
     except TypeError:
@@ -265,11 +273,11 @@ def torch_dtype_of(given: Any, array: Any) -> torch.dtype:
     if found in DTYPES:
         return found
     advice = "convert it to numbers first" if dtype is None else _instead_of(dtype, array)
-    raise ValidationError(f"`a` has dtype {quoted(given)}, which tensors do not have; {advice}")
+    raise ValidationError(f"`a` has the unsupported dtype {quoted(given)}; {advice}")
 
 
 def _instead_of(dtype: Any, array: Any) -> str:
-    """Advice on how to convert an array to a dtype that tensors can have."""
+    """Return advice on converting an array to a supported dtype."""
     fields, name = getattr(dtype, "names", None), str(dtype).removeprefix("torch.")
     # An array without astype must be read whole before it is converted.
     values = "a" if hasattr(array, "astype") else "a[...]"
@@ -293,11 +301,10 @@ _WIDER = (
     ("int", "int8"),
     ("uint", "uint8"),
 )
-"""Beginnings of names of dtypes that tensors do not have, each with a dtype that can hold all values of these."""
+"""Beginnings of names of unsupported dtypes, each with a supported dtype for all their values."""
 
 
 def _chunks_of(array: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
-    """Extents of the blocks that an array decodes as a whole, up to 128 MiB; None if it has no such blocks."""
     chunks = _said_chunks(array, shape)
     if isinstance(chunks, list | tuple) and len(chunks) == len(shape) and all(chunks):
         # Dask has the extents of all chunks along each dimension.
@@ -312,7 +319,6 @@ def _chunks_of(array: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, 
 
 
 def _said_chunks(array: Any, shape: tuple[int, ...]) -> Any:
-    """The chunks of an array, as its library reports them."""
     library = library_of(array)
     if library == "tensorstore":
         return array.chunk_layout.read_chunk.shape
@@ -327,7 +333,10 @@ def _said_chunks(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def as_tensor(block: Any, array: Any = None) -> torch.Tensor:
-    """Turn a block that an array returned into a tensor, which may be a view of the block."""
+    """Convert a block of an array to a tensor.
+
+    The tensor may be a view of the block.
+    """
     if isinstance(block, torch.Tensor):
         return block
     if hasattr(block, "todense"):
@@ -348,16 +357,13 @@ def as_tensor(block: Any, array: Any = None) -> torch.Tensor:
 
 
 def _reopened(shown: str, shape: tuple[int, ...], dtype: torch.dtype, opened: Opened) -> ArrayReader:
-    """Recreate a reader from its pickle; StoreError if its source is missing or has another shape or dtype."""
     function, args = opened
     try:
         reader = ArrayReader(function(*args))
     except Exception as error:
         raise StoreError(f"{shown} cannot be opened again: {error}") from error
     if (reader.shape, reader.dtype) != (shape, dtype):
-        raise StoreError(
-            f"{shown} was {dtype} of shape {shape}, but in its place is now {reader.dtype} of shape {reader.shape}"
-        )
+        raise StoreError(f"{shown} was {dtype} of shape {shape}, but is now {reader.dtype} of shape {reader.shape}")
     return reader
 
 
@@ -371,11 +377,14 @@ _CODES = {
     "add_offset": "offset",
     **{name: name for name in ("flag_values", "flag_masks", "flag_meanings", "valid_min", "valid_max", "valid_range")},
 }
-"""Attributes of the netCDF conventions that say what numbers stand for, and what this library calls them."""
+"""Attributes of the netCDF conventions for the meaning of numbers, with their names in this library."""
 
 
 def meaning_of_array(array: Any, dims: Sequence[str]) -> Meaning | None:
-    """The metadata of an xarray array, for a tensor with dimensions named `dims`; None for other arrays."""
+    """Return the metadata of an xarray array, or None for other arrays.
+
+    `dims` are the dimension names of the tensor over the array.
+    """
     if not type(array).__module__.startswith("xarray."):
         return None
     # The attribute `infinite_tensor` of an export describes that export only.
@@ -400,7 +409,7 @@ def meaning_of_array(array: Any, dims: Sequence[str]) -> Meaning | None:
 
 
 def _said(attrs: Mapping[Any, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The attributes that JSON can hold, and the names of the other attributes, for messages."""
+    """Return the attributes representable in JSON, and a list of the rest for messages."""
     said, lost = {}, []
     for name, value in attrs.items():
         try:
@@ -414,7 +423,10 @@ _OF_NUMPY = np.ndarray | np.generic
 
 
 def _values_of(coordinate: Any) -> npt.NDArray[Any] | None:
-    """The values if they are numbers, dates or texts, and not too many to keep in memory; None otherwise."""
+    """Return the values of a coordinate: numbers, dates or texts.
+
+    Return None for other values, and for too many values to keep in memory.
+    """
     if coordinate.size > MOST_COORDINATES:
         return None
     values = np.asarray(coordinate.values)

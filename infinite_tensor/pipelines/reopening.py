@@ -1,8 +1,8 @@
 """Opens the files of an array again: in a forked child, and when a pickle is loaded.
 
-A forked child shares the position in every open file with its parent, and a pickle cannot hold open files. So both walk
-over all objects that an array holds, as pickle does, and replace each file, and each array of a file, by the path, URL
-or store that opens it again. If there is none, that is an error.
+A forked child shares the position in every open file with its parent, and a pickle cannot contain open files. So this
+module walks over all objects in an array, as pickle does. It replaces each file, and each array of a file, by a path,
+URL or store. A file without a path, URL or store is an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ try:
 except ImportError:
 
     class Pickler(pickle.Pickler):  # type: ignore[no-redef]
-        """The pickler of the standard library, which is used if cloudpickle is not installed."""
+        """The pickler of the standard library, used without cloudpickle."""
 
         def reducer_override(self, obj: Any) -> Any:  # noqa: ARG002
             """Pickle any object in the usual way."""
@@ -50,7 +50,7 @@ Opened: TypeAlias = "tuple[Callable[..., Any], tuple[Any, ...]]"
 
 
 def library_of(obj: object) -> str:
-    """The package that a type, or the type of an object, comes from."""
+    """Return the package of a type, or of the type of an object."""
     kind = obj if isinstance(obj, type) else type(obj)
     return str(kind.__module__).partition(".")[0]
 
@@ -59,12 +59,14 @@ def library_of(obj: object) -> str:
 
 
 def opened_by(array: Any) -> Opened:
-    """A call that recreates an array in another process, from its files or from a copy of its values.
+    """Return a call for another process to recreate an array.
+
+    The call opens the files of the array again, or copies its values.
 
     Raises
     ------
     pickle.PicklingError
-        If neither is possible. The message says why.
+        If the array can be neither opened again nor copied. The message says why.
     """
     if isinstance(array, torch.Tensor | np.ndarray):
         return _mapped(array) or _by_value(array)
@@ -87,7 +89,7 @@ def _by_value(array: Any) -> Opened:
 
 
 _AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""Dtypes whose pickles torch writes but cannot read, and the dtypes as which they are pickled."""
+"""Dtypes to pickle in place of unsigned dtypes. torch writes pickles of unsigned dtypes, but cannot read them."""
 
 
 def _unchanged(array: Any) -> Any:
@@ -95,14 +97,13 @@ def _unchanged(array: Any) -> Any:
 
 
 class _ToOtherProcess(Pickler):  # type: ignore[misc]
-    """Pickles an array, with its files replaced by calls that open them."""
+    """Pickles an array, with calls to open its files."""
 
     def __init__(self) -> None:
         self.pickled = io.BytesIO()
         super().__init__(self.pickled, pickle.HIGHEST_PROTOCOL)
 
     def reducer_override(self, obj: Any) -> Any:
-        """Pickle an object; pickle calls this for each one that is not of a plain builtin type."""
         find = _FINDERS.get(library_of(obj))
         found = None if find is None else find(obj)
         return super().reducer_override(obj) if found is None else found
@@ -112,7 +113,10 @@ class _ToOtherProcess(Pickler):  # type: ignore[misc]
 
 
 def is_fork_safe(obj: object) -> bool:
-    """Whether a forked child can use an object as it is: values, code, and objects that handle forks themselves."""
+    """Return whether a forked child can use an object as it is.
+
+    These objects are values, code, and objects with their own handling of forks.
+    """
     if isinstance(obj, np.ndarray):
         return not obj.dtype.hasobject
     if isinstance(obj, Store):
@@ -132,7 +136,7 @@ _parents: list[Any] = []
 
 
 def opened_in_child(array: Any) -> Any:
-    """A copy of the array for a forked child, with all its files opened again.
+    """Return a copy of the array for a forked child, with all files opened again.
 
     Raises
     ------
@@ -146,25 +150,25 @@ def opened_in_child(array: Any) -> Any:
 
 
 class _ToChild(_ToOtherProcess):
-    """Pickles an array for a forked child. Fork-safe objects in it are not pickled, but kept as they are."""
+    """Pickles an array for a forked child, except fork-safe objects."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kept: list[Any] = []
 
     def persistent_id(self, obj: Any) -> int | None:
-        """Put a fork-safe object into `kept`, and return its index there; return None for other objects."""
+        """Add a fork-safe object to `kept` and return the index. Return None for objects to pickle."""
         if not is_fork_safe(obj):
             return None
         self.kept.append(obj)
         return len(self.kept) - 1
 
     def reducer_override(self, obj: Any) -> Any:
-        """Pickle an object so that the child does not use files or locks of its parent."""
+        """Pickle an object without files and locks of the parent."""
         # An ObjectStore of zarr pickles the store that it wraps by itself, so look at that one.
         library, kind = library_of(obj.store if isinstance(obj, ObjectStore) else obj), type(obj).__name__
         if library in _WITH_THREADS:
-            raise pickle.PicklingError(f"{library} works on its own threads, which a forked process does not have")
+            raise pickle.PicklingError(f"{library} works on its own threads, but a forked process has none")
         if kind == "SerializableLock":
             # A lock of xarray or Dask. Within a process, all with the same token are one lock.
             return type(obj), (f"{obj.token} of {os.getpid()}",)
@@ -179,12 +183,14 @@ class _InChild(pickle.Unpickler):
         self._kept = walk.kept
 
     def persistent_load(self, pid: int) -> Any:
-        """Return the fork-safe object with this index in `kept`."""
         return self._kept[pid]
 
 
 def _own_manager(kind: Any, opener: Any, args: Any, mode: Any, kwargs: Any, lock: Any) -> Any:
-    """A file manager of xarray with a new id: with the same id, it would use the file that the parent has opened."""
+    """Create a file manager of xarray with a new id.
+
+    With the same id, the manager would use the file opened by the parent.
+    """
     return kind(opener, *args, mode=mode, kwargs=kwargs, lock=lock)
 
 
@@ -203,10 +209,10 @@ _ONE_STATE = {"netCDF4": "HDF5", "h5py": "HDF5"}
 
 
 def locks_of(array: Any) -> tuple[Lock, ...]:
-    """The locks to hold, in this order, while an array is read.
+    """Return the locks for reading an array, in order of acquisition.
 
-    All arrays of a library with a global state share one lock. Otherwise, there is one lock for each file object that
-    the array holds. If no file object is found in it, there is one lock for the array itself.
+    All arrays of a library with a global state share a lock. Otherwise, there is a lock for each file object in the
+    array, or a lock for an array without file objects. Arrays safe for parallel reads have no lock.
     """
     library = library_of(array)
     if library in _PARALLEL:
@@ -224,16 +230,19 @@ def locks_of(array: Any) -> tuple[Lock, ...]:
 
 
 class _Looking(_ToChild):
-    """Finds files and global states that an array may share with other arrays. Calls no methods of unknown classes."""
+    """Finds the files and global states shared between arrays.
+
+    No methods of unknown classes are called.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.shared: set[Hashable] = set()
 
     def persistent_id(self, obj: Any) -> int | None:
-        """Add `obj` to `shared` if more arrays than this one may use it.
+        """Add a file or global state to `shared`.
 
-        Returns None if pickle is to look inside `obj`, and 0 if not.
+        Return None to let pickle look inside `obj`, otherwise 0.
         """
         kind = type(obj)
         if library_of(obj) == "netCDF4":
@@ -245,7 +254,7 @@ class _Looking(_ToChild):
         return 0
 
     def reducer_override(self, obj: Any) -> Any:
-        """Pickle, instead of an object, a list of the objects that it holds."""
+        """Pickle a list of the parts of an object in its place."""
         if isinstance(obj, FunctionType):
             held = [cell.cell_contents for cell in obj.__closure__ or ()]
         elif library_of(obj) in (*_WRAPPERS, "builtins", "collections", "functools"):
@@ -259,7 +268,6 @@ class _Looking(_ToChild):
 
 
 def _mapped(array: Any) -> Opened | None:
-    """How to open an array of numpy or torch that is mapped from a file; None if it is small, or not mapped."""
     if type(array) not in (np.ndarray, np.memmap, torch.Tensor) or array.nbytes < _SMALLEST_MAP:
         return None
     if isinstance(array, np.ndarray):
@@ -277,7 +285,7 @@ _MAPS = "/proc/self/maps"
 
 
 def _place_of(array: np.ndarray[Any, Any]) -> tuple[str, int] | None:
-    """The file that an array is mapped from, and the position of its first element there."""
+    """Return the file of a mapped array, and the byte offset of the first element."""
     first = array.__array_interface__["data"][0]
     if os.path.exists(_MAPS):  # noqa: PTH110
         low, high = np.lib.array_utils.byte_bounds(array)
@@ -292,9 +300,9 @@ def _place_of(array: np.ndarray[Any, Any]) -> tuple[str, int] | None:
 
 
 def _file_at(low: int, high: int) -> tuple[str, int] | None:
-    """Return the file that a range of memory is mapped from, and the position of `low` in this file.
+    """Return the file mapped to a range of memory, and the file offset of address `low`.
 
-    Return None if there is no file, or if its content may differ from the memory.
+    Return None without such a file, or if the content of the file may differ from the memory.
     """
     with contextlib.suppress(OSError), open(_MAPS, errors="surrogateescape") as maps:  # noqa: PTH123
         for line in maps:
@@ -308,7 +316,7 @@ def _file_at(low: int, high: int) -> tuple[str, int] | None:
 
 
 def _is_unchanged(addresses: str) -> bool:
-    """Whether no page of a private map has been written to."""
+    """Return whether no page of a private map has been written to."""
     pages = Path("/proc/self/smaps").read_text(errors="surrogateescape").partition(addresses)[2]
     kept = dict(re.findall(r"^(Anonymous|Swap): +(\d+) kB$", pages, re.MULTILINE)[:2])
     return kept == {"Anonymous": "0", "Swap": "0"}
@@ -326,7 +334,10 @@ def _open_mapped_tensor(path: str, offset: int, dtype: Any, count: int, shape: A
 
 
 def _path_of(name: str, what: str) -> str:
-    """The absolute path of an open file; PicklingError if the file at `name` is not the open one."""
+    """Return the absolute path of an open file.
+
+    Raise PicklingError if the path now belongs to another file.
+    """
     path = os.path.abspath(name)  # noqa: PTH100
     with contextlib.suppress(OSError):
         there = os.stat(path)  # noqa: PTH116
@@ -336,9 +347,7 @@ def _path_of(name: str, what: str) -> str:
             with contextlib.suppress(OSError):
                 if os.path.samestat(os.fstat(int(number)), there):
                     return path
-    raise pickle.PicklingError(
-        f"{what} cannot be opened again by its path: the file that is now at {path} is not the file that is open"
-    )
+    raise pickle.PicklingError(f"{what} cannot be opened again by its path: {path} is not the open file")
 
 
 _OPEN = "/dev/fd"
@@ -346,7 +355,6 @@ _OPEN = "/dev/fd"
 
 
 def _of_file(file: Any) -> Opened | None:
-    """How to open a file again; None if it is not open for reading."""
     if library_of(file) == "tempfile":
         # A copy of the wrapper would delete the file too.
         file = getattr(file, "file", file)
@@ -354,7 +362,7 @@ def _of_file(file: Any) -> Opened | None:
     if type(file) not in (io.BufferedReader, io.FileIO) or type(raw) is not io.FileIO or raw.writable():
         return None
     if not isinstance(raw.name, str):
-        raise pickle.PicklingError(f"{file!r} has no path by which to open it again")
+        raise pickle.PicklingError(f"{file!r} cannot be opened again, because it has no path")
     return _open_file, (_path_of(raw.name, repr(file)), 0 if file is raw else -1, file.tell())
 
 
@@ -365,7 +373,6 @@ def _open_file(path: str, buffering: int, position: int) -> Any:
 
 
 def _of_hdf5(obj: Any) -> Opened | None:
-    """How to open a dataset or a group again: by the path of its file and its name there."""
     import h5py  # noqa: PLC0415  (of an extra)
 
     if not isinstance(obj, h5py.Dataset | h5py.Group):
@@ -378,7 +385,7 @@ def _of_hdf5(obj: Any) -> Opened | None:
         path = _path_of(file.filename, what)
     else:
         raise pickle.PicklingError(
-            f"the file that contains {obj.name!r} cannot be opened again by its path, because it is in memory or was "
+            f"the file with {obj.name!r} cannot be opened again by its path, because it is in memory or was "
             "opened from a file object: open it with h5py.File(path)"
         )
     name = obj.name
@@ -386,7 +393,7 @@ def _of_hdf5(obj: Any) -> Opened | None:
         # The object was reached through a link in another file, and has the name of the link.
         found = h5py.h5r.get_name(obj.ref, file.id)
         if found is None:
-            raise pickle.PicklingError(f"{what} has no name in that file")
+            raise pickle.PicklingError(f"{what} has no name in the file")
         name = found.decode()
     locks, if_possible = file.id.get_access_plist().get_file_locking()
     locking = "best-effort" if locks and if_possible else bool(locks)
@@ -400,7 +407,6 @@ def _open_hdf5(path: str, name: str, swmr: bool, locking: Any) -> Any:
 
 
 def _of_netcdf(obj: Any) -> Opened | None:
-    """How to open a variable or group of netCDF4 again: by the path or URL of its file, its name and its settings."""
     import netCDF4  # noqa: PLC0415  (there is an array of it)
 
     if not isinstance(obj, netCDF4.Dataset | netCDF4.Variable):
@@ -431,7 +437,6 @@ def _open_variable(group: Any, name: str, mask: bool, scale: bool, always_mask: 
 
 
 def _of_zarr(obj: Any) -> Opened | None:
-    """How to open a zarr array or a zarr store again; None for other objects."""
     if isinstance(obj, zarr.Array):
         return _open_zarr, (obj.store_path.store, obj.store_path.path, obj.metadata.zarr_format)
     if type(obj) is LocalStore:
@@ -445,7 +450,7 @@ def _of_zarr(obj: Any) -> Opened | None:
 
 
 def _is_of_fsspec_in_memory(store: Store) -> bool:
-    """Whether a store keeps its data under ``memory://``, which is separate in each process."""
+    """Return whether a store is under ``memory://``, with separate data in each process."""
     return isinstance(store, FsspecStore) and "memory" in store.fs.protocol
 
 
@@ -454,7 +459,10 @@ def _open_zarr(store: Store, path: str, zarr_format: Any) -> Any:
 
 
 def by_absolute_path(array: Any) -> Any:
-    """The array with an absolute path: zarr and nibabel resolve relative ones in the current working directory."""
+    """Return the array with an absolute path.
+
+    zarr and nibabel resolve relative paths in the current working directory.
+    """
     if library_of(array) == "nibabel":
         name = getattr(array, "file_like", None)
         if isinstance(name, str) and not os.path.isabs(name):  # noqa: PTH117
@@ -473,7 +481,7 @@ def by_absolute_path(array: Any) -> Any:
 
 
 def _of_lock(obj: Any) -> Opened | None:
-    """How to recreate a lock: as a new one, since nobody holds it in another process."""
+    """Return a call for a new lock. In another process, no thread holds the lock."""
     new = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}.get(type(obj))
     return new and (new, ())
 

@@ -1,7 +1,8 @@
-"""How the windows of a tensor slide over its inputs: along which dimensions, how far, and with which halo.
+"""Windows sliding over the inputs of a tensor.
 
-A `Slide` is one dimension of one input over which windows slide. An `Along` is one dimension of the output, with the
-sizes that a returned window may have along it. Both together determine the windows of all tensors.
+Windows slide over some dimensions of an input, called slid dimensions, and contain the other dimensions whole. A
+`Slide` is a slid dimension of an input. An `Along` is a dimension of the output, with the allowed sizes of a returned
+window. Both together determine the windows of all tensors.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ _Entry = TypeVar("_Entry")
 
 @dataclass(frozen=True)
 class Slide:
-    """A dimension of one input over which windows slide.
+    """A slid dimension of an input.
 
     Attributes
     ----------
     d : int
-        Its number in the input.
+        The number of the dimension in the input.
     extent : int or None
-        Its length in pixels of the input.
+        The length of the dimension in pixels of the input.
     halo : int
         Pixels of the input that are read around the window on each side.
     scale : Fraction
@@ -69,9 +70,9 @@ class Along:
     name : str or None
         Its name, if a user has given one.
     number : int or None
-        Its position among the dimensions over which windows slide; None if it is kept whole.
+        The index among the slid dimensions. None for a dimension kept whole.
     slides : tuple of Slide
-        This dimension in each input; empty if it is kept whole.
+        This dimension in each input. Empty for a dimension kept whole.
     """
 
     extent: int | None
@@ -90,7 +91,10 @@ class Along:
         return None if margin is None or margin.denominator > 1 else self.size + 2 * int(margin)
 
     def crop(self, found: int) -> slice | None:
-        """The slice that removes the halo, if any, from an output of `found` pixels; None if this length is wrong."""
+        """Return the slice to remove the halo from an output of `found` pixels.
+
+        An output without a halo is kept whole. Return None for a wrong length.
+        """
         margin, odd = divmod(found - self.size, 2)
         known = not odd and margin in (0, *[slide.margin for slide in self.slides])
         return slice(margin, margin + self.size) if known else None
@@ -98,19 +102,19 @@ class Along:
 
 @dataclass(frozen=True)
 class Source:
-    """An input, and how windows slide over it."""
+    """An input with its slid dimensions."""
 
     tensor: InfiniteTensor
     slides: tuple[Slide, ...]
 
     @property
     def kept(self) -> list[int]:
-        """The dimensions over which windows do not slide."""
+        """The dimensions contained whole in each window."""
         slid = {slide.d for slide in self.slides}
         return [d for d in range(self.tensor.ndim) if d not in slid]
 
     def window(self, output: Sequence[Along]) -> TensorWindow:
-        """The window of the input from which a window of the output is computed."""
+        """Return the window of the input for a window of the output."""
         slid: dict[int, tuple[int, int, int, int]] = {}
         for at, along in enumerate(output):
             if along.number is not None:
@@ -120,7 +124,10 @@ class Source:
         return window_over(self.tensor, slid)
 
     def padding(self, given: object) -> object:
-        """Expand a padding from one entry per slide to one per dimension. Return any other padding unchanged."""
+        """Expand a padding from slid dimensions to all dimensions.
+
+        If `given` does not have an entry for each slid dimension, return `given`.
+        """
         entries = None if is_one_padding(given) else members(given)
         if entries is None or len(entries) != len(self.slides):
             return given
@@ -130,7 +137,7 @@ class Source:
 def window_over(tensor: InfiniteTensor, slid: Mapping[int, tuple[int, int, int, int]]) -> TensorWindow:
     """Return a window over a tensor.
 
-    `slid` maps the dimensions over which the window slides to tuples of size, stride, offset and window coordinate.
+    `slid` maps each slid dimension to a tuple of size, stride, offset and window coordinate.
     Along all other dimensions, the window covers the whole tensor.
     """
     whole = [slid.get(d, (extent or 1, extent or 1, 0, None)) for d, extent in enumerate(tensor.shape)]
@@ -138,7 +145,10 @@ def window_over(tensor: InfiniteTensor, slid: Mapping[int, tuple[int, int, int, 
 
 
 def of_all(tensor: InfiniteTensor, numbers: Sequence[int], entries: Sequence[object]) -> list[object]:
-    """Return a list for all dimensions of a tensor: `entries` at the positions `numbers`, and None elsewhere."""
+    """Return a list with an entry for each dimension of a tensor.
+
+    `entries` belong to the dimensions `numbers`. All other dimensions get None.
+    """
     along = dict(zip(numbers, entries, strict=True))
     return [along.get(d) for d in range(tensor.ndim)]
 
@@ -146,14 +156,18 @@ def of_all(tensor: InfiniteTensor, numbers: Sequence[int], entries: Sequence[obj
 def sources_of(
     tensors: Sequence[InfiniteTensor], dims: object, window: object, halo: object, scale: object
 ) -> list[Source]:
-    """How windows slide over each input: over the same number of dimensions of each, in the same order."""
+    """Return the inputs with their slid dimensions.
+
+    All inputs have the same number of slid dimensions, in the same order.
+    """
     numbers = [_slid(at, tensor, dims, window) for at, tensor in enumerate(tensors)]
     names = [[tensor.dims[d] for d in slid] for tensor, slid in zip(tensors, numbers, strict=True)]
     for at, each in enumerate(names):
         if len(each) != len(names[0]) or (each != names[0] and sorted(each) == sorted(names[0])):
             raise ValidationError(
                 f"windows slide over dimensions {names[0]} of input 0 and {each} of input {at}, but the "
-                "number and order must be the same; give dims=..., as names or as numbers, which may be negative"
+                "number and order must be the same; give dims=..., as names or numbers (negative numbers count from "
+                "the end)"
             )
     halos, scales = (_of_inputs(*each, len(tensors)) for each in (("halo", halo), ("scale", scale)))
     found = []
@@ -166,23 +180,25 @@ def sources_of(
 
 
 def names_of(tensor: InfiniteTensor) -> list[str | None]:
-    """The names that a user has given the dimensions of a tensor; None for those without a name."""
+    """Return the dimension names given by a user, with None for unnamed dimensions."""
     return [None if name == f"dim_{d}" else name for d, name in enumerate(tensor.dims)]
 
 
 def slid_dims(
     shape: Sequence[int | None], names: Sequence[str | None], count: int | None, numbers: Sequence[int] | None = None
 ) -> list[int]:
-    """The dimensions over which windows slide: those with these `numbers`, or all that are not channels.
+    """Return the slid dimensions of a tensor.
+
+    Without `numbers`, all dimensions except channels are slid dimensions.
 
     Parameters
     ----------
     shape, names
         The shape and the dimension names of a tensor.
     count : int or None
-        The number of dimensions over which windows slide, if it is known.
+        The number of slid dimensions, if known.
     numbers : sequence of int, optional
-        The numbers of these dimensions, if they are known.
+        The slid dimensions, if known.
 
     Raises
     ------
@@ -213,7 +229,9 @@ def slid_dims(
 
 
 def window_advice(window: object, shape: Sequence[int | None]) -> str:
-    """Advice to give `window` as a tuple instead of an int; empty if this would not help.
+    """Return advice to give `window` as a tuple instead of an int.
+
+    The advice is empty if a tuple would not help.
 
     Raises
     ------
@@ -231,14 +249,13 @@ def window_advice(window: object, shape: Sequence[int | None]) -> str:
 
 
 def _may_be_channels(shape: Sequence[int | None]) -> bool:
-    """Whether the last dimension is as short as the channels of an image."""
+    """Return whether the last dimension is as short as the channels of an image."""
     *others, last = shape
     few = last in (1, 2) and len(others) > 1 and all(n is None or n > last for n in others)
     return few or last in (3, 4)
 
 
 def _slid(at: int, tensor: InfiniteTensor, dims: object, window: object) -> list[int]:
-    """The dimensions of an input over which windows slide; as many as `window` has entries, if it has several."""
     entries, names = members(window), names_of(tensor)
     try:
         numbers = None if dims is None else _numbers(at, tensor, dims)
@@ -256,7 +273,7 @@ def _slid(at: int, tensor: InfiniteTensor, dims: object, window: object) -> list
 
 
 def _numbers(at: int, tensor: InfiniteTensor, dims: object) -> list[int]:
-    """The numbers of the dimensions that `dims` lists by name or number, in the same order."""
+    """Convert `dims` from names or numbers to numbers from 0 on."""
     numbers = []
     for entry in members(dims) or ():
         name, d = word(entry), as_index(entry)
@@ -278,12 +295,12 @@ def _from_zero(value: object) -> int | None:
 
 
 def positive(value: object) -> int | None:
-    """Return `value` as an int if it is a positive int, otherwise None."""
+    """Return `value` as a positive int, or None for other values."""
     return _from_zero(value) or None
 
 
 def _of_inputs(name: str, given: object, count: int) -> Sequence[object]:
-    """Expand an argument, which is one value for all inputs or a tuple, to one entry for each of `count` inputs."""
+    """Expand a single value or a tuple to an entry for each input."""
     entries = None if count == 1 else members(given)
     if entries is None:
         return [given] * count
@@ -299,9 +316,10 @@ def _of_inputs(name: str, given: object, count: int) -> Sequence[object]:
 def of_dimensions(
     name: str, given: object, count: int, read: Callable[[object], _Entry | None], expected: str
 ) -> list[_Entry]:
-    """Expand an argument, one value or a tuple, to one entry for each of `count` dimensions over which windows slide.
+    """Expand a single value or a tuple to an entry for each slid dimension.
 
-    `read` converts an entry, and returns None for an invalid one. `expected` describes an entry in the message.
+    There are `count` slid dimensions. `read` converts an entry, and returns None for an invalid entry. `expected`
+    describes a valid entry in the error message.
     """
     entries = members(given)
     found = [read(entry) for entry in ((given,) * count if entries is None else entries)]
@@ -315,7 +333,7 @@ def of_dimensions(
 
 
 def paddings_of(sources: Sequence[Source], padding: object) -> object:
-    """The `args_padding` of the output, from the argument `padding`."""
+    """Return the `args_padding` of the output for the argument `padding`."""
     if is_one_padding(padding):
         return padding
     entries = _of_inputs("padding", padding, len(sources))
@@ -323,12 +341,14 @@ def paddings_of(sources: Sequence[Source], padding: object) -> object:
 
 
 def is_one_padding(given: object) -> bool:
-    """Whether `given` is a single padding, which is meant for all dimensions."""
+    """Return whether `given` is a single padding for all dimensions."""
     return members(given) is None or constant_of(given) is not None
 
 
 def output_of(sources: Sequence[Source], window: object, channels: object) -> list[Along]:
-    """The dimensions of the output. They are those of the first input, except for channels and scale.
+    """Return the dimensions of the output.
+
+    The dimensions are the same as in the first input, except for channels and scale.
 
     Raises
     ------
@@ -352,7 +372,6 @@ def output_of(sources: Sequence[Source], window: object, channels: object) -> li
 
 
 def _with_channels(output: list[Along], kept: Sequence[int], channels: object) -> list[Along]:
-    """The dimensions of the output with this number of channels, or without channels for ()."""
     if members(channels) == ():
         return [along for along in output if along.number is not None]
     extent = as_index(channels)
@@ -373,7 +392,7 @@ def _with_channels(output: list[Along], kept: Sequence[int], channels: object) -
 
 
 def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
-    """The size of a window of the output, along each dimension over which it slides."""
+    """Return the window size along each slid dimension, in pixels of the output."""
     first = sources[0].slides
     # If a side is a multiple of its unit, in pixels of the first input, it is whole in the output and in all inputs.
     units = [
@@ -398,7 +417,10 @@ def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
 
 
 def _default_sides(sources: Sequence[Source]) -> list[int]:
-    """The default sides of a window, in pixels of the first input. They may be longer than the input."""
+    """Return the default sides of a window, in pixels of the first input.
+
+    A side may be longer than the input.
+    """
     first = sources[0].slides
     side = _WINDOWS[min(len(first), len(_WINDOWS)) - 1]
     finer = [max(Fraction(1), slide.scale) for slide in first]
@@ -418,7 +440,7 @@ def _default_sides(sources: Sequence[Source]) -> list[int]:
 
 
 def _extent(sources: Sequence[Source], j: int) -> int | None:
-    """The extent of the output along a dimension, in its pixels; None if it is unbounded in all inputs."""
+    """Return the extent of the output along slid dimension `j`."""
     slides = [source.slides[j] for source in sources]
     covered = [None if slide.extent is None else math.ceil(slide.extent * slide.scale) for slide in slides]
     # The last pixel of a coarse input may reach beyond the end of a fine input.

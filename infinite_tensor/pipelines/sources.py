@@ -1,6 +1,6 @@
-"""Sources: tensors that read from an array, an image, a raster or a TensorDict.
+"""Sources: tensors over an array, an image, a raster or a TensorDict.
 
-They are finite, and nothing of them is stored, except blocks of a TensorDict if a user gives a `store`.
+Sources are finite. Nothing is stored, except blocks of a TensorDict if a user gives a `store`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def from_array(
     chunks: str | SupportsIndex | Sequence[SupportsIndex] = "auto",
     name: str | None = None,
 ) -> InfiniteTensor:
-    """A tensor that reads from an array: only the slices that are needed, and only when they are needed.
+    """Create a tensor over an array.
+
+    A read of the tensor reads only the needed blocks of the array.
 
     Parameters
     ----------
@@ -108,10 +110,10 @@ def from_image(
     name: str | None = None,
     page: SupportsIndex | None = None,
 ) -> InfiniteTensor:
-    """A tensor of the pixels of an image file, with channels first.
+    """Create a tensor over an image file, with channels first.
 
-    The first read decodes the whole file, since pillow cannot read parts of images, and the pixels stay in memory as
-    long as the tensor does. For images that are too large for that, use `from_raster`, which reads parts.
+    The first read decodes the whole file, because pillow cannot read parts of images. The pixels stay in memory as long
+    as the tensor exists. For larger images, use `from_raster`: it reads parts of the file.
 
     Parameters
     ----------
@@ -149,7 +151,10 @@ def from_image(
 
 
 class RasterTensor(InfiniteTensor):
-    """What `from_raster` returns: a tensor that knows where on Earth its pixels are."""
+    """A tensor over a raster, created by `from_raster`.
+
+    Its attributes tell the location of the pixels on Earth.
+    """
 
     @property
     def _raster(self) -> RasterReader:
@@ -159,19 +164,25 @@ class RasterTensor(InfiniteTensor):
 
     @property
     def crs(self) -> Any:
-        """The coordinate reference system, a `rasterio.crs.CRS`; None where the file has none."""
+        """The coordinate reference system, a `rasterio.crs.CRS`.
+
+        None if the file has no coordinate reference system.
+        """
         return self._raster.crs
 
     @property
     def transform(self) -> Any:
-        """The `affine.Affine` from (column, row) to coordinates of `crs`; the identity if the file has none."""
+        """The `affine.Affine` from (column, row) to coordinates of `crs`.
+
+        The identity if the file has no transform.
+        """
         return self._raster.transform
 
     @property
     def nodata(self) -> Any:
-        """The value that stands for missing data; reading a pixel without data returns it.
+        """The value of pixels without data.
 
-        None if the file names none.
+        Reads return this value for pixels without data. None if the file names no value.
         """
         return self._raster.nodata
 
@@ -182,7 +193,7 @@ def from_raster(
     name: str | None = None,
     page: SupportsIndex | None = None,
 ) -> RasterTensor:
-    """A tensor of the bands of a raster, which is read block by block.
+    """Create a tensor over the bands of a raster, read block by block.
 
     Parameters
     ----------
@@ -217,7 +228,7 @@ def from_raster(
 
 
 class Source(RegionWriter):
-    """The ``f`` of a source. It returns block `ctx` of the source.
+    """The ``f`` of a source, returning block `ctx`.
 
     If the values are in memory, a read copies them directly, without blocks.
 
@@ -228,7 +239,7 @@ class Source(RegionWriter):
     size : tuple of int
         Extents of a block.
     named : bool
-        Whether a user has given a name that identifies the content.
+        Whether a user has given a name for the content.
     meaning : Meaning or None
         Metadata of the pixels: what is known of them in addition to their values.
     """
@@ -241,42 +252,54 @@ class Source(RegionWriter):
 
     @cached_property
     def stamps(self) -> Stamps:
-        """Stamps by which a change of the file is noticed; empty if a digest of all values or a name is enough."""
+        """Stamps to notice changes of the files.
+
+        Empty if a name or a digest of all values is enough.
+        """
         return {} if self._named else self.reader.stamps()
 
     def _reaches(self) -> Mapping[str, object]:
         return {file: Item(repr(file), f"#{stamp}", STAMP) for file, stamp in self.stamps.items()}
 
     def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
-        """Return block `ctx`. Stored tensors remember the code of this method, and warn if it has changed."""
+        """Return block `ctx`.
+
+        Stored tensors remember the code of this method, and warn after changes in the code.
+        """
         return self.block(ctx)
 
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:
-        """What to do instead of moving the tensor to another device or dtype; see `RegionWriter.instead`."""
+        """Return advice on moving to another device or dtype, for `RegionWriter.instead`."""
         if dtype is self.reader.dtype:
             return f"it is read as it is stored; move what is read: t[...].to({str(device)!r})"
         return (
-            "it is read as it is stored; convert what is read, or make a tensor that does: "
+            "it is read as it is stored; convert what is read, or make a converted tensor: "
             f"t.map(lambda x: x.to({dtype}), dtype={dtype})"
         )
 
     @property
     def copies(self) -> bool:
-        """Whether all values are in memory; see `RegionWriter.copies`."""
+        """Whether all values are in memory, as in `RegionWriter.copies`."""
         return self.reader.in_memory
 
     def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether the values are in memory, with this window size, dtype and device; see `RegionWriter.writes`."""
+        """Return whether `write` can write windows of this size, dtype and device.
+
+        The values must be in memory. See `RegionWriter.writes`.
+        """
         reader = self.reader
         return reader.in_memory and (self.size, reader.dtype, reader.device) == (tuple(size), dtype, device)
 
     def write(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Copy the pixels from `start` on; see `RegionWriter.write`."""
+        """Copy the pixels from `start` on, as in `RegionWriter.write`."""
         pixels = self.reader.read(tuple([slice(a, a + n) for a, n in zip(start, out.shape, strict=True)]))
         as_array(out)[...] = as_array(pixels)
 
     def block(self, ctx: tuple[int, ...]) -> torch.Tensor:
-        """Return block `ctx`. Its pixels beyond the end of the array have arbitrary values."""
+        """Return block `ctx`.
+
+        Pixels beyond the end of the array have arbitrary values.
+        """
         starts = map(operator.mul, ctx, self.size)
         inside = self.reader.read(
             tuple(
@@ -306,7 +329,10 @@ def _source(
 
 
 def least_cache_of(size: tuple[int, ...], dtype: torch.dtype) -> int:
-    """The bytes of two blocks. With such a cache, windows across the border of two blocks read each block only once."""
+    """Return the bytes of two blocks.
+
+    With a cache of two blocks, windows across a border of blocks read each block only once.
+    """
     return 2 * math.prod(size) * dtype.itemsize
 
 
@@ -318,7 +344,10 @@ def tensor_over(
     meaning: Meaning | None = None,
     **options: Any,
 ) -> T:
-    """A tensor that gets its values from a reader. If `version` is None, its version is a digest of the values."""
+    """Create a tensor over a reader.
+
+    If `version` is None, the version of the tensor is a digest of the values.
+    """
     return kind(
         reader.shape,
         Source(reader, size, named=version is not None, meaning=meaning),
@@ -349,9 +378,7 @@ def _check_array(a: Any) -> None:
 
 def _checked_path(path: object) -> str:
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-        raise ValidationError(
-            f"path must be a str or a path, got {quoted(path)}; pass an array that is already open to from_array"
-        )
+        raise ValidationError(f"path must be a str or a path, got {quoted(path)}; pass an open array to from_array")
     text = os.fspath(path)
     # Other processes may have another working directory. Anything that is not a file, such as a URL, stays as it is.
     return str(Path(text).absolute()) if os.path.exists(text) else text  # noqa: PTH110  (no name is too long for it)
@@ -360,14 +387,11 @@ def _checked_path(path: object) -> str:
 def _checked_name(name: object) -> str | None:
     known = word(name)
     if name is not None and not known:
-        raise ValidationError(
-            f"name must be a non-empty str, which identifies the content, or None, got {quoted(name)}"
-        )
+        raise ValidationError(f"name must be a non-empty str to identify the content, or None, got {quoted(name)}")
     return known
 
 
 def _block_of(reader: Reader, chunks: object) -> tuple[int, ...]:
-    """The extents of a block, from the argument `chunks`."""
     shape = reader.shape
     if word(chunks) == "auto":
         find = _even_block if reader.chunks is None else _block_of_chunks
@@ -383,7 +407,10 @@ def _block_of(reader: Reader, chunks: object) -> tuple[int, ...]:
 
 
 def _even_block(shape: tuple[int, ...], _chunks: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """A block of about the same length in each dimension, so that a patch of any shape lies in few blocks."""
+    """Return a block of about the same length in each dimension.
+
+    Patches of any shape then lie in few blocks.
+    """
     side = 1
     while side < max(shape) and math.prod(min(n, 2 * side) for n in shape) * itemsize <= _USEFUL_BYTES:
         side *= 2
@@ -391,7 +418,6 @@ def _even_block(shape: tuple[int, ...], _chunks: tuple[int, ...], itemsize: int)
 
 
 def _block_of_chunks(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """A block of whole chunks."""
     block = list(map(min, chunks, shape))
     while unlike := [d for d, n in enumerate(shape) if block[d] < n]:
         d = min(unlike, key=block.__getitem__)
@@ -410,7 +436,10 @@ _DICT_CACHE_BYTES = 2**26
 def tensors_of(
     td: TensorDictBase, version: object, given: TileStore | str | os.PathLike[str] | None, tensor_id: str | None
 ) -> dict[Key, InfiniteTensor]:
-    """The tensors of a TensorDict by their keys; `TensorGroup.from_tensordict` describes the arguments."""
+    """Return the tensors of a TensorDict by key.
+
+    See `TensorGroup.from_tensordict` for the arguments.
+    """
     package = import_tensordict()
     if not isinstance(td, package.TensorDictBase):
         raise ValidationError(f"from_tensordict takes a TensorDict, got {type(td).__name__} {td!r:.200}")
