@@ -36,7 +36,7 @@ _Item_co = TypeVar("_Item_co", covariant=True)
 
 
 class _Reads(Protocol[_Patch]):
-    """For type checkers: a tensor or a group, whose `read` returns patches of type `_Patch`."""
+    """For type checkers: a tensor or group with patches of type `_Patch`."""
 
     def read(self, indices: list[Any], *, workers: int | None = None) -> list[_Patch]:
         """See `InfiniteTensor.read`."""
@@ -48,7 +48,10 @@ _EXAMPLE = "0:1000"
 
 @dataclass(frozen=True)
 class _Axis:
-    """A dimension with patches of `size` pixels, one every `stride` pixels, within ``[low, high)``."""
+    """A dimension with patches within ``[low, high)``.
+
+    A patch of `size` pixels begins every `stride` pixels.
+    """
 
     low: int
     high: int
@@ -65,7 +68,7 @@ class _Axis:
 
 @dataclass(frozen=True)
 class _PatchGrid:
-    """A tensor or group, and how it is cut into patches.
+    """A tensor or group, cut into patches.
 
     Attributes
     ----------
@@ -103,7 +106,10 @@ class _PatchGrid:
 
 
 class _Patches(Dataset[_Item_co]):
-    """The patches of a dataset, numbered in the lexicographic order of their first pixels."""
+    """A dataset of patches.
+
+    The positions of patches are numbered in lexicographic order.
+    """
 
     def __init__(
         self, sources: Sources, patch_size: object, stride: object, region: object, transform: Transform | None
@@ -120,7 +126,7 @@ class _Patches(Dataset[_Item_co]):
                 raise ValidationError(
                     "all tensors must have the same grid of patches along the dimensions of patch_size, but it is "
                     f"{_shown(self._axes)} for {self._cuts[0].source!r}, and {_shown(cut.axes)} for {cut.source!r}; "
-                    "begin the region with an ellipsis (...), and name the dimensions of finite tensors that have "
+                    "begin the region with an ellipsis (...), and name the dimensions of finite tensors with "
                     "channels, as in dims=('c', 'y', 'x')"
                 )
         self._positions = self._length = math.prod(axis.positions for axis in self._axes)
@@ -140,7 +146,7 @@ class _Patches(Dataset[_Item_co]):
         return f"{type(self).__name__}({', '.join(self._told())}, each of\n{lines})"
 
     def _told(self) -> list[str]:
-        """Return the parts of the repr that come before the tensors."""
+        """Return the parts of the repr before the tensors."""
         told = [f"{len(self)} patches"]
         if self._transform is not None:
             told.append(f"transform={getattr(self._transform, '__qualname__', None) or quoted(self._transform)}")
@@ -150,11 +156,11 @@ class _Patches(Dataset[_Item_co]):
         return self._length
 
     def _number(self, index: int) -> int:
-        """Return the number of the place of item `index`. Places are numbered in lexicographic order."""
+        """Return the number of the position of item `index`."""
         return index
 
     def region(self, index: int) -> Any:
-        """Return the region that is read for an item.
+        """Return the region of an item.
 
         Parameters
         ----------
@@ -187,7 +193,9 @@ class _Patches(Dataset[_Item_co]):
     def __getitem__(self, index: object) -> Any: ...
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the transformed patch at `index`: a tensor or TensorDict, or a list, tuple or dict of them.
+        """Return the transformed patch at `index`.
+
+        Without a transform, a patch is a tensor or TensorDict, or a list, tuple or dict of them.
 
         For a list of indices, return one batch of patches, stacked as a `DataLoader` stacks them. A `DataLoader` passes
         lists if its `sampler` is a `BatchSampler`.
@@ -200,7 +208,10 @@ class _Patches(Dataset[_Item_co]):
         return default_collate(self.__getitems__(several))
 
     def __getitems__(self, indices: Sequence[int]) -> list[_Item_co]:
-        """Return the patches at `indices`, which are read together. A `DataLoader` calls this for a batch."""
+        """Return the patches at `indices`, read together.
+
+        A `DataLoader` calls this method for a batch.
+        """
         if get_worker_info() is not None:
             flush_at_termination()
         corners = [self._corner(index) for index in indices]
@@ -232,7 +243,7 @@ class _Patches(Dataset[_Item_co]):
         return tuple(reversed(corner))
 
     def _arranged(self, values: Sequence[_T]) -> _T | list[_T] | tuple[_T, ...] | dict[Any, _T]:
-        """Arrange one value per tensor or group like the argument `t`: as one value, or as a list, tuple or dict."""
+        """Arrange values, one per tensor or group, like the argument `t`."""
         if isinstance(self._sources, dict):
             return dict(zip(self._sources, values, strict=True))
         if isinstance(self._sources, Source):
@@ -241,7 +252,7 @@ class _Patches(Dataset[_Item_co]):
 
 
 class GridDataset(_Patches[_Item_co]):
-    """All patches on a grid that lie entirely within a region, in lexicographic order.
+    """All patches on a grid entirely within a region, in lexicographic order.
 
     Parameters
     ----------
@@ -343,11 +354,13 @@ class GridDataset(_Patches[_Item_co]):
 
 
 class PatchDataset(_Patches[_Item_co]):
-    """Patches at random places in a region. Seed and epoch determine the places, on every machine alike.
+    """Patches at random positions in a region.
 
-    If the region has ``n`` places for a patch, in lexicographic order, item ``i`` is at place ``n * h // 2**512``,
-    where ``h`` is the BLAKE2b digest of the text ``f"{seed} {i}"`` as a big-endian number of 512 bits. After
-    ``set_epoch(e)``, unless ``e`` is 0, the text is ``f"{seed} {i} {e}"``.
+    Seed and epoch determine the positions, on every machine alike.
+
+    The positions for a patch in the region are numbered in lexicographic order. Of ``n`` positions, item ``i`` has
+    number ``n * h // 2**512``, where ``h`` is the BLAKE2b digest of the text ``f"{seed} {i}"`` as a big-endian number
+    of 512 bits. After ``set_epoch(e)``, unless ``e`` is 0, the text is ``f"{seed} {i} {e}"``.
 
     Parameters
     ----------
@@ -358,9 +371,9 @@ class PatchDataset(_Patches[_Item_co]):
     region : optional
         As for `GridDataset`.
     seed : int
-        Seed of the random places.
+        Seed of the random positions.
     length : int, optional
-        The number of patches. Default: as many as fit side by side into the region. It does not change the places.
+        The number of patches. Default: as many as fit side by side into the region. It does not change the positions.
     transform : callable, optional
         As for `GridDataset`.
 
@@ -453,10 +466,11 @@ class PatchDataset(_Patches[_Item_co]):
         self._epoch.share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Move all patches to the random places of another epoch; a new dataset has epoch 0.
+        """Move all patches to the random positions of another epoch.
 
-        Call it in the process that created the `DataLoader`, before each loop over the loader: its workers follow, even
-        with `persistent_workers`. The place of an item does not depend on the worker or rank that reads it.
+        A new dataset has epoch 0. Call this method in the process that created the `DataLoader`, before each loop over
+        the loader: its workers follow, even with `persistent_workers`. The position of an item does not depend on the
+        worker or rank that reads it.
 
         Parameters
         ----------
@@ -499,7 +513,10 @@ def _leaves(sources: object) -> list[Source]:
 
 
 def _cut(source: Source, patch_size: object, stride: object, region: object) -> _PatchGrid:
-    """Return how a tensor or group is cut into patches. With a stride of None, patches may begin at every pixel."""
+    """Cut a tensor or group into patches.
+
+    With a stride of None, patches may begin at every pixel.
+    """
     box = _box(region, source.shape)
     dims = [d for d in range(source.ndim) if d not in box.squeezed]
     extents = tuple(None if source.shape[d] is None else box.stop[d] - box.start[d] for d in dims)
@@ -517,14 +534,14 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
         if any(number % units[k] for number in (axis.low, axis.size, axis.stride)):
             raise ValidationError(
                 f"dimension {dims[k]}: the start of the region, patch_size and stride must be multiples of "
-                f"{units[k]}, so that patches begin and end with whole pixels of all tensors of the group; got start "
+                f"{units[k]}, because patches consist of whole pixels of all tensors of the group; got start "
                 f"{axis.low}, patch_size {axis.size} and stride {axis.stride}"
             )
     return _PatchGrid(source, box, tuple(axes.values()), tuple(dims[k] for k in axes))
 
 
 def _unit(source: Source, d: int) -> int:
-    """Return the smallest size along dimension `d` that is a whole number of pixels in every tensor of `source`."""
+    """Return the smallest length along dimension `d` in whole pixels of every tensor."""
     scales = [source.scale(key) for key in source.keys(True, True)] if isinstance(source, TensorGroup) else []
     return math.lcm(*(scale[d].denominator for scale in scales))
 
@@ -548,7 +565,7 @@ def _box(region: object, shape: Shape) -> Selection:
 
 
 def _brackets(box: Selection) -> str:
-    """Write a box of pixels as ``t[...]`` takes it."""
+    """Format a box of pixels as in ``t[...]``."""
     ends = enumerate(zip(box.start, box.stop, strict=True))
     return f"[{', '.join(str(a) if d in box.squeezed else f'{a}:{b}' for d, (a, b) in ends)}]"
 

@@ -1,4 +1,4 @@
-"""`TensorGroup`: named tensors that are read together."""
+"""`TensorGroup`: named tensors, read together."""
 
 from infinite_tensor.groups.group import TensorGroup
 

@@ -1,4 +1,4 @@
-"""`TensorGroup`: named tensors that are read together."""
+"""`TensorGroup`: named tensors, read together."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ _T = TypeVar("_T")
 
 
 class TensorGroup(Fillable):
-    """Named tensors that are read together; slicing the group returns a `tensordict.TensorDict`.
+    """Named tensors, read together.
+
+    Slicing a group returns a `tensordict.TensorDict` with a region of all tensors.
 
     A group is read-only and stores nothing itself: its tensors stay in their stores. It behaves like a mapping from
     names; unlike a TensorDict, its length is the number of its outermost names.
@@ -110,7 +112,7 @@ class TensorGroup(Fillable):
         store: TileStore | str | os.PathLike[str] | None = None,
         tensor_id: str | None = None,
     ) -> Self:
-        """Create a group that reads block by block from a TensorDict, in memory or in one of its stored forms.
+        """Create a group over a TensorDict, read block by block.
 
         Parameters
         ----------
@@ -137,7 +139,7 @@ class TensorGroup(Fillable):
 
     @classmethod
     def _of_members(cls, members: Members) -> Self:
-        """Create a group from members that are known to fit together."""
+        """Create a group from members without checks."""
         group = cls.__new__(cls)
         group._bind(members)  # noqa: SLF001  (its own)
         return group
@@ -148,9 +150,9 @@ class TensorGroup(Fillable):
 
     @property
     def shape(self) -> Shape:
-        """Extent of each shared dimension in pixels of the group, None for an unbounded one.
+        """Extent of each shared dimension in pixels of the group, or None if unbounded.
 
-        The group ends with the last pixel in which every tensor has pixels. A coarser tensor may reach past it.
+        The group ends with the last pixel covered by every tensor. A coarser tensor may reach past this end.
         """
         return self._shape
 
@@ -160,11 +162,14 @@ class TensorGroup(Fillable):
         return len(self._shape)
 
     def scale(self, key: str | tuple[str, ...]) -> tuple[Fraction, ...]:
-        """Return how many pixels of a tensor lie along one pixel of the group, per shared dimension."""
+        """Return the scale of a tensor along each shared dimension.
+
+        The scale is the number of pixels of the tensor along a pixel of the group.
+        """
         return self._leaf(key).scale
 
     def dims(self, key: str | tuple[str, ...]) -> tuple[int, ...]:
-        """Return the dimensions that a tensor shares with the others, in the order of the group."""
+        """Return the shared dimensions of a tensor, in the order of the group."""
         return self._leaf(key).dims
 
     def _entry(self, key: Key) -> InfiniteTensor | Self:
@@ -191,14 +196,16 @@ class TensorGroup(Fillable):
     def get(self, key: str | tuple[str, ...], default: _T) -> InfiniteTensor | Any | _T: ...
 
     def get(self, key: str | tuple[str, ...], default: Any = None) -> Any:
-        """Return the tensor or nested group with a key, or `default` if there is none."""
+        """Return the tensor or nested group with a key, or else `default`."""
         try:
             return self._entry(as_key(key))
         except KeyError:
             return default
 
     def keys(self, include_nested: bool = False, leaves_only: bool = False) -> list[str | tuple[str, ...]]:
-        """Return the names of the tensors and nested groups. A TensorDict lists its names in the same order.
+        """Return the names of the tensors and nested groups.
+
+        A TensorDict lists names in the same order.
 
         Parameters
         ----------
@@ -211,13 +218,13 @@ class TensorGroup(Fillable):
         return [key[0] if len(key) == 1 else key for key in found]
 
     def values(self, include_nested: bool = False, leaves_only: bool = False) -> list[InfiniteTensor | Any]:
-        """Return the tensors and nested groups that `keys` names."""
+        """Return the tensors and nested groups, in the order of `keys`."""
         return [self._entry(as_key(key)) for key in self.keys(include_nested, leaves_only)]
 
     def items(
         self, include_nested: bool = False, leaves_only: bool = False
     ) -> list[tuple[str | tuple[str, ...], InfiniteTensor | Any]]:
-        """Return a pair for each key that `keys` returns: the key, and its tensor or nested group."""
+        """Return pairs of a key and a tensor or nested group, in the order of `keys`."""
         return [(key, self._entry(as_key(key))) for key in self.keys(include_nested, leaves_only)]
 
     def __contains__(self, key: object) -> bool:
@@ -246,7 +253,10 @@ class TensorGroup(Fillable):
         return self._kept([leaf for leaf in self._members if _is_in(leaf, wanted)])
 
     def exclude(self, *keys: str | tuple[str, ...]) -> Self:
-        """Return a group without some of the tensors, with the same pixels. Unknown keys are ignored."""
+        """Return a group without some of the tensors, with the same pixels.
+
+        Unknown keys are ignored.
+        """
         unwanted = [as_key(key) for key in keys]
         return self._kept([leaf for leaf in self._members if not _is_in(leaf, unwanted)])
 
@@ -257,7 +267,7 @@ class TensorGroup(Fillable):
 
     @property
     def device(self) -> torch.device | None:
-        """The device on which all tensors return their results; None if they differ."""
+        """The device of all tensors, or None if devices differ."""
         devices = {member.tensor.device for member in self._members.values()}
         return devices.pop() if len(devices) == 1 else None
 
@@ -302,7 +312,9 @@ class TensorGroup(Fillable):
     def read(self, indices: object, *, workers: int | None = None) -> Any: ...
 
     def read(self, indices: object, *, workers: int | None = None) -> Any:
-        """Read a region of all tensors, or a list of regions. A window that several tensors need is computed once.
+        """Read a region of all tensors, or a list of regions.
+
+        Windows needed by several tensors are computed once.
 
         Parameters
         ----------
@@ -368,10 +380,9 @@ class TensorGroup(Fillable):
         save_tensordict(self._members, self._plain(region), Path(path), workers, overwrite=overwrite)
 
     def save(self, store: TileStore, group_id: str) -> None:
-        """Save to a store which tensors the group consists of, for `TileStore.open_group`.
+        """Save the group to a store, for `TileStore.open_group`.
 
-        Only the ids of the tensors are saved; their pixels stay where they are. Saving an equal group again changes
-        nothing.
+        The store gets the ids of the tensors, not their pixels. Saving an equal group again changes nothing.
 
         Parameters
         ----------
@@ -391,9 +402,9 @@ class TensorGroup(Fillable):
         save_group(self._members, store, group_id)
 
     def align(self, region: object) -> tuple[slice | int, ...]:
-        """Extend a region until it begins and ends with whole pixels of every tensor, or at the end of the group.
+        """Extend a region to whole pixels of every tensor, or to the end of the group.
 
-        It is the smallest such region, and contains every pixel that a read of `region` returns.
+        The result is the smallest such region. It contains every pixel that a read of `region` returns.
 
         Parameters
         ----------
@@ -423,7 +434,7 @@ class TensorGroup(Fillable):
         return selection
 
     def to(self, device: torch.device | str | int) -> Self:
-        """Move all tensors to another device, in place; see `InfiniteTensor.to`.
+        """Move all tensors to another device, in place, as `InfiniteTensor.to` does.
 
         Raises
         ------
@@ -453,7 +464,9 @@ class TensorGroup(Fillable):
         return nested((key, coverage(request, state)) for key, request in requests)
 
     def stored_only(self, fill_value: Number | Mapping[Any, Any] = 0) -> StoredOnlyGroup:
-        """Return a view of what is stored of all tensors, which never computes.
+        """Return a view of the stored pixels of all tensors.
+
+        Reading the view never computes.
 
         Parameters
         ----------
@@ -478,7 +491,9 @@ class TensorGroup(Fillable):
             member.tensor.clear_cache()
 
     def as_zarr(self, region: object = None) -> zarr.Group:
-        """Return a read-only Zarr group of the tensors, nested as this group is; reading a chunk computes it.
+        """Return a read-only Zarr group of the tensors.
+
+        The Zarr group is nested as this group is. Reading a chunk computes the chunk.
 
         Parameters
         ----------
@@ -520,10 +535,10 @@ class TensorGroup(Fillable):
         workers: int | None = None,
         progress: Reporting = True,
     ) -> None:
-        """Write a region of all tensors to a Zarr group with an array for each tensor, nested as this group is.
+        """Write a region of all tensors to a Zarr group.
 
-        Tensors are written one after the other: `fill` the region first if they share an expensive tensor upstream that
-        is not stored.
+        The Zarr group has an array for each tensor, and is nested as this group is. Tensors are written one after the
+        other: `fill` the region first if they share an expensive tensor upstream that is not stored.
 
         Parameters
         ----------
@@ -551,7 +566,6 @@ class TensorGroup(Fillable):
         export_members(members, target, options)
 
     def _cut(self, region: Selection | None) -> dict[Key, tuple[InfiniteTensor, Selection | None, Sequence[Fraction]]]:
-        """Return each tensor with its part of a region and its scale per dimension."""
         return {
             key: (member.tensor, None if region is None else member.selection(region), member.scale_of_all)
             for key, member in self._members.items()
@@ -588,7 +602,7 @@ class TensorGroup(Fillable):
 
 
 def group_of_outputs(tensors: Mapping[Key, InfiniteTensor]) -> TensorGroup:
-    """Create the group of the outputs of one ``f``; see `InfiniteTensor.from_multi`."""
+    """Create a group for the outputs of ``f`` in `InfiniteTensor.from_multi`."""
     return TensorGroup._of_members(outputs_of(tensors))  # noqa: SLF001  (its own)
 
 

@@ -1,6 +1,6 @@
-"""The members of a group: which dimensions its tensors share, at which resolution.
+"""Members of a group: tensors with shared dimensions and scales.
 
-It also saves the members of a group in a store, and opens them again.
+Members can be saved in a store, and opened again.
 """
 
 from __future__ import annotations
@@ -51,17 +51,22 @@ class GroupMember:
 
     @property
     def rest(self) -> tuple[int, ...]:
-        """The dimensions of the tensor that are not shared."""
+        """The dimensions not shared with the group."""
         return tuple(d for d in range(self.tensor.ndim) if d not in self.dims)
 
     @property
     def scale_of_all(self) -> tuple[Fraction, ...]:
-        """The scale of each dimension of the tensor; 1 for those that are not shared."""
+        """The scale of each dimension of the tensor.
+
+        Dimensions not shared with the group have scale 1.
+        """
         shared = dict(zip(self.dims, self.scale, strict=True))
         return tuple(shared.get(d, Fraction(1)) for d in range(self.tensor.ndim))
 
     def selection(self, region: Selection) -> Selection:
-        """Convert a region of the group to a region of this tensor, rounded outwards to whole pixels.
+        """Convert a region of the group to a region of the tensor.
+
+        The result is rounded outwards to whole pixels.
 
         Raises
         ------
@@ -97,7 +102,7 @@ class GroupMember:
         return RegionError(f"dimension {d}: {show(self.key)} has scale {self.scale[d]}, and {problem}")
 
     def arranged(self, result: torch.Tensor, squeezed: Sequence[int]) -> torch.Tensor:
-        """Permute the result of a read: shared dimensions first, in the order of the group."""
+        """Permute a result to begin with the shared dimensions, in the order of the group."""
         gone = {self.dims[d] for d in squeezed}
         kept = [d for d in range(self.tensor.ndim) if d not in gone]
         return result.permute([kept.index(d) for d in (*self.dims, *self.rest) if d not in gone])
@@ -150,14 +155,20 @@ def members_of(
 
 
 def unit_of(members: Members, d: int) -> int:
-    """Return the least number of group pixels along dimension `d` that cover whole pixels of every tensor."""
+    """Return the smallest length along dimension `d` in whole pixels of every tensor.
+
+    The length is in pixels of the group.
+    """
     return math.lcm(*(member.scale[d].denominator for member in members.values()))
 
 
 def read_members(
     members: Members, regions: Sequence[Selection], workers: int | None
 ) -> Iterator[dict[Key, torch.Tensor]]:
-    """Read regions together; for each region, yield the arranged result of each tensor."""
+    """Read regions of all members together.
+
+    For each region, yield the arranged result of each tensor.
+    """
     requests = [
         (node_of(member.tensor), [member.selection(region) for region in regions]) for member in members.values()
     ]
@@ -168,7 +179,7 @@ def read_members(
 
 
 def check_extents(members: Members) -> None:
-    """Raise a ValidationError unless members end in the same pixel of the group along each shared dimension."""
+    """Check that all members end in the same pixel of the group."""
     shape = shape_of(members)
     if all(_ends_in(member, shape) for member in members.values()):
         return
@@ -180,7 +191,10 @@ def check_extents(members: Members) -> None:
 
 
 def _ends_in(member: GroupMember, shape: Shape) -> bool:
-    """Return whether a member ends at the end of the group, or past it by less than one pixel of the member."""
+    """Return whether a member ends at the end of the group.
+
+    The last pixel of the member may reach past the end.
+    """
     ends = zip(_extents(member), member.scale, shape, strict=True)
     return all(
         (n is None and end is None) or (n is not None and end is not None and n - 1 / scale < end)
@@ -189,14 +203,20 @@ def _ends_in(member: GroupMember, shape: Shape) -> bool:
 
 
 def shape_of(members: Members) -> Shape:
-    """Return the extent of each shared dimension, in pixels of the group: it ends where the first member ends."""
+    """Return the extent of each shared dimension, in pixels of the group.
+
+    The group ends at the end of its shortest member.
+    """
     extents = zip(*map(_extents, members.values()), strict=True)
     known = [[math.ceil(n) for n in of_members if n is not None] for of_members in extents]
     return tuple([min(numbers) if numbers else None for numbers in known])
 
 
 def names_of_shared(members: Members) -> tuple[str, ...]:
-    """Return the name of each shared dimension. It is a default name if members give none, or several."""
+    """Return the name of each shared dimension.
+
+    A dimension has a default name if members give no name, or different names.
+    """
     found = []
     for d, owns in enumerate(zip(*(member.dims for member in members.values()), strict=True)):
         each = zip(members.values(), owns, strict=True)
@@ -206,7 +226,7 @@ def names_of_shared(members: Members) -> tuple[str, ...]:
 
 
 def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
-    """Create a group member for each output of one ``f``.
+    """Create a group member for each output of an ``f``.
 
     Each entry of the window index gives one shared dimension. An entry is left out if a single window covers its
     dimension in every output, as for the channels of images. But if the `dimension_map` of any output contains None, no
@@ -230,7 +250,7 @@ def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
 
 
 def _is_whole(grid: WindowGrid, k: int) -> bool:
-    """Return whether a single window covers the whole dimension that belongs to entry `k` of the window index."""
+    """Return whether a single window covers the dimension for entry `k` of the window index."""
     d = followed(grid.window).index(k)
     return grid.first[k] == grid.last[k] and grid.window.size[d] == grid.shape[d]
 
@@ -245,7 +265,10 @@ def _text(extents: Sequence[Fraction | None]) -> str:
 
 
 def shown_scale(scale: Sequence[Fraction]) -> str:
-    """Describe a scale for messages; empty if it is 1 everywhere."""
+    """Return a text for messages about a scale.
+
+    The text is empty for scale 1.
+    """
     return f", scale {' x '.join(map(str, scale))}" if set(scale) - {1} else ""
 
 
@@ -268,8 +291,8 @@ def _check_as_many(
         inner = [d for d in _unbounded(tensors[key]) if d not in shared[key]]
         if inner:
             raise ValidationError(
-                f"{show(key)} of shape {tensors[key].shape} is unbounded in dimension {inner[0]}, which must be "
-                f"shared so that a region can bound it; add {inner[0]} to its dims, which are {shared[key]}"
+                f"{show(key)} of shape {tensors[key].shape} is unbounded in dimension {inner[0]}, but unbounded "
+                f"dimensions must be shared; add {inner[0]} to its dims {shared[key]}"
             )
 
 
@@ -304,7 +327,7 @@ _RATIO = re.compile(r"[1-9][0-9]{0,9}(/[1-9][0-9]{0,9})?")
 
 @dataclass(frozen=True)
 class StoredMember:
-    """One tensor of a group, as it is saved in a store.
+    """A tensor of a group, as saved in a store.
 
     Attributes
     ----------
@@ -333,7 +356,10 @@ class StoredMember:
 
     @classmethod
     def from_json(cls, stored: object) -> StoredMember:
-        """Read from stored JSON, which is not trusted; ValidationError if it is not valid."""
+        """Read a member from untrusted JSON.
+
+        Raise ValidationError if the JSON is invalid.
+        """
         match stored:
             case {
                 "key": list(key),
@@ -350,13 +376,16 @@ class StoredMember:
         raise ValidationError(f"{stored!r:.200} is not a tensor of a group")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON that a store keeps."""
+        """Return the JSON for a store."""
         listed = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
         return listed | {"scale": list(map(str, self.scale))}
 
 
 def digest_of(tensor: InfiniteTensor) -> str:
-    """Return the digest of a tensor's definition, which tells apart different tensors with the same id."""
+    """Return the digest of a tensor's definition.
+
+    Different tensors with the same id have different digests.
+    """
     return node_of(tensor).spec.definition.digest
 
 
@@ -393,7 +422,10 @@ def _line(member: StoredMember | None) -> str:
 
 
 def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any] | None) -> dict[Key, StoredMember]:
-    """Read the members of a stored group, which is not trusted; StoreError if the store has no such group."""
+    """Read the members of a stored group from untrusted JSON.
+
+    Raise StoreError if the group is missing or damaged.
+    """
     if stored is None:
         is_tensor = group_id in store
         hint = f"but a tensor of that id: store.open({group_id!r})" if is_tensor else f"it holds {store.group_ids()}"
@@ -422,7 +454,10 @@ def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any] | 
 def opened_tensor(
     group_id: str, stored: StoredMember, stores: Sequence[TileStore], f: Callable[..., Any] | None, device: torch.device
 ) -> InfiniteTensor:
-    """Open a tensor of a group from the first store that contains it; StoreError if none does."""
+    """Open a tensor of a group from the first store containing the tensor.
+
+    Raise StoreError if no store contains the tensor.
+    """
     problems = []
     for store in stores:
         try:
@@ -435,19 +470,19 @@ def opened_tensor(
         problems.append(f"{store} holds another tensor {stored.tensor_id!r}, with another definition")
     listed = "".join(f"\n  {problem}" for problem in problems)
     raise StoreError(
-        f"{show(stored.key)} of group {group_id!r} is tensor {stored.tensor_id!r}, which cannot be opened:{listed}\n"
-        "Name the store that holds it in stores=[...], or give the tensor in members={...}"
+        f"{show(stored.key)} of group {group_id!r}, tensor {stored.tensor_id!r}, cannot be opened:{listed}\n"
+        "Give the store of this tensor in stores=[...], or the tensor in members={...}"
     )
 
 
 def checked_tensor(group_id: str, stored: StoredMember, given: object) -> InfiniteTensor:
-    """Return `given`. Raise ValidationError unless it is a tensor with the stored definition."""
+    """Return `given` after checking its definition against the stored definition."""
     if not isinstance(given, InfiniteTensor):
         raise ValidationError(f"members must contain InfiniteTensors, got {quoted(given)} for {show(stored.key)}")
     if digest_of(given) != stored.digest:
         raise ValidationError(
-            f"{show(stored.key)} of group {group_id!r} is tensor {stored.tensor_id!r}, and the tensor "
-            f"{given.tensor_id!r} that is given in members has another definition; leave it out of members, or give a "
-            "tensor with the stored definition"
+            f"{show(stored.key)} of group {group_id!r} is tensor {stored.tensor_id!r}, but tensor "
+            f"{given.tensor_id!r} in members has another definition; leave it out of members, or give a tensor with "
+            "the stored definition"
         )
     return given

@@ -1,6 +1,6 @@
-"""TensorDicts of what is read from a group: in memory, from stored tiles only, or as files that tensordict opens.
+"""TensorDicts with a region of a group: in memory, from stored tiles, or as files.
 
-The package tensordict is imported only when it is needed.
+The package tensordict is imported only when needed.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ def import_tensordict() -> Any:
     Raises
     ------
     ImportError
-        If it is not installed.
+        If the package is not installed.
     """
     try:
         import tensordict  # noqa: PLC0415  (only groups that are read need it)
     except ImportError as error:
         raise ImportError(
-            "a region of a TensorGroup is a TensorDict, which needs the package tensordict: pip install tensordict"
+            "reading a region of a TensorGroup needs the package tensordict: pip install tensordict"
         ) from error
     return tensordict
 
 
 def batch_size(members: Sequence[GroupMember], results: Sequence[torch.Tensor], squeezed: Sequence[int]) -> list[int]:
-    """Return the extents of the leading dimensions in which all results have the same resolution and extent.
+    """Return the extents of the leading dimensions, for the batch size of a TensorDict.
 
-    Dimensions that an int has squeezed are left out.
+    All results have the same resolution and extent in these dimensions. Dimensions squeezed by an int are left out.
     """
     first = members[0]
     extents: list[int] = []
@@ -72,7 +72,10 @@ def batch_size(members: Sequence[GroupMember], results: Sequence[torch.Tensor], 
 def assembled(
     members: Members, results: Mapping[Key, torch.Tensor], region: Selection, device: torch.device | None
 ) -> TensorDict:
-    """Nest results of a read by their names in a TensorDict, with the largest possible batch size at every level."""
+    """Nest the results of a read in a TensorDict.
+
+    Every level has the largest possible batch size.
+    """
     kind = import_tensordict().TensorDict
 
     def level(depth: int, keys: Sequence[Key]) -> Any:
@@ -88,10 +91,10 @@ def assembled(
 
 
 class StoredOnlyGroup:
-    """A view of what is stored of the tensors of a group: it is read like the group, and never computes.
+    """A view of the stored pixels of a group.
 
-    Each tensor shows the same pixels as its `InfiniteTensor.stored_only`. For a single tensor, use
-    ``group[key].stored_only()``.
+    The view is read like the group, and never computes. Each tensor shows the same pixels as its
+    `InfiniteTensor.stored_only`. For a single tensor, use ``group[key].stored_only()``.
     """
 
     def __init__(self, members: Members, fill_value: Number | Mapping[Any, Any], device: torch.device | None) -> None:
@@ -109,7 +112,7 @@ class StoredOnlyGroup:
     def __getitem__(self, indices: object) -> Any: ...
 
     def __getitem__(self, indices: object) -> Any:
-        """Read what is stored of a region of all tensors, or of each of a list of regions.
+        """Read the stored pixels of a region, or of each region in a list.
 
         Parameters
         ----------
@@ -180,7 +183,7 @@ def save_tensordict(members: Members, region: Selection, path: Path, workers: in
 
 
 def _created(folder: Path, members: Members, sample: Mapping[Key, torch.Tensor], region: Selection) -> dict[Key, str]:
-    """Create the files of a memory-mapped TensorDict without content; tensors without pixels have no file."""
+    """Create empty files for a memory-mapped TensorDict. Tensors without pixels have no file."""
     skeleton: Any = assembled(members, sample, region, torch.device("cpu")).memmap_like(folder)
     names = {key: skeleton.get(key).filename for key, tensor in sample.items() if tensor.numel()}
     del skeleton
@@ -190,7 +193,7 @@ def _created(folder: Path, members: Members, sample: Mapping[Key, torch.Tensor],
 
 
 def _blocks(members: Members, region: Selection) -> Iterator[Selection]:
-    """Split a region into small blocks. No cut goes through the middle of a pixel of any tensor."""
+    """Split a region into small blocks with whole pixels of every tensor."""
     nbytes = sum(math.prod(each.selection(region).shape) * each.tensor.dtype.itemsize for each in members.values())
     for d, (start, stop) in enumerate(zip(region.start, region.stop, strict=True)):
         unit = unit_of(members, d)
@@ -204,7 +207,7 @@ def _blocks(members: Members, region: Selection) -> Iterator[Selection]:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Replace errors of the file system, or of the library that writes, by errors whose message names the path."""
+    """Replace errors from writing by errors with the path in the message."""
     try:
         yield
     except InfiniteTensorError:
@@ -218,14 +221,14 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _empty(member: GroupMember, region: Selection) -> torch.Tensor:
-    """Return a tensor with the shape and dtype of a member's result, which takes no memory."""
+    """Return a tensor with the shape and dtype of a result, without using memory."""
     box = torch.zeros((), dtype=member.tensor.dtype, device="cpu").expand(member.selection(region).shape)
     squeezed = [member.dims[d] for d in region.squeezed]
     return member.arranged(box[tuple(0 if d in squeezed else slice(None) for d in range(box.ndim))], region.squeezed)
 
 
 def _place(member: GroupMember, region: Selection, block: Selection, ndim: int) -> tuple[slice, ...]:
-    """Return where a block of a member's pixels lies within its part of the region."""
+    """Return the slices of a block within a member's part of the region."""
     whole, part = member.selection(region), member.selection(block)
     shared = [own for d, own in enumerate(member.dims) if d not in region.squeezed]
     at = [slice(part.start[own] - whole.start[own], part.stop[own] - whole.start[own]) for own in shared]

@@ -1,4 +1,4 @@
-"""Attributes for a `torch.nn.Module`: tensors that are computed, and InfiniteTensors."""
+"""Virtual tensors and InfiniteTensors as attributes of a `torch.nn.Module`."""
 
 from infinite_tensor.modules.buffer import InfiniteBuffer
 from infinite_tensor.modules.virtual_tensor import VirtualTensor

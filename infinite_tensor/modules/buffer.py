@@ -21,16 +21,17 @@ from infinite_tensor.values.functions import changes
 
 
 class InfiniteBuffer(nn.Module):
-    """An `InfiniteTensor` as an attribute of a module, as `torch.nn.Buffer` is for a tensor.
+    """An `InfiniteTensor` as an attribute of a module.
 
-    It follows the module to a device. The module's ``state_dict`` contains the definition of the tensor, not its data.
-    It is itself a module, because torch moves and saves only parameters, buffers and submodules.
+    Like a `torch.nn.Buffer`, it follows the module to a device. The module's ``state_dict`` contains the definition of
+    the tensor, not its data. It is itself a module, because torch moves and saves only parameters, buffers and
+    submodules.
 
     Parameters
     ----------
     tensor : InfiniteTensor, optional
-        The tensor. If omitted, loading a ``state_dict`` opens the tensor by its id, from the store that the state
-        names, read-only and without ``f``: only what is stored can be read.
+        The tensor. If omitted, loading a ``state_dict`` opens the tensor by its id, from the store named in the state.
+        This tensor is read-only and has no ``f``: only stored pixels can be read.
 
     Raises
     ------
@@ -46,7 +47,7 @@ class InfiniteBuffer(nn.Module):
 
     The state is a dict of ``tensor_id`` (None if none was given), ``store`` (an argument for `open_store`, without
     credentials; None for a memory store), and ``definition``. Loading a state compares it with the module's tensor: a
-    different definition raises a ValidationError that lists every field that differs; a different ``f`` gives a
+    different definition raises a ValidationError with a list of all different fields; a different ``f`` gives a
     `FunctionChangedWarning`. The store is not compared, because it may have moved.
 
     Examples
@@ -77,11 +78,14 @@ class InfiniteBuffer(nn.Module):
 
     @property
     def tensor(self) -> InfiniteTensor:
-        """The tensor; ValidationError if there is none yet."""
+        """The tensor of the buffer.
+
+        Raise ValidationError if the buffer has no tensor yet.
+        """
         if self._tensor is None:
             raise ValidationError(
-                "this InfiniteBuffer has no tensor yet: give it one, InfiniteBuffer(tensor), or load a state_dict that "
-                "says where to find it"
+                "this InfiniteBuffer has no tensor yet: create it as InfiniteBuffer(tensor), or load a state_dict with "
+                "the location of the tensor"
             )
         return self._tensor
 
@@ -100,7 +104,7 @@ class InfiniteBuffer(nn.Module):
         return self
 
     def get_extra_state(self) -> dict[str, Any] | None:
-        """Return what is saved in the ``state_dict``: the definition, and where to find the tensor."""
+        """Return the definition and location of the tensor for the ``state_dict``."""
         if self._tensor is None:
             return None
         definition = self._tensor.to_json()
@@ -113,7 +117,9 @@ class InfiniteBuffer(nn.Module):
         }
 
     def set_extra_state(self, state: object) -> None:
-        """Compare the state in a ``state_dict`` with the tensor, or open the tensor if there is none yet.
+        """Compare a loaded state with the tensor.
+
+        If there is no tensor yet, open the tensor of the state.
 
         Raises
         ------
@@ -131,7 +137,7 @@ class InfiniteBuffer(nn.Module):
             saved.check_same(self._tensor)
 
     def _digested(self) -> str:
-        """Return a text that identifies the tensor, for `infinite_tensor.digest`."""
+        """Return an identifying text for `infinite_tensor.digest`."""
         return "no tensor" if self._tensor is None else node_of(self._tensor).spec.definition.digest
 
     def extra_repr(self) -> str:
@@ -141,7 +147,7 @@ class InfiniteBuffer(nn.Module):
 
 @dataclass(frozen=True)
 class _Saved:
-    """The tensor that a state describes."""
+    """The tensor described by a state."""
 
     tensor_id: str | None
     store: str | None
@@ -149,7 +155,7 @@ class _Saved:
 
     @classmethod
     def of(cls, state: object) -> Self:
-        """Read the state of an `InfiniteBuffer`, which is not trusted."""
+        """Read an untrusted state of an `InfiniteBuffer`."""
         if not isinstance(state, Mapping) or "definition" not in state:
             raise ValidationError(
                 f"the state of an InfiniteBuffer must contain the definition of a tensor, got {state!r:.200}"
@@ -163,7 +169,6 @@ class _Saved:
         return cls(tensor_id, store, StoredTensor.from_json(state["definition"]).definition)
 
     def reopened(self, device: torch.device) -> InfiniteTensor:
-        """Open the tensor from the store that the state names."""
         from infinite_tensor_stores import open_store  # noqa: PLC0415  (loads zarr, which a VirtualTensor does without)
 
         if self.tensor_id is None or self.store is None:
@@ -182,7 +187,7 @@ class _Saved:
         return tensor
 
     def check_same(self, tensor: InfiniteTensor) -> None:
-        """Raise a ValidationError unless `tensor` is the saved one; warn if only its functions differ."""
+        """Check that `tensor` is the saved tensor. Warn if only functions differ."""
         given, tensor_id = StoredTensor.from_json(tensor.to_json()).definition, _given_id(tensor)
         lines = differences(self.definition.values(), given.values())
         if None not in (self.tensor_id, tensor_id) and self.tensor_id != tensor_id:
@@ -190,17 +195,17 @@ class _Saved:
         if lines:
             listed = "".join(f"\n  {line}" for line in lines)
             raise ValidationError(
-                f"the state defines another tensor than the module has:{listed}\nBuild the module with the tensor "
-                "that it was saved with, or delete the tensor from the state: its key ends in '_extra_state'"
+                f"the state defines another tensor than the module has:{listed}\nBuild the module with the saved "
+                "tensor, or delete the tensor from the state: its key ends in '_extra_state'"
             )
         for line in changes(self.definition.functions.record, given.functions.record).lines():
             warnings.warn(
-                f"tensor {tensor.tensor_id!r} differs from the one that the state was saved with: {line}",
+                f"tensor {tensor.tensor_id!r} differs from the tensor in the state: {line}",
                 FunctionChangedWarning,
                 stacklevel=2,
             )
 
 
 def _given_id(tensor: InfiniteTensor) -> str | None:
-    """Return the id that the user gave, or None for a random id, which is of no use elsewhere."""
+    """Return the id given by the user, or None for a random id."""
     return tensor.tensor_id if node_of(tensor).tensor.named else None

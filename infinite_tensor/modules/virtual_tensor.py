@@ -1,4 +1,4 @@
-"""`VirtualTensor`: an attribute of a module that is computed from other attributes."""
+"""`VirtualTensor`: a computed attribute of a module."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ else:
 
 
 class TensorLike(Base):
-    """An object with the operators, methods and attributes of a tensor, which functions of torch accept as a tensor.
+    """An object accepted as a tensor by functions of torch.
 
-    It cannot be changed in place, because the change would be lost with the temporary value.
+    It has the operators, methods and attributes of a tensor. It cannot be changed in place, because the change would be
+    lost with the temporary value.
     """
 
     __array_priority__ = torch.Tensor.__array_priority__
@@ -37,7 +38,7 @@ class TensorLike(Base):
 
     @property
     def value(self) -> torch.Tensor:
-        """The tensor that is used in its place."""
+        """The tensor to use in place of this object."""
         raise NotImplementedError
 
     @classmethod
@@ -48,7 +49,7 @@ class TensorLike(Base):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a function of torch with each `TensorLike` among its arguments replaced by its value."""
+        """Call a function of torch with the values of `TensorLike` arguments."""
         kwargs = kwargs or {}
         # torch.compile cannot trace the name of a function.
         if not torch.compiler.is_compiling():
@@ -64,15 +65,14 @@ class TensorLike(Base):
 
     def _refuse(self, operation: str) -> NoReturn:
         raise TypeError(
-            f"{operation} would change {self!r}, which is computed when it is read; change what it is computed from, "
-            "or work on a copy: .value.clone()"
+            f"{operation} would change {self!r}, but each read computes the value again; change the inputs of the "
+            "computation, or work on a copy: .value.clone()"
         )
 
     __hash__ = object.__hash__
 
 
 def _values(given: Any) -> Any:
-    """Replace each `TensorLike` in `given` by its value, in lists, tuples and dicts too."""
     if isinstance(given, TensorLike):
         return given.value
     if isinstance(given, list | tuple):
@@ -144,22 +144,22 @@ Materializer: TypeAlias = "str | Callable[[Any, torch.dtype, torch.device], torc
 
 
 class _LinkedAttributes(NamedTuple):
-    """Names of the attributes that a virtual tensor adds to its module."""
+    """Names of the attributes added to a module by a virtual tensor."""
 
     ref: str
 
 
 class VirtualTensor(TensorLike):
-    """An attribute of a module that is computed from other attributes each time it is used.
+    """A computed attribute of a module, usable as a tensor.
 
-    It has a dtype and a device, which follow ``module.to()``, and can be used wherever torch accepts a tensor: it has a
-    tensor's operators, methods and attributes, and gradients flow through it to what it is computed from. It cannot be
-    changed in place.
+    Each use computes the value from other attributes of the module. The dtype and device follow ``module.to()``. The
+    object can be used wherever torch accepts a tensor: it has the operators, methods and attributes of a tensor.
+    Gradients flow through it to the other attributes. It cannot be changed in place.
 
     Parameters
     ----------
     owner : torch.nn.Module
-        The module that it is an attribute of; referenced weakly.
+        The module with the attribute. The reference to it is weak.
     name : str
         The name of the attribute. The module also gets an empty buffer ``_{name}_ref``, which carries dtype and
         device. It is removed when the attribute is deleted or overwritten.
@@ -243,17 +243,20 @@ class VirtualTensor(TensorLike):
         device: torch.device | str | None = None,
         persist: bool = False,
     ) -> None:
-        """Create a virtual tensor and assign it: ``owner.name = VirtualTensor(owner, name, ...)``."""
+        """Create a virtual tensor and assign it to the attribute `name` of `owner`."""
         setattr(owner, name, cls(owner, name, materializer, dtype, device, persist))
 
     @property
     def attributes(self) -> _LinkedAttributes:
-        """A named tuple with one field, ``ref``: the name of the buffer that the virtual tensor adds to its module."""
+        """Names of the attributes added to the module.
+
+        This is a named tuple with the field ``ref``, the name of the added buffer.
+        """
         return _LinkedAttributes(self._placement.attribute)
 
     @property
     def owner(self) -> nn.Module | None:
-        """The module; None once it no longer exists."""
+        """The module, or None after its deletion."""
         return self._placement.owner
 
     @property
@@ -280,7 +283,7 @@ class VirtualTensor(TensorLike):
         self.to(device=device)
 
     def to(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Set dtype and device; takes the arguments of `torch.Tensor.to`."""
+        """Set dtype and device, with the arguments of `torch.Tensor.to`."""
         self._placement.to(*args, **kwargs)
 
     @property
@@ -294,7 +297,8 @@ class VirtualTensor(TensorLike):
         TypeError
             If the materializer does not return a tensor.
         DeviceMismatchError
-            (a ValueError) If it returns a tensor on meta although not all tensors of the module are on meta.
+            (a ValueError) If the materializer returns a tensor on meta although not all tensors of the module are on
+            meta.
         """
         placement, materializer = self._placement, self._materializer
         owner, buffer = placement.living_owner(), placement.buffer
@@ -348,7 +352,7 @@ def _checked_materializer(owner: nn.Module, materializer: Materializer) -> Mater
 
 
 class _Placement:
-    """The dtype and device of a virtual tensor. An empty buffer of the module stores both.
+    """The dtype and device of a virtual tensor, stored in an empty buffer of the module.
 
     ``module.to()`` changes the buffer, and so the dtype and the device of the virtual tensor.
 
@@ -367,8 +371,8 @@ class _Placement:
         attribute = f"_{name}_ref"
         if hasattr(owner, attribute) and not _placements(owner, attribute):
             raise ValidationError(
-                f"{type(owner).__name__} has an attribute {attribute!r}, which virtual tensor {name!r} needs for its "
-                "dtype and device; rename one of the two"
+                f"{type(owner).__name__} has an attribute {attribute!r} already, but virtual tensor {name!r} needs "
+                "this name for its dtype and device; rename one of the two"
             )
         persistent = checked_flag("persist", persist)
         owner.register_buffer(attribute, torch.empty(0, dtype=dtype, device=device), persistent=persistent)
@@ -389,11 +393,9 @@ class _Placement:
 
     @property
     def owner(self) -> nn.Module | None:
-        """The module; None once it no longer exists."""
         return self._owner()
 
     def living_owner(self) -> nn.Module:
-        """Return the module; ReferenceError once it no longer exists."""
         owner = self._owner()
         if owner is None:
             name = self.attribute[1 : -len("_ref")]
@@ -405,12 +407,11 @@ class _Placement:
 
     @property
     def buffer(self) -> torch.Tensor:
-        """An empty tensor that has the dtype and the device; it is on meta while the device is not known."""
+        """An empty tensor with the dtype and device, on meta while the device is not known."""
         return cast("torch.Tensor", getattr(self.living_owner(), self.attribute))
 
     @property
     def device(self) -> torch.device:
-        """The device of the value."""
         buffer = self.buffer
         if not buffer.is_meta or self.set_to_meta:
             return buffer.device
@@ -419,13 +420,15 @@ class _Placement:
 
     @property
     def allows_meta(self) -> bool:
-        """Whether a value without data is allowed: the user chose the device meta, or the whole module is on meta."""
+        """Whether a value without data is allowed.
+
+        The user must have chosen the device meta, or the whole module must be on meta.
+        """
         if self.buffer.is_meta and (self.set_to_meta or torch.get_default_device().type == "meta"):
             return True
         return _all_on_meta(self.living_owner())
 
     def to(self, *args: Any, **kwargs: Any) -> None:
-        """Set dtype and device, with the arguments of `torch.Tensor.to`."""
         buffer = self.buffer
         try:
             moved = buffer.to(*args, **kwargs)
@@ -436,7 +439,7 @@ class _Placement:
         self.set_to_meta = moved.is_meta
 
     def settle(self) -> None:
-        """Move the buffer to the device of the module's tensors. Called after the module has loaded a state."""
+        """Move the buffer to the device of the module's tensors, after loading a state."""
         owner, buffer, device = self.living_owner(), self.buffer, self.device
         if _all_on_meta(owner):
             device = torch.device("meta")
@@ -466,7 +469,6 @@ _LIVING: weakref.WeakKeyDictionary[nn.Module, dict[str, weakref.WeakSet[_Placeme
 
 
 def _devices(owner: nn.Module) -> set[torch.device]:
-    """Return the devices of the tensors of a module. Tensors without elements are left out."""
     tensors = itertools.chain(owner.parameters(), owner.buffers())
     lazy = (UninitializedBuffer, UninitializedParameter)
     return {tensor.device for tensor in tensors if not isinstance(tensor, lazy) and tensor.numel()}
@@ -481,7 +483,7 @@ def _placements(owner: nn.Module, attribute: str) -> list[_Placement]:
 
 
 def _release(owner: weakref.ref[nn.Module], attribute: str, handles: tuple[RemovableHandle, ...]) -> None:
-    """Remove what a placement has added to a module, except a buffer that another placement uses."""
+    """Remove the hooks and the buffer of a placement, except a buffer used by another placement."""
     for handle in handles:
         handle.remove()
     module = owner()
@@ -499,7 +501,7 @@ def _prepare_load(
     metadata: Mapping[str, Any],
     *_rest: object,
 ) -> None:
-    """Give the buffer the dtype that it has in `state_dict`. Called before the module loads the state."""
+    """Give the buffer the dtype from `state_dict`, before the module loads the state."""
     key = prefix + attribute
     # Private to torch, which has no public way to find this out.
     if attribute in module._non_persistent_buffers_set:  # noqa: SLF001  (there is no public way)
@@ -515,6 +517,5 @@ def _prepare_load(
 
 
 def _follow_load(attribute: str, module: nn.Module, _keys: object) -> None:
-    """After a module and its submodules have loaded a state, move the buffer to the device of their tensors."""
     for placement in _placements(module, attribute):
         placement.settle()

@@ -113,7 +113,8 @@ def _check_stored_method(tensor: InfiniteTensor, method: str) -> None:
 def levels_over(tensor: InfiniteTensor, extents: Sequence[int], method: bool | Method) -> list[InfiniteTensor]:
     """Return the levels to compute in the fill of a region.
 
-    `extents` is the shape of the region. The list is empty if the region is small.
+    `extents` is the shape of the region, and counts for unbounded dimensions. Finite dimensions count with their whole
+    extent. The list is empty if no coarsened dimension is long.
     """
     ends = [own if given is None else given for given, own in zip(tensor.shape, extents, strict=True)]
     number = _number_of(ends, _factors(tensor, 2))
@@ -148,7 +149,7 @@ def levels_to_show(
 ) -> list[InfiniteTensor]:
     """Return the levels for a view of a box of pixels.
 
-    Stored levels are taken if there are enough. Otherwise, new levels are computed in memory.
+    Stored levels are preferred. Otherwise, new levels are computed in memory.
 
     Parameters
     ----------

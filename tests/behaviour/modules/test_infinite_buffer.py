@@ -137,7 +137,7 @@ def test_a_state_of_the_same_tensor_in_another_store_is_loaded(tmp_path: Path) -
 def test_a_function_that_has_changed_since_is_a_warning() -> None:
     state = Field(plane()).state_dict()
     changed = Field(InfiniteTensor((None, None), other_ramp, TensorWindow((4, 4))))
-    with pytest.warns(FunctionChangedWarning, match="differs from the one that the state was saved with: the code"):
+    with pytest.warns(FunctionChangedWarning, match="differs from the tensor in the state: the code"):
         changed.load_state_dict(state)
 
 
