@@ -146,7 +146,6 @@ class _Patches(Dataset[_Item_co]):
         return f"{type(self).__name__}({', '.join(self._told())}, each of\n{lines})"
 
     def _told(self) -> list[str]:
-        """Return the parts of the repr before the tensors."""
         told = [f"{len(self)} patches"]
         if self._transform is not None:
             told.append(f"transform={getattr(self._transform, '__qualname__', None) or quoted(self._transform)}")
@@ -565,7 +564,6 @@ def _box(region: object, shape: Shape) -> Selection:
 
 
 def _brackets(box: Selection) -> str:
-    """Format a box of pixels as in ``t[...]``."""
     ends = enumerate(zip(box.start, box.stop, strict=True))
     return f"[{', '.join(str(a) if d in box.squeezed else f'{a}:{b}' for d, (a, b) in ends)}]"
 

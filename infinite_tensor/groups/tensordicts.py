@@ -228,7 +228,6 @@ def _empty(member: GroupMember, region: Selection) -> torch.Tensor:
 
 
 def _place(member: GroupMember, region: Selection, block: Selection, ndim: int) -> tuple[slice, ...]:
-    """Return the slices of a block within a member's part of the region."""
     whole, part = member.selection(region), member.selection(block)
     shared = [own for d, own in enumerate(member.dims) if d not in region.squeezed]
     at = [slice(part.start[own] - whole.start[own], part.stop[own] - whole.start[own]) for own in shared]

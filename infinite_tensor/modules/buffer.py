@@ -147,8 +147,6 @@ class InfiniteBuffer(nn.Module):
 
 @dataclass(frozen=True)
 class _Saved:
-    """The tensor described by a state."""
-
     tensor_id: str | None
     store: str | None
     definition: Definition

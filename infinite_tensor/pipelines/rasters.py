@@ -143,7 +143,6 @@ def page_of(path: str, page: object, count: int) -> int:
 
 
 def _has_place(raster: Any) -> bool:
-    """Return whether a raster has a georeference."""
     return not (raster.crs is None and raster.transform.is_identity and not raster.gcps[0] and raster.rpcs is None)
 
 

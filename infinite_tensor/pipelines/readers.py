@@ -244,7 +244,6 @@ def _prepared(array: Any) -> Any:
 
 
 def _lies_elsewhere(array: Any) -> bool:
-    """Return whether the values lie outside the memory of this process, as in a file."""
     if isinstance(array, torch.Tensor):
         return _file_of(array) is not None
     if isinstance(array, np.ndarray):
@@ -253,7 +252,6 @@ def _lies_elsewhere(array: Any) -> bool:
 
 
 def _file_of(array: Any) -> str | None:
-    """Return the file of a memory-mapped array of numpy or torch."""
     if isinstance(array, torch.Tensor):
         return getattr(array.untyped_storage(), "filename", None)
     mapped = memory_map_of(array)

@@ -97,8 +97,6 @@ def _unchanged(array: Any) -> Any:
 
 
 class _ToOtherProcess(Pickler):  # type: ignore[misc]
-    """Pickles an array, with calls to open its files."""
-
     def __init__(self) -> None:
         self.pickled = io.BytesIO()
         super().__init__(self.pickled, pickle.HIGHEST_PROTOCOL)
@@ -164,7 +162,6 @@ class _ToChild(_ToOtherProcess):
         return len(self.kept) - 1
 
     def reducer_override(self, obj: Any) -> Any:
-        """Pickle an object without files and locks of the parent."""
         # An ObjectStore of zarr pickles the store that it wraps by itself, so look at that one.
         library, kind = library_of(obj.store if isinstance(obj, ObjectStore) else obj), type(obj).__name__
         if library in _WITH_THREADS:
@@ -334,10 +331,6 @@ def _open_mapped_tensor(path: str, offset: int, dtype: Any, count: int, shape: A
 
 
 def _path_of(name: str, what: str) -> str:
-    """Return the absolute path of an open file.
-
-    Raise PicklingError if the path now belongs to another file.
-    """
     path = os.path.abspath(name)  # noqa: PTH100
     with contextlib.suppress(OSError):
         there = os.stat(path)  # noqa: PTH116

@@ -249,7 +249,6 @@ def window_advice(window: object, shape: Sequence[int | None]) -> str:
 
 
 def _may_be_channels(shape: Sequence[int | None]) -> bool:
-    """Return whether the last dimension is as short as the channels of an image."""
     *others, last = shape
     few = last in (1, 2) and len(others) > 1 and all(n is None or n > last for n in others)
     return few or last in (3, 4)
@@ -273,7 +272,6 @@ def _slid(at: int, tensor: InfiniteTensor, dims: object, window: object) -> list
 
 
 def _numbers(at: int, tensor: InfiniteTensor, dims: object) -> list[int]:
-    """Convert `dims` from names or numbers to numbers from 0 on."""
     numbers = []
     for entry in members(dims) or ():
         name, d = word(entry), as_index(entry)
@@ -300,7 +298,6 @@ def positive(value: object) -> int | None:
 
 
 def _of_inputs(name: str, given: object, count: int) -> Sequence[object]:
-    """Expand a single value or a tuple to an entry for each input."""
     entries = None if count == 1 else members(given)
     if entries is None:
         return [given] * count
@@ -440,7 +437,6 @@ def _default_sides(sources: Sequence[Source]) -> list[int]:
 
 
 def _extent(sources: Sequence[Source], j: int) -> int | None:
-    """Return the extent of the output along slid dimension `j`."""
     slides = [source.slides[j] for source in sources]
     covered = [None if slide.extent is None else math.ceil(slide.extent * slide.scale) for slide in slides]
     # The last pixel of a coarse input may reach beyond the end of a fine input.

@@ -245,7 +245,7 @@ class TestSeveralTensors:
 
     def test_finite_tensors_of_which_some_have_channels_are_cut_as_a_group(self, kind: Kind) -> None:
         pair: dict[str, Any] = {"image": of_shape((3, 40, 24)), "labels": of_shape((40, 24))}
-        with pytest.raises(ValidationError, match=r"have channels, as in dims=\('c', 'y', 'x'\)$"):
+        with pytest.raises(ValidationError, match=r"with channels, as in dims=\('c', 'y', 'x'\)$"):
             kind(pair, 1)
         item = kind(TensorGroup(pair, dims=(-2, -1)), 8)[0]
         assert (item["image"].shape, item["labels"].shape) == ((8, 8, 3), (8, 8))

@@ -296,7 +296,7 @@ def test_dtypes_that_only_some_libraries_have_are_refused_with_what_converts_the
 
 def assert_refused_with_advice(a: Any, expected: np.ndarray[Any, Any]) -> None:
     """The error ends with code that makes an array of these values."""
-    with pytest.raises(ValidationError, match="unsupported dtype .*; give ") as caught:
+    with pytest.raises(ValidationError, match=r"unsupported dtype .*; give ") as caught:
         from_array(a)
     code = re.search(r"\ba(\.|\[).*$", str(caught.value))
     assert code is not None
