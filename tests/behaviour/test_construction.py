@@ -47,7 +47,7 @@ def base() -> InfiniteTensor:
         ({"args": [base()], "args_windows": [TensorWindow((4,))]}, r"args_windows\[0\] has 1 dimensions"),
         ({"args": [base()], "args_windows": [TensorWindow((4, 4), None, None, (2, 0))]}, "follows window coordinate 2"),
         ({"batch_size": 0}, "batch_size must be a positive int"),
-        ({"batch_size": (2, 4)}, "contain 1"),
+        ({"batch_size": (2, 4)}, "including 1"),
         ({"blend": 3}, "blend must be one of .* a function of two tensors"),
         ({"blend": "sum"}, "one of 'max', 'min', 'first', 'last'"),
         ({"blend": lambda a, b: (a + b).double()}, "blend must be elementwise"),
