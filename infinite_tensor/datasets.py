@@ -124,8 +124,8 @@ class _Patches(Dataset[_Item_co]):
         for cut in self._cuts[1:]:
             if cut.axes != self._axes:
                 raise ValidationError(
-                    "all tensors must have the same grid of patches along the dimensions of patch_size, but it is "
-                    f"{_shown(self._axes)} for {self._cuts[0].source!r}, and {_shown(cut.axes)} for {cut.source!r}; "
+                    f"all tensors must have the same grid of patches: {self._cuts[0].source!r} has "
+                    f"{_shown(self._axes)}, but {cut.source!r} has {_shown(cut.axes)}; "
                     "begin the region with an ellipsis (...), and name the dimensions of finite tensors with "
                     "channels, as in dims=('c', 'y', 'x')"
                 )
@@ -559,7 +559,7 @@ def _box(region: object, shape: Shape) -> Selection:
     if box.steps.count(1) < len(shape):
         raise ValidationError(f"region must consist of ints and slices without a step, got {quoted(region)}")
     if len(box.squeezed) == len(shape):
-        raise ValidationError(f"region must have a slice, because ints leave no dimension to cut, got {quoted(region)}")
+        raise ValidationError(f"region must have a slice: ints leave no dimension for patches, got {quoted(region)}")
     return box
 
 

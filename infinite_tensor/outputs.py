@@ -177,8 +177,8 @@ def _coordinates(declared: Mapping[Key, Output]) -> int:
         unfollowed = sorted(set(range(count)) - set(followed(output.window)))
         if unfollowed:
             raise ValidationError(
-                f"output {show(key)}: no dimension follows window coordinate {unfollowed[0]}; ctx has {count} entries, "
-                "and each output needs a dimension for each entry. Give the windows a dimension_map, such as "
+                f"output {show(key)} has no dimension for entry {unfollowed[0]} of the window index; each output needs "
+                f"a dimension for each of the {count} entries. Give the windows a dimension_map, such as "
                 "(None, 0, 1) for an image with channels first and (0, 1) for a mask without channels"
             )
     return count

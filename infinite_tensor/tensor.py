@@ -1053,7 +1053,7 @@ class InfiniteTensor(Fillable):
         Files also contain metadata of the pixels, such as coordinates and units. If some metadata cannot be written,
         one `MeaningLostWarning` lists it.
 
-        A region of any size is written in steps, and memory stores keep little of it. The target appears only when it
+        A region of any size is written in steps, with little memory. The target appears only when it
         is complete. A killed process leaves a hidden ``.<name>.partial`` next to the target, or several files whose
         names begin with that. The next export reuses them. At a URL, the target becomes a Zarr group only at the end,
         and the next export replaces an unfinished target.

@@ -238,7 +238,10 @@ _OTHER_ROWS = 6
 
 
 def _print_map(tensor: Any, region: Any, tile: Sequence[int], stored: Any, uncovered: Any) -> None:
-    """Print a map of the tiles along the last two dimensions with several tiles."""
+    """Print a map of tiles.
+
+    The rows and columns of the map are the last two dimensions with more than one tile.
+    """
     from infinite_tensor.geometry.regions import parse  # noqa: PLC0415  (needs torch)
 
     columns, rows = shutil.get_terminal_size((100, 46))

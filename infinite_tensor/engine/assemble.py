@@ -134,8 +134,7 @@ _Request: TypeAlias = tuple[Node, TensorSpec, _Selected]
 def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[list[_Selected], list[_Request]]:
     """Allocate result tensors, and copy pixels available in memory.
 
-    Return two lists: the selections of each request with their result tensors, and requests for the results not yet
-    filled.
+    Return the result tensors of each request, and new requests for those with pixels still to be read.
     """
     read: list[_Selected] = []
     absent: list[_Request] = []

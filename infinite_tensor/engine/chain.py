@@ -286,7 +286,7 @@ class Input:
     node : Node
         The tensor.
     window : TensorWindow
-        The call of ``f`` for the window index `ctx` reads the region ``window.get_bounds(ctx)``.
+        The arg window. For the window index `ctx`, ``f`` gets the region ``window.get_bounds(ctx)``.
     padding : tuple of Padding or None
         The padding beyond the ends of each dimension; None if there is none.
     """
@@ -304,8 +304,8 @@ class Input:
 def resolved(nodes: Sequence[Node]) -> list[Node]:
     """Replace nodes without ``f`` in the chains of `nodes`.
 
-    A tensor may occur twice in a chain: once opened without ``f``, and once built with ``f``. In the returned nodes and
-    their chains, the node with ``f`` is used for both.
+    A tensor may occur in a chain as two nodes: one opened without ``f``, and one built with ``f``. The returned nodes
+    and their chains use the node with ``f`` only.
     """
     if not [node for node in nodes if not node.computation.computable]:
         return list(nodes)

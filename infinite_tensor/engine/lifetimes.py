@@ -181,7 +181,6 @@ class Lifetimes:
 
 
 def _is_one(hull: _Boxes, box: _Boxes, other: _Boxes) -> bool:
-    """Whether each hull equals the first or the second box."""
     each = [((hull[0] == given[0]) & (hull[1] == given[1])).all(axis=1) for given in (box, other)]
     return bool((each[0] | each[1]).all())
 

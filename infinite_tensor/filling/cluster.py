@@ -1,6 +1,6 @@
 """Fills a region on a Dask cluster.
 
-Tensors are filled one after the other, each after the tensors that it reads. Each is cut into shards. A shard stores
+Tensors are filled one after the other, upstream tensors first. Each is cut into shards. A shard stores
 only its own tiles, so two neighbouring shards both compute the windows across their border. If a shard is lost with its
 worker, it runs again, and computes what was not stored yet.
 """

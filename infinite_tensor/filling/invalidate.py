@@ -67,7 +67,7 @@ class Invalidation(Tabular):
     Attributes
     ----------
     tensors : tuple of TensorInvalidation
-        The tensor and the tensors computed from it, each after the tensors that it reads.
+        The tensor and all tensors computed from it, upstream tensors first.
     """
 
     tensors: tuple[TensorInvalidation, ...]
@@ -86,7 +86,7 @@ class Invalidation(Tabular):
 
     @property
     def tiles(self) -> int:
-        """The number of stored tiles dropped, of all tensors."""
+        """The number of stored tiles dropped, in total."""
         return sum(tensor.tiles for tensor in self.tensors)
 
     @property

@@ -223,7 +223,7 @@ class FillReport(Tabular):
     Attributes
     ----------
     tensors : tuple of TensorReport
-        The tensors of the chain, each after the tensors that it reads.
+        The tensors of the chain, upstream tensors first.
     seconds : float
         The duration of the fill.
     bands : int

@@ -134,9 +134,9 @@ class ArgReads:
 
 
 def positions(mode: str, extent: int, start: int, size: int) -> IntArray:
-    """Map pixels along a dimension to pixels inside the arg.
+    """Find the source pixel of each padded pixel along one dimension.
 
-    The `size` pixels from `start` on are mapped. Pixels of constant padding become -1.
+    Return an array for the `size` pixels beginning at `start`. It has -1 for pixels of constant padding.
     """
     pixels = np.arange(start, start + size, dtype=np.int64)
     if mode == "constant":

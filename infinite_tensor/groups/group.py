@@ -139,7 +139,7 @@ class TensorGroup(Fillable):
 
     @classmethod
     def _of_members(cls, members: Members) -> Self:
-        """Create a group from members without checks."""
+        """Create a group from checked members."""
         group = cls.__new__(cls)
         group._bind(members)  # noqa: SLF001  (its own)
         return group
@@ -442,7 +442,9 @@ class TensorGroup(Fillable):
             If a tensor cannot be moved. Then no tensor has been moved.
         """
         if isinstance(device, torch.dtype):
-            raise ValidationError(f"a group can only move to a device, got {device}; convert its tensors one by one")
+            raise ValidationError(
+                f"the argument of to must be a device, got {device}; convert the tensors of the group one by one"
+            )
         moved: list[tuple[InfiniteTensor, torch.device]] = []
         try:
             for member in self._members.values():

@@ -312,9 +312,8 @@ def _checked_scale(key: Key, given: Any, count: int) -> tuple[Fraction, ...]:
     scales = [as_ratio(entry) for entry in entries]
     if len(scales) != count or None in scales:
         raise ValidationError(
-            f"scale of {show(key)} must be how many pixels of this tensor lie along one pixel of the group: a "
-            f"positive number such as Fraction(1, 8), 0.125 or 2, or a tuple of {count} such numbers, got "
-            f"{quoted(given)}"
+            f"scale of {show(key)} must be a positive number such as Fraction(1, 8), 0.125 or 2, or a tuple of {count} "
+            f"such numbers: the number of pixels of this tensor per pixel of the group, got {quoted(given)}"
         )
     return tuple(scale for scale in scales if scale is not None)
 
@@ -440,7 +439,7 @@ def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any] | 
                 "with a later version of this library"
             )
         if stored.get("group_id") != group_id:
-            raise ValidationError(f"it defines group {stored.get('group_id')!r:.200}")
+            raise ValidationError(f"the definition belongs to group {stored.get('group_id')!r:.200}")
         if not isinstance(members, list) or not members:
             raise ValidationError(f"its members are {members!r:.200}")
         parts = [StoredMember.from_json(member) for member in members]

@@ -225,7 +225,7 @@ class _Local(threading.local):
         self._state: Any = self._generator.state
 
     def words(self, address: Address, count: int) -> npt.NDArray[np.uint64]:
-        """Draw `count` words from an address on."""
+        """Return `count` random words of the stream, beginning at `address`."""
         # Assign tuples: writing into the arrays of the state would take longer than drawing a hundred words.
         now = self._state["state"]
         now["key"], now["counter"] = address

@@ -183,9 +183,9 @@ class Sliding:
         is_known = is_single or (len({*found}) == 1 and 1 in found[0].as_integer_ratio())
         if given is None and (not is_known or shape[:-1] == self.size != size):
             raise ShapeMismatchError(
-                f"{told}, so the scale is unknown: perhaps the channels of the output are last, as for tokens, or "
-                "the output is cropped. Have net return channels first, as in lambda batch: net(batch).movedim(-1, 1), "
-                f"and all pixels; or give scale={_shown(found)} if this is the resolution of the output"
+                f"{told}, so the scale is unknown: the output may be cropped, or have channels last, as for tokens. "
+                "Make net return all pixels, with channels first, as in lambda batch: net(batch).movedim(-1, 1); or "
+                f"give scale={_shown(found)} if this is the resolution of the output"
             )
         if given not in (None, found):
             raise ShapeMismatchError(
@@ -311,7 +311,8 @@ class Returned:
         if isinstance(reduce, Reduction):
             if (reduce.in_channels, reduce.dtype) != (self.channels, self.computed):
                 raise ValidationError(
-                    f"net returned {self.channels} channels of {self.computed}, but {reduce!r} takes other values"
+                    f"net returned {self.channels} channels of {self.computed}, but {reduce!r} needs "
+                    f"{reduce.in_channels} channels of {reduce.dtype}"
                 )
             reduction, becomes = reduce, None
         else:

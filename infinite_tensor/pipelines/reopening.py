@@ -474,7 +474,7 @@ def by_absolute_path(array: Any) -> Any:
 
 
 def _of_lock(obj: Any) -> Opened | None:
-    """Return a call for a new lock. In another process, no thread holds the lock."""
+    """Replace a lock by a new lock, because the state of a lock is only valid in its process."""
     new = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}.get(type(obj))
     return new and (new, ())
 

@@ -86,8 +86,8 @@ def keep_at_hand() -> None:
     """Make glibc keep freed memory for the next call of ``f``.
 
     glibc keeps freed memory up to twice the size of the largest block freed so far, and returns the rest to the system.
-    So this function frees one large block, without writing to it. Otherwise, a cheap network would get new pages in
-    each call, and take up to twice the time.
+    So this function allocates one large block without writing to it, and frees it. Otherwise, each call of ``f`` gets
+    new pages from the system, and a cheap network takes up to twice the time.
     """
     new_tensor((_AT_HAND_BYTES - 2 * mmap.PAGESIZE,), torch.uint8, torch.device("cpu"))
 

@@ -149,7 +149,7 @@ _ctrl_c = _TakesNote()
 
 
 def act_as_ctrl_c(number: int, frame: FrameType | None) -> None:
-    """Handle another signal like Ctrl-C: raise KeyboardInterrupt.
+    """Handle a signal such as SIGTERM as if it were Ctrl-C: raise KeyboardInterrupt.
 
     This works even if SIGINT is ignored.
     """

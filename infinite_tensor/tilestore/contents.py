@@ -66,9 +66,9 @@ class Access(ABC):
 
     @abstractmethod
     def whole(self, tiles: Sequence[Index]) -> list[Index]:
-        """Return the complete tiles among `tiles`.
+        """Return the complete tiles among `tiles`, and leave out all others.
 
-        Only complete tiles may be read afterwards.
+        The caller must not read a tile left out.
         """
 
     @abstractmethod

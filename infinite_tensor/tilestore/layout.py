@@ -258,7 +258,7 @@ class TileLayout:
     def part(self, tile: Index, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], tuple[slice, ...]]:
         """Return the overlap between a tile and a region.
 
-        The result is the first pixel of the overlap, and the slices of the overlap in an array of the region.
+        Return the first pixel of the overlap, and its slices relative to `start`.
         """
         low, to = [], []
         for i, n, a, b in zip(tile, self.tile_shape, start, stop, strict=True):

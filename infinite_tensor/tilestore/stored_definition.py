@@ -108,7 +108,7 @@ class StoredTensor:
             found = cls.from_json(stored)
             name = stored.get("tensor_id", tensor_id) if isinstance(stored, Mapping) else tensor_id
             if name != tensor_id:
-                raise ValidationError(f"it defines tensor {name!r:.200}")
+                raise ValidationError(f"the definition belongs to tensor {name!r:.200}")
         except StoreError as error:
             raise StoreError(f"{what} cannot be read: {error}") from error
         except ValidationError as error:

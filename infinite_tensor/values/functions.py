@@ -36,7 +36,7 @@ class Record:
     python : str
         The minor version of Python whose bytecode `code` covers.
     code : mapping of str to str
-        Digests of code: one each for "f", "blend" and "reduce", and one for all functions "upstream".
+        Digests of code, by key: "f", "blend", "reduce", and "upstream" for the functions of all upstream tensors.
     items : tuple of Item
         The values that the functions reach.
     opaque : tuple of str

@@ -496,7 +496,7 @@ class Meaning:
     lost: tuple[str, ...] = ()
 
     def of(self, kind: type[F]) -> list[F]:
-        """Return the facts of one kind."""
+        """Return the facts of class `kind`."""
         return [fact for fact in self.facts if isinstance(fact, kind)]
 
     @property

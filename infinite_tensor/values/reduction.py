@@ -213,9 +213,7 @@ def check_reduction(
                 f"declare dtype={labels_dtype(reduction.in_channels)}"
             )
     elif isinstance(reduction.function, str) and not dtype.is_floating_point:
-        raise ValidationError(
-            f"{reduction!r} needs a floating-point dtype, got {dtype}; declare dtype=torch.float32"
-        )
+        raise ValidationError(f"{reduction!r} needs a floating-point dtype, got {dtype}; declare dtype=torch.float32")
     if reduction.out_channels is not None:
         _check_channels(reduction.out_channels, shape, window)
     if callable(reduction.function) and not unknown_in(reduction):

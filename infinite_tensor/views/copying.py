@@ -203,8 +203,8 @@ def _checked_target(other: TileStore) -> PersistentContents:
     contents = _checked_contents(other)
     if isinstance(contents, MemoryContents):
         raise ValidationError(
-            f"{other} keeps windows, so tiles cannot be copied into it; ZarrTileStore('memory://name') keeps tiles in "
-            "memory"
+            f"{other} keeps windows, so tiles cannot be copied into it; for tiles in memory, use "
+            "ZarrTileStore('memory://name')"
         )
     contents.check_writable("take a copy")
     return contents

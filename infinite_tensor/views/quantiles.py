@@ -111,10 +111,10 @@ def exactly(
 
 
 def _count(counts: Mapping[int, npt.NDArray[np.int64]], rest: int, digit: int, piece: Numbers) -> None:
-    """Count the keys for each prefix and next digit.
+    """Count the numbers of a piece by the leading bits of their keys.
 
-    Add to ``counts[p][d]`` the number of keys beginning with the prefix ``p``, followed by the digit ``d``. The keys
-    are those of the numbers in `piece`. A digit has `digit` bits. A key has `rest` bits after the prefix.
+    Add to ``counts[p][d]`` the number of keys with the prefix ``p`` and the next digit ``d``. A digit has `digit` bits,
+    and `rest` bits of a key follow the prefix.
     """
     keys = _keys(piece)
     for prefix, found in counts.items():

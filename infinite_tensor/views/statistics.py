@@ -407,7 +407,7 @@ class _Figures:
         self._counts = np.zeros(2**16 if self._small else 2**LEADING, np.int64)
 
     def add(self, numbers: Numbers) -> None:
-        """Add an array of up to `MOST` numbers without NaN."""
+        """Add an array of numbers: at most `MOST`, none of them NaN."""
         if numbers.dtype == np.bool_:
             numbers = numbers.view(np.uint8)
         low, high = numbers.min().item(), numbers.max().item()

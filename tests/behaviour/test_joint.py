@@ -146,7 +146,7 @@ def test_what_f_returns_is_checked(wrong: Callable[[Any], Any], error: type[Exce
         ({"a": Output((None, 0), "int8", TensorWindow((4, 4)))}, "output 'a': shape must contain positive ints"),
         (
             {"rgb": Output((3, None, None), "int8", TensorWindow((3, 4, 4))), "mask": MASK},
-            "'mask': no dimension follows",
+            "'mask' has no dimension for entry",
         ),
         ({"a": {"b": MASK}, "a/b": MASK}, "use keys without slashes"),
     ],

@@ -123,7 +123,7 @@ class MemoryAccess(Access):
             self._fold(target, start)
 
     def keep(self, start: Sequence[int] | None) -> None:
-        """Release the windows before `start`; see `Access.keep`."""
+        """Release windows ending before pixel `start`; see `Access.keep`."""
         if start is None:
             self._held.rows = {}
             self._blended.keep(None)

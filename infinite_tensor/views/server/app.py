@@ -163,7 +163,7 @@ class _Routes:
             found = await work.result(client, key, partial(served.answer, path, query, compute=compute))
             if found is not None:
                 return found
-        raise AssertionError("what may compute has an answer")
+        raise AssertionError("a request with compute=True always has an answer")
 
 
 async def _left(request: Request) -> None:

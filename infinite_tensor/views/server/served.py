@@ -275,7 +275,7 @@ def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -
 
 
 def _places(query: str) -> list[int]:
-    """Parse the indices along dimensions not drawn, as in ``at=2,5``."""
+    """Parse the index along each dimension other than rows and columns, as in ``at=2,5``."""
     for given in parse_qs(query, keep_blank_values=True).get("at", ())[-1:]:
         if not _AT.fullmatch(given):
             raise ValidationError(

@@ -208,7 +208,7 @@ def test_no_message_shows_the_pixels_of_what_was_returned() -> None:
 )
 def test_other_scales_along_other_dimensions_are_asked_for(net: Any, window: tuple[int, ...]) -> None:
     picture = PICTURE if len(window) == 2 else image(8, 16, 32, 32)
-    with pytest.raises(ShapeMismatchError, match=r"so the scale is unknown.*movedim\(-1, 1\), .* or give scale="):
+    with pytest.raises(ShapeMismatchError, match=r"so the scale is unknown.*movedim\(-1, 1\); or give scale="):
         predicted(net, picture, window=window)
 
 
