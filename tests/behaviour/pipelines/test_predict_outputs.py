@@ -219,7 +219,7 @@ def test_channels_of_a_signal_that_come_last_are_asked_for(classes: int) -> None
 
     signal = image(5120)
     with pytest.raises(
-        ShapeMismatchError, match=r"returned \(\d,\), .*channels of the output are last.*movedim\(-1, 1\), .* scale=1/"
+        ShapeMismatchError, match=r"returned \(\d,\), .*have channels last.*movedim\(-1, 1\); .* scale=1/"
     ):
         predicted(net, signal, window=512)
     found = predicted(lambda batch: net(batch).movedim(-1, 1), signal, window=512)

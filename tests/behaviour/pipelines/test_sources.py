@@ -519,7 +519,10 @@ NO_ARRAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "no dimensions": (lambda: torch.tensor(3.0), r"has shape \(\); for an array of one element, give a.reshape\(1\)"),
     "no elements": (lambda: np.zeros((3, 0)), r"has shape \(3, 0\); a tensor has at least one element"),
     "a mask": (lambda: np.ma.masked_less(np.arange(4), 2), r"has a mask.*give a.filled\(value\)"),
-    "a mask of torch": (lambda: masked_tensor(torch.ones(2), torch.arange(2) > 0), r"replace masked elements by a.to_tensor\(value\)"),
+    "a mask of torch": (
+        lambda: masked_tensor(torch.ones(2), torch.arange(2) > 0),
+        r"replace masked elements by a.to_tensor\(value\)",
+    ),
     "records": (lambda: np.zeros(3, [("x", "f4")]), r"unsupported dtype .*; give one of its fields, a\['x'\]"),
     "a table with a mask": (lambda: np.rec.array(np.ones(3, [("mask", "?")])), r"give one of its fields, a\['mask'\]"),
     "objects": (lambda: np.array([{}, 1]), "convert it to numbers first"),
