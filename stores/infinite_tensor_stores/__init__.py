@@ -1,4 +1,4 @@
-"""Persistent stores. Import them from `infinite_tensor`."""
+"""Persistent stores, to be imported from `infinite_tensor`."""
 
 from __future__ import annotations
 

@@ -43,7 +43,9 @@ _DELETING = 4
 
 
 class Unreadable(bytes):
-    """A placeholder for an object that exists but was not read. As bytes it is empty, and so counts as damaged.
+    """A placeholder for an object left unread.
+
+    As bytes it is empty, so it counts as damaged.
 
     Attributes
     ----------
@@ -54,31 +56,34 @@ class Unreadable(bytes):
     reason: str
 
     def __new__(cls, reason: str) -> Self:
-        """A placeholder with the reason why the object is not read."""
+        """Create a placeholder with the reason for not reading the object."""
         found = super().__new__(cls)
         found.reason = reason
         return found
 
     @classmethod
     def too_large(cls, size: int, most: int) -> Self:
-        """A placeholder for an object of `size` bytes, more than the allowed `most`."""
+        """Create a placeholder for an object of `size` bytes, more than the allowed `most`."""
         return cls(f"it has {size} bytes, at most {most} are allowed")
 
 
 def bounded(data: bytes, most: int) -> bytes:
-    """Return `data`, or `Unreadable` if it has more than `most` bytes."""
+    """Return `data`, or an `Unreadable` for more than `most` bytes."""
     return Unreadable.too_large(len(data), most) if len(data) > most else data
 
 
 def content(data: bytes) -> bytes:
-    """Return `data`. If it is an `Unreadable`, raise ValueError with its reason instead."""
+    """Return `data`, or raise ValueError for an `Unreadable`."""
     if isinstance(data, Unreadable):
         raise ValueError(data.reason)  # noqa: TRY004  (not a type error of the caller)
     return data
 
 
 def parsed(document: bytes) -> dict[str, Any]:
-    """Return the JSON object in `document`. Raise ValueError if there is none, or if it is nested too deep."""
+    """Parse a JSON object.
+
+    Raise ValueError if `document` is not a JSON object, or is nested too deep.
+    """
     try:
         found = json.loads(content(document))
     except RecursionError as error:
@@ -90,7 +95,9 @@ def parsed(document: bytes) -> dict[str, Any]:
 
 @contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[tuple[int, os.stat_result]]:
-    """Open a regular file for the context, and return its descriptor and status.
+    """Open a regular file for the duration of the context.
+
+    The context gives the descriptor and the status of the file.
 
     Raises
     ------
@@ -118,7 +125,10 @@ def opened(path: str | os.PathLike[str]) -> Iterator[tuple[int, os.stat_result]]
 
 
 def read_opened(descriptor: int, found: os.stat_result, most: int) -> bytes:
-    """Read a file that `opened` has opened. Return `Unreadable` if it has more than `most` bytes."""
+    """Read a file opened with `opened`.
+
+    Return `Unreadable` if the file has more than `most` bytes.
+    """
     if found.st_size > most:
         return Unreadable.too_large(found.st_size, most)
     parts: list[bytes] = []
@@ -131,7 +141,10 @@ def read_opened(descriptor: int, found: os.stat_result, most: int) -> bytes:
 
 
 def read_file(path: str | os.PathLike[str], most: int) -> bytes | None:
-    """Read a file. Return None if there is none, `Unreadable` if it is not regular or has more than `most` bytes."""
+    """Read a file.
+
+    Return None if there is no file. Return `Unreadable` if the file is not regular, or has more than `most` bytes.
+    """
     try:
         with opened(path) as (descriptor, found):
             return read_opened(descriptor, found, most)
@@ -146,18 +159,19 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes | None:
 
 
 class LeadsOutError(StoreError):
-    """The object to delete or repair is behind a link that leads out of the store."""
+    """An object to delete or repair is behind a link out of the store."""
 
 
 def own_path(root: Path, key: str) -> Path:
-    """Return the path at which to delete or repair the object `key`.
+    """Return the path of an object to delete or repair.
 
-    A store may contain links to files that do not belong to it, put there by mistake or by an attacker.
+    Links in a store may lead to files outside of it, by mistake or by an attack. Objects behind such a link are
+    refused.
 
     Raises
     ------
     LeadsOutError
-        If a folder above the object and below the root is a link that leads out of the root.
+        If a folder between the root and the object is a link out of the root.
     """
     folder = os.fspath(root)
     for name in key.split("/")[:-1]:
@@ -173,7 +187,7 @@ def own_path(root: Path, key: str) -> Path:
 
 @contextmanager
 def left_alone() -> Iterator[None]:
-    """A context that turns a LeadsOutError into a warning."""
+    """Turn a LeadsOutError in the context into a warning."""
     try:
         yield
     except LeadsOutError as error:
@@ -181,9 +195,10 @@ def left_alone() -> Iterator[None]:
 
 
 class FileStore(LocalStore):
-    """A `LocalStore` that never waits for a FIFO, and does not follow links when it deletes.
+    """A `LocalStore` safe against FIFOs and links.
 
-    It needs no event loop: its coroutines never suspend.
+    Reading never waits for a FIFO. Deleting does not follow links. No event loop is needed: the coroutines never
+    suspend.
     """
 
     async def read(self, key: str, most: int) -> bytes | None:
@@ -191,16 +206,19 @@ class FileStore(LocalStore):
         return read_file(self.root / key, most)
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Write a file under a temporary name, and rename it."""
+        """Write a file, replacing an existing file atomically."""
         self.write(key, [value.to_bytes()])
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        """Write a file like `set`, unless it exists."""
+        """Write a file, but do not replace an existing file."""
         with suppress(FileExistsError):
             self.write(key, [value.to_bytes()], exclusive=True)
 
     def write(self, key: str, parts: Sequence[Any], *, exclusive: bool = False) -> None:
-        """Write parts as one file, atomically. With `exclusive`, raise FileExistsError if the file exists."""
+        """Write parts as one file, atomically.
+
+        If `exclusive` is True, raise FileExistsError if the file exists.
+        """
         self._check_writable()
         path = self.root / key
         partial = path.with_suffix(f".{uuid.uuid4().hex}.partial")
@@ -226,20 +244,26 @@ class FileStore(LocalStore):
             partial.unlink(missing_ok=True)
 
     async def exists(self, key: str) -> bool:
-        """Whether there is a file."""
+        """Return whether there is a file."""
         return (self.root / key).is_file()
 
     async def getsize(self, key: str) -> int:
-        """The size of a file in bytes."""
+        """Return the size of a file in bytes."""
         return (self.root / key).stat().st_size
 
     async def delete(self, key: str) -> None:
-        """Delete a file, a folder with its content, or a link without its target. Raises the errors of `own_path`."""
+        """Delete a file, a folder or a link.
+
+        A folder is deleted with its content, a link without its target. Raises the errors of `own_path`.
+        """
         self._check_writable()
         remove(own_path(self.root, key))
 
     async def delete_dir(self, prefix: str) -> None:
-        """Delete a folder with its content, or a link without its target. Do not delete a file."""
+        """Delete a folder or a link.
+
+        A folder is deleted with its content, a link without its target. A file is left alone.
+        """
         self._check_writable()
         path = own_path(self.root, prefix)
         if path.is_dir() and not path.is_symlink():
@@ -249,14 +273,13 @@ class FileStore(LocalStore):
             remove(path)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """The names of the objects and folders directly in a folder."""
+        """Iterate over the names of the objects and folders in a folder."""
         with suppress(FileNotFoundError, NotADirectoryError):
             for name in os.listdir(self.root / prefix):  # noqa: PTH208  (only names are wanted)
                 yield name
 
 
 def _folders_of_chunks(array: Path) -> list[str]:
-    """List the folders in the folder ``c`` of an array, without links. Empty if there is no ``c``."""
     chunks = array / "c"
     if chunks.is_symlink() or not chunks.is_dir():
         return []
@@ -265,7 +288,6 @@ def _folders_of_chunks(array: Path) -> list[str]:
 
 
 def _created(path: Path) -> int:
-    """Create a file, and its folder if necessary. Return the descriptor of the file."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
         return os.open(path, flags, 0o666)

@@ -1,4 +1,4 @@
-"""`HandleStore`, a backend with an object for each tensor, and `TensorHandle`, the interface of these objects."""
+"""A store backend with one handle object for each tensor."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ T = TypeVar("T")
 
 
 class TensorHandle(ABC):
-    """A tensor in a storage. Its methods are those of `Backend`, without the argument `tensor_id`.
+    """A tensor in a storage.
 
-    If a tensor is cleared and created again, it gets a new handle, for its new incarnation.
+    The methods are those of `Backend`, without the argument `tensor_id`. A tensor that is cleared and created again
+    gets a new handle, for its new incarnation.
 
     Parameters
     ----------
@@ -51,7 +52,10 @@ class TensorHandle(ABC):
 
     @abstractmethod
     def read_tiles(self, tiles: Sequence[Index]) -> list[torch.Tensor | None]:
-        """Read complete tiles. Return None for a tile that is not stored complete."""
+        """Read complete tiles.
+
+        Return None for a tile that is not complete.
+        """
 
     @abstractmethod
     def write_tiles(self, tiles: Mapping[Index, torch.Tensor]) -> None:
@@ -59,46 +63,67 @@ class TensorHandle(ABC):
 
     @abstractmethod
     def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
-        """Read what is stored of partial tiles. Return None for a tile of which nothing is stored."""
+        """Read the merged logs of partial tiles.
+
+        Return None for a tile without a log.
+        """
 
     @abstractmethod
     def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
-        """Add a part to the log of each tile. None deletes the log."""
+        """Add a part to the log of each tile.
+
+        For None, the log is deleted.
+        """
 
     @abstractmethod
     def delete_tiles(self, tiles: Sequence[Index]) -> None:
-        """Delete everything stored of some tiles."""
+        """Delete the data of tiles, complete or partial."""
 
     @abstractmethod
     def generation(self) -> str:
-        """A text that changes with each `delete_tiles`."""
+        """Return a text changed by each `delete_tiles`."""
 
     @abstractmethod
     def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
-        """For each tile, whether it is complete."""
+        """Return for each tile whether it is complete."""
 
     @abstractmethod
     def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        """Return the complete tiles of the box ``[low, high)``, and the tiles of the box that have a log."""
+        """Find complete tiles and logs in the box ``[low, high)``.
+
+        Return the set of complete tiles, and the set of tiles with a log.
+        """
 
     @abstractmethod
     def damages(self, *, repair: bool) -> Iterator[Damage]:
-        """Check everything stored, and yield each damage. If `repair` is True, delete what is damaged."""
+        """Check everything stored, and iterate over the damages.
+
+        If `repair` is True, damaged data is deleted.
+        """
 
     def tile_from(self, tile: Index, block: np.ndarray[Any, Any] | Exception | None) -> torch.Tensor | None:
-        """Return the tile in a stored block. If the block is an exception, warn of a damaged tile and return None."""
+        """Convert a stored block to a tile.
+
+        If `block` is an exception, warn of a damaged tile, and return None.
+        """
         intact = self.intact(tile, block)
         return None if intact is None else from_stored(intact, self.layout.dtype)
 
     def intact(self, tile: Index, found: T | Exception | None) -> T | None:
-        """Return `found`. If it is an exception, warn that the tile is damaged, and return None."""
+        """Return intact data, or warn of a damaged tile.
+
+        If `found` is an exception, warn and return None. Else return `found`.
+        """
         if isinstance(found, Exception):
             warn_of_damage(self.owner, f"tile {tile} of tensor {self.tensor_id!r} is damaged ({found})")
             return None
         return found
 
     def partial_from(self, place: str, parts: Sequence[bytes | Exception]) -> PartialTile | None:
-        """Merge the log of a partial tile. Skip damaged parts, with a warning."""
+        """Merge the log of a partial tile.
+
+        Damaged parts are skipped with a warning.
+        """
         log = [ValueError(data.reason) if isinstance(data, Unreadable) else data for data in parts]
         return PartialTile.from_log(log, place, self.owner)
 
@@ -107,9 +132,10 @@ Handle = TypeVar("Handle", bound=TensorHandle)
 
 
 class HandleStore(PersistentTileStore, Generic[Handle]):
-    """A store with a `TensorHandle` for each stored tensor. The users of the tensor keep the handle alive.
+    """A store with a `TensorHandle` for each stored tensor.
 
-    A tensor has no handle if it was cleared, or if a read-only store does not contain it.
+    The users of a tensor keep its handle alive. A tensor has no handle if it was cleared, or if a read-only store does
+    not contain it.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -119,11 +145,17 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
     @property
     @abstractmethod
     def _vanished(self) -> bool:
-        """Whether the whole store has been deleted since it was opened. Only called on an open store."""
+        """Whether the whole store was deleted after opening.
+
+        Only called on an open store.
+        """
 
     @abstractmethod
     def _handle_of(self, definition: Mapping[str, Any]) -> Handle:
-        """Return the handle for an intact definition. Raise ValueError or OSError if stored data does not match it."""
+        """Return the handle for an intact definition.
+
+        Raise ValueError or OSError if stored data does not match the definition.
+        """
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> Handle:
         handle = self._handle_of(definition)
@@ -168,14 +200,12 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
             handle.released = True
 
     def _handle(self, tensor_id: str) -> Handle | None:
-        """Return a tensor's handle, or None if nothing of it is stored. Raise StoreError if the store is closed."""
         handle = self._handles.get(tensor_id)
         if handle is None:
             self._check_open()
         return handle
 
     def _writable_handle(self, tensor_id: str) -> Handle:
-        """Return the handle of a tensor. Raise StoreError if the tensor was cleared, or the store is closed."""
         handle = self._handle(tensor_id)
         if handle is None:
             raise cleared_elsewhere(self, tensor_id)

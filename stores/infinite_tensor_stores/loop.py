@@ -1,7 +1,7 @@
-"""Runs coroutines on our own event loop, on which remote storages have their connections.
+"""The event loop of this library, for connections to remote storages.
 
-The loop works until the process ends, even for threads that continue after the main thread has ended, and while the
-interpreter exits. By then, zarr's event loop and the default thread pool of an event loop accept no more work.
+The loop works until the process ends. Threads may use it after the main thread has ended, and while the interpreter
+exits. By then, zarr's event loop and the default thread pool of an event loop accept no more work.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ T = TypeVar("T")
 
 
 def sync(call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return the result of ``await call(*args, **kwargs)`` on the event loop.
+    """Call a coroutine function on the event loop, and wait for the result.
 
-    After a Ctrl-C, the call is cancelled, and `sync` still waits until it has ended.
+    After a Ctrl-C, the call is cancelled. `sync` still waits until the call has ended.
 
     Raises
     ------
@@ -62,7 +62,10 @@ def sync(call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.k
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop of this process, or None if it has not been started yet."""
+    """Return the event loop of this process.
+
+    Return None if the loop has not been started.
+    """
     return _own.loop
 
 
@@ -74,18 +77,21 @@ def _is_here(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop that can start threads at any time, also at exit."""
+    """An event loop able to start threads even at exit."""
 
     def __init__(self) -> None:
         super().__init__()
         self.set_default_executor(_Threads())
 
     def __del__(self) -> None:
-        """Do not warn that the loop is still running. It runs until the process ends."""
+        """Do not warn of a running loop: the loop runs until the process ends."""
 
 
 class _Threads(ThreadPoolExecutor):
-    """An executor that starts a thread of `support.threads` for each call. It works even at exit."""
+    """An executor with a new thread of `support.threads` for each call.
+
+    It works even at exit.
+    """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Call a function on a thread."""
@@ -105,7 +111,7 @@ class _Threads(ThreadPoolExecutor):
 
 
 class _Own:
-    """Holds the event loop of this process."""
+    """The event loop of this process, started on first use."""
 
     def __init__(self) -> None:
         self._renew_after_fork()
@@ -117,7 +123,7 @@ class _Own:
         self._lock = threading.RLock()
 
     def running(self) -> _Loop:
-        """Return the loop. The first call starts it."""
+        """Return the loop, started by the first call."""
         if self.loop is None:
             with self._lock:
                 if self.loop is None:

@@ -55,14 +55,15 @@ def open_store(
 
 
 def shared_store(target: str | os.PathLike[str]) -> HDF5TileStore | ZarrTileStore:
-    """Open the store at a path or URL as `open_store` does, but share one object among all callers in the process.
+    """Open the store at a path or URL once per process.
 
-    The object is shared as long as one of them keeps it.
+    Like `open_store`, but all callers in the process share one object. The object lives as long as any of them keeps
+    it.
 
     Raises
     ------
     ValidationError
-        If nothing is at the path, and its ending is one for which `export` writes a file.
+        If the path does not exist, and has the ending of a file written by `export`.
     """
     place = os.fspath(absolute(target))
     with _opening:

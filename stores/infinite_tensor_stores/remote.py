@@ -1,4 +1,4 @@
-"""Storage through fsspec. Credentials in its URL and options are never shown."""
+"""Storage through fsspec, with credentials hidden."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ _QUERY = re.compile(r"(?<=://)([^\s?#\"'<>]*)([?#])([^\s\"'<>)\]]*)")
 
 
 def without_logins(text: str) -> str:
-    """`text` without the ``user:password@``, the queries and the fragments of the URLs in it."""
+    """Hide the logins, queries and fragments of URLs in a text."""
     return _QUERY.sub(rf"\1\2{_HIDDEN}", _LOGIN.sub(f"{_HIDDEN}@", text))
 
 
 class LoginMask:
-    """Hides the credentials of a URL and of options in texts and in errors.
+    """Hides credentials in texts and errors.
 
-    Every text in the options counts as a credential, unless it only says where the storage is.
+    The credentials are taken from a URL and from options. Every text in the options counts as a credential, except in
+    options such as ``region_name``.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
@@ -43,11 +44,15 @@ class LoginMask:
         self._hidden = re.compile("|".join(patterns) or "(?!)")
 
     def text(self, text: str) -> str:
-        """`text` with every credential replaced."""
+        """Replace every credential in `text`."""
         return self._hidden.sub(_HIDDEN, without_logins(text))
 
     def error(self, error: Exception) -> Exception:
-        """Return `error`. If it or one of its causes would show credentials, return a similar error without them."""
+        """Return `error` without credentials.
+
+        If the error or one of its causes would show credentials, a similar error without them is returned. Else the
+        same object is returned.
+        """
         if all(self.text(text) == text for text in _texts(error)):
             return error
         kinds = (kind for kind in type(error).__mro__ if kind.__module__ == "builtins" and issubclass(kind, OSError))
@@ -55,7 +60,7 @@ class LoginMask:
 
 
 class MaskedFileSystem:
-    """A file system of fsspec whose errors show no credentials."""
+    """A file system of fsspec, with credentials hidden in errors."""
 
     creates: bool | None = None
     """Whether `create` refuses to replace a file; None until it has been tried."""
@@ -65,14 +70,23 @@ class MaskedFileSystem:
         self.mask = mask
 
     async def disconnect(self) -> None:
-        """Close connections that are not shared; the next request opens new ones."""
+        """Close unshared connections.
+
+        The next request opens new connections.
+        """
 
     async def create(self, path: str, data: bytes) -> None:
-        """Create a file. Raise FileExistsError if there is one."""
+        """Create a file.
+
+        Raise FileExistsError if the file exists.
+        """
         await self._pipe_file(path, data, mode="create")
 
     async def hide(self, request: Awaitable[Any]) -> Any:
-        """Return the answer to a request. If it fails, the error, its cause and its context show no credentials."""
+        """Await a request, with credentials hidden in errors.
+
+        This includes the cause and the context of an error.
+        """
         try:
             return await request
         except Exception as error:
@@ -91,20 +105,26 @@ class MaskedFileSystem:
 
 
 class FilesInMemory(MaskedFileSystem):
-    """fsspec's file system in memory. fsspec creates a file in two steps, a check and a write; `create` is atomic."""
+    """fsspec's file system in memory, with an atomic `create`.
+
+    fsspec itself creates a file in two steps, a check and a write.
+    """
 
     creates = True
 
     async def create(self, path: str, data: bytes) -> None:
-        """Create a file. Raise FileExistsError if there is one."""
+        """Create a file.
+
+        Raise FileExistsError if the file exists.
+        """
         # On the thread of the event loop, no other request can come between the two steps.
         self.files.sync_fs.pipe_file(path, data, mode="create")
 
 
 class Stored(NamedTuple):
-    """The size of an object in bytes, and the time of its last write.
+    """Size and last modification of an object.
 
-    The time is in seconds since 1970, or None if it is unknown.
+    The size is in bytes. The time is in seconds since 1970, or None if unknown.
     """
 
     size: int
@@ -112,7 +132,7 @@ class Stored(NamedTuple):
 
 
 class RemoteStore(FsspecStore):
-    """A `FsspecStore` that shows no credentials."""
+    """A `FsspecStore` with credentials hidden."""
 
     fs: MaskedFileSystem
     lists_in_pages = False
@@ -122,12 +142,18 @@ class RemoteStore(FsspecStore):
         return f"{type(self).__name__}({type(self.fs.files).__name__}, {self.fs.mask.text(self.path)!r})"
 
     async def read(self, key: str, most: int) -> bytes | None:
-        """Read an object. Return None if there is none, `Unreadable` if it is larger than `most` bytes."""
+        """Read an object.
+
+        Return None if there is no object. Return `Unreadable` if the object has more than `most` bytes.
+        """
         found = await self.get(key, default_buffer_prototype())
         return None if found is None else bounded(found.to_bytes(), most)
 
     async def create(self, key: str, data: bytes) -> bool:
-        """Write an object unless it exists, and return whether it was written."""
+        """Write an object unless it exists.
+
+        Return whether the object was written.
+        """
         self._check_writable()
         path = f"{self.path}/{key}"
         if self.fs.creates is not True and await self.fs._exists(path):  # noqa: SLF001  (the name in fsspec)
@@ -141,7 +167,10 @@ class RemoteStore(FsspecStore):
         return True
 
     async def _try_again(self, path: str, data: bytes) -> None:
-        """Try to create a file that exists. Set `fs.creates` to True if the file system refuses, else to False."""
+        """Find out whether the file system refuses to create an existing file.
+
+        Sets `fs.creates`.
+        """
         self.fs.creates = True
         with suppress(FileExistsError):
             await self.fs.create(path, data)
@@ -153,14 +182,17 @@ class RemoteStore(FsspecStore):
             )
 
     async def list_objects(self, prefix: str) -> AsyncIterator[tuple[str, Stored]]:
-        """The keys that begin with the folder `prefix`, each with the size and time in the listing."""
+        """Iterate over the objects below the folder `prefix`.
+
+        Yields each key with the size and the time from the listing.
+        """
         found = await self.fs._find(f"{self.path}/{prefix}", detail=True)  # noqa: SLF001  (the name in fsspec)
         for path, entry in found.items():
             yield path.removeprefix(f"{self.path}/"), Stored(entry["size"], _changed(entry))
 
 
 def _changed(entry: Mapping[str, Any]) -> float | None:
-    """Return the time when an object was written, in seconds since 1970, or None if `entry` does not say."""
+    """Return the time of the last write, in seconds since 1970."""
     named = [entry[name] for name in ("LastModified", "last_modified", "mtime", "created") if name in entry]
     times = [each.timestamp() if isinstance(each, datetime) else each for each in named]
     return next((float(each) for each in times if isinstance(each, int | float)), None)
@@ -188,7 +220,7 @@ def _in_options(value: object, name: str = "") -> Iterator[str]:
 
 
 def _forms(text: str) -> set[str]:
-    """The forms that a credential may have in a URL or a message."""
+    """Return the forms of a credential in URLs and messages."""
     return {text, unquote(text), quote(text), quote(text, safe=""), repr(text)[1:-1]}
 
 
@@ -198,7 +230,6 @@ def _pattern(text: str) -> str:
 
 
 def _texts(error: BaseException | None) -> Iterator[str]:
-    """All texts of an error, its causes and contexts, even if a traceback would not show them."""
     while error is not None:
         yield from (str(error), repr(error), *getattr(error, "__notes__", ()))
         error = error.__cause__ or error.__context__

@@ -1,4 +1,7 @@
-"""A zarr store that sends requests to S3 directly: one per operation, and one per thousand objects in a listing."""
+"""A zarr store with direct requests to S3.
+
+An operation on an object takes one request. A listing takes one request per thousand objects.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +49,16 @@ _owners: dict[Any, int] = {}
 
 
 class S3Store(RemoteStore):
-    """A `RemoteStore` for S3 that sends no more requests than necessary."""
+    """A `RemoteStore` for S3, with as few requests as possible."""
 
     fs: S3Requests
     lists_in_pages = True
 
     async def read(self, key: str, most: int) -> bytes | None:
-        """Read an object. Return None if there is none, `Unreadable` if it is larger than `most` bytes."""
+        """Read an object.
+
+        Return None if there is no object. Return `Unreadable` if the object has more than `most` bytes.
+        """
         with suppress(FileNotFoundError):
             data: bytes = (await self.fs.call("get_object", most, Key=self.fs.root + key))["Body"]
             return data
@@ -68,19 +74,22 @@ class S3Store(RemoteStore):
                     raise OSError(f"{error.get('Key')!r} could not be deleted: {error.get('Message')}")
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """The keys that begin with `prefix`."""
+        """Iterate over the keys with a prefix."""
         async for key, _ in self.list_objects(prefix):
             yield key
 
     async def list_objects(self, prefix: str) -> AsyncIterator[tuple[str, Stored]]:
-        """The keys that begin with `prefix`, each with the size and time in the listing."""
+        """Iterate over the objects with a prefix.
+
+        Yields each key with the size and the time from the listing.
+        """
         async for page in self.fs.pages(prefix):
             for found in page.get("Contents", ()):
                 stored = Stored(found["Size"], found["LastModified"].timestamp())
                 yield found["Key"].removeprefix(self.fs.root), stored
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """The names of the objects and folders directly in a folder."""
+        """Iterate over the names of the objects and folders in a folder."""
         folder = prefix and f"{prefix.rstrip('/')}/"
         async for page in self.fs.pages(folder, Delimiter="/"):
             keys = [found["Key"] for found in page.get("Contents", ())]
@@ -89,10 +98,10 @@ class S3Store(RemoteStore):
 
 
 class S3Requests(MaskedFileSystem):
-    """A file system that sends one S3 request for each operation of zarr on an object.
+    """A file system with one S3 request for each operation on an object.
 
-    s3fs creates the client, with the options of the file system `files`. A request that fails for a temporary reason
-    is sent again, for up to `timeout` seconds. An attempt fails if no data moves for a third of `timeout`.
+    s3fs creates the client, with the options of the file system `files`. After a temporary failure, a request is sent
+    again, for up to `timeout` seconds. An attempt fails if no data moves for a third of `timeout`.
     """
 
     creates = True
@@ -133,7 +142,10 @@ class S3Requests(MaskedFileSystem):
         await self.call("delete_object", Key=self._key(path))
 
     async def pages(self, prefix: str, **parameters: Any) -> AsyncIterator[dict[str, Any]]:
-        """The pages of a listing of all objects whose keys begin with `prefix`."""
+        """Iterate over the pages of a listing.
+
+        The listing contains the objects with a key beginning with `prefix`.
+        """
         page: dict[str, Any] = {"IsTruncated": True}
         while page.get("IsTruncated"):
             page = await self.call("list_objects_v2", Prefix=self.root + prefix, **parameters)
@@ -141,7 +153,10 @@ class S3Requests(MaskedFileSystem):
             parameters["ContinuationToken"] = page.get("NextContinuationToken")
 
     async def call(self, operation: str, most: float = math.inf, **given: Any) -> Any:
-        """Send one request, and return the answer with its whole body. Every failure is an OSError."""
+        """Send one request, and return the answer with the whole body.
+
+        Every failure is an OSError.
+        """
         return await self.hide(self._insist(operation, most, {"Bucket": self._bucket, **given}))
 
     async def _insist(self, operation: str, most: float, given: dict[str, Any]) -> Any:
@@ -178,9 +193,9 @@ class S3Requests(MaskedFileSystem):
         return answer
 
     async def _begun(self, request: Coroutine[Any, Any, Any], upload: _Upload) -> Any:
-        """Return the answer to a request, without its body. Raise TimeoutError if no data moves for too long.
+        """Await a request, without reading the body of the answer.
 
-        The client's own time-outs do not cover an upload that stalls.
+        Raise TimeoutError if no data moves for too long. The client's own time-outs do not cover a stalled upload.
         """
         task = asyncio.ensure_future(request)
         try:
@@ -201,7 +216,10 @@ class S3Requests(MaskedFileSystem):
         return client
 
     def _explained(self, error: Exception) -> OSError:
-        """Return a builtin error for an error of a request: one of `_MAY_PASS` if a retry may succeed."""
+        """Convert an error of a request to a builtin error.
+
+        The result is one of `_MAY_PASS` if a retry may succeed.
+        """
         if isinstance(error, boto.ClientError):
             return self._answered(error)
         if isinstance(error, boto.NoCredentialsError):
@@ -218,7 +236,6 @@ class S3Requests(MaskedFileSystem):
         )
 
     def _answered(self, error: Any) -> OSError:
-        """Translate an error that S3 has sent as its answer into a builtin one."""
         code = error.response.get("Error", {}).get("Code")
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if status == 429 or status >= 500 or code in _CODES_THAT_PASS:
@@ -232,7 +249,7 @@ class S3Requests(MaskedFileSystem):
 
 
 class _Upload(io.BytesIO):
-    """A request body that records when data was last read from it."""
+    """A request body with the time of the last read."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
@@ -244,14 +261,13 @@ class _Upload(io.BytesIO):
 
 
 def _like(fs: S3FileSystem, timeout: float) -> S3FileSystem:
-    """Return a new file system with the options of `fs`. `timeout` sets the time-outs that `fs` does not set."""
     config = {**dict.fromkeys(_LIMITS, timeout / 3), **_SETTINGS, **fs.config_kwargs}
     options = {**fs.storage_options, "config_kwargs": config, "skip_instance_cache": True}
     return type(fs)(*fs.storage_args, **options)
 
 
 async def _close(clients: set[Any]) -> None:
-    """Close clients, except those that were inherited in a fork: they belong to the parent process."""
+    """Close clients, except clients inherited from a parent process."""
     while clients:
         if _owners.get(client := clients.pop()) == os.getpid():
             del _owners[client]

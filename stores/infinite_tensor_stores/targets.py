@@ -1,4 +1,4 @@
-"""Checks of the targets that users give for a store (paths, URLs, zarr Stores), and of modes and other options."""
+"""Checks for the target, the mode and other options of a store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ _MEMORY = "memory"
 
 
 def check_mode(mode: object, modes: Sequence[ModeT]) -> ModeT:
-    """Return `mode` if it is one of `modes`. Else raise ValidationError."""
+    """Check that `mode` is one of `modes`.
+
+    Return `mode`, or raise ValidationError.
+    """
     for each in modes:
         if each == mode:
             return each
@@ -40,7 +43,11 @@ def check_mode(mode: object, modes: Sequence[ModeT]) -> ModeT:
 
 
 def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, place: str) -> None:
-    """Raise StoreError if a mode does not allow what was found at the target.
+    """Check that `mode` matches the content found at the target.
+
+    Raise StoreError otherwise.
+
+    Raise StoreError otherwise.
 
     Parameters
     ----------
@@ -53,7 +60,7 @@ def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, 
     is_store : bool
         Whether a store is at the target.
     place : str
-        A place where a new store can be created, for messages.
+        What a new store needs, such as "an empty folder", for messages.
     """
     if found is None:
         if mode in ("r", "r+"):
@@ -69,9 +76,10 @@ def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, 
 
 
 def check_format(version: object, owner: object, advice: str = "") -> None:
-    """Raise StoreError if the format version of a store is later than ours, or invalid.
+    """Check the format version of a store.
 
-    `advice` says what to do if it is invalid.
+    Raise StoreError if the version is invalid, or later than the latest known. `advice` says in the message what to do
+    about an invalid version.
     """
     number = as_index(version)
     if number is None or number < 1:
@@ -84,12 +92,12 @@ def check_format(version: object, owner: object, advice: str = "") -> None:
 
 
 def local_path(target: str) -> Path:
-    """The path for a plain path or a ``file://`` URL.
+    """Convert a plain path or a ``file://`` URL to a path.
 
     Raises
     ------
     ValidationError
-        If it is another URL, a URL that has lost a slash in pathlib, or a path in the home folder of an unknown user.
+        If `target` is another URL, a URL without a slash removed by pathlib, or in the home folder of an unknown user.
     """
     scheme, is_url, rest = target.partition("://")
     if is_url:
@@ -109,12 +117,12 @@ def local_path(target: str) -> Path:
 
 
 def text_of(target: str | os.PathLike[str]) -> str:
-    """A path or a URL as a str.
+    """Return a path or a URL as a str.
 
     Raises
     ------
     ValidationError
-        If it is empty, or neither a path nor a str.
+        If `target` is empty, or neither a path nor a str.
     """
     try:
         text = os.fspath(target)
@@ -126,7 +134,10 @@ def text_of(target: str | os.PathLike[str]) -> str:
 
 
 def absolute(target: Any) -> Any:
-    """Return `target`. A local path is made absolute, so that it does not depend on the current folder."""
+    """Make a local path absolute.
+
+    A later change of the current folder then has no effect. Other targets are returned unchanged.
+    """
     if type(target) is LocalStore:
         return LocalStore(target.root.expanduser().absolute(), read_only=target.read_only)
     if not isinstance(target, str | os.PathLike) or not is_local(text_of(target)):
@@ -136,12 +147,15 @@ def absolute(target: Any) -> Any:
 
 
 def is_local(target: str) -> bool:
-    """Whether a target is a plain path or a ``file://`` URL."""
+    """Return whether a target is a plain path or a ``file://`` URL."""
     return "://" not in target or target.startswith(("file://", "local://"))
 
 
 def check_timeout(timeout: object) -> float:
-    """Return `timeout` if it is a positive and finite number of seconds. Else raise ValidationError."""
+    """Check that `timeout` is a positive and finite number of seconds.
+
+    Return `timeout` as a float, or raise ValidationError.
+    """
     number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if not number or not 0 < timeout < float("inf"):  # type: ignore[operator]
         raise ValidationError(f"timeout must be a number of seconds above 0, got {quoted(timeout)}")
@@ -149,7 +163,10 @@ def check_timeout(timeout: object) -> float:
 
 
 def check_concurrency(concurrency: object) -> int:
-    """Return `concurrency` if it is an allowed number of requests under way at a time. Else raise ValidationError."""
+    """Check that `concurrency` is an allowed number of concurrent requests.
+
+    Return `concurrency`, or raise ValidationError.
+    """
     number = as_index(concurrency)
     if number is None or not 1 <= number <= MOST_CONCURRENT:
         raise ValidationError(f"concurrency must be an int from 1 to {MOST_CONCURRENT}, got {quoted(concurrency)}")
@@ -178,7 +195,7 @@ def zarr_store(
     Raises
     ------
     ValidationError
-        If `target` is none of these.
+        If `target` is neither a path, a URL nor a zarr Store.
     StoreError
         If the target cannot be opened. The message shows no credentials.
     ImportError
@@ -208,13 +225,13 @@ def zarr_store(
 
 
 def is_in_memory(store: Store) -> bool:
-    """Whether the data of a store is in the memory of this process, where no other process can read it."""
+    """Return whether a store keeps data in the memory of this process."""
     inner = innermost(store)
     return _MEMORY in inner.fs.protocol if isinstance(inner, RemoteStore) else isinstance(inner, MemoryStore)
 
 
 def innermost(store: Store) -> Store:
-    """The Store inside all wrappers."""
+    """Return the Store inside all wrappers."""
     while isinstance(store, WrapperStore):
         store = store._store  # noqa: SLF001  (zarr has no public name for it)
     return store
@@ -236,7 +253,6 @@ def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout:
 
 
 def _remote(store: FsspecStore, mask: LoginMask, timeout: float) -> Store:
-    """Return `store` with credentials hidden in reprs and errors. On S3, return one that sends requests directly."""
     # Zarr removes the final slash of a path when it appends a key, but not when it lists, so remove it here.
     path = store.path.rstrip("/")
     if "s3" in store.fs.protocol:
@@ -249,7 +265,7 @@ def _remote(store: FsspecStore, mask: LoginMask, timeout: float) -> Store:
 
 
 def _of_our_own(fs: AsyncFileSystem) -> AsyncFileSystem:
-    """Return a file system with the options of `fs`, for this library alone. Its connections belong to our event loop.
+    """Copy a file system, for connections on our event loop.
 
     The same object is returned for equal file systems, and kept until the process ends.
     """
@@ -267,5 +283,5 @@ _own: dict[tuple[str, int], AsyncFileSystem] = {}
 
 
 def shown(target: object) -> str:
-    """Return `target` for messages, without the credentials in a URL."""
+    """Return `target` as a text without credentials, for messages."""
     return without_logins(os.fspath(target) if isinstance(target, str | os.PathLike) else str(target))

@@ -1,8 +1,8 @@
-"""Encoding and decoding the chunks of a Zarr array, many at a time, with a checksum that detects damage.
+"""Encoding and decoding of chunks in a Zarr array, many at a time.
 
-Here, numcodecs and google-crc32c apply the codecs `bytes`, `zstd`, `blosc` and `crc32c`. The resulting bytes are the
-same as zarr's. Zarr's own pipelines run each codec of each chunk as a task of an event loop, and differ between its
-versions.
+A checksum detects damage. Here, numcodecs and google-crc32c apply the codecs `bytes`, `zstd`, `blosc` and `crc32c`. The
+resulting bytes are the same as zarr's. Zarr's own pipelines run each codec of each chunk as a task of an event loop,
+and differ between versions of zarr.
 """
 
 from __future__ import annotations
@@ -84,19 +84,28 @@ class ChunkCodec:
         return on_threads(self._encoded, blocks, self.threads(len(blocks)))
 
     def decode(self, stored: Sequence[bytes]) -> list[npt.NDArray[Any] | Exception]:
-        """Decode stored chunks. A damaged chunk becomes an exception."""
+        """Decode stored chunks.
+
+        A damaged chunk becomes an exception.
+        """
         return on_threads(self.decoded, stored, self.threads(len(stored)))
 
     def intact(self, stored: Sequence[bytes]) -> list[bytes | Exception]:
-        """Check stored chunks by their checksums. A damaged chunk becomes an exception."""
+        """Check the checksums of stored chunks.
+
+        A damaged chunk becomes an exception.
+        """
         return on_threads(_checked, stored, threads_for(sum(map(len, stored))))
 
     def threads(self, chunks: int) -> int:
-        """The number of threads with which to encode or decode this many chunks."""
+        """Return the number of threads for encoding or decoding `chunks` chunks."""
         return threads_for(self._size * chunks)
 
     def decoded(self, data: bytes) -> npt.NDArray[Any] | Exception:
-        """Decode one stored chunk; a damaged one becomes an exception."""
+        """Decode one stored chunk.
+
+        A damaged chunk becomes an exception.
+        """
         try:
             return self._decompressed(_unsealed(data)).astype(self._dtype, copy=False)
         except MemoryError:
@@ -113,9 +122,10 @@ class ChunkCodec:
         return b"".join([view.data, checksum.to_bytes(_CRC_LENGTH, "little")])
 
     def _decompressed(self, data: Bytes) -> npt.NDArray[Any]:
-        """Decompress a block. If `data` states another size than a block has, raise ValueError and allocate no memory.
+        """Decompress a block.
 
-        Without compressors, the block may be a view of `data`.
+        If the size stated in `data` is wrong, raise ValueError before any memory is allocated. Without compressors, the
+        block may be a view of `data`.
         """
         if not self._compressors:
             return np.frombuffer(data, self._stored_dtype).reshape(self._shape)
@@ -134,12 +144,12 @@ class ChunkCodec:
 
 
 def threads_for(nbytes: int) -> int:
-    """The number of threads to use for `nbytes` bytes."""
+    """Return the number of threads for `nbytes` bytes."""
     return min(_THREADS, nbytes // _WORTH_A_THREAD)
 
 
 def _extension(given: object) -> dict[str, Any]:
-    """Return an entry of a ``zarr.json``, such as a codec, as a dict with its name and configuration."""
+    """Return a codec or other entry of a ``zarr.json`` as a dict with name and configuration."""
     if isinstance(given, str):
         given = {"name": given}
     if not isinstance(given, Mapping):
@@ -162,7 +172,10 @@ def _compressor(codec: Mapping[str, Any]) -> Any:
 
 
 def _size_in(compressor: Any, data: Bytes) -> int | None:
-    """Return the decompressed size that `data` states, or None. Raise ValueError if `data` is truncated."""
+    """Return the decompressed size stated in `data`, or None.
+
+    Raise ValueError if `data` is truncated.
+    """
     header = bytes(data[:_LONGEST_HEADER])
     if isinstance(compressor, Zstd):
         return content_size(header)
@@ -173,7 +186,7 @@ def _size_in(compressor: Any, data: Bytes) -> int | None:
 
 
 def content_size(frame: bytes) -> int | None:
-    """Return the decompressed size that a Zstandard frame (RFC 8878) states.
+    """Return the decompressed size stated in a Zstandard frame (RFC 8878).
 
     Return None if the frame states no size, or if `frame` is not a Zstandard frame.
     """
@@ -189,7 +202,7 @@ def content_size(frame: bytes) -> int | None:
 
 
 def codecs_of(dtype: str, compressors: Any = "auto") -> list[dict[str, Any]]:
-    """The codecs of a new array, as written in its ``zarr.json``.
+    """Return the codecs of a new array, as written in ``zarr.json``.
 
     Parameters
     ----------
@@ -220,7 +233,6 @@ def codecs_of(dtype: str, compressors: Any = "auto") -> list[dict[str, Any]]:
 
 
 def _documents_of(dtype: str, compressors: list[Any]) -> Sequence[Any]:
-    """Compressors as written in a ``zarr.json``."""
     if compressors == ["auto"]:
         return [{"name": "zstd", "configuration": {"level": 1, "checksum": False}}]
     if not compressors:
@@ -233,9 +245,10 @@ def _documents_of(dtype: str, compressors: list[Any]) -> Sequence[Any]:
 
 
 def normal_form(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an array's ``zarr.json`` in a normal form. The specification allows several forms with the same meaning.
+    """Convert the ``zarr.json`` of an array to a normal form.
 
-    The specification: https://zarr-specs.readthedocs.io/en/latest/v3/core/. Raises ValueError if `document` is invalid.
+    The specification (https://zarr-specs.readthedocs.io/en/latest/v3/core/) allows several forms with the same meaning.
+    Raise ValueError if `document` is invalid.
     """
     found = {"storage_transformers": [], **document}
     try:
@@ -257,7 +270,6 @@ def _checked(data: bytes) -> bytes | Exception:
 
 
 def _unsealed(data: bytes) -> npt.NDArray[np.uint8]:
-    """Return the data before the checksum. Raise ValueError if the checksum does not match."""
     compressed = np.frombuffer(content(data), np.uint8)[:-_CRC_LENGTH]
     if google_crc32c.value(compressed) != int.from_bytes(data[-_CRC_LENGTH:], "little"):
         raise ValueError("its checksum does not match its content")

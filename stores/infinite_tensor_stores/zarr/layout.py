@@ -1,4 +1,4 @@
-"""The keys of a tensor's objects in a Zarr hierarchy, and the content of each ``zarr.json``, for us and for others."""
+"""Keys and ``zarr.json`` documents of a tensor in a Zarr hierarchy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ _TEMPORARY = re.compile(r"[^/]*\.[0-9a-f]{32}\.partial")
 
 @dataclass(frozen=True)
 class Place:
-    """Where the tiles of a tensor are. A tensor that is cleared and created again is a new incarnation, in a new place.
+    """Keys of the objects for one tensor.
+
+    A tensor that is cleared and created again is a new incarnation, with new keys.
 
     Attributes
     ----------
@@ -58,7 +60,10 @@ class Place:
 
     @classmethod
     def of(cls, definition: Mapping[str, Any]) -> Place:
-        """The place for a stored definition; ValueError if the definition is invalid."""
+        """Create the `Place` for a stored definition.
+
+        Raise ValueError if the definition is invalid.
+        """
         tensor, layout = layout_of(definition)
         origin = origin_of(layout.shape, layout.tile_shape)
         if definition.get("origin") != list(origin):
@@ -72,35 +77,41 @@ class Place:
 
     @property
     def array(self) -> str:
-        """The folder of the array of complete tiles."""
+        """Folder of the array with the complete tiles."""
         return f"{self.name}/{folder_of_tiles(self.definition)}"
 
     @property
     def logs(self) -> str:
-        """The folder of the logs of partial tiles."""
+        """Folder with the logs of partial tiles."""
         return f"{self.name}/partial-{self.definition['incarnation']}"
 
     @property
     def shared(self) -> str:
-        """Key of the object that announces a writer other than the creator of the tensor."""
+        """Key of the object announcing a writer besides the creator."""
         return f"{self.logs}/shared"
 
     @property
     def drops(self) -> str:
-        """Key of an object whose text changes whenever tiles are deleted."""
+        """Key of an object rewritten whenever tiles are deleted."""
         return f"{self.logs}/drops"
 
     def chunk(self, tile: Index) -> str:
-        """Key of a complete tile."""
+        """Return the key of a complete tile."""
         chunk = [i + o // n for i, o, n in zip(tile, self.origin, self.layout.tile_shape, strict=True)]
         return f"{self.array}/c/{'/'.join(map(str, chunk))}"
 
     def log(self, tile: Index) -> str:
-        """Prefix of the keys of a partial tile's log. It is also the name of the tile inside each part of the log."""
+        """Return the key prefix for the log of a partial tile.
+
+        The prefix is also the name of the tile inside each part of the log.
+        """
         return f"{self.logs}/0.{'.'.join(map(str, tile))}"
 
     def tile_of_chunk(self, key: str) -> Index | None:
-        """The tile whose chunk has this key; None if this is not the key of a chunk of this array."""
+        """Return the tile for the key of a chunk.
+
+        Return None if `key` is not the key of a chunk in this array.
+        """
         chunk = _ints(key.removeprefix(f"{self.array}/c/").split("/"))
         if chunk is None or len(chunk) != len(self.origin):
             return None
@@ -108,7 +119,10 @@ class Place:
         return tile if self.chunk(tile) == key else None
 
     def tile_of_part(self, key: str) -> tuple[Index, int] | None:
-        """The partial tile and the number of the log part with this key; None if this is not the key of a log part."""
+        """Return the partial tile and the part number for the key of a log part.
+
+        Return None if `key` is not the key of a log part.
+        """
         log, _, end = key.removeprefix(f"{self.logs}/").rpartition("/")
         tile, number = _ints(log.split(".")), _ints([end])
         if tile is None or len(tile) != len(self.origin) + 1 or number is None or not 0 <= number[0] < _LONGEST_LOG:
@@ -117,12 +131,15 @@ class Place:
 
 
 def part_of(log: str, number: int = 0) -> str:
-    """The key of one part of a log."""
+    """Return the key of a part in a log."""
     return f"{log}/{number}"
 
 
 def origin_of(shape: Sequence[int | None], tile: Sequence[int]) -> Index:
-    """Return the array index of pixel 0: 0 in a finite dimension, the middle of the array in an unbounded one."""
+    """Return the array index of pixel 0.
+
+    The index is 0 in a finite dimension, and the middle of the array in an unbounded dimension.
+    """
     return tuple(
         [
             0 if extent is not None else -(-COORDINATE_LIMIT // size) * size
@@ -132,21 +149,25 @@ def origin_of(shape: Sequence[int | None], tile: Sequence[int]) -> Index:
 
 
 def tensor_document(definition: Mapping[str, Any]) -> bytes:
-    """The ``zarr.json`` of a tensor's group: the definition, and metadata for other programs.
+    """Return the ``zarr.json`` of a tensor's group.
 
-    The metadata for other programs follows from the definition, and this library never reads it.
+    It contains the definition, and metadata for other programs. This metadata follows from the definition, and this
+    library never reads it.
     """
     ome = ome_of(definition, folder_of_tiles(definition))
     return group_document(definition, None if ome is None else {OME: ome})
 
 
 def folder_of_tiles(definition: Mapping[str, Any]) -> str:
-    """Name of the array of complete tiles in the tensor's group."""
+    """Return the name of the array with the complete tiles."""
     return f"tiles-{definition['incarnation']}"
 
 
 def array_document(definition: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``zarr.json`` of the array of complete tiles, for other readers. It follows from the definition."""
+    """Return the ``zarr.json`` of the array with the complete tiles.
+
+    The document is for other programs. It follows from the definition.
+    """
     tensor, layout = layout_of(definition)
     middle = origin_of(layout.shape, layout.tile_shape)
     return {
@@ -164,21 +185,25 @@ def array_document(definition: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def array_bytes(definition: Mapping[str, Any]) -> bytes:
-    """`array_document` as stored."""
+    """Return `array_document` as stored."""
     return dumped(array_document(definition))
 
 
 def is_temporary(key: str, of: str | None = None) -> bool:
-    """Whether a key is that of a temporary file, which a `LocalStore` renames when it is complete.
+    """Return whether a key names a temporary file.
 
-    If `of` is given, only a temporary file that is to be renamed to `of` counts.
+    A `LocalStore` renames a temporary file when it is complete. If `of` is given, only a temporary file for the key
+    `of` counts.
     """
     name = key.rpartition("/")[2]
     return _TEMPORARY.fullmatch(name) is not None and (of is None or name.startswith(f"{of.rpartition('.')[0]}."))
 
 
 def incarnation_of(folder: str) -> str | None:
-    """The incarnation whose tiles or logs are in a folder with this name; None if this is no such folder."""
+    """Return the incarnation in the name of a folder.
+
+    Return None if this is not the name of a folder with tiles or logs.
+    """
     found = _FOLDER.fullmatch(folder)
     return None if found is None else found["incarnation"]
 
@@ -209,7 +234,10 @@ def group_document(attributes: Mapping[str, Any], others: Mapping[str, Any] | No
 
 
 def attributes_in(document: bytes, node: str = "group") -> dict[str, Any] | None:
-    """Return the attributes of this library in a ``zarr.json``, or None. Raise ValueError if it is damaged."""
+    """Return this library's attributes from a ``zarr.json``.
+
+    Return None if there are no such attributes. Raise ValueError if the document is damaged.
+    """
     found = parsed(document)
     attributes = found.get("attributes", {})
     if found.get("zarr_format") != 3 or found.get("node_type") != node or not isinstance(attributes, dict):
@@ -221,7 +249,10 @@ def attributes_in(document: bytes, node: str = "group") -> dict[str, Any] | None
 
 
 def member_in(attributes: Mapping[str, Any]) -> str | None:
-    """Name the tensor or group that these attributes define, for messages. None if they are the mark of a store."""
+    """Name the tensor or group defined by `attributes`, for messages.
+
+    Return None if `attributes` are the mark of a store.
+    """
     for kind in ("tensor", "group"):
         if f"{kind}_id" in attributes:
             return f"{kind} {attributes[f'{kind}_id']!r:.200}"
@@ -229,19 +260,28 @@ def member_in(attributes: Mapping[str, Any]) -> str | None:
 
 
 def attributes_of_others(document: bytes) -> list[str]:
-    """The names of the attributes in a ``zarr.json`` that are not of this library; empty if it cannot be read."""
+    """List the attributes of other programs in a ``zarr.json``.
+
+    The list is empty if the document cannot be read.
+    """
     attributes = _readable(document).get("attributes", {})
     return [name for name in attributes if name != ATTRIBUTE] if isinstance(attributes, dict) else []
 
 
 def marked(document: bytes, mark: Mapping[str, Any]) -> bytes:
-    """Return the ``zarr.json`` of a group with `mark` added as the attributes of this library; all else stays."""
+    """Add `mark` to the ``zarr.json`` of a group.
+
+    The mark becomes the attributes of this library. All else stays.
+    """
     found = parsed(document)
     return dumped({**found, "attributes": {**found.get("attributes", {}), ATTRIBUTE: mark}})
 
 
 def array_in(document: bytes) -> str | None:
-    """Return a text for an error message if a ``zarr.json`` describes an array, else None."""
+    """Describe the array in a ``zarr.json``, for error messages.
+
+    Return None if the document does not describe an array.
+    """
     found = _readable(document)
     if found.get("node_type") != "array":
         return None
@@ -254,7 +294,10 @@ def array_in(document: bytes) -> str | None:
 
 
 def has_our_mark(document: bytes) -> bool:
-    """Whether a ``zarr.json`` can be parsed and has attributes of this library."""
+    """Return whether a ``zarr.json`` has attributes of this library.
+
+    Return False if the document cannot be parsed.
+    """
     try:
         return attributes_in(document) is not None
     except ValueError:
@@ -262,7 +305,10 @@ def has_our_mark(document: bytes) -> bool:
 
 
 def is_zarr_of_others(document: bytes) -> bool:
-    """Whether a ``zarr.json`` is certainly from another program. False for ours, even with a damaged byte."""
+    """Return whether a ``zarr.json`` is certainly from another program.
+
+    Return False for a document of this library, even with a damaged byte.
+    """
     try:
         parsed(document)
     except ValueError:
@@ -278,7 +324,7 @@ def _readable(document: bytes) -> dict[str, Any]:
 
 
 def dumped(document: Mapping[str, Any]) -> bytes:
-    """A ``zarr.json`` as stored."""
+    """Encode a ``zarr.json``."""
     # Attributes of users may contain NaN, which zarr writes too.
     return json.dumps(document, indent=2).encode()
 
@@ -287,14 +333,16 @@ def dumped(document: Mapping[str, Any]) -> bytes:
 
 
 def ome_of(definition: Mapping[str, Any], path: str) -> dict[str, Any] | None:
-    """The OME-Zarr attribute of a tensor's group; None if `why_no_ome` gives a reason against it.
+    """Return the OME-Zarr attribute for a tensor's group.
+
+    Return None if `why_no_ome` gives a reason.
 
     Parameters
     ----------
     definition : mapping
         The stored definition of the tensor.
     path : str
-        Path of its array within the group.
+        Path of the tensor's array within the group.
     """
     tensor, _ = layout_of(definition)
     if _misfit(tensor) is not None or tensor.dims is None:
@@ -318,7 +366,10 @@ def ome_of(definition: Mapping[str, Any], path: str) -> dict[str, Any] | None:
 
 
 def why_no_ome(definition: Mapping[str, Any]) -> str | None:
-    """The reason why a tensor has no OME-Zarr metadata, or None if it has this metadata."""
+    """Explain why a tensor has no OME-Zarr metadata.
+
+    Return None if the tensor has OME-Zarr metadata.
+    """
     return _misfit(layout_of(definition)[0])
 
 

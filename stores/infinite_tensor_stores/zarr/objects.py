@@ -1,4 +1,7 @@
-"""The objects of a zarr Store, read, written and listed many at once: on an event loop, unless they are local files."""
+"""Reading, writing and listing many objects of a zarr Store at once.
+
+Requests run on an event loop, except for local files.
+"""
 
 from __future__ import annotations
 
@@ -67,21 +70,30 @@ class Objects:
 
     @property
     def root(self) -> Path | None:
-        """The folder that contains the objects as files; None if they are stored elsewhere."""
+        """The folder of a local Store, or None."""
         store = self.store
         return store.root if isinstance(store, LocalStore) else None
 
     @property
     def is_of_others(self) -> bool:
-        """Whether the Store is of an unknown class. If so, only methods of zarr's `Store` are called."""
+        """Whether the Store is of an unknown class.
+
+        Then only methods of zarr's `Store` are called.
+        """
         return not isinstance(self.store, LocalStore | MemoryStore | RemoteStore)
 
     def forget(self) -> None:
-        """Open the Store again at its next use; called in a forked child."""
+        """Open the Store again on the next use.
+
+        Called in a forked child.
+        """
         self._store = None
 
     def disconnect(self) -> None:
-        """Close connections; the next use opens new ones."""
+        """Close connections.
+
+        The next use opens new connections.
+        """
         if isinstance(self._store, RemoteStore):
             sync(self._store.fs.disconnect)
 
@@ -91,7 +103,7 @@ class Objects:
         return type(self.store) is FileStore
 
     def run(self, call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Return the result of ``await call(*args, **kwargs)``.
+        """Run a coroutine function, and return the result.
 
         `call` may await methods of this object and of its Store, and nothing else.
         """
@@ -100,21 +112,27 @@ class Objects:
     # Many at once.
 
     def each(self, call: Callable[[T], Coroutine[Any, Any, R]], arguments: Iterable[T]) -> list[R]:
-        """Run `call` for all arguments with `concurrently`, or one after the other on a local disk."""
+        """Run `call` for all arguments.
+
+        On a local disk, the calls are made one after the other, elsewhere with `concurrently`.
+        """
         if self._waits_for_nothing:
             return _one_by_one(lambda argument: _at_once(call, argument), list(arguments))
         return concurrently(call, arguments, self.concurrency)
 
     def get(self, keys: Iterable[str], most: int = LARGEST_DOCUMENT) -> list[bytes | None]:
-        """Read the objects under `keys`. Return None for an object that does not exist.
+        """Read the objects under `keys`.
 
-        Return `Unreadable` for an object of more than `most` bytes, and, on a local disk, for one that is no regular
-        file.
+        Return None for an object that does not exist. Return `Unreadable` for an object of more than `most` bytes. On a
+        local disk, also return `Unreadable` for a file that is not regular.
         """
         return self.each(lambda key: self.get_one(key, most), keys)
 
     def get_decoded(self, keys: Sequence[str], codec: ChunkCodec) -> list[npt.NDArray[Any] | Exception | None]:
-        """Read and decode the chunks under `keys`. Return None for a missing chunk, an exception for a damaged one."""
+        """Read and decode the chunks under `keys`.
+
+        Return None for a missing chunk, and an exception for a damaged chunk.
+        """
         store = self.store
         if isinstance(store, FileStore) and self._waits_for_nothing:
 
@@ -129,7 +147,7 @@ class Objects:
         return [blocks.get(key) for key in keys]
 
     def put(self, objects: Mapping[str, bytes]) -> None:
-        """Write each object, whether or not it exists."""
+        """Write objects, replacing existing objects."""
         store = self.store
 
         async def put(item: tuple[str, bytes]) -> None:
@@ -143,11 +161,11 @@ class Objects:
             concurrently(put, objects.items(), self.concurrency)
 
     def put_encoded(self, blocks: Mapping[str, npt.NDArray[Any]], codec: ChunkCodec) -> None:
-        """Write each block as a chunk under its key."""
+        """Encode blocks, and write each chunk under its key."""
         self.put(dict(zip(blocks, codec.encode(list(blocks.values())), strict=True)))
 
     def exist(self, keys: Iterable[str]) -> list[bool]:
-        """For each key, whether there is an object."""
+        """Return for each key whether there is an object."""
         return self.each(self.store.exists, keys)
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -155,7 +173,10 @@ class Objects:
         self.each(self.store.delete, keys)
 
     def sizes(self, keys: Iterable[str]) -> list[int]:
-        """The size of each object in bytes, 0 if it has been deleted meanwhile."""
+        """Return the size of each object in bytes.
+
+        The size is 0 for an object deleted meanwhile.
+        """
         store = self.store
 
         async def size(key: str) -> int:
@@ -167,15 +188,19 @@ class Objects:
         return self.each(size, keys)
 
     def freed(self, keys: Iterable[str]) -> list[str]:
-        """Delete empty folders at `keys`. Return the keys at which an object can then be written.
+        """Make room for objects at `keys`, and return the free keys.
 
-        Keys behind a link out of the store are left out, with a warning.
+        Empty folders and links to folders are deleted. Keys behind a link out of the store are left out, with a
+        warning.
         """
         root = self.root
         return [key for key in keys if root is None or _is_free(root, key)]
 
     def alone_in(self, folder: str) -> AbstractContextManager[None]:
-        """On a local disk, a context that keeps others out of a folder; see `disks.alone_in`. Else, it does nothing."""
+        """Keep other writers out of a folder, for the duration of a context.
+
+        Uses `disks.alone_in` on a local disk. Does nothing elsewhere.
+        """
         return nullcontext() if self.root is None else alone_in(self.root / folder)
 
     # Single objects, for `each` and `run`.
@@ -189,7 +214,10 @@ class Objects:
         return None if found is None else bounded(found.to_bytes(), most)
 
     async def create(self, key: str, data: bytes) -> bool:
-        """Write an object unless it exists. Return whether this call wrote it. Atomic if the storage supports that."""
+        """Write an object unless it exists.
+
+        Return whether this call wrote the object. The write is atomic if the storage supports that.
+        """
         store, buffer = self.store, PROTOTYPE.buffer.from_bytes(data)
         if not isinstance(store, RemoteStore):
             await self._insist(lambda: store.set_if_not_exists(key, buffer), FileNotFoundError)
@@ -202,7 +230,10 @@ class Objects:
         return found == data
 
     async def delete_folder(self, prefix: str) -> None:
-        """Delete everything below `prefix`. It is no error if nothing is there, or if another process adds objects."""
+        """Delete everything below `prefix`.
+
+        It is no error if nothing is there, or if another process adds objects.
+        """
         store = self.store
         try:
             await self._insist(lambda: store.delete_dir(prefix), OSError)
@@ -211,14 +242,20 @@ class Objects:
                 raise
 
     async def delete_link(self, prefix: str) -> bool:
-        """If a folder is a symbolic link, delete the link, but not its target, and return True."""
+        """Delete a symbolic link to a folder, but not its target.
+
+        Return whether `prefix` was a link.
+        """
         if self.root is None or not (self.root / prefix).is_symlink():
             return False
         await self.store.delete(prefix)
         return True
 
     async def _insist(self, action: Callable[[], Awaitable[None]], harmless: type[OSError]) -> None:
-        """Call `action`. On a local disk, retry if it raises `harmless`: another process may change the same files."""
+        """Call `action`, with retries on a local disk.
+
+        If another process changes the same files, `action` may raise a `harmless` error.
+        """
         for _ in range(0 if self.root is None else _RETRIES):
             try:
                 await action()
@@ -230,15 +267,18 @@ class Objects:
     # Listings.
 
     def children(self, prefix: str) -> list[str]:
-        """The names of the objects and folders directly in a folder."""
+        """List the names of the objects and folders in a folder."""
         return self.run(self.names_in, prefix)
 
     async def names_in(self, prefix: str) -> list[str]:
-        """Like `children`, but a coroutine, for `each` and `run`."""
+        """List names like `children`, as a coroutine for `each` and `run`."""
         return [name.rstrip("/") async for name in self.store.list_dir(prefix)]
 
     def pages(self, prefix: str, length: int = _PAGE) -> Iterator[list[str]]:
-        """The keys of all objects below a folder (of the whole store for ``""``), up to `length` at a time."""
+        """Iterate over the keys of all objects below a folder.
+
+        Each page has up to `length` keys. The folder ``""`` is the whole store.
+        """
         if self.root is not None:
             keys = _walked(self.root, prefix)
         else:
@@ -246,13 +286,16 @@ class Objects:
         yield from _paged(keys, length)
 
     def places(self, prefix: str, length: int) -> Iterator[list[str]]:
-        """Yield the same as `pages`, then the keys of empty folders and of links to folders."""
+        """Iterate over `pages`, then over empty folders and links to folders."""
         yield from self.pages(prefix, length)
         if self.root is not None:
             yield from _paged(_empty_folders(self.root, prefix), length)
 
     def stored_pages(self, prefix: str) -> Iterator[dict[str, Stored]]:
-        """The keys of all objects below a folder, each with its time and its size (0 if it was deleted meanwhile)."""
+        """Iterate over all objects below a folder, with size and time.
+
+        The size is 0 for an object deleted meanwhile.
+        """
         if isinstance(self.store, RemoteStore):
             # A listing contains sizes and times, which would otherwise take a request per object.
             listed = _listed(self.store.list_objects(f"{prefix}/"))
@@ -266,9 +309,10 @@ class Objects:
             yield {key: Stored(size, changed) for key, size, changed in zip(keys, sizes, times, strict=True)}
 
     def first_page(self, prefix: str, most: int) -> tuple[list[str], int | None, bool] | None:
-        """Return up to `most` keys below a folder, their total size, and whether these are all keys.
+        """Return up to `most` keys below a folder, with their total size.
 
-        The size is None if it would take a request for each key. Returns None if the Store cannot stop a listing early.
+        Also return whether these are all keys. The size is None if it would take a request for each key. Return None if
+        the Store cannot stop a listing early.
         """
         store = self.store
         if isinstance(store, RemoteStore):
@@ -284,10 +328,10 @@ class Objects:
 def concurrently(
     call: Callable[[T], Awaitable[R]], arguments: Iterable[T], concurrency: int = DEFAULT_CONCURRENCY
 ) -> list[R]:
-    """Run ``call(argument)`` for all arguments on the event loop, `concurrency` of them at a time.
+    """Run `call` for all arguments on the event loop.
 
-    If a call fails, the other calls are still made, and the first error is raised at the end. After many failures in
-    a row, no more calls are made.
+    Up to `concurrency` calls are under way at a time. If a call fails, the other calls are still made, and the first
+    error is raised at the end. After many failures in a row, no more calls are made.
     """
     wanted = list(arguments)
     if not wanted:
@@ -296,7 +340,10 @@ def concurrently(
 
 
 def _at_once(call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Return the result of ``await call(*args, **kwargs)`` without an event loop. `call` must never suspend."""
+    """Run a coroutine function without an event loop.
+
+    `call` must never suspend.
+    """
     try:
         call(*args, **kwargs).send(None)
     except StopIteration as end:
@@ -306,11 +353,11 @@ def _at_once(call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs:
 
 
 class _OutOfOrderError(Exception):
-    """The storage fails so often that further requests are useless."""
+    """Too many requests in a row have failed."""
 
 
 class _Failures:
-    """Collects the errors of several calls. If too many calls fail in a row, no more are made."""
+    """The errors of several calls."""
 
     def __init__(self, most: int = _FEWEST_FAILURES) -> None:
         self._most = most
@@ -328,13 +375,13 @@ class _Failures:
         self._errors += [] if error is None else [error]
 
     def tell(self) -> None:
-        """Raise the first error, if there is any."""
+        """Raise the first error, if any."""
         if self._errors:
             raise self._errors[0]
 
 
 def _one_by_one(call: Callable[[T], R], arguments: Sequence[T], threads: int = 1) -> list[R]:
-    """Run ``call(argument)`` for all arguments; errors are handled as in `concurrently`."""
+    """Run `call` for all arguments, with the error handling of `concurrently`."""
     failures = _Failures()
 
     def attempt(argument: T) -> R | None:
@@ -354,13 +401,11 @@ def _one_by_one(call: Callable[[T], R], arguments: Sequence[T], threads: int = 1
 
 
 async def _together(call: Callable[[T], Awaitable[R]], arguments: Sequence[T], concurrency: int) -> list[R]:
-    """The part of `concurrently` that runs on the event loop."""
     failures = _Failures(max(concurrency, _FEWEST_FAILURES))
     results: dict[int, R] = {}
     waiting = iter(enumerate(arguments))
 
     async def work() -> None:
-        """Run `call` for one argument after the other, until none is left or too many calls have failed."""
         for number, argument in waiting:
             try:
                 results[number] = await call(argument)
@@ -388,13 +433,11 @@ async def _together(call: Callable[[T], Awaitable[R]], arguments: Sequence[T], c
 
 
 def _check_folder(path: Path) -> None:
-    """Raise NotADirectoryError if something other than a folder is at `path`, so that no object can be put there."""
     if os.path.lexists(path) and not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
 def _is_free(root: Path, key: str) -> bool:
-    """Return whether an object can be written at a key. First delete an empty folder or a link to a folder there."""
     with left_alone():
         path = own_path(root, key)
         if path.is_dir():
@@ -407,7 +450,6 @@ def _is_free(root: Path, key: str) -> bool:
 
 
 def _changed(path: Path) -> float:
-    """The time when a file was written, or the current time if it was deleted meanwhile."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:

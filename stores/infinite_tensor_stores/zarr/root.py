@@ -1,10 +1,10 @@
-"""The root of a Zarr store: opening it, creating it, telling our folders from other folders, and deleting garbage.
+"""The root of a Zarr store: opening, creating and cleaning up.
 
 A folder belongs to this library if its name is ``t-...`` or ``g-...`` and it contains nothing but ``zarr.json``,
-``tiles-<incarnation>`` and ``partial-<incarnation>``. All other folders are left alone. Files that killed writers and
-operating systems leave in folders are ignored.
+``tiles-<incarnation>`` and ``partial-<incarnation>``. All other folders are left alone. Files left in folders by killed
+writers and by operating systems are ignored.
 
-Garbage is what no definition refers to: deleted incarnations, logs of complete tiles, temporary files.
+Garbage is stored data without a definition: deleted incarnations, logs of complete tiles, temporary files.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Root:
         self._owner = owner
 
     def open(self, mode: str) -> None:
-        """Open the root of a store in a mode, or create a new store there.
+        """Open a store, or create a new store.
 
         Parameters
         ----------
@@ -107,7 +107,7 @@ class Root:
         Raises
         ------
         StoreError
-            If the mode does not fit what is there, or if what is there cannot be read.
+            If the mode does not match the content of the root, or if the content cannot be read.
         """
         try:
             if self._objects.is_of_others:
@@ -147,7 +147,6 @@ class Root:
             self._objects.put({DOCUMENT: marked(document, _MARK)})
 
     def _check_folder(self) -> None:
-        """Raise StoreError if a file or a broken link is at the path of the store's folder."""
         root = self._objects.root
         # In this order, a folder that another process creates meanwhile is not taken for a file.
         if root is None or not os.path.lexists(root) or root.is_dir():
@@ -159,7 +158,10 @@ class Root:
         )
 
     def _open_of_others(self, mode: str) -> None:
-        """Open a Store of an unknown class. Raise StoreError if the mode allows writing, but the Store does not."""
+        """Open a Store of an unknown class.
+
+        Raise StoreError if the mode allows writing, but the Store does not.
+        """
         # Zarr does this with a Store that it is given, unless it has been opened.
         sync(StorePath.open, self._objects.store, "")
         if mode == "r":
@@ -180,9 +182,10 @@ class Root:
             ) from error
 
     def _check_free(self) -> None:
-        """Raise StoreError if a new store would be next to data that is not of this library.
+        """Check that a new store can be created here.
 
-        On a local disk, also raise it if the new store would be inside another store.
+        Raise StoreError if there is data of other programs. On a local disk, also raise StoreError inside another
+        store.
         """
         if strangers := self._strangers():
             raise StoreError(
@@ -201,13 +204,19 @@ class Root:
                 )
 
     def _check_writable(self) -> None:
-        """Raise StoreError if the folder is not writable. On remote storage, the first write fails instead."""
+        """Check that a local folder is writable.
+
+        On remote storage, the first write fails instead.
+        """
         root = self._objects.root
         if root is not None and root.exists() and not os.access(root, os.W_OK):
             raise StoreError(f"{self._owner} cannot be opened: its folder cannot be written to; mode 'r' reads it")
 
     def _mark_in(self, document: bytes) -> dict[str, Any] | None:
-        """Return the mark of this library in the document of a root, or None if the root is another program's group."""
+        """Return the mark of this library in the root's document.
+
+        Return None if the root is another program's group.
+        """
         array = array_in(document)
         if array is not None:
             raise StoreError(f"{self._owner}: there is {array}")
@@ -236,7 +245,7 @@ class Root:
         return ours
 
     def _strangers(self) -> list[str]:
-        """Up to `_MOST_TOLD` keys at the root that do not belong to this library."""
+        """List keys of other programs at the root, at most `_MOST_TOLD`."""
 
         async def find() -> list[str]:
             strangers: list[str] = []
@@ -251,12 +260,15 @@ class Root:
         return self._objects.run(find)
 
     def ours(self) -> dict[str, list[str]]:
-        """Map each folder of a tensor or group, even one without a definition, to the names directly in it."""
+        """List the folders of tensors and groups, with or without a definition.
+
+        Each folder is mapped to the names directly in it.
+        """
         folders = self._objects.each(self._look, self._named_as_ours())
         return {folder.name: folder.inside for folder in folders if folder.stranger is None}
 
     def is_of_others(self, name: str) -> bool:
-        """Whether another program wrote the ``zarr.json`` in the folder of a tensor or group."""
+        """Return whether another program wrote the ``zarr.json`` of a tensor or group."""
         (document,) = self._objects.get([f"{name}/{DOCUMENT}"])
         # `_look` comes last, because it costs more.
         return (
@@ -266,9 +278,9 @@ class Root:
         )
 
     def check_free(self, name: str, what: str) -> None:
-        """Raise StoreError if another program has data in the folder `name`.
+        """Check that no other program has data in the folder `name`.
 
-        `what` says in the message which tensor or group needs the folder.
+        Raise StoreError otherwise. `what` is the tensor or group to keep in the folder, for the message.
         """
         # On remote storage, a listing would be an additional request. There, nothing is checked; mode 'w' reports it.
         stranger = None if self._objects.root is None else self._objects.run(self._look, name).stranger
@@ -281,7 +293,7 @@ class Root:
         Raises
         ------
         StoreError
-            If one of their folders contains something else. Nothing is deleted then.
+            If one of these folders contains data of another program. Nothing is deleted then.
         """
         folders = self._objects.each(self._look, self._named_as_ours())
         for folder in folders:
@@ -296,7 +308,6 @@ class Root:
             self._objects.each(self._delete, [name for name in ours if name.startswith(kind)])
 
     async def _delete(self, name: str) -> None:
-        """Delete what belongs to this library in a folder. If the folder is then empty, delete it too."""
         if await self._objects.delete_link(name):
             return
         # The definition is deleted first: if this process is killed, what remains is garbage that gc can delete.
@@ -330,13 +341,11 @@ class Root:
         return _Folder(name, inside, strangers[0] if strangers else None, marked)
 
     async def _names(self, prefix: str) -> list[str]:
-        """The names directly in a folder, without names that are ignored."""
         found = dict.fromkeys(await self._objects.names_in(prefix))
         return [name for name in found if not _LEFT_BEHIND.fullmatch(name)]
 
 
 def _is_store(folder: Path) -> bool:
-    """Whether a folder is a store of this library; False if it cannot be read."""
     with suppress(OSError, ValueError):
         ours = attributes_in(read_file(folder / DOCUMENT, LARGEST_DOCUMENT) or b"")
         return ours is not None and member_in(ours) is None
@@ -352,7 +361,10 @@ Log: TypeAlias = Mapping[int, Stored]
 
 
 def logs_in(objects: Objects, place: Place) -> Mapping[Index, Log]:
-    """All logs of a tensor, even of complete tiles."""
+    """Return all logs of a tensor.
+
+    Logs of complete tiles are included.
+    """
     logs: dict[Index, dict[int, Stored]] = {}
     for page in objects.stored_pages(place.logs):
         for key, stored in page.items():
@@ -363,7 +375,9 @@ def logs_in(objects: Objects, place: Place) -> Mapping[Index, Log]:
 
 
 class Sweep:
-    """Deletes garbage and counts it. Keeps data of other programs, and does not follow links out of the store.
+    """Deletes and counts garbage.
+
+    Data of other programs is kept. Links out of the store are not followed.
 
     Parameters
     ----------
@@ -378,7 +392,7 @@ class Sweep:
     Attributes
     ----------
     logs : list of str
-        Prefixes of the logs that were deleted.
+        Prefixes of the deleted logs.
     """
 
     def __init__(self, objects: Objects, root: Root, definition_of: Callable[[str], Mapping[str, Any] | None]) -> None:
@@ -389,7 +403,7 @@ class Sweep:
         self._collected = Garbage()
 
     def run(self) -> Garbage:
-        """Sweep the whole store."""
+        """Delete the garbage of the whole store."""
         ours = self._root.ours()
         for name, inside in ours.items():
             if not name.startswith(TENSOR):
@@ -411,7 +425,7 @@ class Sweep:
         return self._collected
 
     def drop_partials(self, older_than: float) -> Garbage:
-        """Delete the logs to which nothing has been added for `older_than` seconds."""
+        """Delete logs unchanged for `older_than` seconds."""
         latest = time.time() - older_than if older_than else math.inf
 
         def old(_place: Place, logs: Mapping[Index, Log]) -> list[Index]:
@@ -424,9 +438,10 @@ class Sweep:
         return replace(self._collected, partial_tiles=len(self.logs), partial_bytes=self._collected.bytes)
 
     def _delete_logs(self, name: str, chosen: Callable[[Place, Mapping[Index, Log]], list[Index]]) -> None:
-        """Delete the logs of the tiles that ``chosen(place, logs)`` returns; `logs` has all logs of the tensor.
+        """Delete the logs of chosen tiles.
 
-        If the definition of the tensor is damaged, keep all logs.
+        ``chosen(place, logs)`` gets all logs of the tensor, and returns tiles. If the definition is damaged, all logs
+        are kept.
         """
         place = self._place(name)
         if place is None:
@@ -449,12 +464,10 @@ class Sweep:
         self.logs += map(place.log, tiles)
 
     def _complete(self, place: Place, tiles: Iterable[Index]) -> list[Index]:
-        """The given tiles that have a chunk."""
         wanted = list(tiles)
         return list(itertools.compress(wanted, self._objects.exist(map(place.chunk, wanted))))
 
     def _place(self, name: str) -> Place | None:
-        """The `Place` of a tensor; None if the tensor has no intact definition."""
         try:
             definition = self._definition(name)
         except (ValueError, StoreError):
@@ -481,7 +494,6 @@ class Sweep:
                 self._collected = sum(found, self._collected)
 
     def _in_use(self, name: str, incarnation: str) -> bool:
-        """Whether the definition of a tensor has this incarnation, or cannot be read."""
         try:
             definition = self._definition(name)
         except (ValueError, StoreError):

@@ -1,4 +1,4 @@
-"""Tiles in a Zarr store, on any local or object storage: one group per tensor, one chunk per tile."""
+"""Tiles in a Zarr store: one group per tensor, one chunk per tile."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ from infinite_tensor_stores.zarr.tensor import ZarrTensor
 
 
 class ZarrTileStore(HandleStore[ZarrTensor]):
-    """Keeps tensors in a Zarr store (format 3), each as a group with one array of complete tiles.
+    """Keeps tensors in a Zarr store (format 3), with one group per tensor.
+
+    The group contains an array with the complete tiles.
 
     Any number of processes may read and write the same store at the same time, without locks.
 
@@ -137,7 +139,10 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         return f"ZarrTileStore({shown(self.target)!r}, mode={self.mode!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by reference: the target and all options, including credentials. Pending windows are not pickled."""
+        """Pickle the target and all options, including credentials.
+
+        Pending windows are not pickled.
+        """
         own = {
             "storage_options": self._storage_options,
             "timeout": self._timeout,
@@ -149,7 +154,10 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
     @property
     def address(self) -> str | None:
-        """The target, without credentials in a URL; None for a zarr Store other than a `LocalStore`."""
+        """The target without credentials, or None.
+
+        It is None for a zarr Store other than a `LocalStore`.
+        """
         addressed = not isinstance(self.target, Store) or isinstance(self.target, LocalStore)
         return shown(self.target) if addressed else None
 
@@ -204,7 +212,10 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
                 self._objects.run(self._objects.delete_folder, f"{name}/{folder}-{incarnation}")
 
     def _undefined(self, name: str) -> set[str | None]:
-        """Delete the document of a tensor or group. Return the incarnations whose folders must still be deleted."""
+        """Delete the document of a tensor or group.
+
+        Return the incarnations with folders still to be deleted.
+        """
         key = self._document_path(name)
         (document,) = self._objects.get([key])
         if document is None:
@@ -315,7 +326,6 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
 
 def _definition_in(document: bytes | None) -> dict[str, Any] | ValueError | None:
-    """Return the definition in a group's ``zarr.json``, None for no document, a ValueError if it cannot be read."""
     if document is None:
         return None
     try:

@@ -1,7 +1,8 @@
-"""One tensor in a zarr Store, to which other processes may be writing too.
+"""One tensor in a zarr Store.
 
-A complete tile is a chunk. A partial tile is a log: a folder of parts that are numbered from 0 and never changed. If a
-tensor has a single writer, this writer need not look for tiles that it has never written.
+Other processes may write to the tensor at the same time. A complete tile is a chunk. A partial tile is a log: a folder
+of parts, numbered from 0 and never changed. If a tensor has a single writer, this writer need not look for tiles that
+it has never written.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PAGE_TILES = 256
 
 
 class TileSet:
-    """A set of tiles that takes about one bit per tile if they are next to each other."""
+    """A set of tiles, with about one bit per tile for adjacent tiles."""
 
     def __init__(self) -> None:
         self._blocks: dict[Index, int] = {}
@@ -52,7 +53,6 @@ class TileSet:
 
 
 def _place_of(tile: Index) -> tuple[Index, int]:
-    """The block of a tile, and the number of its bit there."""
     shift = _BITS // len(tile)
     block, bit = [], 0
     for i in tile:
@@ -62,11 +62,11 @@ def _place_of(tile: Index) -> tuple[Index, int]:
 
 
 class Writers:
-    """Tells which tiles of a tensor need not be looked up, because nobody has written them.
+    """Knows which tiles of a tensor may be stored.
 
-    Every writer except the creator of a tensor stores an announcement before it writes for the first time. If there is
-    no announcement, only the creator has written, and it remembers its tiles. So it looks for the announcement, not for
-    each tile.
+    Every writer except the creator of the tensor stores an announcement before the first write. Without an
+    announcement, only the creator has written. The creator remembers its own tiles, and need not look up any other
+    tile.
 
     Parameters
     ----------
@@ -80,18 +80,22 @@ class Writers:
         self._announced = False
 
     def found(self) -> None:
-        """Remember that this store object has created the tensor."""
+        """Make this store object the creator of the tensor."""
         self._written, self._announced = TileSet(), True
 
     def doubt(self, tiles: Iterable[Index]) -> list[str]:
-        """Return the keys to read before calling `candidates`: either the key of the announcement, or none."""
+        """Return the keys to read before calling `candidates`.
+
+        This is the key of the announcement, or no key.
+        """
         written = self._written
         return [] if written is None or all(map(written.__contains__, tiles)) else [self._mark]
 
     def candidates(self, tiles: Iterable[Index], found: Sequence[bytes | None]) -> list[Index]:
-        """Return the tiles that must be looked up. Nothing is stored for the others.
+        """Return the tiles to look up.
 
-        `found` contains the object at each key that `doubt` has returned, or None if there is no object.
+        Nothing is stored for the remaining tiles. `found` contains the object at each key returned by `doubt`, or None
+        for a missing object.
         """
         if found.count(None) < len(found):
             self._written = None
@@ -99,7 +103,10 @@ class Writers:
         return [tile for tile in tiles if written is None or tile in written]
 
     def will_write(self, objects: Objects, tiles: Iterable[Index]) -> None:
-        """Announce this writer if necessary, and remember the tiles. Must be called before any of them is written."""
+        """Announce this writer if necessary, and remember the tiles.
+
+        Must be called before any of the tiles is written.
+        """
         if not self._announced:
             objects.put({self._mark: b""})
             self._announced = True
@@ -109,14 +116,18 @@ class Writers:
             written.update(tiles)
 
     def leave(self) -> None:
-        """From now on, expect other writers. Called in a forked child, because its parent may write too."""
+        """Expect other writers from now on.
+
+        Called in a forked child, because its parent may write too.
+        """
         self._written, self._announced = None, False
 
 
 class Logs:
-    """Reads, extends and deletes logs. Remembers the length of each log, so that its parts need not be listed.
+    """Reads, extends and deletes logs.
 
-    A log is given by its prefix in the store.
+    The length of each log is remembered, so that its parts need not be listed. A log is given by its prefix in the
+    store.
     """
 
     def __init__(self, objects: Objects) -> None:
@@ -124,9 +135,10 @@ class Logs:
         self._lengths: dict[str, int] = {}
 
     def read(self, first: Mapping[str, bytes | None], most: int) -> dict[str, list[bytes]]:
-        """Read all parts of logs. `first` has the first part of each log. A log ends before its first missing part.
+        """Read all parts of logs.
 
-        A part of more than `most` bytes is not read, but returned as `Unreadable`.
+        `first` contains the first part of each log. A log ends before its first missing part. A part of more than
+        `most` bytes is not read, but returned as `Unreadable`.
         """
         logs: dict[str, list[bytes]] = {log: [] for log in first}
         grown = {log: part for log, part in first.items() if part is not None}
@@ -141,10 +153,12 @@ class Logs:
         return logs
 
     def write(self, parts: Mapping[str, bytes | None]) -> None:
-        """Add a part to each log; None deletes the log."""
+        """Add a part to each log.
+
+        For None, the log is deleted.
+        """
 
         async def write(item: tuple[str, bytes | None]) -> None:
-            """Add a part to a log, under the next free number. If the part is None, delete the log."""
             log, data = item
             if data is None:
                 # The log is not read any more, so it does no harm if it cannot be deleted.
@@ -163,7 +177,10 @@ class Logs:
         self._objects.each(write, parts.items())
 
     def forget(self, logs: Iterable[str]) -> None:
-        """Forget the lengths of logs that are being deleted."""
+        """Forget the lengths of logs.
+
+        Called before logs are deleted.
+        """
         for log in logs:
             self._lengths.pop(log, None)
 
@@ -177,7 +194,9 @@ class Logs:
 
 
 class ZarrTensor(TensorHandle):
-    """The tiles of a tensor. A tensor that is cleared and created again is a new incarnation, with its own object.
+    """One incarnation of a tensor in a zarr Store.
+
+    A tensor that is cleared and created again gets a new object.
 
     Parameters
     ----------
@@ -198,7 +217,10 @@ class ZarrTensor(TensorHandle):
         self._objects = objects
 
     def read_tiles(self, tiles: Sequence[Index]) -> list[torch.Tensor | None]:
-        """Read complete tiles, with one request for each tile of which something may be stored."""
+        """Read complete tiles.
+
+        One request is sent for each tile that may be stored.
+        """
         candidates = self._candidates(tiles)
         found = self._objects.get_decoded(list(map(self.place.chunk, candidates)), self.codec)
         blocks = dict(zip(candidates, found, strict=True))
@@ -206,12 +228,15 @@ class ZarrTensor(TensorHandle):
 
     @property
     def encoding(self) -> object:
-        """A description of how chunks are encoded. Tensors with equal descriptions can exchange encoded chunks."""
+        """Description of the chunk encoding.
+
+        Tensors with equal descriptions can exchange encoded chunks.
+        """
         definition = self.place.definition
         return "zarr", self.layout.dtype, self.layout.tile_shape, json.dumps(definition["codecs"], sort_keys=True)
 
     def read_encoded(self, tiles: Sequence[Index]) -> list[bytes | None]:
-        """Read the chunks of complete tiles without decoding them, but check their checksums."""
+        """Read chunks without decoding, but check the checksums."""
         candidates = self._candidates(tiles)
         found = self._objects.get(map(self.place.chunk, candidates), self.codec.most_bytes)
         present = {tile: data for tile, data in zip(candidates, found, strict=True) if data is not None}
@@ -219,7 +244,7 @@ class ZarrTensor(TensorHandle):
         return [self.intact(tile, intact.get(tile)) for tile in tiles]
 
     def write_encoded(self, tiles: Mapping[Index, bytes]) -> None:
-        """Store the chunks of complete tiles."""
+        """Store the encoded chunks of complete tiles."""
         self._check_place(*self._objects.get([self.place.group]))
         self.writers.will_write(self._objects, tiles)
         self._objects.put({self.place.chunk(tile): data for tile, data in tiles.items()})
@@ -232,7 +257,10 @@ class ZarrTensor(TensorHandle):
         self._objects.put_encoded(blocks, self.codec)
 
     def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
-        """Read the merged logs of partial tiles. Return None for a tile without a log."""
+        """Read the merged logs of partial tiles.
+
+        Return None for a tile without a log.
+        """
         place, doubt = self.place, self.writers.doubt(tiles)
         # If no announcement needs to be read, read the first parts together with the definition.
         keys = doubt or [part_of(place.log(tile)) for tile in tiles]
@@ -245,14 +273,17 @@ class ZarrTensor(TensorHandle):
         return [self.partial_from(log, parts.get(log, ())) for log in map(place.log, tiles)]
 
     def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
-        """Add a part to the log of each tile; None deletes the log."""
+        """Add a part to the log of each tile.
+
+        For None, the log is deleted.
+        """
         self._check_place(*self._objects.get([self.place.group]))
         self.writers.will_write(self._objects, [tile for tile, part in partials.items() if part is not None])
         parts = {self.place.log(tile): part for tile, part in partials.items()}
         self.logs.write({log: None if part is None else part.to_bytes(log) for log, part in parts.items()})
 
     def delete_tiles(self, tiles: Sequence[Index]) -> None:
-        """Delete logs and chunks, in this order."""
+        """Delete the logs of tiles, then the chunks."""
         self._check_place(*self._objects.get([self.place.group]))
         self._objects.put({self.place.drops: secrets.token_hex(8).encode()})
         # Forget the logs before deleting them: a part 1 added to a log that has lost its part 0 would never be found.
@@ -263,18 +294,21 @@ class ZarrTensor(TensorHandle):
         self._objects.delete(map(self.place.chunk, tiles))
 
     def generation(self) -> str:
-        """A text that changes with each `delete_tiles`."""
+        """Return a text changed by each `delete_tiles`."""
         (found,) = self._objects.get([self.place.drops])
         return (found or b"").decode(errors="replace")
 
     def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
-        """For each tile, whether it has a chunk."""
+        """Return for each tile whether there is a chunk."""
         candidates = self._candidates(tiles)
         there = dict(zip(candidates, self._objects.exist(map(self.place.chunk, candidates)), strict=True))
         return [there.get(tile, False) for tile in tiles]
 
     def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        """The tiles of a box that have a chunk, and the tiles of the box that have a log."""
+        """Find chunks and logs in a box of tiles.
+
+        Return the set of tiles with a chunk, and the set of tiles with a log.
+        """
         place = self.place
         if math.prod(b - a for a, b in zip(low, high, strict=True)) <= _FEW_TILES:
             tiles = list(itertools.product(*map(range, low, high)))
@@ -287,18 +321,19 @@ class ZarrTensor(TensorHandle):
         return complete, {tile for tile in self._logged() if inside(tile, low, high)}
 
     def _candidates(self, tiles: Sequence[Index]) -> list[Index]:
-        """The given tiles of which something may be stored."""
         doubt = self.writers.doubt(tiles)
         return self.writers.candidates(tiles, self._objects.get(doubt) if doubt else [])
 
     def _logged(self) -> Iterator[Index]:
-        """Yield the tile of each stored log part. A tile with several parts comes several times."""
+        """Iterate over the tiles of all log parts.
+
+        A tile with several parts comes several times.
+        """
         place = self.place
         parts = (place.tile_of_part(key) for keys in self._objects.pages(place.logs) for key in keys)
         return (part[0] for part in parts if part is not None)
 
     def _check_place(self, document: bytes | None) -> None:
-        """Raise StoreError if the tensor was cleared, or created again. `document` is its ``zarr.json`` or None."""
         if self.released:
             # This store itself has cleared the tensor, or was closed.
             return
@@ -316,7 +351,10 @@ class ZarrTensor(TensorHandle):
     # data: the numbers of log parts, and, with fsspec, the names in a folder.
 
     def damages(self, *, repair: bool) -> Iterator[Damage]:
-        """Check the array, the tiles and the logs. Yield each damage. If `repair` is True, also repair it."""
+        """Check the array, the tiles and the logs, and iterate over the damages.
+
+        If `repair` is True, each damage is also repaired.
+        """
         yield from self._damages_of_array(repair=repair)
         length = max(1, min(_PAGE_TILES, _PAGE_BYTES // self.layout.tile_bytes))
         for keys in self._objects.places(f"{self.place.array}/c", length):
@@ -359,7 +397,7 @@ class ZarrTensor(TensorHandle):
     def _damages_of_parts(
         self, keys: Sequence[str], numbers: dict[Index, set[int]], *, repair: bool
     ) -> Iterator[Damage]:
-        """Check log parts, and yield damaged ones. Adds the number of each existing part to `numbers`."""
+        """Check log parts, and add the number of each existing part to `numbers`."""
         parts = [(key, *part) for key in keys if (part := self.place.tile_of_part(key)) is not None]
         mended = {}
         stored = self._objects.get([key for key, *_ in parts], self.place.largest_part)
@@ -376,7 +414,6 @@ class ZarrTensor(TensorHandle):
             self._mend(mended)
 
     def _gaps(self, numbers: dict[Index, set[int]], *, repair: bool) -> Iterator[Damage]:
-        """Yield missing log parts. Parts after a missing one are not read."""
         missing = {tile: sorted(set(range(max(found))) - found) for tile, found in numbers.items()}
         gaps = [tile for tile, absent in missing.items() if absent]
         # Skip complete tiles: a process may be deleting the log, and nobody needs it.
@@ -389,9 +426,11 @@ class ZarrTensor(TensorHandle):
                     self._objects.run(self._objects.create, key, self._nothing(tile))
 
     def _mend(self, objects: Mapping[str, bytes]) -> None:
-        """Replace damaged objects."""
         self._objects.put({key: objects[key] for key in self._objects.freed(objects)})
 
     def _nothing(self, tile: Index) -> bytes:
-        """An empty part to replace a damaged one. If the part were missing, later parts would not be read."""
+        """Return an empty part in place of a damaged part.
+
+        If the part were missing, later parts would not be read.
+        """
         return PartialTile().to_bytes(self.place.log(tile))
