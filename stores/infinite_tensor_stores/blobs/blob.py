@@ -1,4 +1,4 @@
-"""`TensorBlob`: a growable collection of equally shaped tensors that is opened, read and written like a file."""
+"""`TensorBlob`: a growable collection of equally shaped tensors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 class TensorBlob(Dataset[torch.Tensor]):
-    """A growable collection of tensors (rows) of one shape and dtype, stored as a Zarr array on any storage.
+    """A growable collection of tensors (rows) with the same shape and dtype.
+
+    Rows are stored as a Zarr array, on any storage.
 
     Open one with `TensorBlob.open`. A blob has a cursor like a file, can be indexed by row, and is a map-style dataset
     for `torch.utils.data.DataLoader`. Reads return copies. Threads can share a blob, and then share its cursor.
@@ -74,7 +76,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         storage_options: dict[str, Any] | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> Self:
-        """Open a blob, or create one.
+        """Open or create a blob.
 
         Parameters
         ----------
@@ -134,7 +136,9 @@ class TensorBlob(Dataset[torch.Tensor]):
 
     @classmethod
     def unlink(cls, filename: str | os.PathLike[str] | Store, *, storage_options: dict[str, Any] | None = None) -> bool:
-        """Delete a blob, and nothing else that may be at the same place.
+        """Delete a blob.
+
+        Other data at the same location is left alone.
 
         Parameters
         ----------
@@ -149,7 +153,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         Raises
         ------
         StoreError
-            If something else is there, or if the blob is open for writing.
+            If there is other data but no blob, or if the blob is open for writing.
         """
         delete(location_of(filename, storage_options))
         return True
@@ -161,12 +165,12 @@ class TensorBlob(Dataset[torch.Tensor]):
 
     @property
     def filename(self) -> str:
-        """The absolute path of the blob's folder on a local disk; elsewhere the blob's URL, without credentials."""
+        """The absolute path of the blob's folder, or the URL without credentials."""
         return self._rows.location.filename
 
     @property
     def mode(self) -> str:
-        """The mode in which the blob was opened."""
+        """Mode of the blob, such as ``r+``."""
         return self._mode
 
     @property
@@ -186,7 +190,7 @@ class TensorBlob(Dataset[torch.Tensor]):
 
     @property
     def max_cached_blocks(self) -> int:
-        """The most blocks that are kept after a read, in memory or mapped."""
+        """Limit of blocks kept after a read, in memory or mapped."""
         return self._rows.most_blocks
 
     @property
@@ -195,19 +199,25 @@ class TensorBlob(Dataset[torch.Tensor]):
         return self._rows.closed
 
     def readable(self) -> bool:
-        """Whether `read` works."""
+        """Return whether `read` works."""
         return self._mode == "r" or self._mode.endswith("+")
 
     def writable(self) -> bool:
-        """Whether `write` works; always False in a forked child."""
+        """Return whether `write` works.
+
+        Always False in a forked child.
+        """
         return self._rows.writes
 
     def seekable(self) -> bool:
-        """Whether `seek` works."""
+        """Return whether `seek` works."""
         return True
 
     def __len__(self) -> int:
-        """The number of rows, as far as this object knows; `refresh` looks for more."""
+        """Return the known number of rows.
+
+        `refresh` looks for more rows.
+        """
         self._check_open()
         return self._rows.length
 
@@ -218,7 +228,7 @@ class TensorBlob(Dataset[torch.Tensor]):
     # The cursor.
 
     def tell(self) -> int:
-        """The row number of the cursor."""
+        """Return the row number of the cursor."""
         self._check_open()
         return self._rows.cursor
 
@@ -251,7 +261,7 @@ class TensorBlob(Dataset[torch.Tensor]):
     # Reading.
 
     def read(self, size: int | None = None) -> torch.Tensor:
-        """Read rows from the cursor on, and move the cursor past them.
+        """Read rows at the cursor, and advance the cursor.
 
         Parameters
         ----------
@@ -282,7 +292,9 @@ class TensorBlob(Dataset[torch.Tensor]):
             return found
 
     def refresh(self) -> int:
-        """Check whether a writer has appended, overwritten or removed rows, and return the new length.
+        """Look for changes by a writer, and return the new length.
+
+        A writer may have appended, overwritten or removed rows.
 
         Raises
         ------
@@ -308,7 +320,9 @@ class TensorBlob(Dataset[torch.Tensor]):
             return row
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """Read rows by their numbers, in any mode. The cursor does not move.
+        """Read rows by their numbers, in any mode.
+
+        The cursor does not move.
 
         Parameters
         ----------
@@ -341,15 +355,16 @@ class TensorBlob(Dataset[torch.Tensor]):
             return rows.read(numbers.ravel()).reshape(*numbers.shape, *self.shape)
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
-        """Read the rows of a batch; `DataLoader` calls this."""
+        """Read the rows of a batch, for `DataLoader`."""
         return list(self[indices].unbind(0)) if len(indices) else []
 
     def _length_for(self, least: int) -> int:
-        """Return the length. If the length that is known is less than `least`, call `refresh` first."""
         return self._rows.refresh() if least > self._rows.length else self._rows.length
 
     def as_tensor(self, rows: int | None = None) -> InfiniteTensor:
-        """Return the first rows as an `InfiniteTensor` of shape ``(rows, *shape)``, which reads the blob's blocks.
+        """Return the first rows as an `InfiniteTensor`.
+
+        The tensor has the shape ``(rows, *shape)``, and reads the blocks of the blob.
 
         If rows of the blob are overwritten or truncated later, reads of the tensor raise StoreError. Rows may still be
         appended. The definition of the tensor contains the number of rows, and a version that changes whenever the blob
@@ -380,7 +395,6 @@ class TensorBlob(Dataset[torch.Tensor]):
         )
 
     def _snapshot_length(self, header: Header, wanted: int | None) -> int:
-        """Return the number of rows of a snapshot. Raise an error if the last commit has fewer than `wanted` rows."""
         if header.version != self._rows.header.version or (wanted or 1) > self._rows.length:
             self._rows.refresh()
         if header.changing:
@@ -398,7 +412,9 @@ class TensorBlob(Dataset[torch.Tensor]):
     # Writing.
 
     def write(self, ts: torch.Tensor | npt.NDArray[Any]) -> int:
-        """Write rows at the cursor, over existing rows; with mode ``a`` or ``a+``, append them.
+        """Write rows at the cursor.
+
+        Existing rows are overwritten. In mode ``a`` or ``a+``, rows are always appended.
 
         Parameters
         ----------
@@ -433,7 +449,7 @@ class TensorBlob(Dataset[torch.Tensor]):
 
     @property
     def _start(self) -> int:
-        """The number of the row that is written next."""
+        """Number of the next row to write."""
         length = self._rows.length
         return length if self._mode[0] == "a" else min(self._rows.cursor, length)
 
@@ -463,7 +479,9 @@ class TensorBlob(Dataset[torch.Tensor]):
             self._rows.cursor = self._rows.length
 
     def __setitem__(self, index: Any, values: Any) -> None:
-        """Overwrite rows, in mode ``r+`` or ``w+``. The cursor does not move.
+        """Overwrite rows, in mode ``r+`` or ``w+``.
+
+        The cursor does not move.
 
         Parameters
         ----------
@@ -507,12 +525,14 @@ class TensorBlob(Dataset[torch.Tensor]):
             return self._rows.length
 
     def flush(self) -> None:
-        """Commit all rows written so far: readers can see them, and they survive a kill of this process.
+        """Commit all rows written so far.
+
+        Readers can then see these rows, and the rows survive a kill of this process.
 
         Raises
         ------
         StoreError
-            If they cannot be stored. They stay in memory, so flush again once the cause is fixed.
+            If rows cannot be stored. The rows stay in memory: flush again once the cause is fixed.
         """
         self._check_writable("flushed")
         with store_call(self._rows):
@@ -521,7 +541,10 @@ class TensorBlob(Dataset[torch.Tensor]):
     # Lifetime.
 
     def close(self) -> None:
-        """Flush, and let others write. Closing twice is not an error. If flushing fails, the blob stays open."""
+        """Flush the blob, and let others write.
+
+        Closing twice is not an error. If flushing fails, the blob stays open.
+        """
         self._rows.check_apart()
         with store_call(self._rows):
             self._rows.close()
@@ -534,7 +557,10 @@ class TensorBlob(Dataset[torch.Tensor]):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by reference, as a blob for reading: the target, the options (including credentials), the cursor."""
+        """Pickle the location and the cursor, for a read-only copy.
+
+        The pickle includes the storage options and their credentials.
+        """
         self._check_open()
         if self._rows.writes:
             self.flush()
@@ -558,7 +584,9 @@ class TensorBlob(Dataset[torch.Tensor]):
 
 
 class _Snapshot(RegionWriter):
-    """The ``f`` of a tensor that reads the first rows of a blob: it copies them from the blocks.
+    """The ``f`` of a tensor made by `TensorBlob.as_tensor`.
+
+    Rows are copied from the blocks of the blob.
 
     Parameters
     ----------
@@ -591,15 +619,17 @@ class _Snapshot(RegionWriter):
         return True
 
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:  # noqa: ARG002
-        """What to do instead of moving the tensor; see `RegionWriter.instead`."""
+        """Return advice in place of moving the tensor; see `RegionWriter.instead`."""
         return "it is read as stored; convert the result of a read instead"
 
     def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:  # noqa: ARG002
-        """Always True; see `RegionWriter.writes`."""
+        """Return True; see `RegionWriter.writes`."""
         return True
 
     def write(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Copy rows, or parts of them; see `RegionWriter.write`.
+        """Copy rows, or parts of rows, to `out`.
+
+        See `RegionWriter.write`.
 
         Raises
         ------
@@ -633,7 +663,6 @@ def _reopened(kind: type[TensorBlob], location: Location, most_blocks: int, posi
 
 
 def _whole(name: str, value: object) -> int:
-    """Return `value` if it is an int. Else raise TypeError."""
     number = as_index(value)
     if number is None:
         raise TypeError(f"{name} must be an int, got {value!r}")

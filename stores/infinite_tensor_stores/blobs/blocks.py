@@ -1,4 +1,7 @@
-"""Reading and writing blocks of rows, each a chunk of the Zarr array."""
+"""Reading and writing blocks of rows.
+
+Each block is a chunk of the Zarr array.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,9 @@ class Blocks(ABC):
 
     @abstractmethod
     def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
-        """Read blocks, each of shape (block_size, *shape). They must not be written to.
+        """Read blocks of shape (block_size, *shape).
+
+        The caller must not change the blocks.
 
         Raises
         ------
@@ -60,15 +65,18 @@ class Blocks(ABC):
 
     @abstractmethod
     def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
-        """Write blocks, new or existing. Each has up to block_size rows, and is filled up with zeros."""
+        """Write blocks, new or existing.
+
+        Each block has up to block_size rows, and is filled up with zeros.
+        """
 
     def delete(self, first: int, count: int) -> None:
-        """Delete blocks."""
+        """Delete `count` blocks from number `first` on."""
         # Delete backwards: if this is interrupted, the remaining blocks have no gap, and `delete_from` finds them.
         self._location.delete([self._header.key(number) for number in reversed(range(first, first + count))])
 
     def delete_from(self, number: int) -> None:
-        """Delete the block `number` and all blocks after it. Stop at the first block that is missing."""
+        """Delete blocks from `number` on, up to the first missing block."""
         while self._location.exist([self._header.key(number)]) == [True]:
             self.delete(number, 1)
             number += 1
@@ -85,11 +93,14 @@ class MappedBlocks(Blocks):
         self._checked: dict[int, tuple[int, int, int]] = {}
 
     def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
-        """Map the files, and check those that this process has not seen before."""
+        """Map the files, and check files new to this process."""
         return [self._load(number) for number in numbers]
 
     def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
-        """Write files. A block that is not full has a hole before its checksum."""
+        """Write files.
+
+        If a block is not full, its file has a hole before the checksum.
+        """
         size = self._header.block_bytes
         for number, rows in blocks.items():
             data = to_stored(rows.contiguous()).reshape(-1).view(np.uint8)
@@ -121,10 +132,10 @@ class MappedBlocks(Blocks):
 
 
 def _check(number: int, descriptor: int, size: int) -> None:
-    """Raise DamagedBlockError if a file does not end with the checksum of the bytes before it.
+    """Compare the checksum at the end of a file with the bytes before.
 
     The bytes are read, not mapped: on a tmpfs, a mapped hole takes memory, and the process is killed if no memory is
-    left.
+    left. Raise DamagedBlockError if the checksum does not match.
     """
     checksum = 0
     while size and (piece := os.read(descriptor, min(size, _PIECE))):
@@ -135,7 +146,10 @@ def _check(number: int, descriptor: int, size: int) -> None:
 
 
 def _mapped(path: Path, size: int) -> torch.Tensor:
-    """Map the bytes of a file with torch. Unlike Python's own mmap, torch keeps no file descriptor open."""
+    """Map a file with torch.
+
+    Unlike Python's own mmap, torch keeps no file descriptor open.
+    """
     try:
         # A private map: torch needs it to be writable, but writes would not change the file.
         return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8, device="cpu")
@@ -146,7 +160,10 @@ def _mapped(path: Path, size: int) -> torch.Tensor:
 
 
 class EncodedBlocks(Blocks):
-    """Blocks that are read whole and decoded: compressed blocks, and all blocks that are not on a local disk."""
+    """Blocks read whole, then decoded.
+
+    This class is for compressed blocks, and for all blocks on remote storage.
+    """
 
     cache_bytes, at_once = 2**27, 8
 
@@ -184,7 +201,7 @@ class EncodedBlocks(Blocks):
 
 
 def blocks_of(location: Location, header: Header) -> Blocks:
-    """The blocks of a blob: mapped if possible, else decoded."""
+    """Return the blocks of a blob, mapped if possible."""
     if header.is_plain and isinstance(location, Folder):
         return MappedBlocks(location, header)
     return EncodedBlocks(location, header)

@@ -1,4 +1,7 @@
-"""The ``zarr.json`` of a blob. Replacing it is a commit."""
+"""The ``zarr.json`` of a blob.
+
+Replacing this document is a commit.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +46,12 @@ _FITS: dict[str, Callable[[Any], bool]] = {
 
 
 class EmptyDocumentError(StoreError):
-    """A ``zarr.json`` is empty: a power failure came before its content was on the disk."""
+    """A ``zarr.json`` is empty, as after a power failure."""
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """A context in which exceptions from reading a damaged ``zarr.json`` become a StoreError."""
+    """Turn errors from a damaged ``zarr.json`` into a StoreError."""
     try:
         yield
     except (ValueError, KeyError, TypeError) as error:
@@ -92,7 +95,10 @@ class Header:
     @classmethod
     @explained()
     def from_bytes(cls, document: bytes) -> Header:
-        """Read a header that `to_bytes` wrote. Raise StoreError if `to_bytes` cannot have written `document`."""
+        """Read a header written by `to_bytes`.
+
+        Raise StoreError for any other document.
+        """
         if is_empty(document):
             raise EmptyDocumentError(
                 "its zarr.json is empty, perhaps after a power failure. To recover the rows, open it with mode 'a' or "
@@ -121,11 +127,11 @@ class Header:
         return header
 
     def to_bytes(self) -> bytes:
-        """The ``zarr.json``."""
+        """Return the ``zarr.json`` as stored."""
         return json.dumps(self.document(), indent=2).encode()
 
     def document(self) -> dict[str, Any]:
-        """The ``zarr.json`` as a JSON object."""
+        """Return the ``zarr.json`` as a JSON object."""
         ours = {"format": FORMAT, "shape": list(self.shape), "dtype": dtype_name(self.dtype)}
         ours |= {name: getattr(self, name) for name in _STORED_AS_THEY_ARE}
         return self._array() | {"attributes": {**self.attributes, BLOB: sealed(ours)}}
@@ -149,29 +155,35 @@ class Header:
 
     @property
     def changing(self) -> bool:
-        """Whether committed rows are being changed, or a writer was killed while it changed them."""
+        """Whether committed rows are being changed.
+
+        Also True after a writer was killed during a change.
+        """
         return self.edits % 2 == 1
 
     @property
     def version(self) -> dict[str, Any]:
-        """The `version` in the definition of a tensor that reads the blob. It contains `incarnation` and `edits`."""
+        """The `version` in the definition of a tensor reading the blob."""
         return {"blob": self.incarnation, "edits": self.edits}
 
     @property
     def blocks(self) -> int:
-        """The number of blocks that contain rows."""
+        """The number of blocks with rows."""
         return -(-self.rows // self.block_size)
 
     @property
     def is_plain(self) -> bool:
-        """Whether a stored block consists of its bytes in memory, followed by a checksum."""
+        """Whether blocks are stored as in memory, followed by a checksum."""
         return [codec["name"] for codec in self.codecs] == ["bytes", "crc32c"] and sys.byteorder == "little"
 
     def key(self, number: int) -> str:
-        """The key of a block."""
+        """Return the key of a block."""
         return ".".join(["c", str(number), *["0"] * len(self.shape)])
 
 
 def is_empty(document: bytes) -> bool:
-    """Whether a ``zarr.json`` is empty, or all zeros, as some file systems leave it."""
+    """Return whether a ``zarr.json`` is empty or all zeros.
+
+    Some file systems leave zeros after a power failure.
+    """
     return not document.strip(b"\0")

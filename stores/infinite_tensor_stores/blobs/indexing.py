@@ -1,4 +1,4 @@
-"""Converts indices of rows, and rows to write, from the forms that users may give. Finds the blocks of rows."""
+"""Conversion of indices and rows given by users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ BlockPart: TypeAlias = tuple[int, slice | RowNumbers, slice | RowNumbers]
 
 
 def parts_of(rows: range | RowNumbers, block_size: int) -> Iterator[BlockPart]:
-    """For each block that has some of `rows`: its number, and the positions of these rows in `rows` and in the block.
+    """Split rows by block.
+
+    For each block, yield its number, the positions of its rows in `rows`, and the positions of these rows in the block.
+    A range must have step 1.
 
     A range must have step 1.
     """
@@ -43,10 +46,11 @@ def parts_of(rows: range | RowNumbers, block_size: int) -> Iterator[BlockPart]:
 
 
 def indexable(tensor: torch.Tensor, rows: range | RowNumbers) -> Any:
-    """Return a view of a contiguous tensor, to be indexed with the positions that `parts_of` yields.
+    """Return a view to index with the positions from `parts_of`.
 
-    If `rows` is a range, the view is a tensor, because torch copies slices on several threads. For row numbers, it is
-    an array, because numpy is faster. If a row of the array is assigned twice, the last value is kept.
+    `tensor` must be contiguous. If `rows` is a range, the view is a tensor, because torch copies slices on several
+    threads. For row numbers, it is an array, because numpy is faster. If a row of the array is assigned twice, the last
+    value is kept.
     """
     if isinstance(rows, range):
         return tensor
@@ -56,14 +60,16 @@ def indexable(tensor: torch.Tensor, rows: range | RowNumbers) -> Any:
 
 
 def as_rows(given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """The rows to write, as a tensor of shape (n, *shape) on the CPU, which may share memory with `given`.
+    """Convert rows to write to a tensor on the CPU.
+
+    The tensor has the shape (n, *shape), and may share memory with `given`.
 
     Parameters
     ----------
     given : torch.Tensor or numpy.ndarray
         One row, rows along any number of leading dimensions, or the elements of whole rows flattened to one dimension.
     dtype : torch.dtype
-        The dtype that it must have.
+        The required dtype.
     shape : tuple of int
         Shape of a row.
 
@@ -72,7 +78,7 @@ def as_rows(given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Ten
     TypeError
         If `given` has another dtype, or is neither a tensor nor an array.
     ValidationError
-        If its shape does not end with the shape of a row, if it is not dense, or if elements are masked.
+        If the shape of `given` does not end with `shape`, if `given` is not dense, or if elements are masked.
     """
     if isinstance(given, np.ndarray):
         check_unmasked(given, "rows have")
@@ -89,7 +95,10 @@ def as_rows(given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Ten
 
 
 def spread(values: Any, count: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return `count` rows. `values` is a number, one row for all, or `count` rows. Raises the errors of `as_rows`."""
+    """Expand values to `count` rows.
+
+    `values` is a number, one row for all, or `count` rows. Raises the errors of `as_rows`.
+    """
     if isinstance(values, bool | int | float | complex):
         return torch.full((count, *shape), cast("float", values), dtype=dtype, device="cpu")
     rows = as_rows(values, dtype, shape)
@@ -103,7 +112,9 @@ def spread(values: Any, count: int, dtype: torch.dtype, shape: tuple[int, ...]) 
 
 
 def rows_of(index: Any, length: Callable[[int], int]) -> int | range | RowNumbers:
-    """The rows that an index selects: an int, a range of adjacent rows, or an array of the shape of the index.
+    """Return the rows selected by an index.
+
+    The result is an int, a range of adjacent rows, or an array of the shape of the index.
 
     Parameters
     ----------

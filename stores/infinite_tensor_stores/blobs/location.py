@@ -1,4 +1,7 @@
-"""The place of a blob: a prefix of any zarr Store, or a folder on a local disk, which is used without an event loop."""
+"""The location of a blob: a prefix of a zarr Store, or a local folder.
+
+A local folder is used without an event loop.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +32,24 @@ Right: TypeAlias = FileLock | Lease
 
 
 class Document:
-    """A ``zarr.json`` as it was read."""
+    """A ``zarr.json`` as read from the storage."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
 
     def is_current(self) -> bool:
-        """Whether the storage still has this document. Always True on remote storage, where nothing is checked."""
+        """Return whether the document is unchanged in the storage.
+
+        Always True on remote storage, without a check.
+        """
         return True
 
 
 class DocumentFile(Document):
-    """A ``zarr.json`` on a local disk. Raises the errors of `files.opened`, and ValueError if the file is too large.
+    """A ``zarr.json`` on a local disk.
 
-    This object keeps the file open. While it is open, no other file can get its inode number.
+    This object keeps the file open. While it is open, no other file can get its inode number. Raises the errors of
+    `files.opened`, and ValueError if the file is too large.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,7 +60,7 @@ class DocumentFile(Document):
             self._file = OpenFile(os.dup(descriptor)) if _CAN_REPLACE_OPEN_FILES else None
 
     def is_current(self) -> bool:
-        """Whether the file has been neither replaced nor written to."""
+        """Return whether the file was neither replaced nor written to."""
         try:
             found = os.stat(self._path)  # noqa: PTH116  (called at every read, and Path is slower)
         except OSError:
@@ -62,7 +69,7 @@ class DocumentFile(Document):
 
 
 class Location(Objects):
-    """The objects of one blob, at a prefix of a zarr Store.
+    """The objects of one blob in a zarr Store.
 
     Parameters
     ----------
@@ -97,7 +104,10 @@ class Location(Objects):
 
     @contextmanager
     def reporting(self, what: str) -> Iterator[None]:
-        """A context that turns errors of the storage into StoreErrors. `what` is a text such as "cannot be read"."""
+        """Turn errors of the storage into StoreErrors.
+
+        `what` is a text for the message, such as "cannot be read".
+        """
         try:
             yield
         except (RegionError, ValidationError, MemoryError):
@@ -111,12 +121,18 @@ class Location(Objects):
 
     @explained()
     def document(self) -> Document | None:
-        """Read the ``zarr.json``, or return None. Raise StoreError if it is too large or not a regular file."""
+        """Read the ``zarr.json``.
+
+        Return None if there is no document. Raise StoreError if the document is too large or not a regular file.
+        """
         (found,) = self.get([DOCUMENT])
         return None if found is None else Document(content(found))
 
     def header(self) -> tuple[Header, Document]:
-        """Read the last commit. Raise BlobNotFoundError if there is no blob, StoreError if it cannot be read."""
+        """Read the last commit.
+
+        Raise BlobNotFoundError if there is no blob. Raise StoreError if the commit cannot be read.
+        """
         document = self.document()
         if document is None:
             raise BlobNotFoundError(f"{self!r}: there is no blob; mode 'w' creates one")
@@ -127,12 +143,15 @@ class Location(Objects):
         self.put({DOCUMENT: header.to_bytes()})
 
     def names(self) -> list[str]:
-        """The names of all objects and folders at this place."""
+        """List the names of all objects and folders at this location."""
         # Some storages list the folder itself, without a name.
         return list(filter(None, self.children("")))
 
     def stranger(self) -> str | None:
-        """Return the name of an object or folder here that does not belong to a blob, or None."""
+        """Return the name of an object or folder not belonging to a blob.
+
+        Return None if there is no such name.
+        """
         ours = (DOCUMENT, LOCK, _PARTIAL, FOLDER)
         return next((name for name in sorted(self.names()) if name not in ours and not name.startswith("c.")), None)
 
@@ -141,18 +160,24 @@ class Location(Objects):
         self.delete([name for name in self.names() if name.startswith("c.")])
 
     def delete_lock(self) -> None:
-        """Delete the lock file and the file of an unfinished write, which exist on a local disk only."""
+        """Delete the lock file, and the file of an unfinished write.
+
+        On remote storage there are no such files.
+        """
 
     def vanish(self) -> None:
-        """On a local disk, delete the folder if it is empty."""
+        """Delete an empty folder on a local disk."""
 
     def claim(self) -> Right:
-        """Get the right to write. Raise StoreError if another writer has it. On a local disk, create the folder."""
+        """Get the right to write.
+
+        Raise StoreError if another writer has the right. On a local disk, create the folder.
+        """
         return Lease(self)
 
 
 class Folder(Location):
-    """A folder on a local disk, by its absolute path.
+    """A folder on a local disk.
 
     The calling thread itself reads and writes files, so that nothing continues in the background after an interrupt.
     """
@@ -174,18 +199,21 @@ class Folder(Location):
 
     @explained()
     def document(self) -> Document | None:
-        """The ``zarr.json``, which stays open."""
+        """Read the ``zarr.json``, and keep the file open."""
         try:
             return DocumentFile(self.path / DOCUMENT)
         except FileNotFoundError:
             return None
 
     def commit(self, header: Header) -> None:
-        """Replace the ``zarr.json`` by a new one, which is synced first."""
+        """Replace the ``zarr.json``.
+
+        The new file is synced first.
+        """
         self.replace(DOCUMENT, [header.to_bytes()], sync=True)
 
     def replace(self, key: str, parts: Sequence[Any], size: int = 0, *, sync: bool = False) -> None:
-        """Replace the file `key` by one that contains `parts`.
+        """Replace the file `key`, with `parts` as its content.
 
         If `size` is given, the new file has this size: the last part is at its end, after a hole.
         """
@@ -219,7 +247,7 @@ class Folder(Location):
                 folder.rmdir()
 
     def claim(self) -> Right:
-        """Get a lock on a file if the file system supports locks, else a lease."""
+        """Get a file lock, or a lease if the file system has no locks."""
         if self.store.read_only:
             raise StoreError("the zarr Store that was given is read-only")
         try:
@@ -233,13 +261,15 @@ class Folder(Location):
 
 
 def location_of(target: Any, storage_options: dict[str, Any] | None, timeout: float = DEFAULT_TIMEOUT) -> Location:
-    """The place given by a path, an fsspec URL or a zarr Store; raises the errors of `zarr_store`."""
+    """Return the location for a path, an fsspec URL or a zarr Store.
+
+    Raises the errors of `zarr_store`.
+    """
     location = Location(absolute(target), storage_options, timeout)
     return Folder(*location.address) if type(location.store) is FileStore else location
 
 
 def _created(path: Path) -> int:
-    """Create a file, and return its descriptor. Delete a file or link that is there already."""
     while True:
         try:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

@@ -1,4 +1,4 @@
-"""What `TensorBlob.open` and `unlink` do: open, create and delete blobs. Also closes blobs that were dropped."""
+"""Opening, creating and deleting blobs, and closing dropped blobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _closing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class Wanted:
-    """The arguments `dtype`, `shape`, `block_size` and `compressors` of `TensorBlob.open`, after a check."""
+    """The checked arguments `dtype`, `shape`, `block_size` and `compressors`."""
 
     def __init__(self, dtype: Any = None, shape: Any = None, block_size: Any = None, compressors: Any = "auto") -> None:
         if dtype is not None and not isinstance(dtype, torch.dtype | str):
@@ -49,9 +49,8 @@ class Wanted:
     def header(self, old: Header | None, *, is_local: bool) -> Header:
         """Return the header of a new, empty blob.
 
-        `old` is the header of the blob that is replaced. Its dtype and shape are the defaults.
-
-        Raises ValidationError for blocks of 2 GiB or more, and for compressors that are not allowed.
+        `old` is the header of the replaced blob. Its dtype and shape are the defaults. Raise ValidationError for blocks
+        of 2 GiB or more, and for compressors that are not allowed.
         """
         dtype = self.dtype or (old.dtype if old else None)
         shape = self.shape if self.shape is not None else (old.shape if old else None)
@@ -69,7 +68,10 @@ class Wanted:
         return Header(shape, dtype, block_size, codecs, secrets.token_hex(8))
 
     def check(self, header: Header) -> None:
-        """Raise ValidationError if an existing blob has another dtype or shape."""
+        """Check the dtype and the shape of an existing blob.
+
+        Raise ValidationError if one of them differs.
+        """
         for field, given, stored in (("dtype", self.dtype, header.dtype), ("shape", self.shape, header.shape)):
             if given is not None and given != stored:
                 raise ValidationError(f"the blob has {field} {stored}, got {given}; mode 'w' makes a new one")
@@ -86,7 +88,10 @@ def _row_shape(shape: object) -> tuple[int, ...]:
 
 
 def positive(name: str, value: object) -> int | None:
-    """Return `value` if it is a positive int or None. Else raise ValidationError."""
+    """Check that `value` is a positive int or None.
+
+    Return `value`, or raise ValidationError.
+    """
     number = as_index(value)
     if value is not None and (number is None or number < 1):
         raise ValidationError(f"{name} must be a positive int or None, got {value!r}")
@@ -125,7 +130,9 @@ def opened_for_writing(location: Location, most_blocks: int | None, wanted: Want
 
 
 def _found_again(location: Location, wanted: Wanted) -> Header:
-    """Recover the header of a blob from its blocks, because its ``zarr.json`` is empty.
+    """Recover the header of a blob from its blocks.
+
+    Called if the ``zarr.json`` is empty.
 
     Rows of zeros at the end are lost, because the last block is filled up with zeros.
 
@@ -163,13 +170,13 @@ def _found_again(location: Location, wanted: Wanted) -> Header:
 
 
 def _rows_in(block: torch.Tensor) -> int:
-    """The number of rows up to and including the last one that is not all zeros."""
+    """Count the rows of a block, without rows of zeros at the end."""
     written = to_stored(block).reshape(-1).view(np.uint8).reshape(len(block), -1).any(axis=1)
     return int(np.flatnonzero(written).max(initial=-1)) + 1
 
 
 def created(location: Location, most_blocks: int | None, wanted: Wanted) -> Rows:
-    """Create a blob, and open its rows for writing. An existing blob is replaced."""
+    """Create or replace a blob, and open its rows for writing."""
     wait_for_dropped()
     with location.reporting("cannot be created"):
         document = _document(location, "is there already; choose an empty place")
@@ -185,7 +192,10 @@ def created(location: Location, most_blocks: int | None, wanted: Wanted) -> Rows
 
 
 def delete(location: Location) -> None:
-    """Delete a blob, even an incomplete one. Do nothing if there is none."""
+    """Delete a blob, even if incomplete.
+
+    Do nothing if there is no blob.
+    """
     wait_for_dropped()
     with location.reporting("cannot be deleted"):
         if _document(location, "is there, and is not a TensorBlob") is None and not location.names():
@@ -204,9 +214,10 @@ def delete(location: Location) -> None:
 
 
 def _document(location: Location, what: str) -> Document | None:
-    """Return the document of a blob, even a damaged one, or None if there is no document.
+    """Return the document of a blob, even if damaged.
 
-    Raise StoreError if something at the location does not belong to a blob. `what` is the end of the message.
+    Return None if there is no document. Raise StoreError if something at the location does not belong to a blob. `what`
+    is the end of the message.
     """
     document = location.document()
     nothing = document is None or is_empty(document.content)
@@ -219,7 +230,6 @@ def _document(location: Location, what: str) -> Document | None:
 
 @contextmanager
 def _claimed(location: Location) -> Iterator[Right]:
-    """A context that gives the right to write. An exception in the context releases the right."""
     right = location.claim()
     try:
         yield right
@@ -229,7 +239,7 @@ def _claimed(location: Location) -> Iterator[Right]:
 
 
 def close_dropped(rows: Rows) -> None:
-    """Store the pending rows of a blob that was dropped without `close`."""
+    """Store the pending rows of a blob dropped without `close`."""
     if not rows.holds_right:
         # For a reader, memory and connections are freed with the object.
         return

@@ -1,4 +1,4 @@
-"""All rows of an open blob: stored rows, and rows that were written but are not stored yet."""
+"""All rows of an open blob, stored or not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _FEWER = "read fewer rows at a time"
 
 
 class Rows:
-    """The rows of one open blob. Its methods may be called from many threads.
+    """The rows of one open blob.
+
+    Methods may be called from many threads.
 
     Parameters
     ----------
@@ -108,7 +110,10 @@ class Rows:
         return self._right is not None
 
     def check_apart(self) -> None:
-        """Raise StoreError if a signal handler calls this, and has interrupted another call on these rows."""
+        """Check for a call from a signal handler.
+
+        Raise StoreError if the handler has interrupted another call on these rows.
+        """
         # Ask the lock itself: no flag of our own would be right after every interrupt. RLock only has a private method.
         if self.lock._is_owned() or self.extending._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
             raise StoreError(
@@ -120,12 +125,18 @@ class Rows:
         return repr(self.location)
 
     def cut_through(self, error: BaseException) -> None:
-        """Do nothing: an interrupted call leaves correct rows. See the notes of the class."""
+        """Do nothing: rows are correct after an interrupted call.
+
+        See the notes of the class.
+        """
 
     # Reading.
 
     def row(self, number: int) -> torch.Tensor:
-        """Return a copy of one row. This must be fast, because many programs read row by row."""
+        """Return a copy of one row.
+
+        This must be fast, because many programs read row by row.
+        """
         with self.lock:
             self._look_again()
             self._check_there(number)
@@ -137,7 +148,10 @@ class Rows:
             return row
 
     def read(self, rows: range | RowNumbers) -> torch.Tensor:
-        """Copies of rows, in the given order; a range must have step 1."""
+        """Return copies of rows, in the given order.
+
+        A range must have step 1.
+        """
         out = new_result((len(rows), *self.header.shape), self.header.dtype, _CPU, _FEWER)
         if not len(rows):
             return out
@@ -152,7 +166,9 @@ class Rows:
         return out
 
     def refresh(self) -> int:
-        """Update `length` to the number of rows that are committed now, and return it.
+        """Update `length` to the number of committed rows.
+
+        Return the new length.
 
         Raises
         ------
@@ -169,7 +185,7 @@ class Rows:
             return self.length
 
     def confirm(self) -> None:
-        """Drop the loaded blocks if the writer has changed rows since they were loaded.
+        """Drop the loaded blocks if the writer has changed rows since loading.
 
         Raises the errors of `refresh`.
         """
@@ -178,12 +194,11 @@ class Rows:
                 self._follow()
 
     def _look_again(self) -> None:
-        """For a reader on a local disk, call `_follow` if the writer has committed."""
         if not self.writes and (self._document is None or not self._document.is_current()):
             self._follow()
 
     def _follow(self) -> None:
-        """Read the last commit. Drop loaded blocks if the writer has overwritten or truncated rows.
+        """Read the last commit, and drop outdated blocks.
 
         New rows do not count before `refresh`, so that negative indices keep their meaning.
         """
@@ -246,23 +261,22 @@ class Rows:
         )
 
     def _check_there(self, number: int, cause: Exception | None = None) -> None:
-        """Raise RegionError if a row that is being read no longer exists, because the blob has been truncated."""
         if number >= self.length:
             raise RegionError(
                 f"{self.location!r} has been truncated to {self.length} rows since it was opened"
             ) from cause
 
     def _drop(self, numbers: Iterable[int]) -> None:
-        """Drop loaded blocks."""
         for number in numbers:
             self._loaded.pop(number)
 
     # Writing.
 
     def append(self, row: object) -> bool:
-        """Append a row if it only has to be copied into the buffer of the last block. Return whether it was appended.
+        """Append a row on a fast path, for writing row by row.
 
-        This is the fast path for writing row by row. The caller holds the lock.
+        Return whether the row was appended. It is appended if it only has to be copied into the buffer of the last
+        block. The caller holds the lock.
         """
         number, at = divmod(self.length, self._size)
         buffer = self._buffers.get(number)
@@ -276,9 +290,9 @@ class Rows:
         return True
 
     def write(self, start: int, rows: torch.Tensor) -> None:
-        """Write `rows` from row number `start` on, and move the cursor to their end. `start` is at most `length`.
+        """Write `rows` from row number `start` on.
 
-        Rows that reach past the last row are appended.
+        `start` is at most `length`. Rows past the last row are appended. The cursor moves to the end of the new rows.
 
         Raises
         ------
@@ -293,12 +307,18 @@ class Rows:
                 self._commit_full()
 
     def overwrite(self, numbers: range | RowNumbers, rows: torch.Tensor) -> None:
-        """Overwrite the rows with these numbers. If a number occurs twice, the last row given for it is kept."""
+        """Overwrite rows by number.
+
+        If a number occurs twice, the last row given for it is kept.
+        """
         with self._changing("cannot be written"):
             self._take(numbers, rows.contiguous())
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` rows, and delete all others. The caller holds the lock."""
+        """Delete all rows after the first `length` rows.
+
+        The caller holds the lock.
+        """
         blocks, kept = -(-self.length // self._size), -(-length // self._size)
         with self._changing("cannot be truncated"):
             # Until the commit below is done, more rows are committed than exist.
@@ -323,7 +343,10 @@ class Rows:
             self._buffers = {number: buffer for number, buffer in self._buffers.items() if number == last}
 
     def close(self) -> None:
-        """Flush, and let others write. Closing twice is not an error; a close that failed can be repeated."""
+        """Flush all rows, and let others write.
+
+        Closing twice is not an error. A failed close can be repeated.
+        """
         with self.lock:
             if self.closed:
                 return
@@ -338,7 +361,6 @@ class Rows:
                 self.location.disconnect()
 
     def _release(self) -> None:
-        """Release the right to write; afterwards this is a reader."""
         if self._right is None:
             return
         self.writes = False
@@ -370,7 +392,7 @@ class Rows:
 
     @contextmanager
     def _changing(self, what: str) -> Iterator[None]:
-        """A context for changes of rows: if they fail, the length and the cursor are restored."""
+        """Restore the length and the cursor if a change in the context fails."""
         with self.lock, self.location.reporting(what):
             before = self.cursor, self.length
             try:
@@ -382,13 +404,15 @@ class Rows:
                 raise
 
     def _forget_from(self, first: int) -> None:
-        """Drop the block `first` and all later ones from memory."""
         self._drop([number for number in self._loaded if number >= first])
         self._unsaved = {number for number in self._unsaved if number < first}
         self._buffers = {number: buffer for number, buffer in self._buffers.items() if number < first}
 
     def _commit_full(self) -> None:
-        """Store and commit full blocks, so that little is lost if a long run without a flush is killed."""
+        """Store and commit full blocks.
+
+        So little is lost if a long run without a flush is killed.
+        """
         last = self.length // self._size
         self._save((number for number in self._unsaved if number < last), self.length)
         rows = self.length if last not in self._unsaved else max(last * self._size, self.header.rows)
@@ -396,9 +420,10 @@ class Rows:
             self._commit(rows, self.header.edits)
 
     def _buffer(self, number: int, stop: int) -> torch.Tensor:
-        """Return the buffer of a block, a new one if necessary. This may store another buffer to save memory.
+        """Return the buffer of a block, a new one if necessary.
 
-        `stop` is the end of the rows that the caller is writing, which may be after `length`.
+        Another buffer may be stored to save memory. `stop` is the end of the rows being written, possibly after
+        `length`.
         """
         buffer = self._buffers.get(number)
         if buffer is None:
@@ -417,12 +442,10 @@ class Rows:
         return buffer
 
     def _save(self, numbers: Iterable[int], stop: int) -> None:
-        """Store the buffers of the blocks `numbers`, up to row number `stop`."""
         kept = [number for number in sorted(numbers) if number in self._buffers and number * self._size < stop]
         self._store({number: self._buffers[number][: stop - number * self._size] for number in kept})
 
     def _store(self, blocks: dict[int, torch.Tensor]) -> None:
-        """Store blocks in small groups. Drop loaded blocks with the same numbers."""
         numbers = list(blocks)
         for begin in range(0, len(numbers), self._at_once):
             wave = numbers[begin : begin + self._at_once]
@@ -436,7 +459,7 @@ class Rows:
             self._unsaved.difference_update(wave)
 
     def _begin_edit(self) -> None:
-        """Tell readers, with a commit, that committed rows are about to change."""
+        """Announce a change of committed rows to readers, with a commit."""
         if not self.header.changing:
             self._commit(self.header.rows, self.header.edits + 1)
 

@@ -1,4 +1,4 @@
-"""Locks and leases, which keep a second writer of a blob out.
+"""Locks and leases against a second writer of a blob.
 
 On a local disk, a writer has a file lock, which the operating system releases when the process ends. On other storage
 nobody notices the end of a process, so a writer has a lease, which expires unless it is renewed.
@@ -51,7 +51,7 @@ class NoLocksError(Exception):
 
 
 class FileLock:
-    """A lock on a file in a folder, held until it is released or the process ends.
+    """A lock on a file, held until it is released or the process ends.
 
     A forked child would share the lock with its parent, so it closes the file right after the fork; see `abandon`.
 
@@ -75,7 +75,10 @@ class FileLock:
             pass
 
     def check(self) -> None:
-        """Raise StoreError if the lock has been released; nothing else can end it."""
+        """Raise StoreError if the lock has been released.
+
+        Nothing else can end the lock.
+        """
         if self._file.number is None:
             raise StoreError("the right to write has been released")
 
@@ -86,11 +89,17 @@ class FileLock:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the file in a forked child; the parent continues to hold the lock."""
+        """Close the file in a forked child.
+
+        The parent continues to hold the lock.
+        """
         self._file.close()
 
     def _is_ours(self, path: Path) -> bool:
-        """Lock the file. Return False if it was deleted meanwhile."""
+        """Lock the file.
+
+        Return False if the file was deleted meanwhile.
+        """
         # The name of the holder is written into the file, so do not follow a link, which could lead to another file.
         self._file = OpenFile(descriptor := os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666))
         is_ours = False
@@ -123,7 +132,9 @@ def _refused(holder: str, more: str = "") -> StoreError:
 
 
 class Lease:
-    """The right to write a blob that is not on a local disk, until it is released or no longer renewed.
+    """The right to write a blob, for storage without file locks.
+
+    The lease ends when it is released, or when it is no longer renewed.
 
     Parameters
     ----------
@@ -168,7 +179,10 @@ class Lease:
             raise StoreError(f"{self._lost}; what was not flushed is not stored. Open it again to continue")
 
     def release(self) -> None:
-        """Let others write. If this fails, call it again."""
+        """Let others write.
+
+        If this fails, call it again.
+        """
         if self._renewing.locked():
             self._renewing.release()
         with self._lock:
@@ -178,7 +192,10 @@ class Lease:
         self._forget.detach()
 
     def abandon(self) -> None:
-        """Give up the lease in a forked child; the parent keeps it, and its thread renews it."""
+        """Give up the lease in a forked child.
+
+        The parent keeps the lease, and its thread renews it.
+        """
         self._lost = "this process is a forked child; its parent has it open for writing"
         self._lock = threading.Lock()
         self._forget.detach()
@@ -199,20 +216,20 @@ class Lease:
             self._objects.delete([self._key])
 
     def _certain(self) -> bool:
-        """Whether the last renewal is so recent that all other processes still respect the lease."""
+        """Return whether all other processes still respect the lease."""
         return time.monotonic() - self._renewed < _CERTAIN
 
     def _put(self) -> float:
-        """Store the lease, and return the time from which it is valid."""
+        """Store the lease, and return the start of its validity."""
         begun = time.monotonic()
         lease = {"holder": _this_process(), "renewed": time.time()}
         self._objects.put({self._key: json.dumps(lease).encode()})
         return begun
 
     def _other(self, *, clean: bool = False) -> str | None:
-        """Return the holder of another lease that has not expired, or None.
+        """Return the holder of another valid lease.
 
-        If there is none and `clean` is True, delete the leases that have expired.
+        Return None if there is no such lease. If `clean` is True, then delete the expired leases.
         """
         keys = [key for page in self._objects.pages(FOLDER) for key in page if key != self._key]
         for key, document in zip(keys, self._objects.get(keys), strict=True):
