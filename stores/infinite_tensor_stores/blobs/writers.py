@@ -229,7 +229,7 @@ class Lease:
     def _other(self, *, clean: bool = False) -> str | None:
         """Return the holder of another valid lease.
 
-        Return None if there is no such lease. If `clean` is True, then delete the expired leases.
+        Return None if there is no such lease. In this case, `clean` deletes the expired leases.
         """
         keys = [key for page in self._objects.pages(FOLDER) for key in page if key != self._key]
         for key, document in zip(keys, self._objects.get(keys), strict=True):

@@ -1,7 +1,8 @@
-"""Opening and creating HDF5 files, sharing an open file between stores of this process, and reserving disk space.
+"""HDF5 files: opening, creating and sharing files, and reserving disk space.
 
-HDF5 does not survive a full disk during a write: it tries to write the data again whenever an object is closed, and
-finally crashes the interpreter. So disk space is allocated before each write.
+Stores of this process with the same file share one open file. HDF5 does not survive a full disk during a write: it
+tries to write the data again whenever an object is closed, and finally crashes the interpreter. So disk space is
+allocated before each write.
 """
 
 from __future__ import annotations
@@ -47,27 +48,36 @@ _MARGIN = 2**20
 
 
 def reserve(h5: Any, nbytes: int) -> None:
-    """Allocate disk space in an open file for `nbytes` more bytes of data. Raise OSError if the disk is full."""
+    """Allocate disk space in an open file for `nbytes` more bytes of data.
+
+    Raise OSError if the disk is full.
+    """
     descriptor, end = h5.id.get_vfd_handle(), h5.id.get_filesize()
     if os.fstat(descriptor).st_size < end + nbytes + _MARGIN:
         allocate(descriptor, end, nbytes + _MARGIN)
 
 
 def give_back(h5: Any) -> None:
-    """Free disk space that was allocated and not used. The file must have been flushed."""
+    """Free unused disk space at the end of an open file.
+
+    The file must have been flushed.
+    """
     os.ftruncate(h5.id.get_vfd_handle(), h5.id.get_filesize())
 
 
 def check_room(folder: Path) -> None:
-    """Raise OSError if there is no disk space for a new file."""
+    """Check for disk space for a new file.
+
+    Raise OSError if the disk is full.
+    """
     with tempfile.TemporaryFile(dir=folder) as scratch:
         allocate(scratch.fileno(), 0, _MARGIN)
 
 
 class SharedFile:
-    """An open HDF5 file, shared by all its stores in this process.
+    """An open HDF5 file, shared between the stores of this process.
 
-    If each store opened the file for itself, they would overwrite each other's data.
+    With an open file for each store, the stores would overwrite each other's data.
     """
 
     def __init__(self, h5: Any, writable: bool) -> None:
@@ -88,7 +98,10 @@ class SharedFile:
 
     @property
     def vanished(self) -> bool:
-        """Whether the file has been deleted or replaced. If so, whatever is written to it now is lost."""
+        """Whether the file has been deleted or replaced.
+
+        Data written after that is lost.
+        """
         own = os.fstat(self.h5.id.get_vfd_handle())
         if own.st_nlink:
             return False
@@ -100,21 +113,27 @@ class SharedFile:
 
     @contextmanager
     def opened(self, owner: object) -> Iterator[Any]:
-        """A context that gives the open file, and holds its lock. Raises StoreError if the file is closed."""
+        """Hold the lock of the open file, for the duration of a context.
+
+        The context gives the h5py file. Raise StoreError if the file is closed.
+        """
         with self.lock:
             if not self.h5:
                 raise StoreError(f"{owner} is closed; open it again with `with store:`")
             yield self.h5
 
     def check_process(self, owner: object) -> None:
-        """Raise StoreError in a forked child, which may not write to a file that its parent has opened."""
+        """Raise StoreError in a forked child, because only its parent may write."""
         if self.process != os.getpid():
             raise StoreError(
                 f"{owner} was opened before this process was forked: two processes that write would damage the file"
             )
 
     def group(self, name: str, definition: Mapping[str, Any]) -> TileSlots:
-        """Return the slots of the tensor in group `name`. Raise OSError if the group no longer has `definition`."""
+        """Return the slots of the tensor in group `name`.
+
+        Raise OSError if the group no longer has `definition`.
+        """
         with self.lock:
             known = self.groups.get(name)
             if known is None or known.incarnation != definition["incarnation"]:
@@ -133,9 +152,9 @@ class SharedFile:
             self.groups.setdefault(name, slots)
 
     def finish(self, slots: TileSlots, tile: Index) -> None:
-        """Delete the log of a tile: at the next flush if the tile is complete, otherwise now.
+        """Delete the log of a tile.
 
-        The flush deletes it even if nobody uses the tensor any more.
+        The log of a complete tile is deleted at the next flush, even if nobody uses the tensor any more.
         """
         if slots.has([tile])[0]:
             self.finished.add(slots)
@@ -143,7 +162,10 @@ class SharedFile:
             slots.log.delete([tile])
 
     def delete(self, name: str) -> None:
-        """Delete a tensor. The definition is deleted first: after an interrupt, what remains is garbage."""
+        """Delete a tensor.
+
+        The definition is deleted first: after an interrupt, the rest is garbage.
+        """
         with self.lock:
             group = tensor_at(self.h5, name)
             if group is None:
@@ -172,7 +194,7 @@ class SharedFile:
             return collected
 
     def drop_partials(self) -> Garbage:
-        """Delete the logs of tiles that are not complete."""
+        """Delete the logs of incomplete tiles."""
         with self.lock:
             collected = Garbage()
             for name in tensors_in(self.h5):
@@ -184,7 +206,6 @@ class SharedFile:
             return collected
 
     def _slots(self, name: str) -> TileSlots | None:
-        """Return the slots of a tensor, or None if its definition is damaged."""
         try:
             definition = checked(document_in(self.h5[name][DEFINITION]), name)
         except (KeyError, ValueError, StoreError):
@@ -192,7 +213,7 @@ class SharedFile:
         return self.group(name, definition)
 
     def flush(self, older_than: float = 0.0) -> None:
-        """Flush the file, unless that was done less than `older_than` seconds ago."""
+        """Flush the file, unless flushed in the last `older_than` seconds."""
         with self.lock:
             if self.process == os.getpid() and time.monotonic() - self._flushed >= older_than:
                 self.h5.flush()
@@ -203,7 +224,10 @@ class SharedFile:
                 self._flushed = time.monotonic()
 
     def release(self, user: object) -> None:
-        """Remove a user, and close the file if it was the last one."""
+        """Remove a user.
+
+        The last user closes the file.
+        """
         with self.lock:
             self.users.discard(user)
             if not self.users and self.process == os.getpid():
@@ -211,7 +235,6 @@ class SharedFile:
 
 
 def _sizes(group: Any) -> list[int]:
-    """The bytes that each dataset of a tensor takes."""
     sizes: list[int] = []
 
     def look_at(name: str, item: Any) -> None:
@@ -235,7 +258,10 @@ _inherited: list[SharedFile] = []
 
 
 class _Forks(threading.local):
-    """Flushes all files before a fork: otherwise the child would write the pending data too, when it ends."""
+    """Flushes all files before a fork.
+
+    Otherwise the child would write the pending data too, when it ends.
+    """
 
     def __init__(self) -> None:
         self._held: list[SharedFile] = []
@@ -266,7 +292,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def open_file(path: Path, mode: str, owner: object) -> SharedFile:
-    """Open a file in a mode, or create it. A file of another program becomes a store too, and keeps its content.
+    """Open a file as a store, or create it.
+
+    A file of another program becomes a store too, and keeps its content.
 
     Parameters
     ----------
@@ -280,7 +308,7 @@ def open_file(path: Path, mode: str, owner: object) -> SharedFile:
     Raises
     ------
     StoreError
-        If the mode does not fit what is at the path, or if the file cannot be read.
+        If the mode does not match the content of the path, or if the file cannot be read.
     """
     with _opening(path, owner):
         found = None if not path.exists() else "an empty file" if _is_blank(path) else "a file"
@@ -301,7 +329,10 @@ def open_file(path: Path, mode: str, owner: object) -> SharedFile:
 
 
 def reopen_file(path: Path, mode: str, owner: object) -> SharedFile:
-    """Open a file again in mode ``r`` or ``r+``. It must exist, and still be a store."""
+    """Open a store's file again, in mode ``r`` or ``r+``.
+
+    Raise StoreError if the file is gone, or is no longer a store.
+    """
     with _opening(path, owner):
         if not path.exists():
             raise StoreError(f"{owner}: its file is gone; HDF5TileStore(...) with mode 'a' or 'w' creates a new one")
@@ -314,14 +345,17 @@ def reopen_file(path: Path, mode: str, owner: object) -> SharedFile:
 
 
 def leave_file(file: SharedFile, owner: object) -> None:
-    """End the use of a file by `owner`. The file is closed after its last user."""
+    """End the use of a file by `owner`.
+
+    The last user closes the file.
+    """
     with _opening_lock:
         file.release(owner)
 
 
 @contextmanager
 def _opening(path: Path, owner: object) -> Iterator[None]:
-    """A context in which no other thread of this process opens a file. Its errors name the store."""
+    """Keep other threads from opening a file, and name the store in errors."""
     try:
         with _opening_lock:
             yield
@@ -346,9 +380,9 @@ def _is_other_file(path: Path) -> bool:
 
 
 def _shared(path: Path, mode: str, owner: object) -> SharedFile | None:
-    """Return the file if another store of this process has it open, else None.
+    """Return a file already open in this process, or None.
 
-    Raise StoreError if it cannot be used in `mode` while the other store has it open.
+    Raise StoreError if the open file cannot be used in `mode`.
     """
     shared = _known.get(_identity(path.stat())) if path.exists() else None
     if shared is None or not shared.h5:
@@ -361,7 +395,10 @@ def _shared(path: Path, mode: str, owner: object) -> SharedFile | None:
 
 
 def _look(path: Path, owner: object, mode: str) -> bool:
-    """Return True if a file is a store, False if it can become one. Else raise StoreError. Does not change the file."""
+    """Check whether a file is a store, without changing the file.
+
+    Return False if the file can become a store. Raise StoreError for any other file.
+    """
     if not path.is_file():
         # Opening a pipe would wait for a writer.
         raise StoreError(f"{owner}: there is something that is not a regular file; choose another path")
@@ -396,14 +433,15 @@ def _check_free(h5: Any, owner: object) -> None:
 
 
 def _is_blank(path: Path) -> bool:
-    """Whether nothing can be lost: there is no file, or only an empty one, such as `tempfile` creates."""
+    """Return whether the file is missing, or empty as from `tempfile`."""
     return not path.exists() or (path.is_file() and not path.stat().st_size)
 
 
 def _create(path: Path, *, exclusive: bool) -> None:
-    """Create an empty store with a single write, so that a kill leaves either a complete store or an empty file.
+    """Create an empty store with a single write.
 
-    HDF5 does not create the file itself, because a kill could then leave a file that cannot be opened.
+    After a kill there is either a complete store or an empty file. A file created by HDF5 itself could be incomplete
+    then, and impossible to open.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     check_room(path.parent)
@@ -433,7 +471,6 @@ def _closed_on_failure(file: SharedFile) -> Iterator[None]:
 
 
 def _mark(h5: Any) -> None:
-    """Mark a file of another program as a store."""
     reserve(h5, 0)
     h5.attrs[MARK] = FORMAT
     h5.flush()
@@ -441,5 +478,4 @@ def _mark(h5: Any) -> None:
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
-    """The identity of a file, which does not depend on its path."""
     return status.st_dev, status.st_ino

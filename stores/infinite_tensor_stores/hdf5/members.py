@@ -1,6 +1,7 @@
-"""Finds what belongs to this library in an HDF5 file. What belongs to other programs is never changed.
+"""The groups and datasets of this library in an HDF5 file.
 
-Other programs may keep settings in the attributes of the file, and their own arrays next to ours. This library owns
+Data of other programs is never changed. Other programs may keep settings in the attributes of the file, and their own
+arrays next to ours. This library owns
 
     /t-<id>           a tensor: a group that contains a definition, or nothing but `MEMBERS`
     /groups/g-<id>    a group of tensors: a string
@@ -38,7 +39,10 @@ _OLD_FOLDER = "tensors"
 
 
 def import_h5py() -> Any:
-    """Import h5py, which is needed only for HDF5 stores. The ImportError says how to install it."""
+    """Import h5py.
+
+    Only HDF5 stores need this package. The ImportError says how to install it.
+    """
     try:
         return import_module("h5py")
     except ImportError as error:
@@ -46,7 +50,10 @@ def import_h5py() -> Any:
 
 
 def file_in_memory() -> Any:
-    """A new HDF5 file in memory. It has a random name, because HDF5 refuses to open two of the same name."""
+    """Create an HDF5 file in memory.
+
+    The file has a random name, because HDF5 refuses to open two files of the same name.
+    """
     return import_h5py().File(secrets.token_hex(8), "w", driver="core", backing_store=False)
 
 
@@ -64,21 +71,30 @@ def opened(path: Path, mode: str) -> Any:
 
 
 def group_at(h5: Any, name: str) -> Any | None:
-    """Return the HDF5 group with a name, or None if there is nothing, a dataset, or a link to another place."""
+    """Return the HDF5 group with a name.
+
+    Return None if there is nothing, a dataset, or a link to another location.
+    """
     h5py = import_h5py()
     found = h5[name] if isinstance(h5.get(name, getlink=True), h5py.HardLink) else None
     return found if isinstance(found, h5py.Group) else None
 
 
 def check_own(group: Any, names: Sequence[str]) -> None:
-    """Raise ValueError if a member of a group is missing or is a link. The target of a link may belong to others."""
+    """Check that the members `names` of a group exist and are not links.
+
+    Raise ValueError otherwise. The target of a link may belong to another program.
+    """
     for name in names:
         if not isinstance(group.get(name, getlink=True), import_h5py().HardLink):
             raise ValueError(f"{group.name}/{name} is missing, or a link to another place")  # noqa: TRY004  (not a type error)
 
 
 def tensor_at(h5: Any, name: str) -> Any | None:
-    """Return the HDF5 group of a tensor, even one without a definition, or None if there is no such group."""
+    """Return the HDF5 group of a tensor, with or without a definition.
+
+    Return None if there is no such group.
+    """
     group = group_at(h5, name)
     if group is None:
         return None
@@ -87,17 +103,20 @@ def tensor_at(h5: Any, name: str) -> Any | None:
 
 
 def names_in(group: Any) -> list[str]:
-    """The names of the members of a group, without names that are not UTF-8."""
+    """List the members of a group, except names not in UTF-8."""
     return [name for name in group if isinstance(name, str)]
 
 
 def tensors_in(h5: Any) -> list[str]:
-    """The names of the HDF5 groups of all tensors, with or without a definition."""
+    """List the HDF5 groups of tensors, with or without a definition."""
     return [name for name in names_in(h5) if name.startswith(TENSOR) and tensor_at(h5, name) is not None]
 
 
 def delete_members(h5: Any, name: str) -> None:
-    """Delete the members of a tensor's group, and the group if it is empty then."""
+    """Delete the members of a tensor's group.
+
+    The group is deleted too, if it is then empty.
+    """
     group = h5[name]
     for member in MEMBERS:
         if member in group:
@@ -107,7 +126,10 @@ def delete_members(h5: Any, name: str) -> None:
 
 
 def delete_ours(h5: Any) -> None:
-    """Delete everything of this library except the mark, so that a kill leaves a valid store with fewer tensors."""
+    """Delete everything of this library except the mark.
+
+    A kill leaves a valid store with fewer tensors.
+    """
     names = tensors_in(h5)
     for name in names:
         if DEFINITION in h5[name]:
@@ -121,13 +143,16 @@ def delete_ours(h5: Any) -> None:
 
 
 def is_defined(h5: Any, name: str) -> bool:
-    """Whether a tensor has a definition, intact or damaged."""
+    """Return whether a tensor has a definition, intact or damaged."""
     group = tensor_at(h5, name)
     return group is not None and DEFINITION in group
 
 
 def read_document(h5: Any, name: str) -> dict[str, Any] | ValueError | None:
-    """Return the document of a tensor or a group, None if there is none, or a ValueError if it is damaged."""
+    """Read the document of a tensor or a group.
+
+    Return None if there is no document. Return a ValueError if the document is damaged.
+    """
     try:
         if name.startswith(GROUP):
             found = document_at(h5, name)
@@ -139,7 +164,10 @@ def read_document(h5: Any, name: str) -> dict[str, Any] | ValueError | None:
 
 
 def document_at(h5: Any, name: str) -> Any | None:
-    """Return the dataset that defines a group of tensors, or None if there is no such dataset."""
+    """Return the dataset with the definition of a `TensorGroup`.
+
+    Return None if there is no such dataset.
+    """
     h5py, folder = import_h5py(), group_at(h5, FOLDER)
     hard = folder is not None and isinstance(folder.get(name, getlink=True), h5py.HardLink)
     found = folder[name] if folder is not None and hard else None
@@ -148,13 +176,16 @@ def document_at(h5: Any, name: str) -> Any | None:
 
 
 def groups_in(h5: Any) -> list[str]:
-    """The names of all groups of tensors, intact or damaged."""
+    """List all groups of tensors, intact or damaged."""
     names = [] if (folder := group_at(h5, FOLDER)) is None else names_in(folder)
     return [name for name in names if name.startswith(GROUP) and document_at(h5, name) is not None]
 
 
 def delete_group(h5: Any, name: str) -> None:
-    """Delete a group of tensors, and the HDF5 group around it if that is empty then."""
+    """Delete a group of tensors.
+
+    The HDF5 group around it is deleted too, if it is then empty.
+    """
     folder = h5[FOLDER]
     del folder[name]
     if not len(folder):
@@ -162,7 +193,7 @@ def delete_group(h5: Any, name: str) -> None:
 
 
 def names_taken(h5: Any) -> list[str]:
-    """Return the paths of members of another program's file that would be in the way of this library."""
+    """List paths in another program's file reserved for this library."""
     found = [f"/{name}" for name in names_in(h5) if name.startswith(TENSOR)]
     folder = group_at(h5, FOLDER)
     if folder is None:
@@ -171,7 +202,10 @@ def names_taken(h5: Any) -> list[str]:
 
 
 def is_of_version_0(h5: Any) -> bool:
-    """Whether a version 0.x has written a file: it then has a group "tensors", which is empty or contains tensors."""
+    """Return whether version 0.x of this library has written a file.
+
+    Such a file has a group "tensors", either empty or with tensors.
+    """
     h5py, folder = import_h5py(), group_at(h5, _OLD_FOLDER)
     if folder is None:
         return False
@@ -184,7 +218,10 @@ def is_of_version_0(h5: Any) -> bool:
 
 
 def is_incarnation(group: Any, incarnation: str) -> bool:
-    """Whether the definition in the group of a tensor can be parsed and has a given incarnation."""
+    """Return whether a tensor's definition has a given incarnation.
+
+    Return False if the definition is missing, or cannot be parsed.
+    """
     try:
         return DEFINITION in group and document_in(group[DEFINITION]).get("incarnation") == incarnation
     except ValueError:
@@ -192,14 +229,18 @@ def is_incarnation(group: Any, incarnation: str) -> bool:
 
 
 def put_document(group: Any, name: str, document: str) -> None:
-    """Create a dataset with a document. It gets its name when it is complete, so an interrupt never leaves a part."""
+    """Create a dataset with a document.
+
+    The dataset gets its name when it is complete, so an interrupt never leaves a part.
+    """
     group[name] = group.create_dataset(None, data=np.bytes_(document))
 
 
 def check_chunks(dataset: Any, most: int) -> None:
-    """Raise ValueError if chunks are compressed twice, or claim more than `most` bytes.
+    """Check the size and the compression of chunks.
 
-    HDF5 allocates the claimed size of a chunk, however little is stored.
+    Raise ValueError if chunks are compressed twice, or claim more than `most` bytes. HDF5 allocates the claimed size of
+    a chunk, however little is stored.
     """
     if dataset.chunks is not None:
         _check_bytes(f"a chunk of {dataset.name}", math.prod(dataset.chunks) * dataset.dtype.itemsize, most)
@@ -210,7 +251,10 @@ def check_chunks(dataset: Any, most: int) -> None:
 
 
 def check_size(dataset: Any, most: int) -> None:
-    """Raise ValueError if a dataset claims more than `most` bytes, or if `check_chunks` raises it."""
+    """Check that a dataset and its chunks claim at most `most` bytes.
+
+    Raise ValueError otherwise, or if `check_chunks` raises it.
+    """
     _check_bytes(dataset.name, dataset.nbytes, most)
     check_chunks(dataset, most)
 
@@ -221,7 +265,10 @@ def _check_bytes(what: str, size: int, most: int) -> None:
 
 
 def document_in(dataset: Any) -> dict[str, Any]:
-    """Return the JSON object in a dataset. Raise ValueError if it is damaged."""
+    """Return the JSON object in a dataset.
+
+    Raise ValueError if the object is damaged.
+    """
     try:
         check_size(dataset, LARGEST_DOCUMENT)
         document = bytes(dataset[()])

@@ -1,4 +1,4 @@
-"""The group of one tensor in an HDF5 file: complete tiles in slots, and the logs of partial tiles.
+"""The HDF5 group of one tensor: complete tiles in slots, and logs.
 
 HDF5 cannot store a dataset of 2**52 by 2**52 pixels, and one dataset per tile is slow. So tiles are stored one after
 the other in one dataset, each as a chunk (a slot), and a table tells which tile is in which slot:
@@ -46,7 +46,9 @@ _PART = re.compile(r"(?P<tile>-?\d+(,-?\d+)*)#(?P<number>\d{1,6})")
 
 
 class TileIndex:
-    """Maps tiles to slots with two sorted arrays, which take a tenth of a dictionary's memory.
+    """A mapping from tiles to slots.
+
+    Two sorted arrays take a tenth of the memory of a dictionary.
 
     Parameters
     ----------
@@ -63,7 +65,7 @@ class TileIndex:
         return len(self._slots)
 
     def find(self, tiles: Sequence[Index]) -> IntArray:
-        """The slot of each tile, or -1."""
+        """Return the slot of each tile, or -1."""
         if not tiles or not len(self._slots):
             return np.full(len(tiles), _UNUSED, dtype=np.int64)
         keys = _keys(np.array(tiles, dtype=np.int64))
@@ -71,16 +73,19 @@ class TileIndex:
         return np.where(self._keys[at] == keys, self._slots[at], _UNUSED)
 
     def tiles_in(self, slots: Sequence[int]) -> list[Index]:
-        """The tiles in these slots."""
+        """Return the tiles in `slots`."""
         return as_tuples(_tiles(self._keys[np.isin(self._slots, slots)]))
 
     def tiles_within(self, low: Sequence[int], high: Sequence[int]) -> set[Index]:
-        """The tiles of a box ``[low, high)`` that have a slot."""
+        """Return the tiles with a slot in the box ``[low, high)``."""
         rows = _tiles(self._keys)
         return set(as_tuples(rows[((rows >= low) & (rows < high)).all(axis=1)]))
 
     def put(self, tiles: Sequence[Index], slots: Sequence[int]) -> None:
-        """Set the slots of tiles, new or known; -1 removes a tile."""
+        """Set the slots of tiles, new or known.
+
+        The slot -1 removes a tile.
+        """
         if not tiles:
             return
         there = self.find(tiles) != _UNUSED
@@ -96,13 +101,13 @@ class TileIndex:
 
 
 def _keys(tiles: IntArray) -> npt.NDArray[Any]:
-    """Return a bytes key for each row of `tiles`. The keys sort like the rows."""
+    """Return a bytes key for each row of `tiles`, sorted like the rows."""
     raw = np.ascontiguousarray(tiles).view(np.uint64) ^ np.uint64(1 << 63)
     return raw.astype(">u8").view(f"S{8 * tiles.shape[1]}").reshape(-1)
 
 
 def _tiles(keys: npt.NDArray[Any]) -> IntArray:
-    """Return the rows from which `_keys` made `keys`."""
+    """Convert keys back to the rows given to `_keys`."""
     raw = np.frombuffer(keys.tobytes(), dtype=">u8").astype(np.uint64) ^ np.uint64(1 << 63)
     return raw.view(np.int64).reshape(len(keys), keys.dtype.itemsize // 8)
 
@@ -113,7 +118,9 @@ def _sorted(keys: npt.NDArray[Any], slots: IntArray) -> tuple[npt.NDArray[Any], 
 
 
 class PartLog:
-    """The logs of partial tiles. Part n of the log of tile (i, j) is the dataset ``i,j#n``.
+    """The logs of partial tiles.
+
+    Part n of the log of tile (i, j) is the dataset ``i,j#n``.
 
     Parameters
     ----------
@@ -139,19 +146,25 @@ class PartLog:
                 self._ends[tile] = max(self._ends.get(tile, 0), number + 1)
 
     def close(self) -> None:
-        """Close the logs of a tensor that is being cleared."""
+        """Close the logs of a tensor being cleared."""
         self._folder, self._ends = None, {}
 
     def place(self, tile: Index) -> str:
-        """The unique name of a partial tile, which includes its tensor and incarnation."""
+        """Return the unique name of a partial tile.
+
+        The name includes the tensor and the incarnation.
+        """
         return f"{self._place}/{','.join(map(str, tile))}"
 
     def tiles(self) -> list[Index]:
-        """The tiles that have a log."""
+        """Return the tiles with a log."""
         return list(self._ends)
 
     def read(self, tile: Index) -> list[bytes | Exception]:
-        """The stored parts of a partial tile. A damaged part is an exception."""
+        """Return the stored parts of a partial tile.
+
+        A damaged part is an exception.
+        """
         return list(map(self._part_in, self._names(tile)))
 
     def append(self, tile: Index, part: bytes) -> None:
@@ -164,7 +177,10 @@ class PartLog:
         self._ends[tile] = number + 1
 
     def delete(self, tiles: Iterable[Index]) -> tuple[int, int]:
-        """Delete the logs of tiles, and return the number of parts and their size. A missing log is not an error."""
+        """Delete the logs of tiles.
+
+        Return the number of parts and their size. A missing log is not an error.
+        """
         parts = size = 0
         for tile in tiles:
             names = self._names(tile)
@@ -177,7 +193,10 @@ class PartLog:
         return parts, size
 
     def damages(self, tile: Index, *, repair: bool) -> list[Damage]:
-        """List the damaged parts of the log of a tile; `repair` deletes them."""
+        """List the damaged parts in the log of a tile.
+
+        If `repair` is True, the damaged parts are deleted.
+        """
         found = []
         for name in self._names(tile):
             reason = self._wrong_with(tile, self._part_in(name))
@@ -197,7 +216,7 @@ class PartLog:
         return None
 
     def size(self) -> int:
-        """The size of all parts in bytes."""
+        """Return the size of all parts in bytes."""
         # Not `values()`: it holds h5py's lock until it is exhausted, or forever, if a kept error keeps it alive.
         return sum(self._folder[name].id.get_storage_size() for name in list(self._folder))
 
@@ -225,7 +244,7 @@ Block: TypeAlias = npt.NDArray[Any]
 
 
 class TileSlots:
-    """The tiles of one tensor in its HDF5 group.
+    """The tiles of one tensor, in an HDF5 group.
 
     Parameters
     ----------
@@ -273,7 +292,10 @@ class TileSlots:
 
     @staticmethod
     def create(group: Any, definition: Mapping[str, Any], filters: Mapping[str, Any]) -> None:
-        """Create the members of an empty group. The definition comes last: without it, the rest is garbage."""
+        """Create the members of an empty group.
+
+        The definition comes last: without it, the rest is garbage.
+        """
         _, layout = layout_of(definition)
         tile, row = layout.tile_shape, len(layout.tile_shape) + 1
         dtype = stored_dtype(layout.dtype)
@@ -293,16 +315,22 @@ class TileSlots:
 
     @property
     def drops(self) -> str:
-        """A text that changes with each `mark_drop`."""
+        """A text changed by each `mark_drop`."""
         return "" if self._table is None else str(self._table.attrs.get("drops", ""))
 
     def mark_drop(self) -> None:
-        """Set `drops` to a new random text. Called when tiles are deleted."""
+        """Set `drops` to a new random text.
+
+        Called when tiles are deleted.
+        """
         if self._table is not None:
             self._table.attrs["drops"] = secrets.token_hex(8)
 
     def close(self) -> None:
-        """Close the datasets of a tensor that is being cleared: HDF5 frees their space only then."""
+        """Close the datasets of a tensor being cleared.
+
+        Only then, HDF5 frees their space.
+        """
         self._data = self._table = None
         self._index = TileIndex(np.empty((0, len(self.layout.tile_shape)), np.int64), np.empty(0, np.int64))
         self.log.close()
@@ -310,16 +338,21 @@ class TileSlots:
     # Partial tiles. The log of a complete tile is garbage, and is not read.
 
     def read_logs(self, tiles: Sequence[Index]) -> list[list[bytes | Exception]]:
-        """The stored log parts of each tile. A damaged part is an exception. A complete tile has no parts."""
+        """Return the stored log parts of each tile.
+
+        A damaged part is an exception. A complete tile has no parts.
+        """
         return [[] if done else self.log.read(tile) for tile, done in zip(tiles, self.has(tiles), strict=True)]
 
     def partial_tiles(self) -> list[Index]:
-        """The tiles that have a log and are not complete."""
+        """Return the incomplete tiles with a log."""
         logged = self.log.tiles()
         return [tile for tile, done in zip(logged, self.has(logged), strict=True) if not done]
 
     def prune(self) -> tuple[int, int]:
-        """Delete the logs of complete tiles. Return the number of deleted parts and their size.
+        """Delete the logs of complete tiles.
+
+        Return the number of deleted parts and their size.
 
         Call this only after a flush. Otherwise a kill could destroy both the log and the complete tile.
         """
@@ -329,7 +362,10 @@ class TileSlots:
     # Complete tiles.
 
     def read(self, tiles: Sequence[Index]) -> list[Block | Exception | None]:
-        """Read the block of each tile. Return None for a missing tile, and an exception for a damaged one."""
+        """Read the block of each tile.
+
+        Return None for a missing tile, and an exception for a damaged tile.
+        """
         if self._data is None:
             return [None] * len(tiles)
         slots = self._index.find(tiles)
@@ -356,9 +392,10 @@ class TileSlots:
         return [block.copy() for block in blocks] if length > 1 else [blocks[0]]
 
     def write(self, tiles: Mapping[Index, Block]) -> None:
-        """Store each tile in a free slot. If the tile was stored before, its old slot becomes free.
+        """Store each tile in a free slot.
 
-        Writing to the old slot might fail, if it is damaged or was written on a full disk.
+        The old slot of a tile becomes free. A write to the old slot might fail, if it is damaged or was written on a
+        full disk.
         """
         if self._data is None:
             return
@@ -386,7 +423,10 @@ class TileSlots:
         self._free(before[before >= 0])
 
     def delete(self, tiles: Sequence[Index]) -> None:
-        """Free the slots of tiles. A tile without a slot is not an error."""
+        """Free the slots of tiles.
+
+        A tile without a slot is not an error.
+        """
         if self._data is None:
             return
         slots = self._index.find(tiles)
@@ -394,7 +434,7 @@ class TileSlots:
         self._free(slots[there], [tiles[number] for number in there.tolist()])
 
     def _free(self, slots: IntArray, tiles: Sequence[Index] = ()) -> None:
-        """Make slots free, and remove `tiles` from the index.
+        """Free slots, and remove `tiles` from the index.
 
         An interrupt may leave a slot unused, but never two tiles in one slot.
         """
@@ -406,7 +446,10 @@ class TileSlots:
         self._vacant.extend({slot for slot in slots.tolist() if slot < self._end} - set(self._vacant))
 
     def _grow(self, end: int) -> None:
-        """Add slots up to `end`, if necessary. Slots that are not written take no space in the file."""
+        """Add slots up to `end`, if necessary.
+
+        Unwritten slots take no space in the file.
+        """
         if end > len(self._checksums):
             length = max(256, 2 * end)
             self._data.resize(length, axis=0)
@@ -415,7 +458,10 @@ class TileSlots:
             self._checksums = np.concatenate([self._checksums, more])
 
     def _checksum(self, tile: Index, block: Block) -> int:
-        """CRC-32 of a tile, its index and the tensor's incarnation, so that pixels of another tile do not match."""
+        """Return the CRC-32 of a block with its tile index and incarnation.
+
+        So the pixels of another tile do not match.
+        """
         return zlib.crc32(
             np.ascontiguousarray(block).data, zlib.crc32(struct.pack(f"<{len(tile)}q", *tile), self._seed)
         )
@@ -423,7 +469,10 @@ class TileSlots:
     # Reports.
 
     def damages(self, first: int, *, repair: bool) -> list[Damage]:
-        """List the damaged tiles in the batch of slots from `first` on; `repair` frees their slots."""
+        """List the damaged tiles in a batch of slots.
+
+        The batch begins with the slot `first`. If `repair` is True, the slots of damaged tiles are freed.
+        """
         if self._data is None:
             return []
         stop = min(first + self.batch, self._data.shape[0], self._table.shape[0])
@@ -443,31 +492,32 @@ class TileSlots:
         return found
 
     def _checked(self, tile: Index, block: Block | Exception, checksum: int) -> Block | Exception:
-        """Return the block if it has this checksum, else an exception."""
         if isinstance(block, Exception) or checksum == self._checksum(tile, block):
             return block
         return ValueError("its checksum does not match")
 
     def _drop(self, slots: list[int]) -> None:
-        """Free slots, and remove the tiles in them from the index."""
         self._free(np.array(slots, dtype=np.int64), self._index.tiles_in(slots))
 
     def has(self, tiles: Sequence[Index]) -> list[bool]:
-        """For each tile, whether it is complete."""
+        """Return for each tile whether it is complete."""
         found: list[bool] = (self._index.find(tiles) >= 0).tolist()
         return found
 
     def find(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        """Return the complete tiles of the box ``[low, high)``, and the tiles of the box that have a log."""
+        """Find complete tiles and logs in the box ``[low, high)``.
+
+        Return the set of complete tiles, and the set of tiles with a log.
+        """
         logged = {tile for tile in self.log.tiles() if inside(tile, low, high)}
         return self._index.tiles_within(low, high), logged
 
     def slots(self) -> range:
-        """The first slot of each batch."""
+        """Return the first slot of each batch."""
         return range(0, 0 if self._data is None else len(self._checksums), self.batch)
 
     def describe(self) -> tuple[int, int, int]:
-        """The numbers of complete and of partial tiles, and the size of everything stored."""
+        """Return the numbers of complete and partial tiles, and the stored size."""
         stored = self._data.id.get_storage_size() + self._table.id.get_storage_size() + self.log.size()
         return len(self._index), len(self.partial_tiles()), stored
 
@@ -477,7 +527,10 @@ def _place_of(name: str, incarnation: str) -> str:
 
 
 def _uncached(group: Any, name: str) -> Any:
-    """Open a dataset without HDF5's own cache of chunks, because the store has a cache of tiles."""
+    """Open a dataset without HDF5's own cache of chunks.
+
+    The store has a cache of tiles.
+    """
     h5py = import_h5py()
     access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
     access.set_chunk_cache(1, 0, 1.0)

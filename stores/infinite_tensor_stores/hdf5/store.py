@@ -1,4 +1,4 @@
-"""Tiles in one HDF5 file: one HDF5 group per tensor, with one dataset in which each tile has a slot.
+"""Tiles in one HDF5 file: one group per tensor, one slot per tile.
 
 All stores of the process that have the same file open share its slots, under one lock.
 """
@@ -42,9 +42,10 @@ from infinite_tensor_stores.targets import MODES, Mode, absolute, check_mode, lo
 
 
 class HDF5Tensor(TensorHandle):
-    """The tiles of a tensor. A tensor that is cleared and created again is a new incarnation, with its own object.
+    """One incarnation of a tensor in an HDF5 file.
 
-    The lock of the file is held for one batch at a time, so that reads and background writes take turns.
+    A tensor that is cleared and created again gets a new object. The lock of the file is held for one batch at a time,
+    so that reads and background writes take turns.
 
     Parameters
     ----------
@@ -53,7 +54,7 @@ class HDF5Tensor(TensorHandle):
     slots : TileSlots
         The content of the tensor's HDF5 group.
     tensor_id : str
-        Its id.
+        The id of the tensor.
     owner : object
         The store; messages show its str.
     flush_interval : float
@@ -85,14 +86,20 @@ class HDF5Tensor(TensorHandle):
         self._file.flush(older_than=self._flush_interval)
 
     def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
-        """Read the merged logs of partial tiles. Return None for a tile without a log."""
+        """Read the merged logs of partial tiles.
+
+        Return None for a tile without a log.
+        """
         with self._file.opened(self.owner):
             self._check_there()
             parts = self.slots.read_logs(tiles)
         return list(map(self.partial_from, map(self.slots.log.place, tiles), parts))
 
     def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
-        """Add a part to the log of each tile. None deletes the log, for example because the tile is complete."""
+        """Add a part to the log of each tile.
+
+        For None, the log is deleted, for example because the tile is complete.
+        """
         log = self.slots.log
         for tile, part in partials.items():
             if part is None:
@@ -105,29 +112,35 @@ class HDF5Tensor(TensorHandle):
         self._file.flush(older_than=self._flush_interval)
 
     def delete_tiles(self, tiles: Sequence[Index]) -> None:
-        """Delete logs, and free slots."""
+        """Delete the logs of tiles, and free the slots."""
         with self._changing(0):
             self.slots.mark_drop()
             self.slots.log.delete(tiles)
             self.slots.delete(tiles)
 
     def generation(self) -> str:
-        """A text that changes with each `delete_tiles`."""
+        """Return a text changed by each `delete_tiles`."""
         with self._file.opened(self.owner):
             return self.slots.drops
 
     def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
-        """For each tile, whether it has a slot."""
+        """Return for each tile whether it has a slot."""
         with self._file.opened(self.owner):
             return self.slots.has(tiles)
 
     def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        """The tiles of a box that have a slot, and the tiles of the box that have a log."""
+        """Find complete tiles and logs in a box of tiles.
+
+        Return the set of tiles with a slot, and the set of tiles with a log.
+        """
         with self._file.opened(self.owner):
             return self.slots.find(low, high)
 
     def damages(self, *, repair: bool) -> Iterator[Damage]:
-        """The damaged tiles and the damaged parts of logs."""
+        """Check the tiles and the logs, and iterate over the damages.
+
+        If `repair` is True, damaged data is deleted.
+        """
         with self._file.opened(self.owner):
             starts, logged = self.slots.slots(), self.slots.log.tiles()
         batches = [
@@ -147,10 +160,10 @@ class HDF5Tensor(TensorHandle):
 
     @contextmanager
     def _changing(self, nbytes: int | None = None) -> Iterator[None]:
-        """A context that holds the lock of the file. It first allocates disk space for `nbytes` bytes.
+        """Hold the lock of the file, with disk space for `nbytes` bytes.
 
-        None allocates no space, so that logs can be deleted on a full disk. Raises StoreError if the tensor is gone,
-        and OSError if the disk is full.
+        For None, no space is allocated, so that logs can be deleted on a full disk. Raise StoreError if the tensor is
+        gone, and OSError if the disk is full.
         """
         self._file.check_process(self.owner)
         with self._file.opened(self.owner) as h5:
@@ -160,7 +173,10 @@ class HDF5Tensor(TensorHandle):
             yield
 
     def _check_there(self) -> None:
-        """Raise StoreError if another store has cleared the tensor, or the file has vanished. Needs the file's lock."""
+        """Check that the tensor still exists.
+
+        The caller holds the lock of the file.
+        """
         if self.released:
             # This store itself has cleared the tensor, or was closed.
             return
@@ -257,7 +273,10 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         self._file = open_file(self._path, self.mode, self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by reference: the path and the options. Another process can open the file once this one closes it."""
+        """Pickle the path and the options.
+
+        Another process can open the file once this process has closed it.
+        """
         own: dict[str, Any] = {name: self._filters.get(name) for name in ("compression", "compression_opts")}
         mode: Mode = "r" if self.read_only else "r+"
         return partial(type(self), mode=mode, **own, **self._options()), (self.filepath,)

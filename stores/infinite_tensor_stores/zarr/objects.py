@@ -197,7 +197,9 @@ class Objects:
         return [key for key in keys if root is None or _is_free(root, key)]
 
     def alone_in(self, folder: str) -> AbstractContextManager[None]:
-        """Lock a folder against other processes, for the duration of a context.
+        """Lock a folder against other threads and processes, for a context.
+
+        Uses `disks.alone_in` on a local disk. Does nothing on remote storage.
 
         Uses `disks.alone_in` on a local disk. Does nothing on remote storage.
 
