@@ -33,7 +33,7 @@ def sync(call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.k
     """
     loop = _own.running()
     if _is_here(loop):
-        raise RuntimeError("sync was called on the thread of the event loop, where it would wait for itself")
+        raise RuntimeError("sync was called on the thread of the event loop, and would wait for itself")
     tasks: list[asyncio.Task[T]] = []
     done = threading.Lock()
     done.acquire()
@@ -132,7 +132,7 @@ class _Own:
                         _thread.start_new_thread(loop.run_forever, ())
                     except RuntimeError as error:
                         raise RuntimeError(
-                            "no thread can be started while the interpreter exits; open the store before that"
+                            "no thread can be started while the interpreter exits; open the store earlier"
                         ) from error
                     self.loop = loop
         return self.loop

@@ -19,10 +19,10 @@ from infinite_tensor_stores.targets import Mode, absolute, is_local, local_path,
 from infinite_tensor_stores.zarr.store import ZarrTileStore
 
 _opening = Lock()
-"""Held while a shared store is opened: threads that open the same place at once get the same store."""
+"""Held while a shared store is opened, so that threads opening the same path at once get the same store."""
 
 _shared: WeakValueDictionary[str, HDF5TileStore | ZarrTileStore] = WeakValueDictionary()
-"""The stores that `shared_store` has opened, by their places."""
+"""The stores opened by `shared_store`, by path or URL."""
 
 _ENDINGS_OF_FILES = (".npy", ".png", ".tif", ".tiff")
 """The endings of the files that `export` writes."""
@@ -45,7 +45,7 @@ def open_store(
     Raises
     ------
     ValidationError
-        If `target` is none of these.
+        If `target` is neither a path, a URL nor a zarr Store.
     """
     if not isinstance(target, str | os.PathLike | Store):
         raise ValidationError(f"target must be a path, an fsspec URL or a zarr Store, got {quoted(target)}")

@@ -17,7 +17,7 @@ from infinite_tensor_stores.files import bounded
 
 _HIDDEN = "***"
 _HARMLESS = "addressing_style endpoint_url host mode port profile project region_name signature_version"
-"""Options that only say where a storage is and how to access it; any other text may be a credential."""
+"""Options without credentials. The text of any other option may be a credential."""
 _SHORT = 6
 
 # A password may contain an unquoted slash; what follows a host with a port is not a password.
@@ -220,7 +220,6 @@ def _in_options(value: object, name: str = "") -> Iterator[str]:
 
 
 def _forms(text: str) -> set[str]:
-    """Return the forms of a credential in URLs and messages."""
     return {text, unquote(text), quote(text), quote(text, safe=""), repr(text)[1:-1]}
 
 

@@ -45,7 +45,7 @@ _CODES_THAT_PASS = {"ConditionalRequestConflict", "OperationAborted", "RequestTi
 _BROKEN = (*S3_RETRYABLE_ERRORS, boto.ConnectionError, boto.IncompleteReadError)
 
 _owners: dict[Any, int] = {}
-"""The process of each open client. This keeps clients alive: a client that is deleted while it is open warns."""
+"""The process of each open client. References keep clients alive, because deleting an open client warns."""
 
 
 class S3Store(RemoteStore):

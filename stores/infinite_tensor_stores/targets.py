@@ -83,7 +83,7 @@ def check_format(version: object, owner: object, advice: str = "") -> None:
     """
     number = as_index(version)
     if number is None or number < 1:
-        raise StoreError(f"{owner} has format {version!r:.200}, which does not exist; it may be damaged. {advice}")
+        raise StoreError(f"{owner} has format {version!r:.200}, but no such format exists; it may be damaged. {advice}")
     if number > FORMAT:
         raise StoreError(
             f"{owner} has format {number}, this version reads up to {FORMAT}; open it with a later version of this "
@@ -97,7 +97,7 @@ def local_path(target: str) -> Path:
     Raises
     ------
     ValidationError
-        If `target` is another URL, a URL without a slash removed by pathlib, or in the home folder of an unknown user.
+        If `target` is another URL, a URL shortened by pathlib, or a path in the home folder of an unknown user.
     """
     scheme, is_url, rest = target.partition("://")
     if is_url:

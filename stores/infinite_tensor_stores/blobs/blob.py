@@ -399,11 +399,11 @@ class TensorBlob(Dataset[torch.Tensor]):
             self._rows.refresh()
         if header.changing:
             raise StoreError(
-                f"rows of {self!r} are being overwritten, or a writer was killed while it did that: flush the writer, "
+                f"rows of {self!r} are being overwritten, or a writer was killed while overwriting: flush the writer, "
                 "or open and close the blob with mode 'a'"
             )
         if not header.rows:
-            raise ValidationError(f"{self!r} holds no rows yet, but a tensor needs at least one row")
+            raise ValidationError(f"{self!r} has no rows yet, but a tensor needs at least one row")
         count = min(self._rows.length, header.rows) if wanted is None else wanted
         if not 1 <= count <= header.rows:
             raise ValidationError(f"rows must be from 1 to {header.rows}, got {count}")
@@ -449,7 +449,6 @@ class TensorBlob(Dataset[torch.Tensor]):
 
     @property
     def _start(self) -> int:
-        """Number of the next row to write."""
         length = self._rows.length
         return length if self._mode[0] == "a" else min(self._rows.cursor, length)
 
@@ -572,7 +571,7 @@ class TensorBlob(Dataset[torch.Tensor]):
             raise BlobModeError(f"{self!r} cannot be {what}; open it with mode 'r+', 'a' or 'w'")
         if self._rows.forked:
             raise BlobModeError(
-                f"{self!r} cannot be {what} in a forked process: only the process that opened it can write"
+                f"{self!r} cannot be {what} in a forked process; write in the process with the original blob"
             )
         if not self._rows.writes:
             raise BlobModeError(f"{self!r} cannot be {what}: close() was interrupted; close it, and open it again")
@@ -648,7 +647,7 @@ class _Snapshot(RegionWriter):
         if header.version != self._version or header.rows < self._count:
             raise StoreError(
                 f"{self._rows.location!r} has been overwritten or truncated since a tensor was made of its first "
-                f"{self._count} rows; make a new tensor, and new ids for the tensors that are computed from the new one"
+                f"{self._count} rows; make a new tensor, and give new ids to tensors computed from the new one"
             )
 
 

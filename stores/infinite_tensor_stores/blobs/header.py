@@ -55,7 +55,7 @@ def explained() -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"its zarr.json is damaged, or not that of a TensorBlob ({error})") from error
+        raise StoreError(f"its zarr.json is damaged, or not from a TensorBlob ({error})") from error
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Header:
     codecs : sequence of dict
         How blocks are encoded, as in ``zarr.json``.
     incarnation : str
-        A random text; a blob that is created later in the same place has another one.
+        A random text, different for a blob created later at the same location.
     rows : int
         Number of rows.
     edits : int
@@ -109,7 +109,7 @@ class Header:
         attributes = dict(found.get("attributes") or {})
         ours = attributes.pop(BLOB, None)
         if not isinstance(ours, dict):
-            raise ValueError("it is not of a TensorBlob")  # noqa: TRY004  (not a type error of the caller)
+            raise ValueError("it is not from a TensorBlob")  # noqa: TRY004  (not a type error of the caller)
         if sealed({key: value for key, value in ours.items() if key != "digest"}) != ours:
             raise ValueError("its content does not match its digest")
         if ours["format"] > FORMAT:

@@ -182,7 +182,7 @@ def _of_entries(index: Sequence[Any]) -> np.ndarray[Any, Any]:
     numbers = [as_index(entry) for entry in index]
     for entry, number in zip(index, numbers, strict=True):
         if number is None:
-            raise TypeError(f"{_SUPPORTED}; got a {type(index).__name__} that holds {entry!r:.200}")
+            raise TypeError(f"{_SUPPORTED}; got a {type(index).__name__} with {entry!r:.200}")
     return np.array(numbers, dtype=np.int64)
 
 

@@ -79,7 +79,7 @@ class Location(Objects):
     Attributes
     ----------
     address : tuple
-        The arguments with which `location_of` opens the same place again.
+        The arguments for `location_of` to open the same location again.
     """
 
     is_local = False
@@ -94,7 +94,7 @@ class Location(Objects):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if is_in_memory(self.store):
-            raise pickle.PicklingError(f"{self!r} is in the memory of this process, where no other process can read it")
+            raise pickle.PicklingError(f"{self!r} is in the memory of this process, and no other process can read it")
         return location_of, self.address
 
     @property
@@ -249,7 +249,7 @@ class Folder(Location):
     def claim(self) -> Right:
         """Get a file lock, or a lease if the file system has no locks."""
         if self.store.read_only:
-            raise StoreError("the zarr Store that was given is read-only")
+            raise StoreError("the given zarr Store is read-only")
         try:
             return FileLock(self.path)
         except NoLocksError:

@@ -83,7 +83,7 @@ def _row_shape(shape: object) -> tuple[int, ...]:
         raise ValidationError(f"shape must be an int or a tuple of ints, got {shape!r}")
     found = tuple(number for extent in extents if (number := as_index(extent)) is not None and 1 <= number <= LARGEST)
     if len(found) < len(extents):
-        raise ValidationError(f"shape must hold positive ints, got {shape!r}")
+        raise ValidationError(f"shape must contain positive ints, got {shape!r}")
     return found
 
 
@@ -142,7 +142,7 @@ def _found_again(location: Location, wanted: Wanted) -> Header:
         If something at the location does not belong to a blob. Also if there are blocks, but all of them are damaged
         or differ from `wanted`.
     """
-    _document(location, "is there too; choose another place")
+    _document(location, "is there too; choose another location")
     numbers = [int(found[1]) for name in location.names() if (found := _BLOCK.fullmatch(name))]
     header = wanted.header(None, is_local=location.is_local)
     blocks = blocks_of(location, header)
@@ -179,7 +179,7 @@ def created(location: Location, most_blocks: int | None, wanted: Wanted) -> Rows
     """Create or replace a blob, and open its rows for writing."""
     wait_for_dropped()
     with location.reporting("cannot be created"):
-        document = _document(location, "is there already; choose an empty place")
+        document = _document(location, "is there already; choose an empty location")
     old = None
     with suppress(StoreError):
         old = None if document is None else Header.from_bytes(document.content)
@@ -224,7 +224,7 @@ def _document(location: Location, what: str) -> Document | None:
     if nothing and (stranger := location.stranger()) is not None:
         raise StoreError(f"{stranger!r} {what}")
     if document is not None and not nothing and BLOB.encode() not in document.content:
-        raise StoreError("something else is there, and it is not a TensorBlob; choose another place")
+        raise StoreError("something else is there, and it is not a TensorBlob; choose another location")
     return document
 
 

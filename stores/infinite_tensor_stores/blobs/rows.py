@@ -117,8 +117,8 @@ class Rows:
         # Ask the lock itself: no flag of our own would be right after every interrupt. RLock only has a private method.
         if self.lock._is_owned() or self.extending._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
             raise StoreError(
-                f"{self.location!r} cannot be used here: this thread is in the middle of another call, which a signal "
-                "handler has interrupted. Set a flag in the handler, and act on it after that call"
+                f"{self.location!r} cannot be used here: this thread is in the middle of another call. In a signal "
+                "handler, set a flag, and act on the flag after that call"
             )
 
     def __repr__(self) -> str:
@@ -256,8 +256,8 @@ class Rows:
         first = error.number * self._size
         last = min(first + self._size, self.length) - 1
         return StoreError(
-            f"block {self.header.key(error.number)}, which holds rows {first} to {last}, is damaged: {error}. "
-            f"Put a copy of it back, or truncate({first}) the blob; other rows can be read"
+            f"block {self.header.key(error.number)} (rows {first} to {last}) is damaged: {error}. Put an intact copy "
+            f"of the block back, or truncate({first}) the blob; all other rows can be read"
         )
 
     def _check_there(self, number: int, cause: Exception | None = None) -> None:

@@ -220,7 +220,6 @@ class Lease:
         return time.monotonic() - self._renewed < _CERTAIN
 
     def _put(self) -> float:
-        """Store the lease, and return the start of its validity."""
         begun = time.monotonic()
         lease = {"holder": _this_process(), "renewed": time.time()}
         self._objects.put({self._key: json.dumps(lease).encode()})

@@ -126,7 +126,7 @@ class SharedFile:
         """Raise StoreError in a forked child, because only its parent may write."""
         if self.process != os.getpid():
             raise StoreError(
-                f"{owner} was opened before this process was forked: two processes that write would damage the file"
+                f"{owner} was opened before this process was forked: two writing processes would damage the file"
             )
 
     def group(self, name: str, definition: Mapping[str, Any]) -> TileSlots:
@@ -364,11 +364,11 @@ def _opening(path: Path, owner: object) -> Iterator[None]:
     except BlockingIOError as error:
         raise StoreError(
             f"{owner} is open in another process; HDF5 allows one at a time ({error}). Close it there, or use a "
-            "ZarrTileStore, which any number of processes may share"
+            "ZarrTileStore, for any number of processes"
         ) from error
     except Exception as error:  # (h5py raises any exception on a damaged file)
         if _is_other_file(path):
-            raise StoreError(f"{owner}: there is a file that is not an HDF5 file; choose another path") from error
+            raise StoreError(f"{owner}: the file is not an HDF5 file; choose another path") from error
         raise StoreError(f"{owner} cannot be opened: {type(error).__name__}: {error}") from error
 
 
@@ -380,10 +380,6 @@ def _is_other_file(path: Path) -> bool:
 
 
 def _shared(path: Path, mode: str, owner: object) -> SharedFile | None:
-    """Return a file already open in this process, or None.
-
-    Raise StoreError if the open file cannot be used in `mode`.
-    """
     shared = _known.get(_identity(path.stat())) if path.exists() else None
     if shared is None or not shared.h5:
         return None
@@ -401,7 +397,7 @@ def _look(path: Path, owner: object, mode: str) -> bool:
     """
     if not path.is_file():
         # Opening a pipe would wait for a writer.
-        raise StoreError(f"{owner}: there is something that is not a regular file; choose another path")
+        raise StoreError(f"{owner}: the path is not a regular file; choose another path")
     with opened(path, "r") as h5:
         if MARK in h5.attrs:
             restored = f"h5py.File(path, 'r+').attrs[{MARK!r}] = {FORMAT} restores it"
@@ -409,8 +405,8 @@ def _look(path: Path, owner: object, mode: str) -> bool:
             return True
         if is_of_version_0(h5):
             raise StoreError(
-                f"{owner}: the file was written by a version 0.x of this library (it has a group /tensors), which "
-                "this version does not open; examples/take_over_04.py imports a tensor that version 0.4 has stored. "
+                f"{owner}: the file was written by version 0.x of this library (it has a group /tensors), and this "
+                "version cannot open it; examples/take_over_04.py imports a tensor from version 0.4. "
                 "Choose another path"
             )
         check_found(mode, owner, "an HDF5 file", is_store=False, place=_PLACE)

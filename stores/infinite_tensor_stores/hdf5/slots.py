@@ -329,6 +329,8 @@ class TileSlots:
     def close(self) -> None:
         """Close the datasets of a tensor being cleared.
 
+        HDF5 frees their space only then.
+
         Only then, HDF5 frees their space.
         """
         self._data = self._table = None

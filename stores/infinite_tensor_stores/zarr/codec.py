@@ -172,10 +172,6 @@ def _compressor(codec: Mapping[str, Any]) -> Any:
 
 
 def _size_in(compressor: Any, data: Bytes) -> int | None:
-    """Return the decompressed size stated in `data`, or None.
-
-    Raise ValueError if `data` is truncated.
-    """
     header = bytes(data[:_LONGEST_HEADER])
     if isinstance(compressor, Zstd):
         return content_size(header)

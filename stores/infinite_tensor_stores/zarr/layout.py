@@ -19,7 +19,7 @@ from infinite_tensor_stores.files import parsed
 
 ATTRIBUTE = "infinite_tensor"
 BLOB = "infinite_tensor_blob"
-"""The attribute of an array that makes it a TensorBlob."""
+"""The attribute that marks an array as a TensorBlob."""
 DOCUMENT = "zarr.json"
 OME = "ome"
 """The attribute of a group for programs that read OME-Zarr."""

@@ -37,7 +37,7 @@ DEFAULT_CONCURRENCY = 32
 """By default, how many requests of one call are in progress at a time."""
 
 _FEWEST_FAILURES = 8
-"""After this many failures in a row, or one per concurrent request if that is more, all other requests would fail."""
+"""After this many failures in a row (at least one per concurrent request), no more requests are made."""
 _RETRIES = 2
 
 _PAGE = 1000
@@ -361,8 +361,6 @@ class _OutOfOrderError(Exception):
 
 
 class _Failures:
-    """The errors of several calls."""
-
     def __init__(self, most: int = _FEWEST_FAILURES) -> None:
         self._most = most
         self._errors: list[Exception] = []

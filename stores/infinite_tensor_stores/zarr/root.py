@@ -158,10 +158,6 @@ class Root:
         )
 
     def _open_of_others(self, mode: str) -> None:
-        """Open a Store of an unknown class.
-
-        Raise StoreError if the mode allows writing, but the Store does not.
-        """
         # Zarr does this with a Store that it is given, unless it has been opened.
         sync(StorePath.open, self._objects.store, "")
         if mode == "r":
@@ -170,7 +166,7 @@ class Root:
         if not self._objects.store.supports_deletes:
             raise StoreError(
                 f"{self._owner}: {kind} cannot delete, but parts of a tile must be deleted when the tile is complete; "
-                "write to a folder, pack its content, and open that with mode='r'"
+                "write to a folder, pack the folder, and open the packed store with mode='r'"
             )
         try:
             self._objects.exist([_LOG])
@@ -189,7 +185,7 @@ class Root:
         """
         if strangers := self._strangers():
             raise StoreError(
-                f"{self._owner}: there is no store, but something that is not of this library: "
+                f"{self._owner}: there is no store, but data that is not of this library: "
                 f"{', '.join(map(repr, strangers))}; choose an empty folder"
             )
         if self._objects.root is None:
@@ -200,7 +196,7 @@ class Root:
             if (inner == folder or _is_name_of_ours(inner.name)) and _is_store(inner.parent):
                 raise StoreError(
                     f"{self._owner}: there is no store, and the folder is inside the store {str(inner.parent)!r}; open "
-                    "that store instead, or choose a folder outside of it"
+                    "this store instead, or choose a folder outside of it"
                 )
 
     def _check_writable(self) -> None:
@@ -225,11 +221,11 @@ class Root:
             member = None if ours is None else member_in(ours)
             if member is not None and not self._named_as_ours():
                 raise StoreError(
-                    f"{self._owner}: this is the folder of {member}, not a store; open the store, which is the folder "
+                    f"{self._owner}: this is the folder of {member}, not a store; open the store in the folder "
                     f"above, and open {member} by its id there"
                 )
             if member is not None:
-                raise ValueError(f"it is that of {member}")
+                raise ValueError(f"it defines {member}")
             if ours is not None and (not isinstance(ours.get("format"), int) or ours["format"] < 1):
                 raise ValueError(f"its format is {ours.get('format')!r}")
         except ValueError as error:
@@ -237,7 +233,7 @@ class Root:
             if isinstance(document, Unreadable):
                 advice = "Move it away"
             elif theirs:
-                strangers = f"there is something that is not of this library, such as {theirs[0]!r}"
+                strangers = f"there is data that is not of this library, such as {theirs[0]!r}"
                 advice = f"Put an intact copy back; {strangers}"
             else:
                 advice = "It contains only the version of the store: delete it, and open the store with mode 'a'"
@@ -245,8 +241,6 @@ class Root:
         return ours
 
     def _strangers(self) -> list[str]:
-        """List keys of other programs at the root, at most `_MOST_TOLD`."""
-
         async def find() -> list[str]:
             strangers: list[str] = []
             for name in await self._names(""):
@@ -299,8 +293,8 @@ class Root:
         for folder in folders:
             if folder.stranger is not None and folder.marked:
                 raise StoreError(
-                    f"{self._owner}: {folder.stranger!r} is not of this library, but is in {folder.name!r}, which "
-                    "mode 'w' would delete; move it away"
+                    f"{self._owner}: {folder.stranger!r} is not of this library, but is in {folder.name!r}, and "
+                    "mode 'w' would delete this folder; move the data away"
                 )
         ours = [folder.name for folder in folders if folder.stranger is None]
         # Groups first: otherwise a kill could leave a group that names deleted tensors.

@@ -371,7 +371,7 @@ class ZarrTensor(TensorHandle):
             if document is None:
                 raise ValueError("it is missing")
             if (attributes_in(document, "array") or {}).get("origin") != list(self.place.origin):
-                raise ValueError("its origin is not that of the definition")
+                raise ValueError("its origin differs from the definition")
             found, wanted = normal_form(parsed(document)), normal_form(array_document(self.place.definition))
             differing = [
                 field for field, value in wanted.items() if field != "attributes" and found.get(field) != value
@@ -397,7 +397,6 @@ class ZarrTensor(TensorHandle):
     def _damages_of_parts(
         self, keys: Sequence[str], numbers: dict[Index, set[int]], *, repair: bool
     ) -> Iterator[Damage]:
-        """Check log parts, and add the number of each existing part to `numbers`."""
         parts = [(key, *part) for key in keys if (part := self.place.tile_of_part(key)) is not None]
         mended = {}
         stored = self._objects.get([key for key, *_ in parts], self.place.largest_part)

@@ -83,7 +83,7 @@ def test_rows_that_wait_are_flushed_before_they_are_a_tensor(folder: Place) -> N
 
 def test_an_empty_blob_is_no_tensor(folder: Place) -> None:
     made(folder, 0)
-    with pytest.raises(ValidationError, match="holds no rows yet, but a tensor needs at least one row"):
+    with pytest.raises(ValidationError, match="has no rows yet, but a tensor needs at least one row"):
         folder.open().as_tensor()
 
 

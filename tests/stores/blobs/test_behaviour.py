@@ -116,7 +116,7 @@ def test_a_blob_that_is_there_is_compared_with_what_is_expected(filled: Place) -
 
 def test_w_leaves_alone_what_is_not_a_blob(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
-    with pytest.raises(StoreError, match=r"'letter.txt' is there already; choose an empty place"):
+    with pytest.raises(StoreError, match=r"'letter.txt' is there already; choose an empty location"):
         TensorBlob.open(tmp_path, "w", dtype="int8", shape=1)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 

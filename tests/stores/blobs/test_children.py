@@ -46,7 +46,7 @@ def test_a_forked_child_reads_what_waits_and_does_not_write(filled: Place) -> No
         assert not blob.writable()
         assert torch.equal(blob[:2], numbered(2, 40))
         for attempt in (blob.flush, lambda: blob.write(numbered(1))):
-            with pytest.raises(BlobModeError, match="in a forked process: only the process that opened it can write"):
+            with pytest.raises(BlobModeError, match="in a forked process; write in the process with the original blob"):
                 attempt()
         blob.close()
 

@@ -56,7 +56,7 @@ def test_rows_behind_the_last_intact_block_do_not_count_and_those_of_damaged_one
         os.truncate(Path(emptied.target, f"c.{number}.0.0"), 3)
     with pytest.warns(DamagedDataWarning, match="8 rows were found"), emptied.open("r+", **KIND) as blob:
         assert torch.equal(blob[4:], numbered(4, 4))
-        with pytest.raises(StoreError, match=r"block c\.0\.0\.0, which holds rows 0 to 3, is damaged"):
+        with pytest.raises(StoreError, match=r"block c\.0\.0\.0 \(rows 0 to 3\) is damaged"):
             blob[0]
 
 

@@ -21,8 +21,8 @@ from tests.support.stores import sample
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is told by Linux")
 
 PUT = IRREGULAR | {"a folder": Path.mkdir}
-BLOCK = r"block c\.1\.0\.0, which holds rows 4 to 7, is damaged"
-DOCUMENT = r"its zarr\.json is damaged, or not that of a TensorBlob"
+BLOCK = r"block c\.1\.0\.0 \(rows 4 to 7\) is damaged"
+DOCUMENT = r"its zarr\.json is damaged, or not from a TensorBlob"
 WHY = rf"({REASON}|it has 68719476736 bytes, not 100|it is a folder, not a regular file)"
 NOT_WAITED_FOR = ["a FIFO", "a link to a FIFO", "a link to /dev/zero", "a link to itself", "a socket"]
 

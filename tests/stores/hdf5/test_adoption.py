@@ -154,7 +154,7 @@ def test_a_file_of_versions_0_is_refused_by_name_and_left_alone(
 ) -> None:
     write_as_version_0(path, **tensors)
     before = path.read_bytes()
-    with pytest.raises(StoreError, match=r"written by a version 0\.x of this library"):
+    with pytest.raises(StoreError, match=r"written by version 0\.x of this library"):
         HDF5TileStore(path, mode)
     assert path.read_bytes() == before
 
@@ -204,7 +204,7 @@ def test_what_lies_before_the_file_stays(path: Path) -> None:
 @pytest.mark.parametrize("mode", MODES[:4])
 def test_a_file_that_is_not_hdf5_is_refused_and_left_alone(mode: Any, path: Path) -> None:
     path.write_text("years of work")
-    with pytest.raises(StoreError, match="there is a file that is not an HDF5 file; choose another path"):
+    with pytest.raises(StoreError, match="the file is not an HDF5 file; choose another path"):
         HDF5TileStore(path, mode)
     assert path.read_text() == "years of work"
 
@@ -213,7 +213,7 @@ def test_a_file_that_is_not_hdf5_is_refused_and_left_alone(mode: Any, path: Path
 @pytest.mark.parametrize("make", [Path.mkdir, pytest.param(os.mkfifo, id="fifo")])
 def test_what_is_no_file_is_refused_at_once(make: Callable[[Path], None], mode: Any, path: Path) -> None:
     make(path)
-    with pytest.raises(StoreError, match="there is something that is not a regular file; choose another path"):
+    with pytest.raises(StoreError, match="the path is not a regular file; choose another path"):
         HDF5TileStore(path, mode)
 
 

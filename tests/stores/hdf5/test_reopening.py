@@ -75,7 +75,7 @@ def test_a_file_of_somebody_elses_that_has_taken_its_place_is_left_alone(mode: A
 def test_a_file_that_is_not_hdf5_any_more_is_left_alone(content: bytes, mode: Any, path: Path) -> None:
     store = closed(path, mode)
     path.write_bytes(content)
-    with pytest.raises(StoreError, match="there is a file that is not an HDF5 file"), store:
+    with pytest.raises(StoreError, match="the file is not an HDF5 file"), store:
         pass
     assert path.read_bytes() == content
 

@@ -133,7 +133,7 @@ def test_a_damaged_block_on_s3_is_named(server: S3Server, url: str, bucket: S3Fi
         bucket.pipe_file(path, bytes(data))
     reader = TensorBlob.open(url, storage_options=server.options())
     assert torch.equal(reader[:4], rows(0, 4))
-    with pytest.raises(StoreError, match=r"block c\.1\.0, which holds rows 4 to 7, is damaged"):
+    with pytest.raises(StoreError, match=r"block c\.1\.0 \(rows 4 to 7\) is damaged"):
         _ = reader[5]
 
 
