@@ -32,9 +32,9 @@ T = TypeVar("T")
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 _BLOCK_BYTES = 16 * 2**20
-"""The size of the blocks into which larger reads are split, so that upstream windows are released early."""
+"""Larger reads are split into blocks of this size, to release upstream windows early."""
 _MOST_WAITING = 1024
-"""The greatest number of regions of a stream that may wait for a full batch."""
+"""The most regions of a stream to hold back for a full batch."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class _Part:
         size = self.blocks.pixels * self.node.spec.dtype.itemsize
         if True not in self.blocks.far:
             return size
-        # Wanted pixels that lie far apart share no tile of this tensor or of upstream tensors.
+        # Distant pixels share no tile of this tensor or of upstream tensors.
         return max(size, len(self.blocks) * max([_largest_unit(node) for node in chain_of([self.node])]))
 
     @cached_property
@@ -126,9 +126,9 @@ def windows_to_compute(node: Node, selection: Selection) -> int:
 
 
 _Selected: TypeAlias = list[tuple[Selection, torch.Tensor]]
-"""Selections of one tensor, each with the result tensor for its wanted pixels."""
+"""Selections of a tensor, each with a result tensor for the wanted pixels."""
 _Request: TypeAlias = tuple[Node, TensorSpec, _Selected]
-"""A tensor, its spec at the time when the results were allocated, and its selections that must be read."""
+"""A tensor, the spec used to allocate the results, and the selections to read."""
 
 
 def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[list[_Selected], list[_Request]]:
@@ -307,7 +307,7 @@ class _Stream:
             self._loop.add([Blocks.of(selection, self._node.spec.grid.window).bounds()])
             self._waiting.append(selection)
             self._waiting_bytes += self._bytes_of(selection)
-            # One window that waits for a full batch must not delay many later regions that are already stored.
+            # A window waiting for a full batch must not delay many later, already stored regions.
             crowded = len(self._waiting) >= _MOST_WAITING or self._waiting_bytes >= _BLOCK_BYTES
             return self._computed(self._loop, to_the_end=crowded)
 
@@ -316,7 +316,7 @@ class _Stream:
             return [] if self._loop is None else self._computed(self._loop, to_the_end=True)
 
     def close(self) -> None:
-        # The garbage collector may close an abandoned stream at any moment. Its memory is then freed with it.
+        # The garbage collector may call this at any moment. If the store refuses, memory is freed with the stream.
         with contextlib.suppress(StoreError), store_call(self._node.contents):
             self._views.close()
 
@@ -324,7 +324,7 @@ class _Stream:
         try:
             ready = loop.compute(to_the_end=to_the_end)
         finally:
-            # Between batches, nothing of the upstream tensors is kept.
+            # Between batches, no upstream windows are kept.
             self._views.close(1)
         results = []
         access = self._views.of(self._node)

@@ -324,7 +324,7 @@ class Deposits:
         self._flush_requests = -1
         self._specs = [result.node.spec.gathered for result in workload.results]
         self._largest = max([math.prod(spec.grid.window.size) * spec.dtype.itemsize for spec in self._specs])
-        # If a window is so large that a block would contain only one, copying it takes as long as blending it.
+        # For a block of a single window, copying would take as long as blending.
         keeps = any(result.access.keeps_outputs for result in workload.results)
         self._straight = not keeps and 2 * self._largest > _BLOCK_BYTES
         self._first: Array = ()
@@ -332,7 +332,7 @@ class Deposits:
         self._begin = self._end = self._length = 0
         self._positions: list[int] = []
         self._sent = self._logged = time.monotonic()
-        # Reentrant, because `notice` may call a user's function, which may read.
+        # Reentrant, because `notice` may call a user's function, and the function may read.
         self._lock = threading.RLock()
         self._error: Exception | None = None
 
@@ -351,13 +351,13 @@ class Deposits:
                 self.send()
                 self._allocate()
             end = 0
-        # This runs for each window, and in most cases there is only one tensor.
+        # Fast for a single tensor, because this runs for each window.
         self._first[end] = window
         if others:
             for block, other in zip(self._others, others, strict=True):
                 block[end] = other
         self._positions.append(position)
-        # From now on, other threads may send this window.
+        # From here on, other threads may send the window.
         self._end = end + 1
 
     def _allocate(self) -> None:
@@ -410,7 +410,7 @@ class Deposits:
                 if notice is not None:
                     notice(result.node, count)
         finally:
-            # Even if storing them failed, this thread no longer computes them.
+            # Storing may have failed, but the thread has finished computing.
             CLAIMS.end(self._worker, positions)
         # Last, because a handler may raise.
         if LOG.isEnabledFor(logging.DEBUG):

@@ -350,7 +350,7 @@ def _upstream_first(roots: Iterable[Node], chosen: Mapping[Node, Node]) -> dict[
     """
     finished: dict[Computation, list[Node]] = {}
     entered: set[Node] = set()
-    # For each computation that is entered but not finished: its tensors, and its inputs that are not entered yet.
+    # For each computation in progress: the tensors, and an iterator over the remaining inputs.
     stack: list[tuple[list[Node], Iterator[Node]]] = [([], iter(roots))]
     while stack:
         nodes, rest = stack[-1]

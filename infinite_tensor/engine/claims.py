@@ -30,7 +30,7 @@ from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import show_interrupt
 
 _SOON_SECONDS = 0.05
-"""After this many seconds without a change, a waiting thread makes other threads store what they have computed."""
+"""The time without a change before a waiting thread makes busy threads store finished windows."""
 
 
 class Work:
@@ -94,7 +94,7 @@ class Work:
             turn = slice(self._had, self._had + size)
             positions = self.left[turn]
             if self.is_shared:
-                # From now on, the read keeps these windows in memory if other reads store them.
+                # `absent` also keeps windows in memory if other reads have stored them.
                 absent = self.workload.absent(positions)
                 held = [] if self._singly else [each for each in positions if self.holder(each)]
                 self.met += held
@@ -158,10 +158,10 @@ class Worker:
 
 
 _calling: ContextVar[tuple[weakref.ref[Worker], ...]] = ContextVar("calling", default=())
-"""The workers whose ``f`` is running around this code, the outermost first. There are several if reads are nested.
+"""The workers running an ``f`` around the current code, from the outermost inward.
 
-Weak references, so that a copy of the context keeps no store alive. Reads on threads that an ``f`` starts are not
-recognized as nested.
+The references are weak, because a copy of the context must keep no store alive. On a thread started by an ``f``,
+reads are not recognized as nested.
 """
 
 
@@ -180,7 +180,7 @@ def is_nested() -> bool:
 
 
 _Wait: TypeAlias = tuple[frozenset[int], Work]
-"""The ids of a waiting thread and of the threads whose ``f`` called it, and the work with the awaited windows."""
+"""The ids of a waiting thread and all calling threads, with the work for the awaited windows."""
 
 
 class Claims:
@@ -191,7 +191,7 @@ class Claims:
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
-        # In a forked child, no read runs, except for the one (if any) during which the process was forked.
+        # In a forked child, no read is running, or only the read around the fork.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._works: dict[Computation, list[Work]] = {}
@@ -210,13 +210,13 @@ class Claims:
         """
         for caller in _callers():
             if caller.thread == threading.get_ident():
-                # The f that runs on this thread may read windows that the thread has computed but not stored yet.
+                # The running f may read windows computed, but not yet stored, by its own thread.
                 caller.send()
         stages: dict[int, list[Work]] = {}
         with self._lock:
             works = [Work(workload, reader, running) for workload in plan]
             if self._deposits - reader.own_deposits != reader.deposits_before:
-                # Other reads may have stored windows that were missing when this read was planned.
+                # Other reads may have stored missing windows since the plan was made.
                 for work in works:
                     work.take(work.workload.absent(work.left))
             for work in works:
@@ -288,7 +288,6 @@ class Claims:
             self._tell()
 
     def _tell(self) -> None:
-        # Usually no thread waits, and then there is nothing to do.
         if self._waits:
             self._changed.notify_all()
 
@@ -320,8 +319,8 @@ class Claims:
                 is_told = not held or self._wait(here, work)
             show_interrupt()
             if not is_told:
-                # One of these threads may have computed an awaited window and not stored it, and may now be in an `f`
-                # that waits for this thread in a way that `_waits_for` does not see.
+                # A holder may be in an `f` waiting for the current thread, with an awaited window not stored yet.
+                # `_waits_for` does not detect all such waits, so every holder must store finished windows.
                 for holder in set(held.values()):
                     holder.send()
         return False

@@ -18,7 +18,7 @@ from infinite_tensor.geometry.window import starts_of
 _Boxes: TypeAlias = tuple[IntArray, IntArray]
 
 _NOWHERE = 2**62
-"""The start in bounds that stand for no region. The stop in these bounds is its negative."""
+"""The start of bounds without a region. The stop is ``-_NOWHERE``."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Lifetimes:
             read = [node for node in nodes if node in self._reach]
             numbers, low, high, whole = self._windows(computation, read)
             for node in computation.nodes:
-                # Nothing reads this output of f. But its windows are stored with the others, and must be released.
+                # An output without readers is stored with the others, and must be released too.
                 if node not in self._reach:
                     own = ArgReads(node.spec.grid.window, node.spec.shape, None)
                     self._reads(node, own, numbers, low, high, computation.depth)

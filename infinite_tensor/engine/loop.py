@@ -56,7 +56,7 @@ class Loop:
         self._views = views
         self._release = release
         self._queues = [_Queue(node, views) for node in nodes]
-        # For each step that may not be read yet: how many windows of each tensor must be computed first, in total.
+        # For each unread step: the total number of windows to compute first, per tensor.
         self._unread: deque[list[int]] = deque()
         self.read = 0
 
@@ -101,7 +101,7 @@ class _Queue:
         """
         waiting = len(self._windows)
         if waiting:
-            # Some waiting windows may be computed by now, because another tensor of the same read needed them too.
+            # Some windows may be computed by now, for another tensor of the same read.
             absent = self._access.absent(self._windows)
             self._windows, self._numbers = self._windows[absent], self._numbers[absent]
             waiting = len(self._windows)
@@ -204,7 +204,7 @@ def _work(work: Work, may_continue: Callable[[], bool] | None = None) -> None:
 
     Several threads may share a work.
     """
-    # Without args, the calls change nothing that other threads see, until the collected windows are stored.
+    # Without args, other threads see no change until the collected windows are stored.
     between_calls = nullcontext() if work.workload.computation.inputs else at_rest()
     # A nested read is part of a call of f, and a call of f is always finished.
     may_end = not is_nested()

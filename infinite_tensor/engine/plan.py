@@ -23,7 +23,7 @@ from infinite_tensor.values.checks import outside_arg
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _REACH = 2 * COORDINATE_LIMIT
-"""How far halos may reach beyond the last pixel that can be read. Pixels there are computed but not stored."""
+"""How far halos may reach beyond the last readable pixel. Pixels there are computed but not stored."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Result:
         windows = self.windows[positions]
         if self.exists is not None:
             kept = self.exists[positions]
-            # Do not copy if all are kept, so that a store can process neighbouring windows together.
+            # Without a copy, a store can process neighbouring windows together.
             windows, outputs = windows[kept], outputs if kept.all() else outputs[kept]
         if len(windows):
             self.access.deposit(windows, outputs)
@@ -183,7 +183,7 @@ def _among(windows: IntArray, some: IntArray | None) -> Mask:
 def _check_computable(node: Node, missing: Mapping[Node, IntArray]) -> None:
     if node.computation.f is None:
         raise _unavailable(node, missing[node])
-    # The definition describes the args before they were moved, and so does what a persistent store contains.
+    # The definition and the stored data belong to the args before a move.
     for at, (upstream, arg) in enumerate(zip(node.computation.inputs, node.spec.definition.args, strict=True)):
         if node.contents.outlives_process and upstream.node.spec.definition.digest != arg.digest:
             raise ValidationError(

@@ -117,7 +117,7 @@ class Views:
                 access = StraightAccess(node.computation.writer, access)
             self._opened.append((node, spec, access))
             if DROPPING.count != self._drops and any(other.outdated for other in self._of.values()):
-                # Windows that this tensor is computed from may have been dropped since they were read.
+                # Upstream windows may have been dropped after being read.
                 access.detach()
             self._of[node] = access
         return access

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 _SHARDS_PER_THREAD = 4
-"""The number of shards per thread. More than one, because shards take different times, and workers may join later."""
+"""Several shards per thread, because shards take different times and workers may join later."""
 
 
 def fill_on_cluster(
@@ -34,16 +34,16 @@ def fill_on_cluster(
 ) -> FillReport:
     """Run `fill` on the workers of a Dask cluster."""
     chain = chain_of(map(node_of, tensors))
-    # The workers will change the tiles, so what this process remembers about them will be out of date.
+    # Workers will change the tiles, and cached information in this process will be outdated.
     _forget(chain)
     needs, _ = demands(job.targets, named=not all(target.is_whole for target in job.targets))
     count = _SHARDS_PER_THREAD * max(1, sum(client.nthreads().values()))
-    # Tensors in memory have no shards: a shard that needs a window of one computes it.
+    # Tensors in memory have no shards: each shard computes the windows it needs.
     shards = {demand.node: list(shares_of(demand, count)) for demand in reversed(needs) if _is_filled(demand)}
     total = sum(share.missing for shares in shards.values() for share in shares)
     done: list[Done] = []
     with Tally(total, progress, sum(map(len, shards.values()))) as tally:
-        # Without a hash, so that the payload is not shared with an interrupted fill that is about to release it.
+        # With a hash, an interrupted fill could share the payload and release it.
         payload = client.scatter(_pickled(list(tensors)), broadcast=True, hash=False)
         try:
             for node, shares in shards.items():

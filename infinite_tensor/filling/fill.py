@@ -45,11 +45,11 @@ from infinite_tensor.tilestore.store import TileStore, contents_of
 
 _DEFAULT_HELD = 2**29
 _CACHE_BYTES = 2**26
-"""The most bytes that a store without a limit of its own may cache."""
+"""The cache limit in bytes for a store without a limit."""
 _CACHE_SHARE = 8
 """A store may cache `max_memory` divided by this."""
 _OVERHEAD = 2**26
-"""The memory for tiles that wait to be written, and for results that no store has received yet."""
+"""The memory for tiles waiting to be written, and for results not yet in a store."""
 
 
 @dataclass(frozen=True)
@@ -331,11 +331,11 @@ def fill(job: Job, workers: int | None, progress: Reporting) -> FillReport:
     A Ctrl-C or an error of ``f`` ends the fill after finished windows are stored.
     """
     before = {node: node.contents.written(node.spec.tensor_id) for node in job.chain}
-    # The fill looks up what is stored as it proceeds. Looking it up in advance would need a listing of the storage.
+    # Stored tiles are looked up on the way, because a lookup in advance would list the storage.
     targets = job.targets
     estimate = estimated(targets)
     if estimate.outside is not None and all(target.is_whole for target in targets):
-        # Raise it now rather than after hours of work. A mask may exclude the windows that reach outside.
+        # Raise now, not after hours of work. With a mask, the windows outside may not be needed.
         raise estimate.outside
     total = int(estimate.windows * share_of(targets))
     with Tally(total, progress, _pixels(targets)) as tally:
@@ -362,7 +362,7 @@ def carry_out(job: Job, workers: int | None, tally: Tally) -> None:
                         {node: _wanted(cuts[node].target, band) for node, band in bands.items()}, taken, tally, workers
                     )
     finally:
-        # A store that another exception has interrupted is closed and cannot be flushed.
+        # A store closed by an interrupt cannot be flushed.
         for store in job.stores:
             if not store.closed:
                 store.flush()
@@ -396,7 +396,7 @@ def _wanted(target: Target, band: NumberedRegions) -> NumberedRegions:
 
 
 def _unfinished(node: Node, band: NumberedRegions) -> NumberedRegions:
-    # If the first is incomplete, probably nothing is stored, and checking each tile would only cost time.
+    # If the first region is incomplete, probably nothing is stored, and further checks would waste time.
     regions = zip(band.starts.tolist(), band.stops.tolist(), strict=True)
     if not any(node.contents.is_complete(node.spec, *first) for first in itertools.islice(regions, 1)):
         return band

@@ -108,7 +108,7 @@ _Wrong: TypeAlias = list[tuple[_Tensor, BoxUnion]]
 
 
 Requests: TypeAlias = "Sequence[tuple[Node, Selection | None]]"
-"""Tensors, each with its wrong region; None if the whole tensor is wrong."""
+"""Tensors with wrong regions. A region is None if the whole tensor is wrong."""
 
 
 def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
@@ -118,7 +118,7 @@ def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
     no windows computed from dropped windows are left, and a second call drops the rest.
     """
     if any(node.contents.closed for node in nodes_alive()):
-        # Collect garbage first: the store of a tensor that nobody uses any more need not be open.
+        # Collect garbage first, because stores of unused tensors need not be open.
         gc.collect()
     stores = {id(node.contents): node.contents for node, _ in requests}
     while True:
@@ -172,7 +172,7 @@ def _wrong_windows(requests: Requests, *, dependants: bool) -> _Wrong:
         begun = all_windows(grid) if selection is None else windows_over(grid, selection.start, selection.stop)
         root = family.enter(node.contents, node.spec)
         _join(wrong, root, begun)
-        # Each call of f computed the windows of all its outputs.
+        # Each call of f has computed windows for all outputs.
         for key in family.beside(root) if dependants else ():
             _join(wrong, key, same_windows(begun, node.computation.coordinates, family.tensors[key].spec.grid))
     if not dependants:
@@ -195,7 +195,7 @@ def _join(wrong: dict[_Key, BoxUnion], key: _Key, windows: BoxUnion) -> None:
 
 _Padding: TypeAlias = "tuple[Padding, ...] | None"
 _Key: TypeAlias = tuple[int, str, str]
-"""A store object, an id in it, and the digest of its definition."""
+"""A store object, a tensor id and the digest of the definition."""
 
 
 class _Family:

@@ -28,9 +28,9 @@ Boxes: TypeAlias = tuple[IntArray, IntArray]
 """Bounds of regions of a tensor in pixels: two arrays of shape (N, ndim)."""
 
 _PIECE = 2**22
-"""The greatest number of pixels of a mask that are read at once, unless a single tile has more."""
+"""The most mask pixels read at once. A single tile may need more."""
 _ROUND = 2**16
-"""The largest denominator of a fraction that a float can mean: the float 1/3 is taken to be exactly a third."""
+"""Floats are read as fractions up to this denominator: the float 1/3 means exactly a third."""
 
 
 class Mask:
@@ -307,7 +307,7 @@ class WantedPixels:
 
 
 Wanted: TypeAlias = WantedTiles | WantedPixels
-"""The pixels of a tensor to fill, and the tiles in which their windows are stored."""
+"""The pixels to fill, and the tiles for storing the windows over the pixels."""
 
 
 def clipped(regions: Boxes, start: Sequence[int], stop: Sequence[int]) -> Boxes:
@@ -417,7 +417,7 @@ def taken_tiles(filled: Sequence[Target], targets: Sequence[Target]) -> dict[Nod
 
 
 _Ranges: TypeAlias = Sequence[tuple[int, int]]
-"""Ranges ``[first, last)`` of mask pixels along one dimension, in order; neighbours may share a pixel."""
+"""Sorted ranges ``[first, last)`` of mask pixels along a dimension. Neighbours may share a pixel."""
 
 
 def _over(start: int, stop: int, scale: Fraction, origin: Fraction) -> tuple[int, int]:

@@ -45,7 +45,7 @@ def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Ta
         The most bytes of the tensor that one block contains, if possible.
     """
     base = targets[0]
-    # For each level: how many pixels of the tensor one of its pixels covers (sizes), or one tile or window (blocks).
+    # In pixels of the tensor: the size of a pixel in each level (sizes), and of a tile or window (blocks).
     sizes = [(1,) * len(base.start), *scales([_coarsening(target.node) for target in targets[1:]])]
     blocks = [_layout(base).tile_shape]
     for target, size in zip(targets[1:], sizes[1:], strict=True):
@@ -122,7 +122,7 @@ def _above(below: Target, level: Node) -> Target | None:
     filled = cast("WantedTiles", below.wanted or WantedTiles.all_of(finer, below.start, below.stop))
     wanted = np.array(filled.wanted)
     for d, (factor, end) in enumerate(zip(factors, ends, strict=True)):
-        # For each tile: the pixels below that the windows over the tile read, and the finer tiles with these pixels.
+        # For each tile: the pixels [first, last) read by windows over the tile, and the finer tiles there.
         edges = np.arange(low[d], high[d] + 1) * coarser.tile_shape[d]
         window = level.spec.grid.window.size[d]
         first, last = edges[:-1] // window * window * factor, -(-edges[1:] // window) * window * factor

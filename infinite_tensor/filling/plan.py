@@ -30,10 +30,10 @@ StateArray: TypeAlias = npt.NDArray[np.str_]
 Pixels: TypeAlias = "list[Intervals] | list[Boxes]"
 
 SKIPPED = "skipped"
-"""The state of a tile that a mask excludes and that is not stored."""
+"""The state of an unstored tile excluded by a mask."""
 
 _MOST_NAMED = 2**21
-"""Up to this many windows of a tensor are looked up in its store. More windows all count as not stored."""
+"""The most windows of a tensor to look up in the store. With more windows, all count as not stored."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def estimated(targets: Sequence[Target]) -> Estimate:
             pixels.setdefault(upstream.node, []).extend(filter(None, read))
         for node in computation.nodes:
             made = WindowSet.all_of(part.within(node.spec.grid) for part in runs.parts)
-            # If nothing reads this tensor and f runs only for another output, all pixels of its windows count.
+            # If f runs only for another output, all pixels of the windows count.
             own = pixels.get(node) or [Intervals.covered(node.spec.grid, part) for part in made.parts]
             if not own:
                 continue
@@ -223,7 +223,7 @@ def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> lis
         windows = reduce(joined, missing)
         for at, upstream in enumerate(computation.inputs if len(windows) else ()):
             read = upstream.reads.regions(arg_starts(computation, at, upstream, windows))
-            # No pixel is read where all of the arg is constant padding.
+            # Windows in constant padding read no pixel.
             if len(read[0]):
                 pixels.setdefault(upstream.node, []).append(read)
         for node in computation.nodes:
@@ -245,7 +245,7 @@ def _add_named(
         made = made[grid.exist(made)]
         needed = made if pixels is None else unique_points(np.concatenate([grid.points(*_joined(pixels)), made]))
     else:
-        # If f has only one output, it is called only if something reads this output.
+        # An f with a single output is called only for readers of the output.
         assert pixels is not None
         needed = grid.points(*_joined(pixels))
     pixels = pixels or [grid.bounds(made)]

@@ -74,7 +74,7 @@ class Tally(AbstractContextManager["Tally"]):
         self._tells_end = self._watcher is not None
         self._every = _TELL_SECONDS
         self._bar: Any = None
-        # sys.stderr is None where nobody can see it, as under pythonw.
+        # sys.stderr is None without a console, as under pythonw.
         if sys.stderr is not None and (progress == "always" or (progress is True and is_watched())):
             self._bar = _bar_class()(total=total, unit=unit, smoothing=0.1)
         elif progress is True:
@@ -123,7 +123,7 @@ class Tally(AbstractContextManager["Tally"]):
         self._report = report
         if self._bar is not None and isinstance(report, FillReport):
             self._bar.set_postfix_str(_tiles_of(report), refresh=False)
-            # A bar of nothing to do would end as "0window [00:00, ?window/s]".
+            # Without work, the bar would end as "0window [00:00, ?window/s]".
             self._bar.leave = report.windows > 0
 
     def _tell(self) -> None:
@@ -148,7 +148,7 @@ LINE_SECONDS = 60.0
 def _line_in(unit: str) -> Callable[[Any], object]:
     def write(progress: Any) -> None:
         done, total = progress.done, progress.total
-        # A log that cannot be written to must not end hours of work.
+        # An unwritable log must not end hours of work.
         with suppress(OSError, ValueError, AttributeError):
             if done:
                 left = progress.seconds * max(0, total - done) / done
@@ -169,9 +169,9 @@ def is_watched() -> bool:
     This is so on a terminal and in a notebook.
     """
     if type(sys.stderr).__module__ == "rich.file_proxy":
-        # A live display of rich prints each state of the bar as a line above it.
+        # A live display of rich prints each state of the bar on a new line.
         return False
-    # An object that stands in for a file may lack the method, and a closed file raises ValueError.
+    # A file-like object may lack the method, and a closed file raises ValueError.
     with suppress(ValueError):
         isatty = getattr(sys.stderr, "isatty", None)
         return (isatty is not None and isatty()) or "ipykernel" in sys.modules

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 _AT_ONCE_BYTES = 2**24
 """About how many bytes of tiles are looked up at once."""
 _AT_ONCE = 2**12
-"""The greatest number of tiles that are looked up at once."""
 
 
 class StoredOnly:

@@ -174,7 +174,7 @@ def _images(mode: str, extent: int, starts: IntArray, stops: IntArray) -> list[t
     first, last = _mapped(mode, extent, starts), _mapped(mode, extent, stops - 1)
     low, high = np.minimum(first, last), np.maximum(first, last)
     if mode != "edge":
-        # If an interval contains a mirror, its image reaches the end of the arg at this mirror.
+        # For an interval with a mirror inside, the image reaches the mirrored end of the arg.
         period = 2 * extent if mode == "symmetric" else max(1, 2 * extent - 2)
         low[(stops - 1) // period > starts // period] = 0
         high[(stops - extent) // period > (starts - extent + 1) // period] = extent - 1

@@ -20,10 +20,10 @@ UNBOUNDED = 2**62
 """Stands for infinity in interval arithmetic. Sums with it still fit into int64."""
 
 COORDINATE_LIMIT = 2**51
-"""Pixels of an unbounded dimension lie in [-2**51, 2**51), which the metadata of every store represent exactly."""
+"""Unbounded dimensions have pixels in [-2**51, 2**51). All metadata represent such positions exactly."""
 
 MOST_AT_ONCE = 2**23
-"""The greatest number of windows or tiles that are processed at once. The indices of more would not fit into memory."""
+"""The most windows or tiles to process at once. More indices would not fit into memory."""
 
 _FEW = 16
 """Below this number of points, Python is faster than numpy."""
@@ -45,7 +45,7 @@ def points_of_boxes(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
     """
     count, ndim = low.shape
     widths = np.maximum(high - low, 0)
-    # As floats, which do not overflow.
+    # Floats do not overflow.
     check_count(float(widths.prod(axis=1, dtype=np.float64).sum()), MOST_PAIRS)
     volumes = widths.prod(axis=1)
     owner = np.arange(count).repeat(volumes)

@@ -19,7 +19,7 @@ from infinite_tensor.support.allocation import IN_PARTS, is_lack_of_memory, new_
 from infinite_tensor.support.given import as_index, quoted
 
 Region: TypeAlias = SupportsIndex | slice | EllipsisType | tuple[Any, ...]
-"""The index of a read that returns one tensor."""
+"""The index for reading a single region."""
 
 _SUPPORTED = "supported are ints, slices and Ellipsis"
 

@@ -37,23 +37,23 @@ Shape: TypeAlias = tuple[int | None, ...]
 
 EdgeName: TypeAlias = Literal["drop", "clip", "all"]
 Edge: TypeAlias = tuple[str, ...]
-"""For each dimension, one of `EDGES`: what happens to windows that reach past its end if it is finite."""
+"""An entry of `EDGES` for each dimension. Matters for finite dimensions only."""
 
 EDGES = get_args(EdgeName)
-"""What happens to windows that reach past a finite dimension.
+"""Rules for windows reaching past a finite dimension.
 
-"drop": they do not exist. "clip": just enough of them exist to cover the dimension. "all": all of them that touch the
-tensor exist. The parts of windows that reach past the end are discarded.
+"drop": no such window exists. "clip": just enough such windows exist to cover the dimension. "all": every such window
+exists if it touches the tensor. The parts of windows outside of the tensor are discarded.
 """
 
 LARGEST = 2**53
-"""The limit of sizes, strides and offsets. All metadata represent them exactly, and products of them fit into int64."""
+"""The limit of sizes, strides and offsets. All metadata represent such numbers exactly."""
 
 MOST_DIMENSIONS = 32
-"""The greatest number of dimensions of a window. HDF5 has the same limit; numpy allows 64."""
+"""The most dimensions of a window. HDF5 has the same limit, and numpy allows 64."""
 
 MOST_OVERLAP = 2**17
-"""The greatest number of windows over one pixel. All of them must be computed before the pixel is complete."""
+"""The most windows over a pixel. All must be computed before the pixel is complete."""
 
 
 def _integers(name: str, value: object, dims: int | None, minimum: int | None) -> Index:
@@ -388,7 +388,7 @@ def narrow(window: TensorWindow, starts: IntArray, stops: IntArray, low: IntArra
 
 
 _MOST_ALONG_DIAGONAL = 2**18
-"""If more windows than this lie along a diagonal, their pixels are not counted: all pixels count as covered."""
+"""With more windows than this along a diagonal, pixels are not counted: all pixels count as covered."""
 
 
 def _just_enough(size: int, stride: int, offset: int, extent: int) -> tuple[int, int]:
@@ -416,7 +416,7 @@ def _covered(dims: Sequence[tuple[int, int, int, int]], first: int, last: int) -
     windows = np.arange(first, last + 1)[:, None]
     size, stride, offset, extent = np.array(dims, dtype=np.int64).T
     low, high = np.maximum(windows * stride + offset, 0), np.minimum(windows * stride + offset + size, extent)
-    # The windows that cover a pixel are consecutive. Subtract the pixels that each shares with the next one.
+    # The windows over a pixel are consecutive. Subtract the pixels shared by neighbours.
     shared = np.maximum(high[:-1] - low[1:], 0)
     return int((high - low).prod(axis=1).sum() - shared.prod(axis=1).sum())
 
@@ -463,7 +463,7 @@ class WindowGrid:
         for d, (k, size, stride, offset, extent) in enumerate(self.dimensions):
             if extent is None:
                 continue
-            # At least so many pixels of a window must lie in the dimension: all of them, or one.
+            # The least number of pixels a window needs in the dimension: all pixels, or one.
             least = size if d not in self._clipped else 1
             if k is None:
                 exists &= least - size <= offset <= extent - least

@@ -23,14 +23,14 @@ from infinite_tensor.geometry.points import Index, IntArray, as_tuples, points_o
 from infinite_tensor.geometry.window import TensorWindow, WindowGrid, followed, narrow
 
 _MOST_PARTS = 10
-"""If more sets than this overlap, their windows are not counted exactly."""
+"""With more overlapping sets than this, windows are not counted exactly."""
 
 
 Indices: TypeAlias = "range | IntArray"
 """A set of window indices along one coordinate, in ascending order."""
 
 MOST_BOXES = 2**12
-"""A union of more boxes than this is replaced by the smallest box around them."""
+"""The most boxes in a union. A larger union is replaced by the smallest box around it."""
 FARTHEST = 2**53
 """No read reaches farther than this in an unbounded dimension."""
 _FEW_POINTS = 2**20
@@ -65,7 +65,7 @@ class Intervals:
             size, stride, offset = window.size[d], window.stride[d], window.offset[d]
             indices: Indices = range(1) if k is None else product.coordinates[k]
             if isinstance(indices, range) and stride <= size:
-                # One interval.
+                # The windows leave no gaps.
                 starts.append(np.array([indices[0] * stride + offset], dtype=np.int64))
                 stops.append(np.array([indices[-1] * stride + offset + size], dtype=np.int64))
             else:
@@ -137,7 +137,7 @@ class IndexProduct:
                 low = np.maximum(-((offset + size - 1 - starts) // stride), grid.first[k])
                 high = np.minimum((stops - 1 - offset) // stride, grid.last[k])
                 sets[k].append(_merged(low, high))
-        # The set of a coordinate that no dimension follows contains only 0, or nothing if there is no window at all.
+        # A coordinate followed by no dimension has only index 0, or nothing without any window.
         whole = [
             range(a, b + 1) if of == [] else reduce(_common, of)
             for a, b, of in zip(grid.first, grid.last, sets, strict=True)

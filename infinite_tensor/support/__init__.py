@@ -39,7 +39,7 @@ def offered_by(
         if name in homes:
             found = package[name] = getattr(import_module(homes[name]), name)
             return found
-        # For a name with a dot, find_spec would import the module before the dot, which may not exist.
+        # For a dotted name, find_spec would import the parent module, and the parent may not exist.
         if name.isidentifier() and not name.startswith("_") and find_spec(f"{own}.{name}") is not None:
             return import_module(f"{own}.{name}")
         raise AttributeError(f"module {own!r} has no attribute {name!r}")

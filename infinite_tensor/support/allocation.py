@@ -22,7 +22,7 @@ import torch
 from infinite_tensor.errors import OutOfMemoryError
 
 IN_PARTS = "read it in parts with iter_regions, or store it with fill, which takes little memory"
-"""The advice for a region that does not fit in memory."""
+"""Advice for a region too large for memory."""
 _AT_HAND_BYTES = 2**25
 """Glibc keeps smaller freed blocks for reuse, and returns larger ones to the system at once."""
 _LARGE_BYTES = 2**20
@@ -30,9 +30,9 @@ _LARGE_BYTES = 2**20
 _BLOCK_BYTES = 2**16
 """Blocks smaller than this are left to the allocator."""
 _KEPT_BYTES = 2**25
-"""The most bytes of freed blocks that are kept for reuse."""
+"""The most bytes of freed blocks kept for reuse."""
 _KEPT_SIZES = 16
-"""The most sizes of freed blocks that are kept. Each time a block is freed, all sizes are visited."""
+"""The most sizes of freed blocks kept for reuse. Freeing a block visits all sizes."""
 
 
 def new_result(shape: Sequence[int], dtype: torch.dtype, device: torch.device, advice: str = "") -> torch.Tensor:
@@ -100,7 +100,7 @@ class _FreedBlocks:
     """
 
     def __init__(self) -> None:
-        # The freed pages of each size. The size that was freed last is at the end.
+        # Freed pages by size. The size freed last is at the end.
         self._pages: dict[int, deque[mmap.mmap]] = {}
         self._users: dict[int, weakref.ref[memoryview]] = {}
 

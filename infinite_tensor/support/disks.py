@@ -24,7 +24,7 @@ from infinite_tensor.errors import StoreError, ValidationError, WeakerStorageWar
 
 try:
     import fcntl
-except ImportError:  # Windows, where folders cannot be opened either.
+except ImportError:  # Windows. Folders cannot be opened there either.
     HAS_LOCKS = False
 else:
     HAS_LOCKS = True
@@ -119,7 +119,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     """
     file = None
     with suppress(OSError):
-        # An object holds the descriptor: if this is interrupted, the object is dropped, and that unlocks the folder.
+        # An object holds the descriptor. Dropping the object after an interrupt unlocks the folder.
         file = OpenFile(descriptor := os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)))
         if not lock(descriptor, wait=True):
             tell_weaker(
@@ -286,7 +286,7 @@ def _locked(unfinished: Path, create: Callable[[Path], None], is_kind: Callable[
             if _is_there(descriptor, unfinished):
                 if is_kind(os.fstat(descriptor).st_mode) and not _has_another_name(descriptor):
                     return descriptor
-                # It was left by an earlier attempt, and nobody is writing it.
+                # An earlier attempt has left the file, and nobody is writing to it.
                 remove(unfinished)
         except BlockingIOError as error:
             os.close(descriptor)
@@ -296,7 +296,7 @@ def _locked(unfinished: Path, create: Callable[[Path], None], is_kind: Callable[
         except BaseException:
             os.close(descriptor)
             raise
-        # Another process has finished it, and renamed it.
+        # Another process has finished and renamed the file.
         os.close(descriptor)
 
 

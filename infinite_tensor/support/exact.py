@@ -15,15 +15,15 @@ import numpy.typing as npt
 _Floats: TypeAlias = npt.NDArray[np.float64]
 
 MOST = 2**16
-"""The most numbers that can be added at once."""
+"""The most numbers to add at once."""
 _UNIT = 1074
-"""Every float64 is a multiple of 2 to the power of minus this."""
+"""Every float64 is a multiple of ``2**-_UNIT``."""
 _BITS = 22
-"""Wide integers are summed in parts of this many bits, so that float64 represents their products exactly."""
+"""The bits in a part of a wide integer. Products of two parts are exact in float64."""
 _HUGE, _TINY, _SHIFT = 2.0**400, 2.0**-400, 600
-"""Numbers are divided by ``2**_SHIFT`` if any is above `_HUGE`, and multiplied by it if all are below `_TINY`.
+"""Numbers are divided by ``2**_SHIFT`` if any is above `_HUGE`, and multiplied if all are below `_TINY`.
 
-Otherwise, the squares of numbers would leave the range of float64.
+Otherwise, squares would leave the range of float64.
 """
 
 

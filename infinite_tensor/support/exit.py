@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Protocol
 
 _MOST_SECONDS = 60.0
-"""The most seconds that a flush at SIGTERM takes: the sender may wait for this process, even if storage hangs."""
+"""The time limit for a flush at SIGTERM. The sender may be waiting, and the storage may hang."""
 
 
 class _Flushable(Protocol):
@@ -54,7 +54,7 @@ def flush_all() -> None:
         try:
             store._flush_at_exit()  # noqa: SLF001  (of the protocol above)
         except Exception:  # noqa: BLE001
-            # Nothing is left to catch it, and the other stores must still be flushed.
+            # No caller is left to catch the error, and other stores must still be flushed.
             traceback.print_exc()
 
 
@@ -99,10 +99,10 @@ def flush_at_termination() -> None:
         if os.getpid() == process:
             asked.put(None)
         else:
-            # This is a forked child. It does not have the thread that waits for the signal.
+            # A forked child has no thread waiting for the signal.
             os._exit(128 + number)
 
-    # Do not flush in the handler: the main thread, which it interrupts, may hold a lock that the flush waits for.
+    # Do not flush in the handler: the interrupted main thread may hold a lock needed for the flush.
     threading.Thread(target=_end, args=(asked,), name="infinite_tensor-termination", daemon=True).start()
     signal.signal(signal.SIGTERM, told)
 
@@ -113,10 +113,10 @@ def _end(asked: SimpleQueue[None]) -> None:
     limit.daemon = True
     limit.start()
     flush_all()
-    # Anything but 0 would be reported as a worker that has crashed.
+    # Any other status would be reported as a crashed worker.
     os._exit(0)
 
 
-# The function registered last is called first. Ours must be called before the function of the thread pools, which
-# finishes their queues. The import of the pools above has already registered that one.
+# The function registered last is called first. The thread pools have registered a function in the import above, to
+# finish all queues. The flush must be called before, and is registered after.
 threading._register_atexit(_end_and_flush)  # type: ignore[attr-defined]  # noqa: SLF001  (see above)

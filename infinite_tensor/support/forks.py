@@ -90,6 +90,6 @@ class cached_property(Generic[T]):  # noqa: N801  (named as the one of functools
     def __get__(self, instance: object | None, owner: type) -> Self | T:
         if instance is None:
             return self
-        # From now on, Python finds the value in the instance's __dict__, and does not call this descriptor.
+        # From now on, Python finds the value in the instance's __dict__ without calling the descriptor.
         value = instance.__dict__[self.name] = self.compute(instance)
         return value

@@ -33,7 +33,7 @@ def quoted(value: object) -> str:
     try:
         text = _text(value)
     except (ValueError, RecursionError):
-        # For example an int of 5,000 digits, or a list that contains itself.
+        # For example an int of 5,000 digits, or a list inside itself.
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _MOST else f"{text[:_MOST]}..."
 
@@ -202,7 +202,7 @@ def checked_count(name: str, value: object) -> int:
 
 def check_client(client: object) -> None:
     """Check that `client` is a client of a Dask cluster."""
-    # A user who has a client has already imported `distributed`, which is slow to import.
+    # A user with a client has already imported `distributed`. An import here would be slow.
     distributed = sys.modules.get("distributed")
     if distributed is None or not isinstance(client, distributed.Client):
         raise ValidationError(f"client must be a distributed.Client, got {quoted(client)}")

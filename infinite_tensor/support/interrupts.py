@@ -36,7 +36,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
 from infinite_tensor.errors import StoreError
 
 _LOOK_SECONDS = 0.05
-"""The seconds after which a waiting thread checks again whether it was interrupted."""
+"""How often a waiting thread checks for an interrupt."""
 
 
 class _Store(Protocol):
@@ -124,7 +124,7 @@ class _TakesNote:
         handler = _signal.getsignal(SIGINT)
         if handler is not self:
             self._former = handler
-        # Interrupts that are ignored, end the process, or are not handled by Python are not recorded.
+        # Without a handler in Python, interrupts are not recorded.
         if callable(self._former):
             _signal.signal(SIGINT, self)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeGuard
 from infinite_tensor.errors import ValidationError
 
 Key: TypeAlias = tuple[str, ...]
-"""The names that lead to an entry, from the outermost dictionary inward."""
+"""The names on the way to an entry, from the outermost dictionary inward."""
 
 
 def leaves(

@@ -23,10 +23,9 @@ class Tabular(ABC):
     tensors: tuple[Any, ...]
 
     _COLUMNS: ClassVar[Mapping[str, tuple[str, Callable[[Any], str]]]]
-    """The attribute of tensors in each column, and the function to format the attribute, by heading.
+    """For each heading, an attribute of tensors and a function to format the attribute.
 
-    The last row shows the same attributes of the report itself, if present. A column with only empty cells is not
-    shown.
+    The last row shows the attributes of the report itself. Columns with only empty cells are not shown.
     """
 
     @property
@@ -89,11 +88,10 @@ def bytes_of(number: int) -> str:
 
 
 _LONGEST = 300
-"""The most characters that are shown of a text."""
 _LONGEST_NOTE = 1200
-"""The most characters of a line that reports a problem."""
+"""The most characters shown of a problem report."""
 
-# As `html.escape` does, whose module takes long to import.
+# The table of `html.escape`, because importing `html` takes long.
 _ESCAPED = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
 _LEFT = ' style="text-align:left"'
 

@@ -25,7 +25,7 @@ _IDLE_SECONDS = 5.0
 """How many seconds a thread without work waits before it ends."""
 
 _MOST_SECONDS = 5.0
-"""The most seconds that the exit waits for busy threads, such as those of a read on a daemon thread."""
+"""How long the exit waits for busy threads, for example in a read on a daemon thread."""
 
 
 class _Worker:
@@ -56,7 +56,7 @@ class _Worker:
                 try:
                     _idle.remove(self)
                 except ValueError:
-                    # A caller has just taken this thread from the idle ones, and is about to give it work.
+                    # A caller has just taken this thread, and work is about to come.
                     continue
                 return
 

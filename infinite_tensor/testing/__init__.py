@@ -16,7 +16,7 @@ not the data in a cache.
 
 import pytest
 
-# This must run before the imports. It makes a failing assert show the values that it compared.
+# Must come before the imports. A failing assert then shows the compared values.
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in ("tensors", "tiles")))
 
 from infinite_tensor.testing.tensors import DefinitionTests, GroupTests, LifeTests, UpkeepTests  # noqa: E402

@@ -46,7 +46,7 @@ HOSTILE_IDS = {
     "url": "memory://x",
     "format": "{0} %s =41",
 }
-"""Ids dangerous for a backend that uses them unchanged. Each key names the difficulty."""
+"""Ids dangerous for a backend without escaping. Each key names the danger."""
 
 
 class Ramp:

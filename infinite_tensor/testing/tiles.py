@@ -24,7 +24,7 @@ from infinite_tensor.tilestore.persistent.backend import offers
 from infinite_tensor_stores import ZarrTileStore
 
 _FAR = 2**51 // TILE
-"""The tiles from -_FAR to _FAR - 1 along a dimension contain all pixels that a tensor can have."""
+"""The tiles from -_FAR to _FAR - 1 contain all possible pixels along a dimension."""
 
 
 class TileTests(BackendTests):
@@ -245,7 +245,7 @@ class PartialTileTests(BackendTests):
 
 
 _REGION = sl[-30:30, -30:30]
-"""A region with all tiles of these tests. A backend that cannot list tiles needs a region for a copy."""
+"""A region with all tiles of the tests. A backend unable to list tiles needs a region for a copy."""
 
 
 class CopyTests(BackendTests):

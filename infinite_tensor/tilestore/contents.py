@@ -24,7 +24,7 @@ from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values.spec import TensorSpec
 
 _FEW_REGIONS = 8
-"""If a read adds at most this many regions, each region separately blends what it needs of incomplete tiles."""
+"""For up to this many regions in a read, each region blends incomplete tiles separately."""
 
 
 class Tiles(Protocol):
@@ -164,7 +164,7 @@ class BlendedForRead:
             start, stop = list(map(min, start, self._bounds[0])), list(map(max, stop, self._bounds[1]))
         bounds = start, stop
         if bounds != self._bounds:
-            # Tiles that were cut to the old bounds may be too small now.
+            # Tiles cut to the old bounds may be too small now.
             self._bounds, self._tiles = bounds, {}
 
     def look_again(self) -> None:
@@ -227,13 +227,13 @@ class Contents(ABC):
     workers = 1
 
     flush_requests: ClassVar[int] = 0
-    """The number of flushes requested in this process. If it has not changed, no store has to be checked."""
+    """The number of flush requests in this process. While unchanged, no store has to be checked."""
 
     outlives_process: ClassVar[bool] = False
     """Whether another process may reopen a stored tensor. If so, the tensor must match its stored definition."""
 
     shared = False
-    """Whether other processes can open the store from its pickle and write to it at the same time."""
+    """Whether several processes can unpickle the store and write at the same time."""
 
     def __init__(self, *, read_only: bool = False) -> None:
         self.lock = threading.RLock()
@@ -509,7 +509,7 @@ class Contents(ABC):
     def clear_cache(self, tensor_id: str) -> None:
         """Flush, then free the memory of a tensor's cached tiles or windows."""
 
-    # Groups: small definitions that refer to tensors, stored separately from them.
+    # Groups: small definitions with references to tensors, stored separately.
 
     @store_query
     def stored_group(self, group_id: str) -> dict[str, Any] | None:

@@ -162,7 +162,7 @@ NOTHING: Known = frozenset()
 
 TileState: TypeAlias = Literal["stored", "missing", "uncovered", "skipped"]
 TILE_STATES = ("stored", "missing", "uncovered")
-"""The states of a tile: all its windows are stored, some are missing, or no window covers it, so it is never stored."""
+"""States of a tile: all windows stored, some missing, or without any window. Uncovered tiles are never stored."""
 
 
 @dataclass(frozen=True)
@@ -291,9 +291,9 @@ def missing_windows(
 
 
 MOST_LISTED = 12
-"""The most ids that the repr of a store shows."""
+"""The most ids in the repr of a store."""
 _MOST_CHARACTERS = 40
-"""The most characters of an id that are shown."""
+"""The most characters shown of an id."""
 
 
 def listing(found: Callable[[], tuple[Sequence[str], int] | None]) -> str:
@@ -327,7 +327,7 @@ def _shown(tensor_id: str) -> str:
     return repr(tensor_id if len(tensor_id) <= _MOST_CHARACTERS else f"{tensor_id[:_MOST_CHARACTERS]}...")
 
 
-# Which tensors are computed from which, according to their definitions.
+# Dependencies between tensors, according to the definitions.
 
 
 def readers_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | None) -> list[str]:
@@ -371,7 +371,7 @@ def sources_first(roots: Iterable[K], readers: Callable[[K], Iterable[K]]) -> li
     """
     finished: list[K] = []
     entered: set[K] = set()
-    # One entry per key in progress: the key, with an iterator over its readers. The first entry is for the roots.
+    # An entry per key in progress: the key, with an iterator over the readers. The first entry is for the roots.
     stack: list[tuple[list[K], Iterator[K]]] = [([], iter(roots))]
     while stack:
         keys, rest = stack[-1]

@@ -67,14 +67,13 @@ def sizes_of(name: str, given: object, shape: Shape) -> dict[int, int]:
 
 
 _LEAST_TILE_BYTES = 2**20
-"""The size in bytes that a default tile has at least, if the tensor is large enough."""
+"""The least bytes of a default tile, unless the tensor is smaller."""
 _MOST_TILE_BYTES = 2**22
-"""The size in bytes that a default tile has at most."""
 _GATHERED_TILE_SIZE = 128
 _GATHERED_TILE_BYTES = 2**22
-"""With a reduction, gathering the windows of a tile takes far more memory: about this much, in whole strides."""
+"""With a reduction, default tiles grow by whole strides until the gathered windows take about this much memory."""
 LARGEST_TILE_BYTES = 2**31 - 1
-"""The largest buffer that common compressors accept."""
+"""The buffer limit of common compressors."""
 
 
 def usual_tile(spec: TensorSpec) -> Index:
@@ -88,7 +87,7 @@ def usual_tile(spec: TensorSpec) -> Index:
     if spec.reduction is not None:
         return tile_of(spec, _gathered_tile(spec, strides))
     ends = [math.inf if extent is None else extent for extent in spec.shape]
-    # Begin with all channels, and all other dimensions that a window spans.
+    # Begin with all channels, and with every dimension spanned by a window.
     tile = [min(n, end) if k is None or n >= end else 1 for k, n, end in zip(follows, window.size, ends, strict=True)]
     if math.prod(tile) * spec.dtype.itemsize > _MOST_TILE_BYTES:
         tile = [1] * len(tile)

@@ -33,7 +33,7 @@ _MOST_NAMED = 5
 _MOST_LISTED = 12
 _MOST_COMPARED = 1000
 _TOLD = 5
-"""The most failures that one error shows in full. There may be thousands, one for each batch."""
+"""The most failures shown in full by an error. Each of thousands of batches may fail."""
 
 
 def combined(failures: Sequence[StoreError]) -> StoreError:
@@ -107,7 +107,7 @@ def vanished(store: object) -> StoreError:
 def warn_of_damage(store: object, what: str) -> None:
     """Issue a DamagedDataWarning for unreadable data."""
     message = f"{store}: {what}; it is treated as missing, and computed again if the tensor has its f"
-    # Python may show a warning only once; the log has all of them.
+    # Python may show a warning only once, but the log has every warning.
     LOG.debug("%s", message)
     warnings.warn(message, DamagedDataWarning, stacklevel=3)
 

@@ -228,7 +228,7 @@ class TileInProgress:
         """Return the indices of all known windows."""
         return frozenset(map(self._lowered, map(self._index, (*range(self._prefix_length), *self._pieces))))
 
-    # Taken from the record each time: a tensor that was opened without its functions may get them later.
+    # Not cached, because a tensor opened without functions may get them later.
     @property
     def _blender(self) -> Blender:
         return self._record.spec.gathered.blender

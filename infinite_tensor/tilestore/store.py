@@ -98,7 +98,7 @@ class TileStore:
 
     def __str__(self) -> str:
         """Return a short name for messages, without a list of tensors."""
-        # If a backend defines only __repr__, that is its name.
+        # For a backend with only `__repr__`, use `__repr__`.
         own = type(self).__repr__
         return own(self) if own is not TileStore.__repr__ else f"{type(self).__name__}()"
 
@@ -161,7 +161,7 @@ class TileStore:
         >>> store.extent("ones")
         (slice(64000000000, 64000000064, None),)
         """
-        # The module of tensors imports this one.
+        # Imported here, because tensors import stores.
         from infinite_tensor.opening import extent_of  # noqa: PLC0415
 
         return extent_of(self.open(tensor_id))
@@ -206,7 +206,7 @@ class TileStore:
         ValidationError
             If `args` are not the tensors from which the stored tensor was computed.
         """
-        # The module of tensors imports this one.
+        # Imported here, because tensors import stores.
         from infinite_tensor.opening import open_tensor  # noqa: PLC0415
 
         return open_tensor(self, tensor_id, f, args, blend, batch_size, device, reduce)
@@ -232,7 +232,7 @@ class TileStore:
             self._check_open()
             contents.check_writable(f"clear tensor {tensor_id!r}")
             digest = contents.digest_of(tensor_id)
-            # Dependants are deleted first, so that none outlives its source even if this process is killed.
+            # Delete dependants first. Even after a kill, no dependant then outlives the source.
             for name in self.dependants(tensor_id) if dependants else ():
                 contents.delete(name)
             contents.delete(tensor_id)
@@ -391,7 +391,7 @@ class TileStore:
         >>> float(other.open("ones")[0:128].sum())
         128.0
         """
-        # The module of copies imports this one.
+        # Imported here, because views import stores.
         from infinite_tensor.views.copying import copy_tensor  # noqa: PLC0415
 
         return copy_tensor(
@@ -402,7 +402,7 @@ class TileStore:
 
     def get_or_create(self, tensor_id: object, *args: Any, **options: Any) -> InfiniteTensor:
         """Deprecated: make an `InfiniteTensor` with ``tile_store=`` and ``tensor_id=``."""
-        # The module of tensors imports this one.
+        # Imported here, because tensors import stores.
         from infinite_tensor.compat import get_or_create  # noqa: PLC0415
 
         return get_or_create(self, tensor_id, *args, **options)
@@ -448,7 +448,7 @@ class TileStore:
         ValidationError
             If an argument is invalid.
         """
-        # The module of groups imports that of tensors, which imports this one.
+        # Imported here, because groups import stores.
         from infinite_tensor.groups.group import open_group  # noqa: PLC0415
 
         return open_group(self, group_id, f, members, stores, device)
@@ -471,7 +471,7 @@ class TileStore:
             self._contents.delete_group(group_id)
 
     def _repr_html_(self) -> str:
-        # The module of displays imports that of tensors, which imports this one.
+        # Imported here, because views import stores.
         from infinite_tensor.views.showing import html_of_store  # noqa: PLC0415
 
         return html_of_store(self)

@@ -44,7 +44,7 @@ from infinite_tensor.values.spec import TensorSpec
 T = TypeVar("T")
 
 FORMAT = 1
-"""The version of the storage format. A higher one, written by a later version of this library, is refused."""
+"""The version of the storage format. Higher versions, from later releases, are refused."""
 
 _FIELDS = (
     *("format", "shape", "dtype", "output_window", "edge", "args", "blend", "blend_init", "reduce", "version"),
@@ -90,7 +90,7 @@ class StoredTensor:
         except (TypeError, ValueError, RecursionError):
             text = json.dumps(json_value("definition", fields, DEEPEST_JSON + 1))
         found = _parsed(text)
-        # The meaning is parsed only when it is needed, because it may be long.
+        # The meaning may be long, and is parsed only on demand.
         meaning = given.get("meaning")
         if meaning is None:
             return found

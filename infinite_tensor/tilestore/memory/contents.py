@@ -48,7 +48,6 @@ class MemoryContents(Contents):
         self.kept = KeptWindows(max_bytes, max_windows)
         self._groups: dict[str, dict[str, Any]] = {}
         super().__init__()
-        # The store and its windows share one lock.
         self.lock = self.kept.lock
 
     def cut_through(self, error: BaseException) -> None:  # noqa: ARG002  (the store stays open)
@@ -174,7 +173,7 @@ class MemoryContents(Contents):
         with self.lock:
             if not kept.keeps(spec):
                 return Dropped()
-            # Keep a new object, so that reads in progress notice that theirs is no longer current.
+            # A new spec object tells reads in progress about the change.
             kept.specs[tensor_id] = replace(kept.specs[tensor_id])
             doomed = windows.held(list(kept.windows.of(tensor_id)))
             kept.drop(tensor_id, doomed, tiles_of(kept.layout(spec).grid, pixels_of(spec.grid, windows)))

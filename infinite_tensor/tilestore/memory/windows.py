@@ -27,7 +27,7 @@ _BLENDED_TILE_BYTES = 2**18
 _MOST_BLENDED_BYTES = 2**24
 """The most bytes of a tile of blended pixels, for tensors with large windows."""
 _GATHERED_BYTES = 2**24
-"""The most bytes of values that are gathered at once before a reduction."""
+"""The most bytes of values gathered at once before a reduction."""
 
 
 class Row:
@@ -140,7 +140,7 @@ class Windows:
 
     def __init__(self, max_bytes: int | None, max_items: int | None) -> None:
         self._rows: dict[str, dict[Index, Row]] = {}
-        # The order of use of all windows; empty if there are no limits.
+        # All windows, in the order of last use. Empty without limits.
         self._used: LRU[tuple[str, Index], None] = LRU(max_bytes, max_items)
         self._in_order = False
 
@@ -224,7 +224,7 @@ class Windows:
         self._keep_limits()
         kept = self._rows.setdefault(tensor_id, {})
         if self._in_order or not kept.keys().isdisjoint(rows):
-            # A read that finds a row also uses the later windows in it, so rows must not overlap.
+            # A read also uses the later windows in a row, so rows must not overlap.
             rows = {index: _alone(row, index) for index, row in rows.items() if index not in kept}
         kept.update(rows)
         if self._in_order:
@@ -244,7 +244,7 @@ class Windows:
         broken = {id(rows.pop(index)) for index in indices}
         for index, row in rows.items():
             if id(row) in broken:
-                # A read that finds a row also uses the later windows in it, which may be dropped ones.
+                # A read also uses the later windows in a row, and some may be dropped windows.
                 rows[index] = _alone(row, index)
         self._rows[tensor_id] = rows
         self._forget_use(tensor_id, indices)
@@ -385,7 +385,7 @@ class KeptWindows:
         """Return the layout of the tiles for blended pixels."""
         with self.lock:
             if not self.keeps(spec):
-                # Do not cache the layout: it must not be used for the next tensor with this id.
+                # Do not cache the layout, because the next tensor with the same id may have another.
                 return blended_layout(spec)
             if spec.tensor_id not in self._layouts:
                 self._layouts[spec.tensor_id] = blended_layout(spec)

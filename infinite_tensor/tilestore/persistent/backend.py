@@ -139,7 +139,7 @@ class Backend(ABC):
 
         If another process has just created the tensor, keep the existing definition.
         """
-        # The incarnation distinguishes this tensor from earlier and later ones with the same id.
+        # The incarnation distinguishes the tensor from earlier and later tensors with the same id.
         self._documents.write(tensor_id, TENSOR, {**definition, "incarnation": secrets.token_hex(8)})
 
     def _delete_tensor(self, tensor_id: str) -> None:
@@ -160,7 +160,7 @@ class Backend(ABC):
         """Whether definitions are read without network requests."""
         return True
 
-    # Groups: their definitions are separate from those of tensors, so a group and a tensor can have the same id.
+    # Groups. A group and a tensor can have the same id, because definitions are stored separately.
 
     def _read_group(self, group_id: str) -> dict[str, Any] | None:
         """Return the stored definition of a group, or None.
@@ -399,7 +399,7 @@ class Documents:
         names = sorted(self._backend._list_documents(kind))
         looked = names[: 2 * most]
         found = zip(looked, self._backend._read_documents(looked), strict=True)
-        # A tensor that was cleared may have left its name behind, without a document.
+        # A cleared tensor may leave a name behind, without a document.
         told = [id_of(name) or name for name, document in found if document is not None]
         return told[:most], len(told[most:]) + len(names) - len(looked)
 
@@ -421,7 +421,7 @@ class Documents:
         """
         names, found = self._backend._list_documents(TENSOR), {}
         for name, document in zip(names, self._backend._read_documents(names), strict=True):
-            # Skip all other tensors before the check, which takes far longer than reading.
+            # Skip tensors without args first, because the check takes far longer than reading.
             if isinstance(document, dict) and document.get("args") == [] and "output" not in document:
                 continue
             try:

@@ -73,9 +73,9 @@ class TileCache:
         self.lock = threading.RLock()
         self.entries.recount(keep=lambda entry: not isinstance(entry, TileInProgress))
         self._writer.renew()
-        # The reads that have pinned a tile. Weak references, so that an interrupted read leaves no pins.
+        # For each tile, the reads with a pin. With weak references, an interrupted read leaves no pins.
         self._pins: dict[Key, set[weakref.ref[object]]] = {}
-        # The tiles that threads are loading, each with a lock that stays locked until the tile is loaded.
+        # Tiles being loaded, each with a lock held until the end of loading.
         self._loading: dict[Key, threading.Lock] = {}
         self._dirty_since: float | None = None
 
@@ -169,7 +169,7 @@ class TileCache:
             try:
                 loaded = self._storage.load(record, mine)
                 if not self._registry.is_known(record):
-                    # The tensor was cleared during this read: what is stored now does not belong to it.
+                    # The tensor was cleared during the read. The loaded tiles may belong to a new tensor.
                     loaded = {tile: TileInProgress(record, tile) for tile in mine}
                 with self.lock:
                     self._hand_out(record, self._enter(record, loaded), reader, entries)
@@ -310,7 +310,7 @@ class TileCache:
         but : BoxUnion
             Tiles to leave out of the move.
         """
-        # Complete tiles that still wait to be stored will not reach storage, so they are not moved.
+        # Complete tiles waiting for the writer will not reach storage, and are not moved.
         unstored = {tile for record, tile in self._writer.jobs() if record is old}
         self._writer.cancel(lambda key: key[0] is old)
         with self.lock:
@@ -344,7 +344,7 @@ class TileCache:
         with self.lock:
             latest_first = dict.fromkeys(record for record, _ in reversed(list(self.entries)) if not record.is_held)
         doomed = set(list(latest_first)[_FEW_TENSORS:])
-        # In a read-only store, tiles that cannot be read back would otherwise stay forever.
+        # Otherwise, a read-only store would keep unstored tiles forever.
         self._drop(
             lambda key, entry: (
                 key[0] in doomed

@@ -182,7 +182,7 @@ class PersistentContents(Contents):
         with self.lock:
             record = self.registry.record_of(spec)
         tiles, most = itertools.product(*map(range, *record.layout.box(start, stop))), 1
-        # If tiles are missing, the first one usually is, so ask for it alone.
+        # If tiles are missing, usually the first is. So ask for the first alone.
         while some := list(itertools.islice(tiles, most)):
             most = _TILES_AT_ONCE
             if len(self.storage.those_there(spec.tensor_id, some)) < len(some):
@@ -288,7 +288,7 @@ class PersistentContents(Contents):
         """Flush, then delete every tile touched by the windows."""
         self.check_droppable(spec.tensor_id)
         if not windows or self.digest_of(spec.tensor_id) != spec.definition.digest:
-            # It was cleared, or recreated with another definition: nothing is stored of this tensor.
+            # The tensor was cleared, or recreated with another definition. Nothing of the old tensor is stored.
             return Dropped()
         record = self.registry.record_of(spec)
         tiles = tiles_of(record.layout.grid, pixels_of(spec.grid, windows))
@@ -320,7 +320,7 @@ class PersistentContents(Contents):
             if older_than is not None:
                 with self.storage.writing:
                     collected += backend._drop_partials(older_than)
-                # Partial tiles in memory are dropped too, so that they are looked up in storage again.
+                # Drop partial tiles in memory too. Reads then look in storage again.
                 for record in self.registry.known():
                     self.tiles.drop_stored(record.spec.tensor_id, in_progress=True)
         return collected

@@ -19,7 +19,7 @@ from infinite_tensor.values.reduction import reduction_from_json
 _SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._-")
 _LONGEST = 120
 _KEPT = 48
-"""The characters of a long name that are kept before its hash."""
+"""The number of characters before the hash in a long name."""
 
 TENSOR = "t-"
 """The prefix of the names of tensors."""

@@ -53,7 +53,7 @@ class Registry:
 
         Other threads may add and remove records at the same time.
         """
-        # `valuerefs` copies in one step; iterating over the dictionary itself would not be safe.
+        # Unlike iteration over the dictionary, `valuerefs` copies in a single step.
         return [record for each in self.records.valuerefs() if (record := each()) is not None]
 
     def is_known(self, record: Record) -> bool:
@@ -89,7 +89,7 @@ class Registry:
         if given not in (None, tile):
             raise mismatch(spec.tensor_id, [f"tile_size: stored {list(tile)}, given {list(given)}"], self._storage)
         if unknown_in(record.spec.blend) or unknown_in(record.spec.reduction):
-            # It was opened for reading only; now the blend is given, so windows can be computed.
+            # Until now, the tensor could only be read. With the blend, windows can be computed.
             record.spec = _as_stored(spec, record.spec.definition)
         spec.hold(record.holder())
         return record

@@ -61,8 +61,8 @@ class Storage:
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
-        # Only one thread at a time may write tiles to a backend: the background writer, or a copy. A tensor is deleted
-        # under this lock too. So a thread that holds the lock and has seen the tensor knows that it writes into it.
+        # Only one thread at a time may write tiles to a backend: the background writer, or a copy. Deleting a tensor
+        # takes the lock too, so a tensor cannot be deleted during a write.
         self.writing = threading.RLock()
 
     def attach(self, backend: Backend) -> None:
@@ -189,16 +189,16 @@ class Storage:
         """
         if not tiles:
             return {}
-        # If most tiles were missing last time, look for partial ones first: chunks must be looked up after that anyway.
+        # If most tiles were missing last time, begin with partial tiles. Chunks must be looked up afterwards anyway.
         chunks = {} if record.is_sparse else self.read_tiles(record, tiles)
         begun = {tile: TileInProgress(record, tile) for tile in tiles if chunks.get(tile) is None}
         partials: dict[Index, PartialTile | None] = {}
         if begun:
-            # A tile of one window is never partial. Even for no tiles, a backend reports that the tensor is gone.
+            # A tile of a single window is never partial. Even without tiles, a backend reports a cleared tensor.
             shared = [tile for tile, entry in begun.items() if entry.total > 1]
             partials = self.read_partials(record, shared)
-            # Another process completes a tile by writing its chunk and then deleting its log, perhaps while we read
-            # the log. So look for chunks again: only if the chunk is still absent was the whole log there to read.
+            # Another process completes a tile by writing the chunk, then deleting the log. The log may have been
+            # incomplete when read. Look for chunks again: if a chunk is still absent, the log was complete.
             chunks |= self.read_tiles(record, shared if chunks else list(begun))
         record.is_sparse = 2 * sum(chunk is not None for chunk in chunks.values()) < len(chunks)
         return {
@@ -346,12 +346,12 @@ class Storage:
         with self.asked("look for", tensor_id) as backend:
             return list(itertools.compress(tiles, backend._has_tiles(tensor_id, tiles)))
 
-    # Log outside of `asked`, so that an error of a handler is not taken for one of the backend.
+    # Log outside of `asked`. Inside, an error of a handler would be taken for an error of the backend.
 
     def _log_read(self, kind: str, tensor_id: str, found: Mapping[Index, object]) -> None:
         if LOG.isEnabledFor(logging.DEBUG) and found:
             there = sum(tile is not None for tile in found.values())
-            # Pass the name of the store, not the store: a handler that keeps records must not keep the store alive.
+            # Pass only the name, because a handler keeping records must not keep the store alive.
             LOG.debug("read tiles of tensor %r from %s: %d of %d %s", tensor_id, str(self), there, len(found), kind)
 
     def _log_write(

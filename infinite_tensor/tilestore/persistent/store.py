@@ -134,12 +134,12 @@ class PersistentTileStore(TileStore, Backend):
         }
 
     def __del__(self) -> None:
-        # No I/O here: pending windows go to the writer, whose thread keeps this store alive until they are stored.
-        # __init__ may have failed halfway; when the interpreter exits, modules may be gone.
+        # No I/O here: the thread of the writer stores pending windows, and keeps the store alive until then.
+        # `__init__` may have failed halfway. At the exit of the interpreter, modules may be gone.
         contents = getattr(self, "_contents", None)
         if sys is None or sys.is_finalizing() or contents is None:
             return
-        # The parts that are used below refer to the store weakly, and their references may have been cleared.
+        # The garbage collector may have cleared weak references to the store.
         contents.storage.attach(self)
         if contents.closed or contents.read_only:
             return
