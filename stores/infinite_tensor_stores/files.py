@@ -33,13 +33,13 @@ HDF5_SUFFIXES = (".h5", ".hdf5", ".hdf")
 
 # Without O_NONBLOCK, opening a FIFO waits for a writer. Windows has neither.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-# Errors for a socket, a device without a driver, and a symbolic link that leads to itself.
+# Errors for a socket, a device without a driver, and a circular symbolic link.
 _NOT_TO_BE_OPENED = (errno.ENXIO, errno.ENODEV, errno.ELOOP)
 _IRREGULAR = "it is not a regular file"
 _PIECE = 2**16
 
 _DELETING = 4
-"""The number of threads that delete folders."""
+"""The number of threads for deleting folders."""
 
 
 class Unreadable(bytes):
@@ -109,7 +109,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[tuple[int, os.stat_result]]
     try:
         descriptor = os.open(path, _FLAGS)
     except OSError as error:
-        # A path below a link that leads to itself does not exist, so there is no irregular file.
+        # A path below a circular link does not exist, so there is no irregular file.
         if error.errno not in _NOT_TO_BE_OPENED or not os.path.lexists(path):
             raise
         raise ValueError(_IRREGULAR) from error

@@ -164,7 +164,7 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
         return handle
 
     def _bound(self) -> list[Handle]:
-        # `valuerefs` copies in one step, which is safe while other threads add and remove tensors.
+        # `valuerefs` copies in a single step, because other threads may add and remove tensors.
         return [handle for each in self._handles.valuerefs() if (handle := each()) is not None]
 
     def _bind_again(self, tensor_id: str, bound: object) -> None:
@@ -186,7 +186,7 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
         except ValueError as error:
             return [Damage("definition", None, self._document_path(name), str(error))]
         if definition is None:
-            # This raises StoreError, unless a read-only store has registered the tensor without storing it.
+            # Raises StoreError, unless a read-only store has registered an unstored tensor.
             self.tensor_definition(tensor_id)
             return []
         return self._damages(definition, repair=repair)

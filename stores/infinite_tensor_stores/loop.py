@@ -119,7 +119,7 @@ class _Own:
 
     def _renew_after_fork(self) -> None:
         self.loop: _Loop | None = None
-        # Reentrant, because a signal handler may interrupt the thread that holds it.
+        # Reentrant, because a signal handler may interrupt the holder.
         self._lock = threading.RLock()
 
     def running(self) -> _Loop:

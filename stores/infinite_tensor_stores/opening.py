@@ -25,7 +25,7 @@ _shared: WeakValueDictionary[str, HDF5TileStore | ZarrTileStore] = WeakValueDict
 """The stores opened by `shared_store`, by path or URL."""
 
 _ENDINGS_OF_FILES = (".npy", ".png", ".tif", ".tiff")
-"""The endings of the files that `export` writes."""
+"""The endings of files written by `export`."""
 
 
 def open_store(
@@ -68,7 +68,7 @@ def shared_store(target: str | os.PathLike[str]) -> HDF5TileStore | ZarrTileStor
     place = os.fspath(absolute(target))
     with _opening:
         store = _shared.get(place)
-        # A finalized store that the writer still flushes must not be used again: nothing would store later windows.
+        # Do not use a finalized store during the last flush, because later windows would never be stored.
         if store is None or store.closed or gc.is_finalized(store) or store._vanished:  # noqa: SLF001  (our own)
             _check_ending(target, Path(place))
             store = _shared[place] = open_store(target)

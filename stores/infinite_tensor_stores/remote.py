@@ -20,7 +20,7 @@ _HARMLESS = "addressing_style endpoint_url host mode port profile project region
 """Options without credentials. The text of any other option may be a credential."""
 _SHORT = 6
 
-# A password may contain an unquoted slash; what follows a host with a port is not a password.
+# A password may contain an unquoted slash. Text after a host with a port is no password.
 _LOGIN = re.compile(r"(?<=://)(?:[^/\s:@\[]+:(?!:|\d+(?:/|\s|$))(?:(?!::)\S)*|[^/?#\s]*)@")
 _QUERY = re.compile(r"(?<=://)([^\s?#\"'<>]*)([?#])([^\s\"'<>)\]]*)")
 
@@ -63,7 +63,7 @@ class MaskedFileSystem:
     """A file system of fsspec, with credentials hidden in errors."""
 
     creates: bool | None = None
-    """Whether `create` refuses to replace a file; None until it has been tried."""
+    """Whether `create` refuses to replace a file. None if not tried yet."""
 
     def __init__(self, files: Any, mask: LoginMask) -> None:
         self.files = files
@@ -96,7 +96,7 @@ class MaskedFileSystem:
         raise shown
 
     def __getattr__(self, name: str) -> Any:
-        # While this is being copied or unpickled, it has no `files` yet.
+        # During copying or unpickling, `files` is not set yet.
         found = getattr(object.__getattribute__(self, "files"), name)
         if not name.startswith("_"):
             return found
@@ -224,7 +224,7 @@ def _forms(text: str) -> set[str]:
 
 
 def _pattern(text: str) -> str:
-    # A text as short as a common word is hidden only where it is a whole word.
+    # Short text is hidden only as a whole word, because longer words may contain it.
     return re.escape(text) if len(text) >= _SHORT else rf"(?<!\w){re.escape(text)}(?!\w)"
 
 

@@ -30,9 +30,9 @@ from infinite_tensor_stores.loop import running_loop, sync
 from infinite_tensor_stores.remote import LoginMask, MaskedFileSystem, RemoteStore, Stored
 
 _SETTINGS = {
-    # Enough for many threads at a time, so that no request waits for a connection.
+    # Enough for many threads, because no request should wait for a connection.
     "max_pool_connections": 256,
-    # Botocore's own retries are off: they count attempts, however long these take.
+    # Botocore's own retries are off: they limit attempts rather than time.
     "retries": {"total_max_attempts": 1, "mode": "standard"},
     # What we store ends with its own checksum.
     "request_checksum_calculation": "when_required",
@@ -170,7 +170,7 @@ class S3Requests(MaskedFileSystem):
             except Exception as error:
                 if not isinstance(self._explained(error), _MAY_PASS) or time.monotonic() + pause > last_start:
                     raise self._explained(error) from error
-                # Do not log the text of the error, which may contain a login.
+                # Do not log the text of the error, because a login may be in it.
                 what = operation, given.get("Key", given["Bucket"]), type(error).__name__
                 LOG.debug("S3 did not carry out %s of %s (%s); the request is sent again", *what)
             await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311  (spreads load, hides nothing)
@@ -179,7 +179,7 @@ class S3Requests(MaskedFileSystem):
     async def _answer(self, operation: str, most: float, given: dict[str, Any]) -> Any:
         client = self._adopt(await self.files.get_s3(self._bucket))
         model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[operation])
-        # Options are added to each request that accepts them, as in s3fs.
+        # As in s3fs, each request gets all accepted options.
         options = {**self.files.s3_additional_kwargs, **self.files.req_kw}
         known = options.keys() & model.input_shape.members.keys()
         given = {name: options[name] for name in known if options[name] is not None} | given
@@ -275,7 +275,7 @@ async def _close(clients: set[Any]) -> None:
 
 
 def _dropped(clients: set[Any]) -> None:
-    # This may run on any thread, so it must not wait.
+    # Must not wait, because a finalizer may run on any thread.
     loop = running_loop()
     if clients and loop is not None:
         closing = asyncio.run_coroutine_threadsafe(_close(clients), loop)

@@ -219,7 +219,7 @@ def zarr_store(
         raise ValidationError(f"target must be a path, an fsspec URL or a zarr Store, got {quoted(target)}")
     url = text_of(target)
     if is_local(url):
-        # FileStore can create files exclusively, which zarr's fsspec store for file:// cannot.
+        # Unlike zarr's fsspec store for file://, FileStore can create files exclusively.
         return FileStore(local_path(url).absolute(), read_only=read_only)
     return _of_url(url, storage_options or {}, read_only, timeout)
 

@@ -154,7 +154,7 @@ def _mapped(path: Path, size: int) -> torch.Tensor:
         # A private map: torch needs it to be writable, but writes would not change the file.
         return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8, device="cpu")
     except RuntimeError:
-        # If the file is gone, `stat` raises FileNotFoundError, which the caller handles.
+        # If the file is gone, `stat` raises FileNotFoundError for the caller.
         path.stat()
         raise
 

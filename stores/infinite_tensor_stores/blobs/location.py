@@ -22,10 +22,10 @@ from infinite_tensor_stores.zarr.layout import DOCUMENT
 from infinite_tensor_stores.zarr.objects import Objects
 
 _CAN_REPLACE_OPEN_FILES = os.name != "nt"
-"""False on Windows, which refuses to replace an open file, and does not reuse the number of a file."""
+"""False on Windows. An open file cannot be replaced there, and file numbers are not reused."""
 
 _PARTIAL = "writer.partial"
-"""The name of a file until it is written whole and renamed. There is one writer, so one name is enough."""
+"""The name of an unfinished file. There is a single writer, so a single name is enough."""
 
 Right: TypeAlias = FileLock | Lease
 """The right to write."""
@@ -83,7 +83,7 @@ class Location(Objects):
     """
 
     is_local = False
-    """Whether it is a folder on a local disk."""
+    """Whether the location is a folder on a local disk."""
 
     def __init__(self, target: Any, storage_options: dict[str, Any] | None, timeout: float) -> None:
         super().__init__(lambda: zarr_store(target, storage_options, read_only=False, timeout=timeout))

@@ -114,7 +114,7 @@ def opened_for_writing(location: Location, most_blocks: int | None, wanted: Want
     """Open the rows of an existing blob for reading and writing."""
     wait_for_dropped()
     with location.reporting("cannot be opened"):
-        # Check before claiming, so that nothing is claimed if there is no such blob.
+        # Check first, because a missing blob must not be claimed.
         try:
             wanted.check(location.header()[0])
         except EmptyDocumentError:
@@ -183,7 +183,7 @@ def created(location: Location, most_blocks: int | None, wanted: Wanted) -> Rows
     old = None
     with suppress(StoreError):
         old = None if document is None else Header.from_bytes(document.content)
-    # Check the arguments first, so that an error does not delete the existing blob.
+    # Check the arguments first, because an error must not delete the existing blob.
     header = wanted.header(old, is_local=location.is_local)
     with location.reporting("cannot be created"), _claimed(location) as right:
         location.commit(header)
@@ -202,7 +202,7 @@ def delete(location: Location) -> None:
             return
         right = location.claim()
         try:
-            # The document is deleted first: without it, no blob is left even if this process is killed now.
+            # Delete the document first. Without a document, no blob is left, even after a kill.
             location.delete([DOCUMENT])
             location.delete_blocks()
             location.delete_lock()
@@ -246,7 +246,7 @@ def close_dropped(rows: Rows) -> None:
     if not rows.needs_loop:
         rows.close()
         return
-    # This may run on any thread, even that of the event loop, which must not wait for itself.
+    # The current thread may run the event loop, and the loop must not wait for itself.
     thread = threading.Thread(target=rows.close, name="infinite_tensor-blob")
     _closing.add(thread)
     thread.start()

@@ -22,7 +22,7 @@ from infinite_tensor_stores.blobs.location import Document, Location, Right
 _CPU = torch.device("cpu")
 _BUFFERED_BYTES = 2**26
 _MOST_BLOCKS = 2**12
-"""Far fewer than the 65,000 or so memory maps that an operating system allows in a process."""
+"""Far below the usual limit of about 65,000 memory maps in a process."""
 _FEWER = "read fewer rows at a time"
 
 
@@ -83,14 +83,14 @@ class Rows:
         self.writes = right is not None
         self._right, self._document = right, document
         self._size = header.block_size
-        # The properties of a row that can be appended without further checks.
+        # A row with these properties is appended without further checks.
         self._kind = header.shape, header.dtype, torch.strided, _CPU, False
         self._blocks = blocks_of(location, header)
         self.needs_loop = self._blocks.needs_loop
         self.most_blocks = most_blocks or max(2, min(_MOST_BLOCKS, self._blocks.cache_bytes // header.block_bytes))
         self._at_once = min(self._blocks.at_once, self.most_blocks)
         self._loaded = LRU[int, torch.Tensor](max_items=self.most_blocks)
-        # Blocks that are being written, including the one that is not full yet.
+        # Blocks being written, including the incomplete last block.
         self._buffers: dict[int, torch.Tensor] = {}
         self._most_buffers = most_blocks or max(2, _BUFFERED_BYTES // header.block_bytes)
         self._unsaved: set[int] = set()
@@ -204,16 +204,16 @@ class Rows:
         """
         with self.location.reporting("cannot be read"):
             header, document = self._committed()
-        # In a forked child, there may be further rows in buffers, which were not stored yet at the fork.
+        # A forked child may have further rows in buffers, unstored at the fork.
         if (header.edits, header.rows) != (self.header.edits, self.header.rows):
             if header.edits != self.header.edits or self._buffers:
                 self._drop(self._loaded)
-            # Only a forked child has buffers here: the parent has stored these rows, or others in their place.
+            # Only a forked child has buffers here. The parent has stored or replaced the buffered rows.
             self.length = header.rows if self._buffers else min(self.length, header.rows)
             self._buffers.clear()
             self._unsaved.clear()
         self.header = header
-        # Set these last: if an interrupt comes before this line, the next read starts again.
+        # Set last, because after an earlier interrupt the next read must start again.
         self._document, self._unconfirmed = document, False
 
     def _committed(self) -> tuple[Header, Document]:
@@ -454,7 +454,7 @@ class Rows:
             self._in_doubt = True
             self._blocks.save({number: blocks[number] for number in wave})
             self._in_doubt = False
-            # Drop them again, because a signal handler may have loaded them meanwhile.
+            # Drop again, because a signal handler may have loaded the blocks meanwhile.
             self._drop(wave)
             self._unsaved.difference_update(wave)
 
@@ -466,7 +466,7 @@ class Rows:
     def _commit(self, rows: int, edits: int) -> None:
         self._check_right()
         header = replace(self.header, rows=rows, edits=edits)
-        # Even a commit that raises may have been carried out.
+        # Even after an error, the commit may have been carried out.
         self._in_doubt = True
         self.location.commit(header)
         self.header = header
@@ -478,7 +478,7 @@ class Rows:
             return
         self.header, _ = self._committed()
         if self.length < self.header.rows:
-            # Readers may have seen rows that no longer exist.
+            # Readers may have seen rows lost since.
             self._commit(self.length, self.header.edits + 2)
         self._in_doubt = False
 

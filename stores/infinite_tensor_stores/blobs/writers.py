@@ -37,12 +37,12 @@ LOCK = "writer.lock"
 
 FOLDER = "writers"
 SECONDS = 60.0
-"""The time without renewal after which a lease expires."""
+"""The lifetime of a lease without renewal."""
 RENEWAL = 15.0
 _CERTAIN = 20.0
-"""The time after a renewal during which nobody else can have a lease, even if requests and clocks are slow.
+"""The time after a renewal without any other holder, even with slow requests and clocks.
 
-It is more than RENEWAL. The rest of SECONDS allows for different clocks and for a request under way.
+Must exceed RENEWAL. The rest of SECONDS allows for different clocks and for a request under way.
 """
 
 
@@ -155,7 +155,7 @@ class Lease:
         self._renewed = 0.0
         self._lost: str | None = None
         self._lock = threading.Lock()
-        # Unlocked when the lease is released; the thread that renews it waits for that.
+        # Locked until the lease is released. The renewing thread waits for the release.
         self._renewing = threading.Lock()
         self._renewing.acquire()
         self._forget = weakref.finalize(self, _drop, self._key, os.getpid())
@@ -167,7 +167,7 @@ class Lease:
             ends = f". If that process was killed, its lease expires {SECONDS:.0f} s after it was last renewed"
             raise _refused(holder, ends)
         self._renewed = begun
-        # If an interrupt comes before the caller gets this lease, it must be freed: the thread must not keep it alive.
+        # The thread must not keep the lease alive, because after an interrupt the caller may never get it.
         args = weakref.ref(self), self._renewing, renewal
         threading.Thread(target=_keep, args=args, name="infinite_tensor-lease", daemon=True).start()
 
@@ -241,11 +241,11 @@ class Lease:
 
 
 _DROPPED: set[str] = set()
-"""Leases of this process that were dropped without being released, because of an interrupt."""
+"""Leases of this process, dropped by an interrupt without a release."""
 
 
 def _drop(key: str, pid: int) -> None:
-    # A forked child has copies of leases that belong to its parent.
+    # A forked child has copies of the parent's leases.
     if pid == os.getpid():
         _DROPPED.add(key)
 
@@ -255,7 +255,7 @@ def _keep(known: weakref.ref[Lease], released: threading.Lock, renewal: float) -
         lease = known()
         if lease is None:
             return
-        # Storages raise different errors. The next write reports a problem that lasts.
+        # Storages raise different errors. The next write reports a lasting problem.
         with suppress(Exception):
             lease._renew()  # noqa: SLF001  (a function of this module)
         del lease
@@ -266,5 +266,5 @@ def _read(document: bytes | None) -> tuple[str, float]:
         found = json.loads(document or b"{}")
         return str(found["holder"]), float(found["renewed"])
     except (ValueError, KeyError, TypeError):
-        # It is damaged or gone, so nobody renews it.
+        # A damaged or missing lease has no holder to renew it.
         return "somebody", 0.0

@@ -93,7 +93,7 @@ class SharedFile:
 
     def _renew_after_fork(self) -> None:
         self.lock = threading.RLock()
-        # Keep it open in the child: closing it would release the parent's lock on the file.
+        # Keep the file open in the child: closing would release the parent's lock.
         _inherited.append(self)
 
     @property
@@ -247,14 +247,14 @@ def _sizes(group: Any) -> list[int]:
 
 _PLACE = "a new file"
 _TOLD = 5
-"""The most names that an error lists."""
+"""The most names listed in an error."""
 
 
 _known: weakref.WeakValueDictionary[tuple[int, int], SharedFile] = weakref.WeakValueDictionary()
-"""The files that are open in this process, by device and inode. Protected by `_opening_lock`."""
+"""The open files of this process, by device and inode. Protected by `_opening_lock`."""
 _opening_lock = Lock()
 _inherited: list[SharedFile] = []
-"""The files that parents of this process have opened."""
+"""Files opened by parents of this process."""
 
 
 class _Forks(threading.local):
@@ -375,7 +375,7 @@ def _opening(path: Path, owner: object) -> Iterator[None]:
 def _is_other_file(path: Path) -> bool:
     try:
         return path.is_file() and not import_h5py().is_hdf5(path)
-    except OSError:  # (an invalid path, such as one that is too long)
+    except OSError:  # (an invalid path, for example too long)
         return False
 
 
@@ -445,7 +445,7 @@ def _create(path: Path, *, exclusive: bool) -> None:
         h5.attrs[MARK] = FORMAT
         h5.flush()
         image = h5.id.get_file_image()
-    # If another process has just created the file, this is appended to its content, and HDF5 ignores it.
+    # If another process has just created the file, HDF5 ignores the appended image.
     with path.open("xb" if exclusive else "ab") as file:
         file.write(image)
 

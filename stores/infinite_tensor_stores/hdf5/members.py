@@ -26,16 +26,16 @@ from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, parsed
 
 DEFINITION = "definition"
 MEMBERS = (DEFINITION, "tiles", "index", "partial")
-"""The members of a tensor's group, in the order in which they are deleted."""
+"""The members of a tensor's group, in the order of deletion."""
 
 MARK = "infinite_tensor_format"
-"""The attribute of the root that makes a file a store: the version of its layout."""
+"""The root attribute of a store, with the version of the layout."""
 
 FOLDER = "groups"
-"""The HDF5 group for groups of tensors, which may contain data of other programs too."""
+"""The HDF5 group for groups of tensors. Foreign data may be there too."""
 
 _OLD_FOLDER = "tensors"
-"""The HDF5 group in which versions 0.x store everything. They create it in every file."""
+"""The HDF5 group with everything from versions 0.x. Such versions create the group in every file."""
 
 
 def import_h5py() -> Any:

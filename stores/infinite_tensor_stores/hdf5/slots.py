@@ -171,7 +171,7 @@ class PartLog:
         """Add a part to the log of a partial tile."""
         if self._folder is None:
             return
-        # A store of this process that was dropped may still be adding parts, so take the next free number.
+        # A dropped store of this process may still be adding parts, so take the next free number.
         number = next(n for n in itertools.count(self._ends.get(tile, 0)) if _part(tile, n) not in self._folder)
         self._folder.create_dataset(_part(tile, number), data=np.frombuffer(part, dtype=np.uint8))
         self._ends[tile] = number + 1
@@ -188,7 +188,7 @@ class PartLog:
             parts += len(names)
             for name in names:
                 del self._folder[name]
-            # Remove the entry last, so that the next call can finish if this one is interrupted.
+            # Remove the entry last. After an interrupt, the next call can then finish.
             self._ends.pop(tile, None)
         return parts, size
 
@@ -388,9 +388,9 @@ class TileSlots:
         except Exception as error:  # noqa: BLE001  (h5py raises any exception on a damaged file)
             if length == 1:
                 return [error]
-            # One of several blocks is damaged: read them one by one.
+            # Some block is damaged, so read each block separately.
             return [self._read_run(slot, 1)[0] for slot in range(first, first + length)]
-        # Copy the blocks, so that a tile in memory does not keep its neighbours in memory.
+        # Copy the blocks, because a tile must not keep neighbouring tiles in memory.
         return [block.copy() for block in blocks] if length > 1 else [blocks[0]]
 
     def write(self, tiles: Mapping[Index, Block]) -> None:
@@ -407,17 +407,17 @@ class TileSlots:
         end = self._end + len(tiles) - len(reused)
         slots = np.array([*reused, *range(self._end, end)], dtype=np.int64)
         self._grow(end)
-        # These slots count as used even if the write fails, so that the next attempt uses others.
+        # The slots count as used even if the write fails. The next attempt then uses others.
         del self._vacant[: len(reused)]
         self._end = end
         checksums = [self._checksum(index, block) for index, block in zip(indices, blocks, strict=True)]
         rows = np.column_stack([np.array(indices, dtype=np.int64), np.array(checksums, dtype=np.int64)])
         order = np.argsort(slots)
         runs = [(int(slots[order[run][0]]), order[run]) for run in _runs(slots[order])]
-        # First the pixels, then the rows of the index that refer to them.
+        # Write pixels before the index rows with references to them.
         for first, run in runs:
             self._data[first : first + len(run)] = np.stack([blocks[number] for number in run.tolist()])
-        # Update memory before writing the rows: if writing fails, the next attempt frees the rows that were written.
+        # Update memory first. After a failed write, the next attempt then frees the written rows.
         self._checksums[slots] = checksums
         self._index.put(indices, slots.tolist())
         for first, run in runs:

@@ -335,7 +335,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
             leave_file(self._file, self)
             self._file = None
 
-    # Documents are datasets: one in the HDF5 group of each tensor, and one for each TensorGroup in a common HDF5 group.
+    # Documents are datasets. Each tensor has a separate HDF5 group, and all TensorGroups share an HDF5 group.
 
     def _read_documents(self, names: Sequence[str]) -> list[dict[str, Any] | ValueError | None]:
         file = self._file_there()

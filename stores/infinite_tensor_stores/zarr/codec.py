@@ -25,7 +25,7 @@ from infinite_tensor.support.threads import on_threads
 from infinite_tensor_stores.files import content
 
 Bytes: TypeAlias = bytes | npt.NDArray[np.uint8]
-"""Bytes that can be read without a copy."""
+"""Bytes for reading without a copy."""
 
 _BLOSC_HEADER = 16
 _LONGEST_HEADER = 18
@@ -34,7 +34,7 @@ _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 _ORDERS = {"little": "<", "big": ">"}
 _THREADS = os.cpu_count() or 1
 _WORTH_A_THREAD = 2**18
-"""The number of bytes for which another thread pays off: compressing them takes longer than starting the thread."""
+"""From this size on, compression takes longer than starting a thread."""
 
 _CRC_LENGTH = 4
 _LARGEST_HEADER = 2**16
@@ -76,7 +76,7 @@ class ChunkCodec:
             ) from error
         self._size = self._dtype.itemsize * math.prod(self._shape)
         self.most_bytes = 2 * self._size + _LARGEST_HEADER
-        # Data that cannot be compressed grows a little.
+        # Incompressible data grows a little.
         self._most_between = self._size + self._size // 64 + 2**10
 
     def encode(self, blocks: Sequence[npt.NDArray[Any]]) -> list[bytes]:
@@ -191,7 +191,7 @@ def content_size(frame: bytes) -> int | None:
     descriptor = frame[4]
     single = descriptor >> 5 & 1
     length = (single, 2, 4, 8)[descriptor >> 6]
-    # After the descriptor come one byte for the window, except in a single segment, and the id of a dictionary.
+    # Next come a byte for the window (except in a single segment) and the id of a dictionary.
     start = 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3]
     # Sizes from 256 to 65791 are stored in two bytes, less 256.
     return int.from_bytes(frame[start : start + length], "little") + (256 if length == 2 else 0) if length else None
@@ -233,7 +233,7 @@ def _documents_of(dtype: str, compressors: list[Any]) -> Sequence[Any]:
         return [{"name": "zstd", "configuration": {"level": 1, "checksum": False}}]
     if not compressors:
         return []
-    # Some settings of a codec depend on the array, and versions of zarr fill them in differently, so ask zarr.
+    # Ask zarr, because some settings depend on the array and on the version of zarr.
     options: dict[str, Any] = {"shape": (1,), "chunks": (1,), "dtype": dtype, "zarr_format": 3}
     array = zarr.create_array(MemoryStore(), compressors=compressors, filters=None, **options)
     described: Any = array.metadata.to_dict()["codecs"]

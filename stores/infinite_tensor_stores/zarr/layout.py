@@ -22,7 +22,7 @@ BLOB = "infinite_tensor_blob"
 """The attribute that marks an array as a TensorBlob."""
 DOCUMENT = "zarr.json"
 OME = "ome"
-"""The attribute of a group for programs that read OME-Zarr."""
+"""The attribute of a group for readers of OME-Zarr."""
 _VERSION = "0.5"
 _TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 _EXAMPLES = {2: ("y", "x"), 3: ("c", "y", "x"), 4: ("c", "z", "y", "x"), 5: ("t", "c", "z", "y", "x")}
@@ -222,7 +222,7 @@ def _ints(parts: Sequence[str]) -> Index | None:
         return None
 
 
-# The content of a ``zarr.json``: who wrote it, and the attributes of this library in it.
+# The content of a ``zarr.json``: the author, and the attributes of this library.
 
 
 def group_document(attributes: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> bytes:
@@ -329,7 +329,7 @@ def dumped(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, indent=2).encode()
 
 
-# Metadata in a tensor's group for programs that read OME-Zarr 0.5 (https://ngff.openmicroscopy.org/0.5).
+# Metadata for readers of OME-Zarr 0.5 in a tensor's group (https://ngff.openmicroscopy.org/0.5).
 
 
 def ome_of(definition: Mapping[str, Any], path: str) -> dict[str, Any] | None:

@@ -227,7 +227,7 @@ class Objects:
             await self._insist(lambda: store.set_if_not_exists(key, buffer), FileNotFoundError)
         elif await store.create(key, data):
             return True
-        # An attempt whose answer was lost may have written the object, so that a retry found it: compare the content.
+        # After a lost answer, a retry may find the object already written, so compare the content.
         found = await self.get_one(key, len(data))
         if found is None and self.root is not None:
             _check_folder((self.root / key).parent)
@@ -301,7 +301,7 @@ class Objects:
         The size is 0 for an object deleted meanwhile.
         """
         if isinstance(self.store, RemoteStore):
-            # A listing contains sizes and times, which would otherwise take a request per object.
+            # A listing includes sizes and times, and saves a request per object.
             listed = _listed(self.store.list_objects(f"{prefix}/"))
             while page := dict(islice(listed, _PAGE)):
                 yield page
@@ -428,7 +428,7 @@ async def _together(call: Callable[[T], Awaitable[R]], arguments: Sequence[T], c
             for _ in range(min(concurrency, len(arguments))):
                 workers.create_task(work())
     except* _OutOfOrderError:
-        # This error has stopped the other workers too.
+        # The error has stopped the other workers too.
         pass
     failures.tell()
     return [results[number] for number in range(len(arguments))]

@@ -56,7 +56,7 @@ _PLACE = "an empty folder"
 
 _MARK = {"format": FORMAT}
 _LOG = "partial/0/0"
-"""A key like those of logs, to test whether a Store accepts them."""
+"""A key similar to the key of a log, to test whether a Store accepts such keys."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Root:
 
     def _check_folder(self) -> None:
         root = self._objects.root
-        # In this order, a folder that another process creates meanwhile is not taken for a file.
+        # In this order, a folder created meanwhile is not taken for a file.
         if root is None or not os.path.lexists(root) or root.is_dir():
             return
         what = "a broken link" if root.is_symlink() and not root.exists() else "a file"
@@ -276,7 +276,7 @@ class Root:
 
         Raise StoreError otherwise. `what` is the tensor or group to keep in the folder, for the message.
         """
-        # On remote storage, a listing would be an additional request. There, nothing is checked; mode 'w' reports it.
+        # On remote storage, a listing would be an additional request. There, only mode 'w' checks the folder.
         stranger = None if self._objects.root is None else self._objects.run(self._look, name).stranger
         if stranger is not None:
             raise in_the_way(self._owner, stranger, what)
@@ -297,14 +297,14 @@ class Root:
                     "mode 'w' would delete this folder; move the data away"
                 )
         ours = [folder.name for folder in folders if folder.stranger is None]
-        # Groups first: otherwise a kill could leave a group that names deleted tensors.
+        # Groups first: otherwise, a kill could leave a group with deleted tensors.
         for kind in (GROUP, TENSOR):
             self._objects.each(self._delete, [name for name in ours if name.startswith(kind)])
 
     async def _delete(self, name: str) -> None:
         if await self._objects.delete_link(name):
             return
-        # The definition is deleted first: if this process is killed, what remains is garbage that gc can delete.
+        # Delete the definition first. After a kill, `gc` can then delete the rest as garbage.
         await self._objects.store.delete(f"{name}/{DOCUMENT}")
         for child in await self._objects.names_in(name):
             if incarnation_of(child) is not None:
@@ -323,7 +323,7 @@ class Root:
         inside = await self._names(name)
         strangers = [f"{name}/{child}" for child in inside if child != DOCUMENT and incarnation_of(child) is None]
         document = None
-        # Next to folders of tiles and nothing else, the document is ours, even if it is damaged.
+        # With only folders of tiles around, the document is ours, even if damaged.
         if DOCUMENT in inside and (strangers or len(inside) == 1):
             document = await self._objects.get_one(f"{name}/{DOCUMENT}")
         if document is not None and is_zarr_of_others(document):
@@ -351,7 +351,7 @@ def _is_name_of_ours(name: str) -> bool:
 
 
 Log: TypeAlias = Mapping[int, Stored]
-"""The parts of the log of a tile, by their numbers."""
+"""The parts of a tile's log, by number."""
 
 
 def logs_in(objects: Objects, place: Place) -> Mapping[Index, Log]:
@@ -409,7 +409,7 @@ class Sweep:
                     self._sweep_incarnations(name, inside)
                 if DOCUMENT in inside and any(f"partial-{incarnation}" in inside for incarnation in incarnations):
                     self._delete_logs(name, self._complete)
-        # Processes that were killed may have left temporary files, which are no objects.
+        # Killed processes may have left temporary files. Such files are not objects.
         if isinstance(innermost(self._objects.store), LocalStore):
             self._sweep_temporary_files([name for name in self._objects.children("") if is_temporary(name, DOCUMENT)])
             for name in ours:

@@ -204,7 +204,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
                 self._objects.run(self._objects.delete_folder, place.array)
 
     def _delete_document(self, name: str) -> None:
-        # Without this lock, another process that clears the same tensor could delete one that is created afterwards.
+        # Without the lock, another process clearing the same tensor could delete a tensor created afterwards.
         with self._objects.alone_in(name):
             incarnations = self._undefined(name)
         for incarnation in incarnations - {None}:
@@ -228,7 +228,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             incarnations = {incarnation_of(folder) for folder in self._objects.children(name)}
         if self._objects.run(self._objects.delete_link, name):
             return set()
-        # The definition is deleted first: if this process is killed, what remains is garbage that gc can delete.
+        # Delete the definition first. After a kill, `gc` can then delete the rest as garbage.
         self._objects.delete([key])
         return incarnations
 
@@ -270,7 +270,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> ZarrTensor:
         handle = super()._bind_tensor(tensor_id, definition)
-        # Do this only at the first binding: before a later one, others may have written to the tensor.
+        # Only at the first binding, because later other writers may exist.
         if definition["incarnation"] == self._created:
             handle.writers.found()
         self._created = None
@@ -282,7 +282,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
     # Reports about the store.
 
     def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
-        # Does not open the tensor, which may have codecs that this library refuses.
+        # Do not open the tensor, because a codec may be unsupported.
         place = Place.of(definition)
         complete, stored = 0, 0
         for page in self._objects.stored_pages(f"{place.array}/c"):

@@ -30,7 +30,7 @@ _BITS = 12
 """A block of a `TileSet` has about 2**12 tiles."""
 
 _FEW_TILES = 64
-"""Up to this many tiles are looked up one by one; for more, all stored tiles are listed."""
+"""The most tiles to look up separately. For more tiles, all stored tiles are listed."""
 
 _PAGE_BYTES = 2**26
 _PAGE_TILES = 256
@@ -147,7 +147,7 @@ class Logs:
                 logs[log].append(part)
             found = self._objects.get([part_of(log, len(logs[log])) for log in grown], most)
             grown = {log: part for log, part in zip(grown, found, strict=True) if part is not None}
-        # Forget logs that are gone: a part added with a later number would come after a gap, and never be found.
+        # Forget deleted logs: a part with a later number would come after a gap, and never be found.
         self.forget(log for log, parts in logs.items() if not parts)
         self._lengths.update((log, len(parts)) for log, parts in logs.items() if parts)
         return logs
@@ -161,7 +161,7 @@ class Logs:
         async def write(item: tuple[str, bytes | None]) -> None:
             log, data = item
             if data is None:
-                # The log is not read any more, so it does no harm if it cannot be deleted.
+                # A failure does no harm, because the log is no longer read.
                 with left_alone():
                     await self._delete(log)
                 return
@@ -169,7 +169,7 @@ class Logs:
             # If another process has deleted the log, start at 0: a part after a gap would never be found.
             if number and not await self._objects.store.exists(part_of(log, number - 1)):
                 number = 0
-            # Another process may have added parts: take the next number that is free.
+            # Another process may have added parts, so take the next free number.
             while not await self._objects.create(part_of(log, number), data):
                 number += 1
             self._lengths[log] = number + 1
@@ -286,7 +286,7 @@ class ZarrTensor(TensorHandle):
         """Delete the logs of tiles, then the chunks."""
         self._check_place(*self._objects.get([self.place.group]))
         self._objects.put({self.place.drops: secrets.token_hex(8).encode()})
-        # Forget the logs before deleting them: a part 1 added to a log that has lost its part 0 would never be found.
+        # Forget the logs first. A part 1 added after the loss of part 0 would never be found.
         self.logs.forget(map(self.place.log, tiles))
         wanted = set(tiles)
         begun = dict.fromkeys(tile for tile in self._logged() if tile in wanted)
@@ -342,7 +342,7 @@ class ZarrTensor(TensorHandle):
         try:
             found = attributes_in(document)
         except ValueError:
-            # The definition is damaged, which `verify` reports.
+            # `verify` reports the damaged definition.
             return
         if found is not None and found.get("incarnation") != self.place.definition["incarnation"]:
             raise remade_elsewhere(self.owner, self.tensor_id)
