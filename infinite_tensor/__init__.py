@@ -112,7 +112,7 @@ _find, _names = offered_by(
     },
 )
 
-# Hidden from mypy, which would otherwise accept any name.
+# Hidden from mypy: with this function, mypy would accept any name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

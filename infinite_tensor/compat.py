@@ -23,7 +23,7 @@ from infinite_tensor.tilestore.store import contents_of
 _DIRECT_LIMIT = 10 * 2**20
 
 _made: WeakKeyDictionary[TileStore, WeakValueDictionary[str, InfiniteTensor]] = WeakKeyDictionary()
-"""Tensors that `get_or_create` has created, by store and id."""
+"""Tensors created by `get_or_create`, by store and id."""
 
 
 def get_or_create(
@@ -102,7 +102,7 @@ def clear_direct_caches(store: TileStore) -> None:
     """Deprecated: call ``tensor.clear_cache()`` or ``store.clear_cache(tensor_id)``."""
     _deprecated("TileStore.clear_direct_caches", "store.clear_cache(tensor_id)")
     contents = contents_of(store)
-    # A persistent store clears only the tensors that this store object has used.
+    # In a persistent store, clear only tensors used through this store object.
     known = contents.registry.records if isinstance(contents, PersistentContents) else store.tensor_ids()
     for tensor_id in list(known):
         store.clear_cache(tensor_id)

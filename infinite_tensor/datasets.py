@@ -43,7 +43,7 @@ class _Reads(Protocol[_Patch]):
 
 
 _EXAMPLE = "0:1000"
-"""The slice that messages suggest for an unbounded dimension."""
+"""Slice suggested in messages for an unbounded dimension."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class _Patches(Dataset[_Item_co]):
 
     def __iter__(self) -> Iterator[_Item_co]:
         """Iterate over all patches in order."""
-        # Python's default iteration would take an IndexError of `f` or `transform` for the end.
+        # Python's default iteration would stop at an IndexError of `f` or `transform`.
         for index in range(len(self)):
             yield self[index]
 
@@ -521,7 +521,7 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
     extents = tuple(None if source.shape[d] is None else box.stop[d] - box.start[d] for d in dims)
     channels = {*dims} & {*(channels_of(source.dims) if isinstance(source, InfiniteTensor) else ())}
     if channels and None not in extents:
-        # An int as patch_size is for all dimensions except channels, so treat those as unbounded.
+        # An int as patch_size does not apply to channels, so treat channels as unbounded.
         extents = tuple(extent if d in channels else None for d, extent in zip(dims, extents, strict=True))
     sizes = sizes_of("patch_size", patch_size, extents)
     units = [_unit(source, d) for d in dims]

@@ -33,7 +33,7 @@ class DeviceMismatchError(ValidationError):
     """``f`` returned a tensor on the wrong device, or a materializer returned a tensor on the meta device."""
 
 
-# MemoryError comes first, because tblib unpickles exceptions by `__new__`, and only MemoryError's `__new__` works here.
+# MemoryError comes first: tblib unpickles exceptions by `__new__`, and needs the `__new__` of MemoryError.
 class OutOfMemoryError(MemoryError, InfiniteTensorError):
     """A read needs more memory than available, for the result or for computing."""
 

@@ -188,7 +188,7 @@ def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tupl
     """
     numbers: dict[int, int] = {}
     parts = []
-    # Args come before the tensors that read them.
+    # Args come before their readers.
     for each in reversed(sources_first([tensor], lambda each: each.args)):
         computation = node_of(each).computation
         if _tensor_key(each) not in numbers:

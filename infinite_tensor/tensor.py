@@ -625,7 +625,7 @@ class InfiniteTensor(Fillable):
             else:
                 check_reduction(self.reduce, self.shape, self.output_window, dtype, device)
             contents = contents_of(self.tile_store)
-            # The lock keeps a read from starting in between and asking the store for the former dtype or device.
+            # The lock prevents reads in between, with the former dtype or device.
             with contents.lock:
                 moved = self._spec.moved(device, dtype)
                 contents.migrate(self._spec, moved)
@@ -1165,7 +1165,7 @@ class InfiniteTensor(Fillable):
         The pickle has the target of the store, the id, the definition and `f`, which must be picklable. A memory store
         is pickled without its windows.
         """
-        # Imported here, because that module builds on this one.
+        # Imported here, because `opening` builds on tensors.
         from infinite_tensor.opening import reduced  # noqa: PLC0415
 
         return reduced(self)
@@ -1201,7 +1201,7 @@ class InfiniteTensor(Fillable):
         return extent
 
     if not TYPE_CHECKING:
-        # Not for type checkers, which report these mistakes themselves.
+        # Hidden from type checkers, because type checkers report such mistakes themselves.
 
         @classmethod
         def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> None:
@@ -1228,7 +1228,8 @@ class InfiniteTensor(Fillable):
             )
 
         def __getattr__(self, name: str) -> Any:
-            # Python calls this too where a property raises AttributeError: get it again, to raise what it raised.
+            # Python also calls this method if a property raises AttributeError. Get the property again, to raise its
+            # error.
             if hasattr(type(self), name) or not hasattr(torch.Tensor, name):
                 return object.__getattribute__(self, name)
             sizes = name in ("size", "dim", "ndimension", "numel", "nelement")

@@ -14,6 +14,6 @@ def main() -> None:
             raise
         sys.exit("the command infinite-tensor needs the packages click and rich: pip install click rich")
     except KeyboardInterrupt:
-        # Ctrl-C during the imports, which take a second. As in shells, the code is 128 plus the number of the signal.
+        # Ctrl-C during the imports, about a second. As in shells, the exit code is 128 plus the signal number.
         sys.exit(130)
     sys.exit(run(sys.argv[1:]))

@@ -111,7 +111,7 @@ REFERENCE = _Reference()
 
 
 def _path_module(place: str) -> Any:
-    # Find modules in the current folder too, as Python does for a script.
+    # Also find modules in the current folder, as `python -m` does.
     sys.path.insert(0, str(Path.cwd()))
     try:
         return import_module(place)
@@ -191,7 +191,7 @@ def module(told: str, *, required: bool = False) -> Callable[[F], F]:
 group = click.option("--group", is_flag=True, help="ID is a group; needed only if a tensor has the same id.")
 overwrite = click.option("--overwrite", is_flag=True, help="Replace existing data.")
 yes = click.option("--yes", is_flag=True, help="Delete without asking.")
-# Eager, to take effect before a file of the user is loaded.
+# Eager, to take effect before a user's file is loaded.
 as_json = click.option(
     "--json", "as_json", is_flag=True, is_eager=True, callback=keep_for_json, help="Print JSON, for programs."
 )

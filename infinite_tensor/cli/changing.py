@@ -119,7 +119,7 @@ def predict(
         tensor = arguments.source_at(source, dims)
     else:
         tensor = infinite_tensor.open_store(source, mode="r").open(source_tensor)
-    # The path, not an open store: predict creates nothing there before it has checked everything.
+    # Pass the path, not an open store: predict checks all arguments before creating a store.
     made = infinite_tensor.predict(
         net,
         tensor,
@@ -130,7 +130,7 @@ def predict(
         **options,
     )
     outputs = [made] if isinstance(made, infinite_tensor.InfiniteTensor) else list(made.values(True, True))
-    # With several reductions of one output, each result is a tensor that reads the one stored tensor.
+    # With several reductions of an output, all results read the same stored tensor.
     kept = [t if f"{t.tensor_id}/".startswith(f"{tensor_id}/") else t.args[0] for t in outputs]
     stored = {t.tensor_id: t for t in kept}
     with next(iter(stored.values())).tile_store:
@@ -291,7 +291,7 @@ def rm(store: str, tensor_id: str, dependants: bool, group: bool, yes: bool, as_
                     f"{tensor_id!r} is a group, but --dependants only applies to tensors; leave it out"
                 )
             if tensor_id not in opened.group_ids():
-                # Its error lists the groups that there are.
+                # Raises an error with the names of all groups.
                 opened.open_group(tensor_id)
             ask(f"This deletes group {tensor_id!r} from {store}. Its tensors stay.", yes=yes)
             opened.clear_group(tensor_id)
@@ -299,7 +299,7 @@ def rm(store: str, tensor_id: str, dependants: bool, group: bool, yes: bool, as_
         else:
             tensors = [tensor_id, *(opened.dependants(tensor_id) if dependants else ())]
             if tensor_id not in opened:
-                # Its error lists the tensors that there are.
+                # Raises an error with the names of all tensors.
                 opened.tensor_info(tensor_id)
             ask(f"This deletes {named(tensors)} from {store}.", yes=yes)
             opened.clear_tensor(tensor_id, dependants=dependants)
@@ -311,7 +311,7 @@ def rm(store: str, tensor_id: str, dependants: bool, group: bool, yes: bool, as_
 
 def opened_to_change(store: str) -> infinite_tensor.TileStore:
     """Open an existing store for changes."""
-    # Mode r+ alone would turn a Zarr group or HDF5 file of somebody else into a store.
+    # Mode r+ alone would turn a foreign Zarr group or HDF5 file into a store.
     infinite_tensor.open_store(store, mode="r").close()
     return infinite_tensor.open_store(store, mode="r+")
 

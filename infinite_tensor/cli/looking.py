@@ -234,7 +234,7 @@ def coverage(store: str, tensor_id: str, region: Any, as_json: bool) -> None:
 
 
 _OTHER_ROWS = 6
-"""Rows of the terminal for the lines around a map."""
+"""Terminal rows for the lines around a map."""
 
 
 def _print_map(tensor: Any, region: Any, tile: Sequence[int], stored: Any, uncovered: Any) -> None:
@@ -245,7 +245,7 @@ def _print_map(tensor: Any, region: Any, tile: Sequence[int], stored: Any, uncov
     from infinite_tensor.geometry.regions import parse  # noqa: PLC0415  (needs torch)
 
     columns, rows = shutil.get_terminal_size((100, 46))
-    # If fewer than two have several tiles, take dimensions with one tile.
+    # Prefer dimensions with several tiles.
     several = sorted(range(stored.ndim), key=lambda d: (stored.shape[d] > 1, d))
     dims = sorted(several[-2:])
     room = max(1, rows - _OTHER_ROWS), columns // 2
@@ -324,7 +324,7 @@ def view(store: str, tensor_ids: tuple[str, ...], computed: Any, port: int, brow
             raise click.UsageError(
                 f"{store} holds {len(ids)} tensors; give the ID of one or more: {', '.join(ids) or 'there are none'}"
             )
-        # Both stores are opened read-only, so their texts are equal if they are the same store.
+        # Both stores are read-only, so the same store has the same text.
         shown_already = [each.tensor_id for each in given if str(each.tile_store) == str(opened)]
         stored = [opened.open(each) for each in dict.fromkeys(ids) if each not in shown_already]
         first, *others = [*given, *stored]
@@ -333,7 +333,7 @@ def view(store: str, tensor_ids: tuple[str, ...], computed: Any, port: int, brow
                 print_json({"url": shown.url})
             note(f"{shown.url} shows {', '.join(each.tensor_id for each in (first, *others))}; Ctrl-C ends it")
             shown.wait()
-            # The process ends after the current call of f. A second Ctrl-C or SIGTERM ends it at once.
+            # The process ends after the current call of f, or at once after a second Ctrl-C or SIGTERM.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from infinite_tensor.support.tables import bytes_of
 
 _WIDEST = 1000
-"""Width of a table that is not printed on a terminal, so that each row stays on one line."""
+"""Width of a table outside a terminal, large enough to wrap no row."""
 
 
 def plain(text: object) -> str:
@@ -83,7 +83,6 @@ def cell(name: str, value: Any) -> str:
         return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
     if isinstance(value, list | tuple):
         texts = list(map(str, value))
-        # Names are joined by commas; other values are shown as Python shows a tuple.
         is_names = all(isinstance(each, str) for each in value)
         value = ", ".join(texts) if is_names else f"({', '.join(texts)}{',' * (len(texts) == 1)})"
     return plain(value)
@@ -93,7 +92,7 @@ def _print(table: Table) -> None:
     console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDEST)
     with console.capture() as printed:
         console.print(table)
-    # Rich pads lines to the width of the table, and ends the process in its own way if a pipe is closed.
+    # Print by click, because rich pads lines and ends the process if a pipe is closed.
     click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()), color=True)
 
 

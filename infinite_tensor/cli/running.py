@@ -27,7 +27,7 @@ from infinite_tensor.support.interrupts import act_as_ctrl_c
 FAILED = 1
 BROKEN_CODE = 4
 INTERRUPTED = 130
-"""As in shells: 128 plus the number of the signal."""
+"""Exit code after Ctrl-C: 128 plus the signal number, as in shells."""
 CLOSED = 141
 
 _ENDING = """\
@@ -62,14 +62,14 @@ def run(arguments: Sequence[str]) -> int:
     The documentation of the command line lists all exit codes.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # An id may contain characters that the encoding of the terminal lacks.
+        # An id may contain characters missing from the encoding of the terminal.
         sys.stdout.reconfigure(errors="backslashreplace")
     with _ended_by_sigterm(), warnings.catch_warnings():
-        # Show every warning of the library, because each is different. Other categories are for Python programmers.
+        # Show all warnings of the library, because each is different. Other warnings are for programmers.
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_where, **_file: tell("Warning", str(message))
         try:
-            # The `main` of click would treat Ctrl-C and a closed pipe as other kinds of failures.
+            # The `main` of click would handle Ctrl-C and closed pipes itself.
             with commands.make_context("infinite-tensor", list(arguments)) as context:
                 found = commands.invoke(context)
             sys.stdout.flush()
@@ -95,7 +95,7 @@ def _ended_by_sigterm() -> Iterator[None]:
     if not here or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         yield
         return
-    # SIGTERM must not raise SIGINT, which is ignored in processes that a script starts in the background.
+    # Do not turn SIGTERM into SIGINT, because background processes of a script ignore SIGINT.
     former = signal.signal(signal.SIGTERM, act_as_ctrl_c)
     try:
         yield
@@ -107,7 +107,7 @@ def _stopped(ended: BaseException) -> int:
     if isinstance(ended, click.Abort) and not isinstance(ended.__context__, KeyboardInterrupt):
         note("Nothing was changed.")
         return FAILED
-    # The library adds a note to a KeyboardInterrupt if running the command again continues it.
+    # A KeyboardInterrupt has a note if running the command again continues the work.
     said = (
         "finished work is stored; run the command again to continue" if hasattr(ended, "__notes__") else "by a signal"
     )
@@ -116,14 +116,14 @@ def _stopped(ended: BaseException) -> int:
 
 
 def _failed(error: BaseException) -> int:
-    # The library raises ImportError for a missing extra, without the name of a module.
+    # For a missing extra, the library raises ImportError without a module name.
     if isinstance(error, InfiniteTensorError) or (isinstance(error, ImportError) and error.name is None):
         tell("Error", _in_options("\n".join([str(error), *getattr(error, "__notes__", ())])))
         return FAILED
     trace = _theirs(error.__traceback__)
     if isinstance(error, OSError) and trace is None:
         return _refused(error)
-    # A SyntaxError is raised before any code of the file runs: there are no frames to show.
+    # A SyntaxError occurs before any code of the file runs, so there are no frames to show.
     shown = None if isinstance(error, SyntaxError) else error.__traceback__
     traceback.print_exception(error.with_traceback(trace or shown))
     return BROKEN_CODE
@@ -134,10 +134,10 @@ def _refused(error: OSError) -> int:
     if error.filename is not None:
         tell("Error", f"{error.filename!r}: {error.strerror}")
         return FAILED
-    # Discard what is left in the buffer, so that flushing it at exit cannot fail again.
+    # Discard the rest of the buffer, because flushing at exit would fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
-        # The reader of the output has closed it.
+        # The reader of the output has closed the pipe.
         return CLOSED
     tell("Error", f"cannot print: {error.strerror or error}")
     return FAILED
@@ -152,7 +152,7 @@ _BETWEEN = (
     *("click", "infinite_tensor", "infinite_tensor_stores", "matplotlib", "PIL", "rich"),
     *("concurrent", "genericpath", "importlib", "os", "pathlib"),
 )
-"""Packages whose frames lie between a command and user code."""
+"""Packages with frames between a command and user code."""
 
 
 def _theirs(trace: TracebackType | None) -> TracebackType | None:

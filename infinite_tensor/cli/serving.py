@@ -45,7 +45,7 @@ def serve(store: str, computed: Any, store_results: bool, workers: int | None, a
 
 def _print_url(url: str) -> None:
     print_json({"url": url})
-    # Flush now, because a program waits for the URL. Otherwise only the end of the command would flush.
+    # Flush now, because a program may wait for the URL.
     click.get_current_context().obj.flush()
 
 

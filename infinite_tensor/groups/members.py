@@ -319,7 +319,7 @@ def _checked_scale(key: Key, given: Any, count: int) -> tuple[Fraction, ...]:
 
 
 FORMAT = 1
-"""Version of the stored form of a group; later versions are refused."""
+"""Version of the stored form of a group. Later versions are refused."""
 
 _RATIO = re.compile(r"[1-9][0-9]{0,9}(/[1-9][0-9]{0,9})?")
 
@@ -443,7 +443,7 @@ def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any] | 
         if not isinstance(members, list) or not members:
             raise ValidationError(f"its members are {members!r:.200}")
         parts = [StoredMember.from_json(member) for member in members]
-        # Nesting orders the names, and refuses a name that occurs twice.
+        # Nesting orders the names and refuses duplicates.
         found = dict(named_leaves(nested([(part.key, part) for part in parts])))
     except ValidationError as error:
         raise damaged_group(store, group_id, "its definition", error) from error

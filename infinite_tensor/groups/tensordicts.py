@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 _BLOCK_BYTES = 2**25
-"""Bytes that are read and written at a time, for all tensors together."""
+"""Bytes to read and write at a time, for all tensors together."""
 
 
 def import_tensordict() -> Any:
@@ -159,7 +159,7 @@ def save_tensordict(members: Members, region: Selection, path: Path, workers: in
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-        # Refuse names that are not valid Unicode, or that the file system does not allow, before anything is written.
+        # Before writing, refuse names with invalid Unicode and names not allowed by the file system.
         "".join(itertools.chain.from_iterable(members)).encode()
         with suppress(FileNotFoundError):
             os.lstat(unfinished)
@@ -171,7 +171,7 @@ def save_tensordict(members: Members, region: Selection, path: Path, workers: in
             (results,) = read_members(members, [block], workers)
             with _explained(path):
                 for key, name in files.items():
-                    # Mapped again for each block, so that written pages do not stay in memory.
+                    # Map again for each block, because written pages would stay in memory.
                     like, found = sample[key], results[key]
                     mapped = torch.from_file(name, shared=True, size=like.numel(), dtype=like.dtype)
                     mapped.view(like.shape)[_place(members[key], region, block, found.ndim)] = found.cpu()

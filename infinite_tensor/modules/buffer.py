@@ -94,7 +94,7 @@ class InfiniteBuffer(nn.Module):
         return self.tensor[indices]
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        # Private to torch; every way to move a module calls it.
+        # Private to torch. Every way to move a module calls this method.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = fn(torch.empty(0, device=self._device)).device
         if device.type != "meta":

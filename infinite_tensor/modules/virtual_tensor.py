@@ -20,7 +20,7 @@ from infinite_tensor.errors import DeviceMismatchError, ValidationError
 from infinite_tensor.support.given import checked_flag
 
 if TYPE_CHECKING:
-    # Type checkers take it for a tensor; it gets a tensor's members below.
+    # Type checkers see a subclass of Tensor. The members of a tensor are added below.
     Base: TypeAlias = torch.Tensor
 else:
     Base = object
@@ -34,7 +34,7 @@ class TensorLike(Base):
     """
 
     __array_priority__ = torch.Tensor.__array_priority__
-    """Makes a numpy number on the left of an operator defer to this object on the right, as for a tensor."""
+    """Lets this object, not a numpy number on the left, handle an operator."""
 
     @property
     def value(self) -> torch.Tensor:
@@ -315,7 +315,7 @@ class VirtualTensor(TensorLike):
         if value.is_meta and not placement.allows_meta:
             raise DeviceMismatchError(_without_data(self._name, type(owner).__name__))
         if value.is_meta or (device.type == "meta" and not placement.set_to_meta):
-            # Data is not moved to meta, where it would be lost, unless the user set that device.
+            # Do not move data to meta, except on request of the user, because the data would be lost.
             return value.to(dtype)
         return value.to(dtype=dtype, device=device)
 
@@ -433,7 +433,7 @@ class _Placement:
         try:
             moved = buffer.to(*args, **kwargs)
         except NotImplementedError:
-            # torch cannot copy a tensor from meta, not even an empty one.
+            # torch cannot copy from meta, not even an empty tensor.
             moved = torch.empty_like(buffer, device="cpu").to(*args, **kwargs)
         self._set(moved)
         self.set_to_meta = moved.is_meta
@@ -444,7 +444,7 @@ class _Placement:
         if _all_on_meta(owner):
             device = torch.device("meta")
         elif device.type == "meta" and not self.set_to_meta and not _devices(owner):
-            # The device that it would have if the module had not been created on meta.
+            # Take the device of a module not created on meta.
             device = torch.get_default_device()
         if device != buffer.device:
             self._set(torch.empty_like(buffer, device=device))
@@ -465,7 +465,7 @@ class _Placement:
 
 
 _LIVING: weakref.WeakKeyDictionary[nn.Module, dict[str, weakref.WeakSet[_Placement]]] = weakref.WeakKeyDictionary()
-"""All placements, by the module and the name of the buffer."""
+"""All placements, by module and buffer name."""
 
 
 def _devices(owner: nn.Module) -> set[torch.device]:
@@ -503,7 +503,6 @@ def _prepare_load(
 ) -> None:
     """Give the buffer the dtype from `state_dict`, before the module loads the state."""
     key = prefix + attribute
-    # Private to torch, which has no public way to find this out.
     if attribute in module._non_persistent_buffers_set:  # noqa: SLF001  (there is no public way)
         state_dict.pop(key, None)
         return
@@ -512,7 +511,7 @@ def _prepare_load(
         buffer = getattr(module, attribute).to(loaded.dtype)
         setattr(module, attribute, buffer)
         if loaded.is_meta or (buffer.is_meta and not metadata.get("assign_to_params_buffers")):
-            # A buffer on meta has no device to restore. It cannot be copied, and copying into it makes torch warn.
+            # A buffer on meta has no device to restore. Copying from meta fails, and copying to meta warns.
             state_dict[key] = buffer
 
 

@@ -56,8 +56,8 @@ class ImageReader(Reader):
                 _check_held(image, said)
                 self.shape, self.dtype = _form_of(image, said)
                 if not image.tile:
-                    # pillow has decoded the image already. Take the shape from its pixels: a PNG may give its
-                    # orientation only at the end, and an icon its channels only when it is decoded.
+                    # pillow has decoded the image already. Take the shape from the pixels: the orientation of a PNG may
+                    # come last, and the channels of an icon are only known after decoding.
                     self._pixels = _pixels_of(image, self.dtype)
                     self.shape = tuple(self._pixels.shape)
         except _NotHeldError as reason:
@@ -129,13 +129,14 @@ def _opened_image(path: str) -> Iterator[Any]:
     except ImportError as error:
         raise ImportError("from_image needs the package pillow: pip install pillow") from error
     try:
-        # Give pillow an open file. Given a path, it would map grey pixels into memory as if they were turned already.
+        # Give pillow an open file. With a path, pillow would map grey pixels into memory and take them for turned
+        # pixels.
         with Path(path).open("rb") as file, Image.open(file) as image:
             yield image
     except InfiniteTensorError:
         raise
     except (UnidentifiedImageError, SyntaxError) as error:
-        # pillow raises SyntaxError for a single page that it does not know.
+        # pillow raises SyntaxError for a file with a single unknown page.
         raise _NotHeldError("pillow does not recognize its format") from error
     except (OSError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise StoreError(
@@ -145,7 +146,7 @@ def _opened_image(path: str) -> Iterator[Any]:
 
 def _pages_of(image: Any) -> list[int]:
     """Return the frame numbers of separate images."""
-    # In these formats, the other frames are layers of the first frame, or its depth.
+    # In these formats, later frames are layers of the first frame or its depth.
     frames = 1 if image.format in ("MPO", "PSD") else getattr(image, "n_frames", 1)
     if image.format != "TIFF" or frames == 1:
         return list(range(frames))
@@ -155,7 +156,7 @@ def _pages_of(image: Any) -> list[int]:
 
 
 def _is_part(image: Any, frame: int) -> bool:
-    # If pillow has no mode for the frame, it raises an error, but only after it has read the tags.
+    # If pillow has no mode for the frame, pillow raises an error only after reading the tags.
     with contextlib.suppress(SyntaxError):
         image.seek(frame)
     return frame > 0 and bool(image.tag_v2.get(_SUBFILE_TYPE, 0) & _REDUCED_OR_MASK)
@@ -186,7 +187,7 @@ def _form_of(image: Any, said: _Samples) -> tuple[tuple[int, ...], torch.dtype]:
     mode = _mode_of(image)
     turned = turn_of(image.getexif().get(0x0112, 1)).swapped
     if turned and image.format == "TIFF":
-        # pillow turns these itself, in some versions only when the image is loaded.
+        # pillow turns TIFF images itself, in some versions only on loading.
         image.load()
         turned = False
     width, height = image.size[::-1] if turned else image.size
@@ -195,7 +196,7 @@ def _form_of(image: Any, said: _Samples) -> tuple[tuple[int, ...], torch.dtype]:
     return shape, getattr(torch, "uint8" if image.mode in _PALETTES else said.dtype)
 
 
-# The values that a file declares, and what pillow turns them into.
+# Values as declared by a file, and as changed by pillow.
 
 
 class _Samples(NamedTuple):
@@ -212,9 +213,9 @@ class _Samples(NamedTuple):
 
 
 _PALETTES = ("P", "PA")
-"""Modes in which the values of a file are indices into a palette."""
+"""Pillow modes with palette indices as values."""
 _MADE = {"1": "bool", "I": "int32", "F": "float32"} | dict.fromkeys(("I;16", "I;16L", "I;16B", "I;16N"), "uint16")
-"""Dtypes of pillow's modes; all others are uint8."""
+"""Dtypes of pillow's modes. Other modes are uint8."""
 
 
 def _made_of(image: Any) -> _Samples:
@@ -255,7 +256,7 @@ def _in_tiff(image: Any, _data: mmap.mmap) -> _Samples:
 
 
 _SWAPPED = ("BS", "BF")
-"""Endings of pillow's names for big-endian signed integers and floats, which libtiff has already byte-swapped."""
+"""Endings of pillow's names for big-endian signed integers and floats. libtiff swaps their bytes itself."""
 _KINDS = {1: "uint", 2: "int", 3: "float", 4: "uint", 5: "complex_int", 6: "complex"}
 
 
@@ -272,7 +273,7 @@ def _in_ppm(image: Any, _data: mmap.mmap) -> _Samples:
         return _made_of(image)
     if decoder == "raw":
         return _Samples(len(image.getbands()), "uint16" if ";16" in str(args) else "uint8")
-    # pillow scales values if their maximum is another number.
+    # pillow scales values with any other maximum.
     return _Samples(len(image.getbands()), {255: "uint8", 65535: "uint16"}.get(args[-1], f"values up to {args[-1]}"))
 
 
@@ -294,14 +295,14 @@ _SAID: dict[str, Callable[[Any, mmap.mmap], _Samples]] = {
     ),
     "DDS": lambda image, _: _Samples(3, "float16") if "BC6" in str(image.tile) else _made_of(image),
 }
-"""Functions for reading the declared values of a file, by format. Pillow may change the values of all these formats."""
+"""Functions for reading the declared values of a file, by format. Pillow may change such values."""
 
 
 # Reading with rasterio instead of pillow.
 
 
 _COLOURS = {"undefined", "gray", "red", "green", "blue", "alpha"}
-"""Colour interpretations, as rasterio calls them, of bands that need no conversion."""
+"""rasterio's names for colours of bands without conversion."""
 
 _ELSEWHERE = "read it with another library, and give from_array(values)"
 

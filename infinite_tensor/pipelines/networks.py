@@ -24,7 +24,7 @@ from infinite_tensor.values.fingerprint import Reach, Setting, networks_in
 
 Index: TypeAlias = tuple[int, ...]
 Outputs: TypeAlias = dict[str | None, torch.Tensor]
-"""The outputs of a network by name; a single tensor is under None."""
+"""Outputs of a network by name. A single tensor has the name None."""
 
 
 class CallingNetworks(Calling):
@@ -94,7 +94,7 @@ class BatchedNetwork(CallingNetworks):
         """
         self.told, self.stored = told, stored
         if stored and self.looked is not None:
-            # Hash values now, because a call of the network may fill containers that it reaches.
+            # Hash values now, because a call of the network may change containers.
             _ = self.looked.values
 
     def returns(self, expected: Mapping[str | None, tuple[tuple[int, ...], torch.dtype]]) -> None:
@@ -157,7 +157,7 @@ class BatchedNetwork(CallingNetworks):
 
     def _check_as_before(self, outputs: Outputs) -> None:
         before = {name: shape for name, (shape, _) in self._expected.items()}
-        # An output with one result per window lacks the window's dimensions. Compare it as if each had one pixel.
+        # An output with one result per window lacks the window's dimensions. Compare as with one pixel per dimension.
         lacking = {name: (1,) * (len(before.get(name, ())) + 1 - output.ndim) for name, output in outputs.items()}
         now = {name: (*output.shape[1:], *lacking[name]) for name, output in outputs.items()}
         if before and now != before:

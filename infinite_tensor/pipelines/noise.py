@@ -34,16 +34,16 @@ _SIDE = 64
 _CELL = _SIDE**2
 """Pixels of a cell."""
 _WINDOW_CELLS = 8
-"""Cells of one window: few, since most reads are of small regions, but enough to limit the number of windows."""
+"""Cells of a window. Most reads are small, but smaller windows would be too numerous."""
 _BATCH = 8
 _CACHE_BYTES = 2**25
 _PART = 2**16
-"""Pixels that are drawn at once: they fit into the cache of a core. Fewer pixels at once would take more calls."""
+"""Pixels to draw at once, as many as fit into the cache of a core."""
 _SERIAL = 2048
-"""Numbers that are rounded at once. To round more numbers, torch would use threads, which a forked child lacks."""
+"""Numbers to round at once. For more numbers torch would use threads, and forked children lack threads."""
 
 Address: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-"""Start of a sequence of random words: a key and a counter, both as tuples of words, lowest word first."""
+"""Start of a sequence of random words: key and counter, as tuples of words with the lowest word first."""
 
 
 def noise(
@@ -226,7 +226,7 @@ class _Local(threading.local):
 
     def words(self, address: Address, count: int) -> npt.NDArray[np.uint64]:
         """Return `count` random words of the stream, beginning at `address`."""
-        # Assign tuples: writing into the arrays of the state would take longer than drawing a hundred words.
+        # Assign tuples, because writing into the state's arrays takes longer than drawing a hundred words.
         now = self._state["state"]
         now["key"], now["counter"] = address
         self._generator.state = self._state
@@ -236,7 +236,7 @@ class _Local(threading.local):
 _LOCAL = _Local()
 
 _Span: TypeAlias = tuple[int, int, int, slice]
-"""The part of an interval in one cell: index of the cell, start and stop in the cell, and slice of the interval."""
+"""Part of an interval in a cell: cell index, start and stop in the cell, slice in the interval."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class _Noise(RegionWriter):
     size: tuple[int, ...]
 
     def __call__(self, contexts: Sequence[Sequence[int]]) -> torch.Tensor:
-        # Do not change this method: stored tensors remember its code, and warn if it has changed.
+        # Do not change this method. Stored tensors record the code, and warn of changes.
         return self.windows(contexts)
 
     def windows(self, contexts: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -272,7 +272,7 @@ class _Noise(RegionWriter):
         drawn, bits = self._begun(pixels)
         begin = 0
         for end in range(1, len(contexts) + 1):
-            # Windows that are neighbours along the last dimension are drawn at once.
+            # Draw adjacent windows along the last dimension at once.
             if end == len(contexts) or contexts[end] != (*contexts[end - 1][:-1], contexts[end - 1][-1] + 1):
                 self._draw_windows(contexts[begin], bits, drawn[begin:end])
                 begin = end
@@ -334,7 +334,7 @@ class _Noise(RegionWriter):
         *others, first = map(operator.mul, ctx, counts)
         for row in itertools.product(*map(range, counts[:-1])):
             place = [*map(operator.add, others, row), first]
-            # The words of the cells of a row are consecutive.
+            # The words of all cells in a row are consecutive.
             address = cell_address(self.seed, self.stream, place, words // 4)
             upper = self._upper(address, words * len(cells) * counts[-1], bits, pixels.itemsize)
             at: tuple[Any, ...] = (slice(None), *row)
@@ -368,7 +368,7 @@ class _Noise(RegionWriter):
         counters = _CELL // in_counter
         key, (counter, *others) = cell_address(self.seed, self.stream, [*place, columns[0][0]], counters)
         for _, left, right, at in columns:
-            # Draw words from the first pixel of the top row to the last pixel of the bottom row.
+            # Draw all words from the first to the last pixel of the region. Words between the rows are skipped.
             first, last = top * width + left, (bottom - 1) * width + right
             begin, end = first // in_counter, -(-last // in_counter)
             upper = self._upper((key, (counter + begin, *others)), 4 * (end - begin), bits, itemsize)
@@ -385,7 +385,7 @@ class _Noise(RegionWriter):
         signed, unsigned = _HALVES if itemsize == 4 else _WHOLE
         upper = _LOCAL.words(address, count).view(signed if self.normal else unsigned)
         upper >>= 8 * itemsize - bits
-        # Signed integers are converted to floats several times as fast as unsigned ones.
+        # Signed integers are converted to floats several times as fast as unsigned integers.
         return upper.view(signed)
 
 
@@ -482,15 +482,15 @@ def _checked_dtype(dtype: object) -> torch.dtype:
     raise ValidationError(f"dtype must be one of {', '.join(map(str, _BITS))}, got {quoted(dtype)}")
 
 
-# Turns uniform numbers into normal ones, with the same bits on every machine: algorithm AS 241 of Wichura, "The
-# Percentage Points of the Normal Distribution" (1988), in numpy: PPND7 in float32, PPND16 in float64. Every machine
-# rounds sums, products, quotients and square roots in the same way. Logarithms and `erfinv` differ between libraries,
-# so the logarithm is computed here as a sum of products.
+# Normal numbers from uniform numbers, with the same bits on every machine. The method is algorithm AS 241 of Wichura,
+# "The Percentage Points of the Normal Distribution" (1988): PPND7 in float32, PPND16 in float64. All machines round
+# sums, products, quotients and square roots in the same way. Logarithms and `erfinv` differ between libraries. So the
+# logarithm is computed here, as a sum of products.
 
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 
 _IN_CACHE = 2**16
-"""Numbers converted at once. Blocks of this size fit the cache of a core, and smaller blocks would take more calls."""
+"""Numbers to convert at once, as many as fit into the cache of a core."""
 
 
 class _Rational(NamedTuple):
@@ -622,7 +622,7 @@ def make_normal(offsets: Floats) -> None:
         np.subtract(0.180625, distance, out=distance)
         (tails,) = np.nonzero(distance < 0)
         beyond = part[tails]
-        # The polynomials are not meant for tails, and could divide by zero there.
+        # The polynomials do not cover tails, and could divide by zero.
         distance[tails] = 0
         part *= algorithm.central(distance)
         part[tails] = _of_tails(algorithm, beyond)

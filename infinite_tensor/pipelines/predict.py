@@ -95,7 +95,7 @@ def predict(
 ) -> TensorGroup: ...
 @overload
 def predict(
-    # What a module returns is not known; most return one tensor.
+    # The type of a module's result is unknown. Most modules return one tensor.
     net: torch.nn.Module,
     source: Any,
     store: _Store = None,
@@ -359,7 +359,7 @@ def _stoppable(store: object, *, overwrite: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         without = " without overwrite=True" if overwrite else ""
         stored = f"finished work is stored; to continue, call it again{without}"
-        # A new exception: forty lines of traceback inside the library would hide the message.
+        # Raise a new exception, because forty lines of traceback would hide the message.
         raise KeyboardInterrupt(
             f"predict was interrupted; {'nothing is stored without a store' if store is None else stored}"
         ) from None
@@ -374,7 +374,7 @@ more memory than labels.
 _LARGEST_BATCH = 2**20
 _LITTLE_BYTES = 2**20
 _CACHE_BYTES = 2**24
-"""The cache size of a source made from an array, and of a store in memory. A store in memory has all tiles anyway."""
+"""Cache size of a source made from an array, and of a store in memory. A store in memory has all tiles anyway."""
 
 
 def _made(
@@ -427,7 +427,7 @@ def stored_prediction(store: TileStore, tensor_id: str) -> dict[str, dict[str, A
     found = {tensor_id: store.tensor_definition(tensor_id)} if tensor_id in store else {}
     for name in store.tensor_ids(f"{tensor_id}/"):
         definition = store.tensor_definition(name)
-        # Another prediction may have an id that begins like this one.
+        # The id of another prediction may have the same beginning.
         if definition.get("output") == [name.removeprefix(f"{tensor_id}/")]:
             found[name] = definition
     return found
@@ -470,7 +470,7 @@ def _chain_of(given: Sequence[object]) -> Iterator[InfiniteTensor]:
 
 def _read_of_mask(where: object) -> object:
     values = where.values if isinstance(where, Mask) else where
-    # A view such as `t.stored_only()` names the tensor that it shows.
+    # `t.stored_only()` and similar views refer to their tensor.
     return getattr(values, "tensor", values)
 
 
@@ -523,7 +523,7 @@ def _first_windows(
         args_padding=sliding.padding,
         batch_size=f.batch_size,
         dtype=torch.bool,
-        # Errors name this id.
+        # This id appears in errors.
         tensor_id=tensor_id,
     )
     windows[sliding.first(region, edge, f.batch_size)]
@@ -550,7 +550,7 @@ def _beside_batches(max_memory: object, batches: int, batch_size: int) -> Iterat
         yield None
         return
     try:
-        # Give at least 1. If the limit is below the batches, the block then fails, and the message has the total.
+        # Give at least 1. With a limit below the batches, the block fails, and the message has the total.
         yield max(1, most - batches)
     except MemoryTooSmallError as error:
         raise ValidationError(
@@ -593,7 +593,7 @@ def _mask_of(sliding: Sliding, region: object, where: object) -> object:
         raise ValidationError(f"dimensions {names} of the source are unbounded: give a region, as in sl[0:512, 0:512]")
     entries = members(region) or (region,)
     if all(as_index(entry) is not None for entry in entries):
-        # The user hardly means a single pixel: (0, 64) was probably meant as the ends of a slice.
+        # The user hardly means a single pixel. Probably (0, 64) was meant as a slice.
         raise RegionError(f"region must have slices, as in sl[0:64, 0:64], got {quoted(region)}")
     if len(entries) > len(sliding.size):
         raise ValidationError(
@@ -638,7 +638,7 @@ def _empty_one_like(store: TileStore | None) -> TileStore:
     """
     if isinstance(store, MemoryTileStore):
         return MemoryTileStore(store.cache_size_bytes)
-    # Stores need packages that users of other stores may lack.
+    # Imported here, because not every user has the packages of these stores.
     from zarr.storage import MemoryStore  # noqa: PLC0415
 
     from infinite_tensor_stores import ZarrTileStore  # noqa: PLC0415
@@ -662,13 +662,13 @@ def _is_new(store: object) -> bool:
 
 
 def _opened(store: Any) -> TileStore:
-    # Stores need packages that users of other stores may lack.
+    # Imported here, because not every user has the packages of these stores.
     from infinite_tensor_stores import ZarrTileStore, shared_store  # noqa: PLC0415
 
     if store is None:
         from zarr.storage import MemoryStore  # noqa: PLC0415
 
-        # A store of tiles, not of windows: windows of scores would take many times the memory.
+        # A store of tiles, because windows of scores would take many times the memory.
         return ZarrTileStore(MemoryStore(), compressors=None, flush_interval=1e9, cache_size_bytes=_CACHE_BYTES)
     if isinstance(store, str | os.PathLike):
         return shared_store(store)

@@ -137,7 +137,7 @@ class Sliding:
         try:
             start, stop, *_ = parse(... if region is None else members(region) or (region,), tuple(self.extents))
         except RegionError:
-            # The region may be in pixels of an output of another size, which is known only after the first windows.
+            # The region may be in output pixels, and the output size is known only after the first windows.
             start = stop = (0,) * ndim
         low, high = self._grid(edge).box(start, stop)
         indices = itertools.product(*[range(a, max(a + 1, b)) for a, b in zip(low, high, strict=True)])
@@ -230,7 +230,7 @@ def _share_for(size: int, stride: int, unit: int) -> float:
     The stride nearest to `stride` is taken.
     """
     step = min(range(unit, size + 1, unit), key=lambda n: abs(n - stride))
-    # If 0.8 gives a stride of 31.99 pixels, which is cut to 31, an overlap slightly below 0.8 is needed.
+    # If 0.8 gives a stride of 31.99 pixels, the stride is cut to 31. Try overlaps slightly below 0.8.
     shares = (round(1 - (step + more) / size, digits) for digits in range(17) for more in (0, 0.5))
     return next(share for share in shares if _stride(size, share) == step)
 
@@ -378,7 +378,7 @@ class Result:
             else [None if n is None else math.ceil(n * by) for n, by in zip(sliding.extents, self.scale, strict=True)]
         )
         stride = [int(n * scale) for n, scale in zip(sliding.stride, self.scale, strict=True)]
-        # With one pixel per window, pixel 0 belongs to window 0, wherever this window begins.
+        # With one pixel per window, pixel 0 always belongs to window 0.
         begin = (0,) * len(stride) if self.seen.is_single else sliding.offset
         offset = [int(n * scale) for n, scale in zip(begin, self.scale, strict=True)]
         channels = [] if self.channels is None else [self.channels]
@@ -465,11 +465,11 @@ def returned_before(
         version = stored["version"] if isinstance(stored["version"], dict) else {}
         outputs = version.get("outputs", [])
         if len(args) != 1 or len(args[0]["window"]["size"]) != sliding.source.ndim or len(size) < len(sliding.size):
-            # Not this prediction. A later comparison of the definitions raises an error that says how they differ.
+            # Not this prediction. A later comparison of the definitions raises an error with the differences.
             return {}
         if name != tensor_id and len(outputs) != len(definitions):
             return {}
-        # The stored windows may have another size, so scale the size of the output to the present windows.
+        # Stored windows may have another size. Scale the output size to the present windows.
         read, pixels = [args[0]["window"]["size"][d] for d in sliding.numbers], tuple(size[-len(sliding.size) :])
         if {*pixels} != {1}:
             pixels = tuple(map(lambda now, then, given: now * then // given, sliding.size, pixels, read))

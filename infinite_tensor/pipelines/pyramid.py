@@ -22,19 +22,19 @@ from infinite_tensor.values.meaning import Code
 
 _SPACE = frozenset("zyx")
 _SIDES = (65_536, 256, 32, 8)
-"""The longest side of a window over one, two, three, or more dimensions."""
+"""Longest side of a window in 1, 2, 3, or more dimensions."""
 _MOST_PIXELS = 2**22
-"""The most pixels that a window reads. If a window would read more, its sides are shortened."""
+"""Maximum number of pixels read by a window. Larger windows get shorter sides."""
 _MOST_IN_ONE = 2**16
-"""The most pixels that may become one. They are added one by one, and long sums in float32 lose small terms."""
+"""Maximum number of pixels per coarser pixel. Longer sums in float32 would lose small terms."""
 _MOST_BESIDE = 16
-"""Dimensions that are not coarsened are not cut into windows if they have at most this many pixels together."""
+"""Uncoarsened dimensions stay whole in a window up to this product of extents."""
 _MOST_HALVED = 4
-"""How often windows are halved at most, so that they read fewer pixels of the finest tensor."""
+"""Maximum number of halvings of a window. Smaller windows read fewer pixels of the finest tensor."""
 _LEAST_KEPT = 2**24
-"""The least cache for each level that is computed in memory, in bytes."""
+"""Minimum cache in bytes for a level computed in memory."""
 _SMALL = 512
-"""The coarsest level is the first one in which no coarsened dimension is longer than this."""
+"""Maximum length of coarsened dimensions in the coarsest level."""
 
 
 def coarsen(
@@ -193,7 +193,7 @@ def levels_to_show(
     boxes = [box_above(start, shape, [factor**k for factor in factors]) for k in range(1, number + 1)]
     if not compute or (fit and all(level.is_filled(box) for level, box in zip(held, boxes, strict=False))):
         return held[:number]
-    # A tile of a level is computed from 2, 4 or 8 tiles of the finer level. Windows also read pixels around these.
+    # A tile is computed from 2, 4 or 8 finer tiles. Windows also read pixels around these tiles.
     kept_bytes = max(_LEAST_KEPT, 4 * math.prod(factors) * tile_bytes)
     return pyramid(tensor, number, method, nodata, None, kept_bytes=kept_bytes)
 

@@ -22,7 +22,7 @@ from infinite_tensor.values.arrays import Box, Stamps, cut, stamps_of_raster
 from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Fact, Georeference, Meaning
 
 _GDAL_CACHE_BYTES = 2**23
-"""By default, GDAL would cache blocks in 5% of the machine's memory, in addition to those that the tensor caches."""
+"""By default, GDAL would cache blocks in 5% of the memory. The tensor has a cache already."""
 
 
 class RasterReader(Reader):
@@ -57,7 +57,7 @@ class RasterReader(Reader):
             raise ValidationError(
                 f"{path} has bands of different dtypes, {raster.dtypes}; give one file for each dtype"
             )
-        # A georeference applies to the pixels as they are stored, so these are not turned.
+        # A georeference applies to stored pixels, so do not turn georeferenced pixels.
         self._turn = Turn() if _has_place(raster) else turn_of(orientation_of(raster, path))
         self._extents = (raster.height, raster.width)
         self.shape = (raster.count, *self._turn.ordered(*self._extents))
@@ -73,7 +73,7 @@ class RasterReader(Reader):
     @property
     def colours(self) -> tuple[str, ...]:
         """The colour interpretation of each band, as named by rasterio."""
-        # Open a new handle: if GDAL reported a bad tag through an old one, rasterio raises this error at a later call.
+        # Open a new handle, because rasterio may raise errors of earlier reads with an old handle.
         with _opened_raster(self._path) as raster:
             return tuple(each.name for each in raster.colorinterp)
 
@@ -203,12 +203,12 @@ def meaning_of_raster(raster: Any) -> Meaning:
     return Meaning(tuple(facts))
 
 
-# How a picture is turned: where its rows and columns lie in the file, and where files declare that.
+# Orientation of pictures, and its tags in files.
 
 
 _TAG = 0x0112
 _BIG = 43
-"""The version in the header of a BigTIFF, the variant of TIFF for files of more than 4 GiB."""
+"""Version in the header of a BigTIFF, the TIFF variant for more than 4 GiB."""
 
 
 class Turn(NamedTuple):

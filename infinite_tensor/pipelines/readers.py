@@ -202,7 +202,7 @@ _IN_A_ROW_BYTES = 2**20
 """Bytes to read at once from a file without chunks, if the first dimension varies fastest."""
 
 _FAITHFUL = {"numpy", "torch", "zarr", "dask", "xarray", "tensorstore", "infinite_tensor", "h5py"}
-"""Libraries whose arrays return the dtype that they report."""
+"""Libraries with reliable dtypes: reads return the dtype of the array."""
 
 
 def _extents_of(array: Any) -> tuple[int, ...]:
@@ -234,10 +234,10 @@ def _prepared(array: Any) -> Any:
     if library_of(array) in ("zarr", "nibabel"):
         return by_absolute_path(array)
     if library_of(array) == "tensorstore":
-        # tensorstore slices in coordinates of its domain, which may not begin at 0.
+        # tensorstore slices in coordinates of the domain, and a domain may not begin at 0.
         return array.translate_to[(0,) * array.ndim]
     if isinstance(array, np.ndarray) and array.dtype.names is not None:
-        # Raise for structured dtypes now: a field may have the name of an attribute, which later checks would find.
+        # Refuse structured dtypes now, because later checks could take a field for an attribute.
         torch_dtype_of(array.dtype, array)
     check_unmasked(array, "`a` has")
     return np.asarray(array) if isinstance(array, np.ndarray) else stand_in(array)
@@ -277,7 +277,7 @@ def torch_dtype_of(given: Any, array: Any) -> torch.dtype:
 def _instead_of(dtype: Any, array: Any) -> str:
     """Return advice on converting an array to a supported dtype."""
     fields, name = getattr(dtype, "names", None), str(dtype).removeprefix("torch.")
-    # An array without astype must be read whole before it is converted.
+    # An array without astype must be read whole before conversion.
     values = "a" if hasattr(array, "astype") else "a[...]"
     if fields:
         field = f"a.fields({fields[0]!r})" if hasattr(array, "fields") else f"{values}[{fields[0]!r}]"
@@ -299,7 +299,7 @@ _WIDER = (
     ("int", "int8"),
     ("uint", "uint8"),
 )
-"""Beginnings of names of unsupported dtypes, each with a supported dtype for all their values."""
+"""Supported dtypes for unsupported dtypes, by the beginning of the name."""
 
 
 def _chunks_of(array: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
@@ -309,7 +309,7 @@ def _chunks_of(array: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, 
         longest = [max(each) if isinstance(each, tuple) else int(each) for each in chunks]
         return cut(list(map(min, longest, shape)), itemsize)
     if getattr(array, "order", None) == "F":
-        # nibabel reads consecutive bytes of a file; for a compressed file, it also reads everything before them.
+        # nibabel reads consecutive bytes of a file. In a compressed file, all earlier bytes are read too.
         is_compressed = str(getattr(array, "file_like", "")).endswith((".gz", ".bz2", ".zst"))
         room = CHUNK_BYTES if is_compressed else _IN_A_ROW_BYTES
         return tuple(contiguous_box(shape[::-1], itemsize, room)[::-1])
@@ -375,7 +375,7 @@ _CODES = {
     "add_offset": "offset",
     **{name: name for name in ("flag_values", "flag_masks", "flag_meanings", "valid_min", "valid_max", "valid_range")},
 }
-"""Attributes of the netCDF conventions for the meaning of numbers, with their names in this library."""
+"""netCDF attributes for the meaning of numbers, with their names in this library."""
 
 
 def meaning_of_array(array: Any, dims: Sequence[str]) -> Meaning | None:
@@ -398,8 +398,8 @@ def meaning_of_array(array: Any, dims: Sequence[str]) -> Meaning | None:
             continue
         called = renamed[name] if coordinate.dims == (name,) else str(name)
         numbers, attrs = [array.dims.index(dim) for dim in coordinate.dims], _said(coordinate.attrs)[0]
-        # rioxarray does not update its GeoTransform when pixels are selected. Coordinates, which say the same, stay
-        # right.
+        # rioxarray does not update its GeoTransform when pixels are selected. Coordinates contain the same information
+        # and stay correct.
         if attrs.pop("GeoTransform", None) and not {*array.dims[-2:]} <= {*array.coords}:
             lost.append("transform")
         facts.append(Coordinate(called, numbers, values, attrs))

@@ -33,7 +33,7 @@ from infinite_tensor.values.arrays import memory_map_of
 from infinite_tensor_stores.targets import is_in_memory
 
 try:
-    # Dask arrays hold functions that only cloudpickle can pickle, and Dask depends on it.
+    # Dask arrays contain functions, and only cloudpickle can pickle such functions. Dask depends on cloudpickle.
     from cloudpickle import Pickler
 except ImportError:
 
@@ -46,7 +46,7 @@ except ImportError:
 
 
 Opened: TypeAlias = "tuple[Callable[..., Any], tuple[Any, ...]]"
-"""A function that opens something, and its arguments."""
+"""Function for opening something, and its arguments."""
 
 
 def library_of(obj: object) -> str:
@@ -89,7 +89,7 @@ def _by_value(array: Any) -> Opened:
 
 
 _AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""Dtypes to pickle in place of unsigned dtypes. torch writes pickles of unsigned dtypes, but cannot read them."""
+"""Signed dtypes to pickle in place of unsigned dtypes. torch cannot unpickle unsigned dtypes."""
 
 
 def _unchanged(array: Any) -> Any:
@@ -127,10 +127,10 @@ _VALUES_AND_CODE = (torch.Tensor, bytes, bytearray, io.BytesIO, mmap.mmap, type,
 _OURS = ("infinite_tensor", "infinite_tensor_stores")
 
 _WITH_THREADS = {"tensorstore", "obstore", "icechunk"}
-"""Libraries with their own threads, which do not exist in a forked child and are not started again there."""
+"""Libraries with threads of their own. A forked child lacks the threads, and does not restart them."""
 
 _parents: list[Any] = []
-"""Objects of the parent. A child never frees them: some libraries would write to a file while closing it."""
+"""Objects of the parent, never freed in a child. Some libraries would write to a file on closing."""
 
 
 def opened_in_child(array: Any) -> Any:
@@ -162,12 +162,12 @@ class _ToChild(_ToOtherProcess):
         return len(self.kept) - 1
 
     def reducer_override(self, obj: Any) -> Any:
-        # An ObjectStore of zarr pickles the store that it wraps by itself, so look at that one.
+        # zarr's ObjectStore pickles the wrapped store itself, so look at the wrapped store.
         library, kind = library_of(obj.store if isinstance(obj, ObjectStore) else obj), type(obj).__name__
         if library in _WITH_THREADS:
             raise pickle.PicklingError(f"{library} works on its own threads, but a forked process has none")
         if kind == "SerializableLock":
-            # A lock of xarray or Dask. Within a process, all with the same token are one lock.
+            # A lock of xarray or Dask. In a process, equal tokens mean the same lock.
             return type(obj), (f"{obj.token} of {os.getpid()}",)
         if library == "xarray" and kind == "CachingFileManager":
             return _own_manager, (type(obj), *obj.__getstate__()[:5])
@@ -198,11 +198,11 @@ _locks: weakref.WeakValueDictionary[Hashable, Lock] = weakref.WeakValueDictionar
 _of_locks = Lock()
 
 _PARALLEL = {"numpy", "torch", "zarr", "tensorstore", "infinite_tensor"}
-"""Libraries whose arrays can be read by any number of threads at a time, regardless of what they hold."""
+"""Libraries with thread-safe reads of any array."""
 _WRAPPERS = {"dask", "xarray"}
-"""Libraries whose arrays can be read by several threads if the objects that they hold can."""
+"""Libraries with thread-safe reads if reads of the wrapped objects are thread-safe."""
 _ONE_STATE = {"netCDF4": "HDF5", "h5py": "HDF5"}
-"""Libraries with one global state for all open files, each with the name of the library that owns this state."""
+"""Libraries with a global state for all open files, and the owner of the state."""
 
 
 def locks_of(array: Any) -> tuple[Lock, ...]:
@@ -261,7 +261,7 @@ class _Looking(_ToChild):
         return list, (held,)
 
 
-# How to open the files of each library again. None means that the object is pickled as its library does it.
+# How to open the files of each library again. With None, the library's own pickling is used.
 
 
 def _mapped(array: Any) -> Opened | None:
@@ -325,7 +325,7 @@ def _open_mapped(path: str, offset: int, shape: Any, dtype: Any, strides: Any) -
 
 def _open_mapped_tensor(path: str, offset: int, dtype: Any, count: int, shape: Any, strides: Any) -> torch.Tensor:
     with open(path, "rb") as file:  # noqa: PTH123
-        # torch has no read-only tensors. What is written to this one does not reach the file.
+        # torch has no read-only tensors. Writes to this tensor do not reach the file.
         pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     return torch.frombuffer(pages, dtype=dtype, count=count, offset=offset).as_strided(shape, strides)
 
@@ -344,7 +344,7 @@ def _path_of(name: str, what: str) -> str:
 
 
 _OPEN = "/dev/fd"
-"""Where systems other than Windows list the open files of a process."""
+"""Folder with the open files of a process, on all systems except Windows."""
 
 
 def _of_file(file: Any) -> Opened | None:
@@ -435,7 +435,7 @@ def _of_zarr(obj: Any) -> Opened | None:
     if type(obj) is LocalStore:
         return functools.partial(LocalStore, read_only=obj.read_only), (str(obj.root.absolute()),)
     if type(obj) is ZipStore:
-        # The mode of a store that was written to would empty the file when it is opened again.
+        # Use mode r, because the mode of a written store would empty the file on reopening.
         return functools.partial(ZipStore, mode="r"), (str(obj.path.absolute()),)
     if isinstance(obj, Store) and _is_of_fsspec_in_memory(obj):
         raise pickle.PicklingError(f"{obj} lies in the memory of this process")
@@ -466,7 +466,7 @@ def by_absolute_path(array: Any) -> Any:
     if type(store) is LocalStore and not store.root.is_absolute():
         store = LocalStore(store.root.absolute(), read_only=store.read_only)
     elif type(store) is ZipStore and store.read_only and not store.path.is_absolute():
-        # Only read-only ones: a ZIP file that is being written cannot be read by its path.
+        # Only read-only stores, because an unfinished ZIP file cannot be read by path.
         store = ZipStore(store.path.absolute(), mode="r")
     else:
         return array

@@ -21,11 +21,11 @@ from infinite_tensor.values.checks import constant_of
 from infinite_tensor.values.definition import channels_of
 
 _WINDOWS = (65_536, 256, 64, 16)
-"""The longest side of a window that slides over one, two, three, or more dimensions, unless its halo is large."""
+"""Longest side of a window with a small halo, in 1, 2, 3, or more dimensions."""
 _HALOS = 6
-"""The side of a window should be at least this many times as long as its halo."""
+"""Minimum ratio of a window's side to the halo."""
 _MOST_PIXELS = 2**22
-"""A window that is enlarged because of its halo has at most this many pixels, in the input and in the output."""
+"""Maximum number of pixels of a window enlarged for a large halo, in the input and in the output."""
 
 _Entry = TypeVar("_Entry")
 
@@ -242,7 +242,7 @@ def window_advice(window: object, shape: Sequence[int | None]) -> str:
         return ""
     count = max(2, len(shape) - 1)
     sides = of_dimensions("window", window, count, positive, "a positive int")
-    # With a tuple, windows slide over the last dimensions, and the last one may be channels.
+    # With a tuple, windows slide over the last dimensions, perhaps including channels.
     return (
         "" if _may_be_channels(shape) else f"window={tuple(sides)}, which slides over the last {count} dimensions, or "
     )
@@ -391,7 +391,7 @@ def _with_channels(output: list[Along], kept: Sequence[int], channels: object) -
 def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
     """Return the window size along each slid dimension, in pixels of the output."""
     first = sources[0].slides
-    # If a side is a multiple of its unit, in pixels of the first input, it is whole in the output and in all inputs.
+    # Units in pixels of the first input. A multiple is a whole number of pixels in all inputs and in the output.
     units = [
         math.lcm(*[(slide.scale / source.slides[j].scale).denominator for source in sources], slide.scale.denominator)
         for j, slide in enumerate(first)

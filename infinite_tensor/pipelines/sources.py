@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 
 _USEFUL_BYTES = 2**20
-"""The most bytes of a block, unless a single chunk is larger. Small patches need small blocks, but each has a cost."""
+"""Maximum bytes of a block, except for larger chunks. Small patches need small blocks, but each block costs time."""
 _CACHE_BYTES = 2**27
-"""Bytes of a source's cache: enough for two rows of blocks of 1 MiB of a colour image that is 40,000 pixels wide."""
+"""Bytes of a source's cache. Two rows of 1 MiB blocks fit in, for a colour image with 40,000 columns."""
 
 
 T = TypeVar("T", bound=InfiniteTensor)
@@ -380,7 +380,7 @@ def _checked_path(path: object) -> str:
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise ValidationError(f"path must be a str or a path, got {quoted(path)}; pass an open array to from_array")
     text = os.fspath(path)
-    # Other processes may have another working directory. Anything that is not a file, such as a URL, stays as it is.
+    # Make paths absolute, because processes may differ in the working directory. Leave URLs and other texts unchanged.
     return str(Path(text).absolute()) if os.path.exists(text) else text  # noqa: PTH110  (no name is too long for it)
 
 
@@ -429,7 +429,7 @@ def _block_of_chunks(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: 
 
 
 _BLOCK_BYTES = 2**20
-"""Bytes that one window reads. Do not change it: it determines the windows, which are part of stored definitions."""
+"""Bytes read by a window. Do not change this number: stored definitions contain the resulting windows."""
 _DICT_CACHE_BYTES = 2**26
 
 
@@ -479,7 +479,7 @@ class TensorDictReader(Reader):
         sample = td.get_at(key, (slice(0, 0),))
         self.dtype, self.device = sample.dtype, sample.device
         self.chunks = tuple(contiguous_box(self.shape, self.dtype.itemsize, _BLOCK_BYTES))
-        # Getting a tensor of a PersistentTensorDict reads all of it.
+        # Getting a tensor from a PersistentTensorDict reads the whole tensor.
         is_one_file = isinstance(td, import_tensordict().PersistentTensorDict)
         self._file = getattr(td if is_one_file else td.get(key), "filename", None)
         self.in_file = is_one_file or self._file is not None

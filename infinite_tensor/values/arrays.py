@@ -27,12 +27,12 @@ Array: TypeAlias = "np.ndarray[Any, Any] | np.generic"
 Box: TypeAlias = tuple[slice, ...]
 
 _ALL_BYTES = 2**26
-"""The digest of an array that is not in memory covers all of it up to this size, and only samples beyond it."""
+"""Maximum bytes of an array outside memory to hash completely. Larger arrays are sampled."""
 _SAMPLES = 64
 _SAMPLE_BYTES = 2**12
 _STEP_BYTES = 2**22
 _ROW_BYTES = 2**28
-"""The most that is read at once to avoid decoding a chunk twice."""
+"""Maximum bytes to read at once to avoid decoding a chunk twice."""
 CHUNK_BYTES = 2**27
 """Larger chunks are read in parts, because some Dask chunks do not fit into memory."""
 
@@ -246,13 +246,13 @@ def _samples(shape: Sequence[int], itemsize: int) -> Iterator[Box]:
 Stamps: TypeAlias = dict[str, str]
 
 _MOST_FILES = 100_000
-"""The most files of a local folder that are listed."""
+"""Maximum number of files to list in a local folder."""
 _MOST_REQUESTED = 10_000
-"""The most files that are listed by requests to a server."""
+"""Maximum number of files to list by requests to a server."""
 _TELLING = ("ETag", "etag", "e_tag", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
-"""Properties that file systems report and that change with the content of a file, the most reliable first."""
+"""Properties changing with the content of a file, most reliable first."""
 _BESIDE = (".aux.xml", ".ovr")
-"""Extensions of files that programs write next to a raster. They contain none of its full-resolution pixels."""
+"""Extensions of extra files next to a raster, without full-resolution pixels."""
 
 
 def stamps_of_file(path: str | os.PathLike[str]) -> Stamps:
@@ -291,7 +291,7 @@ def stamps_of_array(array: Any, file: str | None) -> Stamps:
     """
     library = type(array).__module__.partition(".")[0]
     if file is not None or library == "h5py":
-        # A view of one field of a table has no `file`, but its dataset has.
+        # A view of a table's field has no `file`, but the dataset has.
         return stamps_of_file(file or getattr(array, "_dset", array).file.filename)
     if library == "zarr":
         return _of_zarr(array)

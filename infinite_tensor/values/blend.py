@@ -46,17 +46,17 @@ from infinite_tensor.values.weights import (
 )
 
 _LEFT_TO_NUMPY = frozenset(map(np.dtype, ("uint16", "uint32", "uint64", "complex64", "complex128")))
-"""The dtypes that torch cannot add correctly. It lacks some unsigned integers, and may turn a complex inf into NaN."""
+"""Dtypes to add with numpy. torch cannot add some unsigned integers, and may turn a complex inf into NaN."""
 _FLAT = 2**14
-"""The most elements of a flat block. torch does not split so few among threads, whose parts could end anywhere.
+"""Maximum number of elements in a flat block.
 
-This is true even for `torch.nn.functional.gelu`, which splits smaller blocks than other functions do if there are more
-than two threads.
+torch may split larger blocks among threads, at any element. `torch.nn.functional.gelu` has the lowest limit of all
+functions, if there are more than two threads.
 """
 _SAME_EVERYWHERE = (torch.fmax, torch.fmin)
-"""Blends that give the same bits for any shape of block and any position of a pixel in it."""
+"""Blends with the same bits for any shape of block and any position in the block."""
 _SAME_INTEGERS = (torch.maximum, torch.minimum)
-"""Blends that do so for integers. Of two NaNs, or 0.0 and -0.0, torch's vector and scalar loops pick different ones."""
+"""Blends with the same bits for integers only. torch's vector and scalar loops differ for NaNs and signed zeros."""
 
 _Box: TypeAlias = tuple[Index, Index]
 
@@ -142,7 +142,7 @@ class Blender:
         """Fill a block with the initial value of pixels."""
         init = 0 if self._init is None else self._init
         if isinstance(block, np.ndarray):
-            # numpy uses no threads. torch does, and a forked process lacks them.
+            # Fill with numpy: torch would use threads, and forked processes lack threads.
             block.fill(init)
         else:
             block.fill_(init)
@@ -198,7 +198,7 @@ class Blender:
         if count == 1 and self._copies:
             self._copy(target, target_start, row[0], index)
             return
-        # The first window along a coordinate has different parts from those after it.
+        # Along a coordinate, the first window has different parts from all later windows.
         singles = count if grid.row_dim is None or count == 1 else int(index[-1] == grid.first[-1])
         for i in range(singles):
             moved = (*index[:-1], index[-1] + i)
@@ -266,7 +266,7 @@ class Blender:
             target[to] = self._combined(self._blend, target[to], incoming)
 
     def _combined(self, blend: Callable[..., torch.Tensor], existing: Array, incoming: Array) -> Array:
-        # Copy, because a blend that writes into its arguments must not damage stored values.
+        # Copy, because a blend may write into its arguments.
         if self._takes_any_shape or as_tensor(existing).device.type != "cpu":
             combined = _called(blend, *(as_tensor(copied(block)) for block in (existing, incoming)))
         else:
@@ -328,7 +328,7 @@ class Blender:
                 for part in self._parts_of(index)
                 for at in range(part.low[axis], part.high[axis], stride)
             ]
-            # The end of a window lies over the beginning of later windows, so it is folded first.
+            # Fold ends of windows first: their pixels are in the beginnings of later windows.
             self._row_parts[inner] = sorted(parts, key=lambda part: part.low[axis], reverse=True)
         return self._row_parts[inner]
 

@@ -274,7 +274,7 @@ def stand_in(given: Any) -> Any:
 
     Return any other object unchanged, and also any torch tensor.
     """
-    # Look the method up on the class, because an object may compute its attributes. Some torch tensors, such as
-    # MONAI's, have a method of this name too.
+    # Look up the method on the class, because an object may compute attributes. Some torch tensors, such as MONAI's,
+    # also have this method.
     as_tensor = None if isinstance(given, torch.Tensor) else getattr(type(given), "as_tensor", None)
     return given if as_tensor is None else as_tensor(given)

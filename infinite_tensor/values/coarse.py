@@ -18,16 +18,16 @@ from infinite_tensor.values.definition import Json, json_number
 from infinite_tensor.values.meaning import nodata_in
 
 Method: TypeAlias = Literal["mean", "max", "min", "mode", "nearest"]
-"""How the pixels of a block become one."""
+"""Method for computing a coarser pixel from a block."""
 
 _ON_ONE_THREAD = 2**15
-"""For more numbers than this, torch uses threads. That is slower while other threads write and compute."""
+"""For more numbers, torch uses threads. Threads are slower while other threads write and compute."""
 
 _FEW = 8
-"""For at most this many entries, comparing neighbours takes a fraction of the time of `torch.sort`."""
+"""Maximum number of entries to sort by swaps. For so few, swaps are several times faster than `torch.sort`."""
 
 _Entries: TypeAlias = list[tuple[int, torch.Tensor]]
-"""For each position in a block, in lexicographic order: the weight, and the pixels of all blocks at this position."""
+"""Weight and pixels for each position in a block, in lexicographic order. Pixels are from all blocks."""
 
 
 class Blocks(NamedTuple):
@@ -184,7 +184,7 @@ def _mean(entries: _Entries, nodata: torch.Tensor | None) -> torch.Tensor:
     """Return the weighted mean, summed in the order of `entries`."""
     terms = (pixels if weight == 1 else pixels * weight for weight, pixels in entries)
     total = next(terms)
-    # A new tensor, so that the pixels are not overwritten.
+    # Create a new tensor, because the pixels must not be overwritten.
     total = total + next(terms) if len(entries) > 1 else total.clone()
     for term in terms:
         total += term
@@ -249,7 +249,7 @@ def _sorted(entries: list[torch.Tensor]) -> Sequence[torch.Tensor]:
     if len(entries) > _FEW:
         found: Sequence[torch.Tensor] = torch.stack(entries).sort(dim=0).values.unbind()
         return found
-    # Swap neighbours that are out of order, as often as there are entries.
+    # Odd-even transposition sort needs as many passes as entries.
     for turn in range(len(entries)):
         for i in range(turn % 2, len(entries) - 1, 2):
             pair = entries[i : i + 2]
@@ -276,7 +276,7 @@ def _is_missing(pixels: torch.Tensor, nodata: torch.Tensor | None) -> torch.Tens
 
 
 KEY = "infinite_tensor.coarsen"
-"""The key in the version of a coarser tensor under which its settings are recorded."""
+"""Key for the coarsening settings in the version of a coarser tensor."""
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ class Coarsening:
 
         Pixels past the end of the tensor are 0.
         """
-        # Do not change this method: stored tensors remember its code, and warn if it has changed.
+        # Do not change this method. Stored tensors record the code, and warn of changes.
         return self._window(ctx, region)
 
     def _window(self, ctx: Sequence[int], region: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 Dims: TypeAlias = "tuple[str, ...] | None"
-"""The name of each dimension, or its default name; None if no dimension has a name."""
+"""Names of all dimensions, given or by default. None if no dimension has a name."""
 
 _LONGEST = 100
 _DEFAULT = re.compile(r"dim_\d+", re.ASCII)
@@ -47,7 +47,7 @@ def default_name(d: int) -> str:
 
 
 CHANNELS = frozenset({"c", "channel", "channels", "band", "bands"})
-"""Names of dimensions that windows and patches do not cut."""
+"""Names of dimensions kept whole in windows and patches."""
 
 
 def channels_of(names: Iterable[str | None]) -> list[int]:
@@ -120,9 +120,12 @@ def contradict(names: tuple[str, ...], given: tuple[str, ...]) -> bool:
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Number: TypeAlias = "bool | int | float | complex"
 Blend: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | WeightedMean | Literal['first', 'last']"
-"""A function of the pixels so far and the pixels of the next window, a weighted mean, or which window to keep."""
+"""How to combine overlapping windows.
+
+A function takes the pixels so far and the pixels of the next window.
+"""
 BlendName: TypeAlias = Literal["max", "min", "first", "last", "mean", "linear", "hann", "gaussian"]
-"""The names of blends, which `resolved_blend` takes."""
+"""Names of blends for `resolved_blend`."""
 
 
 class Padding(NamedTuple):
@@ -228,15 +231,15 @@ class Definition:
     version: Json | Content
     functions: Functions = field(compare=False)
     edge: Edge | None = None
-    """What happens to windows that reach past finite dimensions; None if all of them are dropped."""
+    """Treatment of windows reaching past finite dimensions. None drops such windows."""
     output: Key | None = None
-    """The keys under which an ``f`` that computes several tensors returns the windows of this tensor."""
+    """Keys of the tensor's windows in the result of ``f``, for an ``f`` with several tensors."""
     dims: Dims = None
-    """The names of the dimensions. Values do not depend on them."""
+    """Names of the dimensions, without effect on values."""
     reduction: Mapping[str, Json] | None = None
-    """The reduction of blended pixels before they are stored."""
+    """Reduction of blended pixels before storing."""
     meaning: Meaning | StoredMeaning | None = field(default=None, compare=False)
-    """What is known about the pixels in addition to their values. Values do not depend on it."""
+    """Facts about the pixels in addition to values. No value depends on a fact."""
 
     def values(self) -> dict[str, Json]:
         """Return the fields affecting the values, as JSON."""
@@ -249,7 +252,7 @@ class Definition:
             "blend_init": self.blend_init,
             "version": self.version.said if isinstance(self.version, Content) else self.version,
         }
-        # Leave defaults out, so that definitions which were stored before these fields existed are still equal.
+        # Leave out defaults, because definitions stored by older versions lack these fields.
         given = {"edge": self.edge, "output": self.output}
         values |= {name: list(value) for name, value in given.items() if value is not None}
         return values if self.reduction is None else values | {"reduce": dict(self.reduction)}
@@ -340,7 +343,7 @@ def _nested(values: list[Any]) -> bool:
 def _show(path: str, value: object) -> str:
     if value is not _ABSENT:
         return repr(value)
-    # A definition leaves out the defaults of fields that did not exist in older stores.
+    # A definition leaves out the defaults of fields missing in older stores.
     return next((repr(default) for field, default in _DEFAULTS if field.fullmatch(path)), "nothing")
 
 
@@ -349,10 +352,10 @@ def _canonical(value: object) -> str:
 
 
 DEEPEST_JSON = 100
-"""How deep lists and dicts may be nested, because functions recurse over them."""
+"""Maximum depth of nested lists and dicts, because functions recurse over nested values."""
 
 _LARGEST_INT = 10**4000
-"""The limit of ints that are stored, because Python refuses to write or parse an int of more than 4300 digits."""
+"""Limit of stored ints, because Python refuses to write or parse more than 4300 digits."""
 
 
 def json_value(name: str, value: object, deepest: int = DEEPEST_JSON) -> Json:
@@ -470,7 +473,6 @@ _NAMED: Mapping[str, Blend] = {
     "last": "last",
     **{kind: WeightedMean(kind) for kind in KINDS},
 }
-"""The blends that a user may give by name."""
 
 
 def resolved_blend(given: object) -> Blend | None:

@@ -26,18 +26,18 @@ from infinite_tensor.values.arrays import checksum
 from infinite_tensor.values.objects import assigned_by, bare, name_of, parts_of_attribute, sha256_of, uses_of
 
 _LEAF = 1 << 22
-"""The size in bytes of the parts that are hashed separately, so that threads can share the work."""
+"""Bytes of a part. Parts are hashed separately, to share the work among threads."""
 _MOST_LISTED = 1000
-"""How many modules and tensors of one list or dict in a module are covered at most."""
+"""Maximum number of modules and tensors to cover in a list or dict of a module."""
 
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _MANGLED = re.compile(rb"[./]?___torch_mangle_\d+")
-"""Numbers by which TorchScript distinguishes classes of the same name. They differ between processes."""
+"""Numbers added by TorchScript to equal class names, different in each process."""
 _NOT_CODE = (".debug_pkl", "version", "serialization_id")
-"""Files of a TorchScript archive that do not affect what it computes."""
+"""Files of a TorchScript archive without effect on results."""
 
 OF_MODULES = frozenset(vars(nn.Module()))
-"""The attributes that torch gives every module."""
+"""Attributes set by torch on every module."""
 
 _OF_SPARSE = {
     torch.sparse_coo: ("indices", "values"),
@@ -46,7 +46,7 @@ _OF_SPARSE = {
     torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
-"""The methods that return the parts of a sparse tensor."""
+"""Methods for the parts of a sparse tensor, by layout."""
 
 
 def digest(module: nn.Module) -> str:
@@ -129,7 +129,7 @@ def digest_of_script(scripted: Any) -> str:
     said = []
     with zipfile.ZipFile(io.BytesIO(scripted.save_to_buffer())) as archive:
         for name in archive.namelist():
-            # All files are in a folder, whose name does not matter.
+            # All files are in a folder with an arbitrary name.
             inside = name.partition("/")[2]
             if not inside.endswith(_NOT_CODE) and not inside.startswith("traced_inputs"):
                 said.append(_MANGLED.sub(b"", inside.encode()) + b"\0" + _unmangled(inside, archive.read(name)))
@@ -139,7 +139,7 @@ def digest_of_script(scripted: Any) -> str:
 def _unmangled(name: str, content: bytes) -> bytes:
     """Remove details of the process from the content of a TorchScript file."""
     if name.endswith(".pkl"):
-        # A pickle stores the lengths of strings, so it is disassembled before numbers are cut out. Nothing is run.
+        # A pickle stores string lengths, so disassemble the pickle before removing numbers. Nothing is run.
         content = "\n".join(f"{op.name} {arg!r}" for op, arg, _ in pickletools.genops(content)).encode()
         return _MANGLED.sub(b"", content)
     return b"\n".join(sorted(_MANGLED.sub(b"", content).split(b"\n"))) if name.endswith(".py") else content
@@ -191,7 +191,7 @@ class _Modules:
 
 
 _Named: TypeAlias = list[tuple[str, str, Any]]
-"""Tensors or modules, each with its name in a module and its path from the outermost module."""
+"""Tensors or modules, each with a name in the module and a path from the outermost module."""
 
 
 def _held(net: nn.Module, path: str) -> tuple[_Named, _Named]:
@@ -205,7 +205,7 @@ def _held(net: nn.Module, path: str) -> tuple[_Named, _Named]:
         if isinstance(value, torch.Tensor | nn.Module):
             found[isinstance(value, nn.Module)].append((name, f"{path}.{name}", value))
 
-    # These are private, but the public methods leave out members with two names, and some networks override them.
+    # The public methods leave out members with two names, and some networks override the methods.
     for each in (net._parameters, net._buffers, net._modules):  # noqa: SLF001
         for name, value in each.items():
             put(name, value)
@@ -227,7 +227,7 @@ def _extra(module: nn.Module) -> str:
     Addresses vary between processes.
     """
     if isinstance(module, nn.ParameterList | nn.ParameterDict):
-        # Its extra_repr has the devices of its parameters, and otherwise only what is covered anyway.
+        # The extra_repr contains only devices of parameters, and facts covered elsewhere.
         return ""
     described = getattr(type(module), "_digested", type(module).extra_repr)
     try:
@@ -278,7 +278,7 @@ def digest_of_tensor(tensor: torch.Tensor, name: str = ".a tensor") -> str:
 
 
 _hashes: dict[int, tuple[weakref.ref[torch.Tensor], tuple[Any, ...], str]] = {}
-"""The known digests by the ids of tensors, each with the `state_of` its tensor at the time when it was hashed."""
+"""Known digests by tensor id, each with the tensor's `state_of` at the time of hashing."""
 
 
 def _hashed(tensor: torch.Tensor) -> str:
@@ -286,7 +286,7 @@ def _hashed(tensor: torch.Tensor) -> str:
     known = _hashes.get(id(tensor))
     if known is not None and known[0]() is tensor and state is not None and known[1] == state:
         return known[2]
-    # The extent of a nested dimension is a symbol that is only valid in this process.
+    # The extent of a nested dimension is a symbol, valid only in this process.
     shape = [extent if isinstance(extent, int) else "nested" for extent in tensor.shape]
     said = " ".join((str(tensor.dtype), str(shape), *_parts_said(tensor.detach())))
     if state is not None:
@@ -316,7 +316,7 @@ def _parts_said(tensor: torch.Tensor) -> list[str]:
         kind, parts = _parts(tensor)
         return [kind, *(digest_of_tensor(part) for part in parts)]
     if not dense.is_contiguous():
-        # Leaves must be contiguous. The copy is made on the CPU, so that it takes no memory of a device.
+        # Leaves must be contiguous. Copy on the CPU, to take no memory of a device.
         dense = dense.cpu().contiguous()
     flat = dense.reshape(-1).view(torch.uint8)
     leaves = [flat[start : start + _LEAF] for start in range(0, len(flat), _LEAF)]

@@ -51,22 +51,22 @@ from infinite_tensor.values.objects import (
 )
 
 _MOST_LOOKS = 50_000
-"""The most values that a walk inspects. Everything beyond them is opaque."""
+"""Maximum number of values to inspect in a walk. Further values are opaque."""
 _DEEPEST = 50
 
 _TELLING_NOTHING = frozenset({"tqdm", "rich", "loguru", "logging"})
-"""Packages whose objects only show progress to people."""
+"""Packages for showing progress to people, without other effects."""
 _HOLDING = frozenset({"collections", "configparser", "ctypes", "functools", "statistics", "string"})
-"""Packages of the standard library whose objects may contain data."""
+"""Packages of the standard library with objects for data."""
 _RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _STREAMS = (torch.Stream, torch.Event)
 
 VALUE, _STATE, STAMP, LATE = "value", "state", "stamp", "late"
 
 Said: TypeAlias = "str | Callable[[], str]"
-"""A text that identifies a value: its repr, or ``#`` and a digest, which may take a while to compute.
+"""Text identifying a value: the repr, or ``#`` and a digest.
 
-"" for a value that cannot be inspected.
+A function computes the text later, because a digest may take a while. "" stands for a value not inspected.
 """
 
 
@@ -121,7 +121,7 @@ class Reach:
             walk.run(function, name)
             if known | walk.uses == known:
                 break
-            # The walk found code that reads or assigns names not known before. They change the result, so walk again.
+            # New code reads or assigns names unknown so far. Such names change the result, so walk again.
             known |= walk.uses
         self._walk = walk
         self.networks = list(walk.networks.values())
@@ -193,7 +193,7 @@ def short_name(function: Any) -> str:
     A callable object is named by its class. The name of a lambda is empty.
     """
     own = innermost(function)
-    # An object of a user may answer any attribute, or raise any error for it.
+    # A user's object may have any attribute, or raise any error for an attribute.
     named = own if isinstance(own, _NAMED) else type(own)
     name = named.__name__.strip("_").lower()[:_LONGEST_NAME]
     return name if name.isidentifier() else ""
@@ -445,12 +445,12 @@ class _Walk:
         return operator or method == "forward" or method in self.known.attributes
 
     def _method(self, function: types.FunctionType) -> None:
-        # If two classes have a method of this name, the methods share one place.
+        # If two classes have a method with the same name, both methods share a place.
         before = self.uses
         self._function(function, _Place(function.__qualname__))
         if function.__name__ in NOT_CHANGING:
-            # Attributes that a constructor assigns are values, not caches. `to`, `cpu` and the like may be methods of
-            # tensors.
+            # Attributes assigned by a constructor are values, not caches. `to`, `cpu` and similar names may be methods
+            # of tensors.
             self.uses = before | Uses(self.uses.globals, self.uses.attributes, self.uses.imported)
 
     def _attributes(self, owner: object, held: Mapping[str, object], place: _Place) -> None:
@@ -459,7 +459,7 @@ class _Walk:
         if issubclass(kind, types.ModuleType):
             assigned |= self.known.rebound
         elif (self.known.names_any and _is_record(kind)) or _inherits(kind):  # type: ignore[arg-type]
-            # It is unknown which of these attributes are read, so a change is not an error.
+            # Perhaps no code reads these attributes, so a change is not an error.
             for name in sorted(held.keys() - self.known.attributes - OF_MODULES):
                 self._named(name, held[name], place.at(f".{name}", owner, _STATE), assigned)
         for name in sorted(self.known.attributes & held.keys()):
@@ -522,7 +522,7 @@ class _Walk:
         if package in _TELLING_NOTHING or issubclass(kind, (*_RANDOM, *_STREAMS)):
             return None
         if issubclass(kind, torch.autocast):
-            # Entering the context assigns its other attributes. Devices are not compared.
+            # Entering the context assigns the remaining attributes. Devices are not compared.
             enabled = value._enabled  # type: ignore[attr-defined]  # noqa: SLF001  (it has no public name)
             self._say(place, f"autocast to {value.fast_dtype}" if enabled else "no autocast")  # type: ignore[attr-defined]
             return None
@@ -532,7 +532,7 @@ class _Walk:
             self._attributes(value, held, place if place.of else place._replace(path=kind_name(value)))
             return None
         if _is_array(kind):
-            # Cover the values, as for sources. The library of the array may change while its values stay the same.
+            # Cover the values, as for sources. The same values may come from another library later.
             large = _is_large_array(value)
             self._say(place._replace(kind=STAMP if large else _STATE), lambda: _array_said(value, large=large))
         elif package not in sys.stdlib_module_names or package in _HOLDING:
@@ -584,7 +584,7 @@ _CALLABLES = (
 
 _NOT_CALLED = {"__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__del__", "__eq__", "__hash__"}
 _NOT_CALLED |= {"__setattr__", "__delattr__", "__setitem__", "__delitem__", "__copy__", "__deepcopy__"}
-"""Special methods of a class that a call does not run."""
+"""Special methods not run by a call."""
 
 
 def _digest_or(digest: Callable[[], str], form: Iterable[str]) -> str:
@@ -630,7 +630,7 @@ def _inherits(kind: type) -> bool:
 
 
 _TELLING_BASES = frozenset({"builtins", "abc", "typing", "enum", "torch.nn.modules.module", "torch.utils.data.dataset"})
-"""Modules of base classes for which it is known what they read."""
+"""Modules with base classes of known behaviour."""
 
 
 def _is_array(kind: type) -> bool:

@@ -18,13 +18,13 @@ from infinite_tensor.support.functions import Calling
 from infinite_tensor.values.fingerprint import LATE, STAMP, VALUE, Item, Reach
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-"""The minor version of Python. Bytecode differs between minor versions, so code is compared only within one."""
+"""Minor version of Python. Bytecode differs between minor versions, so code is compared only within a version."""
 
 _SCHEME = 5
-"""The version of the rules by which a record is made. Records that follow other rules are not compared."""
+"""Version of the rules for making records. Records of different versions are not compared."""
 _MOST_ITEMS = 300
 _FIRM = "firm"
-"""The kind of a value whose change is an error."""
+"""Kind of a value not allowed to change."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
     """
     found: dict[tuple[str, bool], Item] = {}
     for item in items:
-        # A value that was not read whole has a stamp at the same place.
+        # A value known only by samples also has a stamp at the same place.
         place, is_stamp, number = item.place, item.kind == STAMP, 1
         while (place, is_stamp) in found:
             number += 1
@@ -250,7 +250,7 @@ def changes(stored: Record, given: Record) -> Changes:
     Both records should be of the same functions.
     """
     late = [{item.place for item in record.items if item.kind == LATE} for record in (stored, given)]
-    # The values of a module that was not imported yet would seem to be missing.
+    # Values of a module not yet imported would seem to be missing.
     is_comparable = stored.python == given.python and late[0] == late[1]
     code = [name for name, digest in given.code.items() if is_comparable and stored.code.get(name, digest) != digest]
     found = Changes(code, [], [], [])
@@ -265,7 +265,7 @@ def changes(stored: Record, given: Record) -> Changes:
             line = _line(old, new)
         elif kind == _FIRM and is_comparable and stored.code and given.code:
             line = f"{_subject(place)} {'is not there any more' if new is None else 'was not there'}"
-            # Changed code reaches other values under other names. Only report data, such as weights, that is lost.
+            # Changed code reaches the same values by new names. Report only lost data, such as weights.
             if code and (old is None or old.said[0] != "#" or old.said in known):
                 line = ""
         if line:

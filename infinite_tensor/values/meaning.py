@@ -27,13 +27,13 @@ from infinite_tensor.support.given import quoted
 from infinite_tensor.values.definition import Definition, Json, json_value, names_of
 
 MOST_COORDINATES = 2**22
-"""The most values of a coordinate, because it is kept in memory. Longer coordinates are left out."""
+"""Maximum number of values of a coordinate in memory. Longer coordinates are left out."""
 _LONGEST = 2**18
-"""The most characters of a stored coordinate, because opening a tensor reads its whole definition."""
+"""Maximum number of characters of a stored coordinate, because opening a tensor reads the whole definition."""
 _MOST_BYTES = 2**28
-"""The most bytes of all coordinates that are read from a store, as a guard against decompression bombs."""
+"""Maximum bytes of all coordinates read from a store, against decompression bombs."""
 _SAME_SIZE, _SAME_PLACE = 1e-6, 1e-3
-"""How much rounding may change the size of a pixel, and its place, at most: a fraction of a pixel."""
+"""Maximum rounding errors in the size and position of a pixel, as fractions of a pixel."""
 
 
 class Seen(NamedTuple):
@@ -376,7 +376,7 @@ class Coordinate(Fact):
 
 
 _DTYPES = re.compile(r"[<|][biuf][1248]|<[mM]8\[(s|ms|us|ns)\]|<U[0-9]+")
-"""The dtypes of stored coordinates, as numpy writes them."""
+"""Dtypes of stored coordinates, in numpy's notation."""
 
 
 def _along(values: npt.NDArray[Any], axis: int, seen: Seen, count: int) -> npt.NDArray[Any] | None:
@@ -466,7 +466,7 @@ class Code(Fact):
         if along is not None and len(value) != shape[along]:
             raise ValueError(f"{len(value)} values of {fields['called']}")
         if fields["called"] in ("nodata", "scale", "offset"):
-            # Raises an error if they are not numbers.
+            # Raises an error for anything but numbers.
             [float(each) for each in (value if isinstance(value, list) else [value])]
         return cls(fields["called"], value, along)
 

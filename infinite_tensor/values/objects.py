@@ -64,7 +64,7 @@ def is_installed(module: str, file: str | None = None) -> bool:
         return False
     loaded = sys.modules.get(module)
     home = getattr(loaded or sys.modules.get(package), "__file__", None)
-    # Code compiled from a string, such as that of dataclasses, belongs to its module.
+    # Code compiled from a string, as in dataclasses, belongs to the module.
     path = file if file is not None and not file.startswith("<") else home
     if path is None:
         return package in sys.stdlib_module_names
@@ -101,7 +101,7 @@ def name_of(kind: type) -> str:
 
 
 NOTHING = object()
-"""Stands for the value of a name that has no value yet."""
+"""Stands for the missing value of a name."""
 
 
 def bare(module: nn.Module) -> nn.Module:
@@ -198,7 +198,7 @@ def parts_of_attribute(value: object) -> list[object]:
 
 
 MOST_MEMBERS = 10_000
-"""The most members of a container of objects that are inspected, evenly spread. A larger container is opaque."""
+"""Maximum number of members to inspect in a container. Larger containers are sampled evenly, and opaque."""
 
 Members: TypeAlias = list[tuple[str, str, object]]
 
@@ -236,7 +236,7 @@ def plain(value: Any) -> str | None:  # noqa: PLR0911  (one case for each kind)
     if issubclass(kind, _TOLD_BY_REPR):
         return repr(value)
     if kind is torch.device:
-        # All devices are equal here, because another device computes the same, as far as possible.
+        # All devices count as equal, because results hardly depend on the device.
         return "a device"
     if issubclass(kind, slice):
         ends = [plain(each) for each in (value.start, value.stop, value.step)]
@@ -283,12 +283,12 @@ def members_of(value: Any) -> Members:
     """
     kind = type(value)
     if issubclass(kind, dict | types.MappingProxyType):
-        # Copy, because other threads may add items. Use dict's own method, so that no code of the user runs.
+        # Copy, because other threads may add items. Use dict's own method, to run no user code.
         items = list(dict.items(value)) if issubclass(kind, dict) else list(value.items())
         made = [(".default_factory", "", value.default_factory)] if issubclass(kind, defaultdict) else []
         return [*made, *((f"[{_key(key)}]", f"{type(key).__name__}={plain(key)}", member) for key, member in items)]
     if issubclass(kind, _GETTERS):
-        # The arguments of a getter, without running code of a user.
+        # Get the arguments of a getter without running user code.
         return [(f"[{at}]", "", member) for at, member in enumerate(kind.__reduce__(value)[1])]
     for base in (list, tuple, deque):
         if issubclass(kind, base):
@@ -323,17 +323,17 @@ def _key(key: object) -> str:
 
 _FILLING = {"add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "move_to_end", "pop"}
 _FILLING |= {"popitem", "popleft", "remove", "setdefault", "update", "__setitem__", "__delitem__"}
-"""Methods of containers that change their content."""
+"""Methods for changing a container."""
 
 _NAMING = {"getattr", "attrgetter", "vars", "asdict", "astuple", "eval", "__dict__"}
-"""Functions and attributes that read attributes whose names are strings, or read all attributes."""
+"""Functions and attributes for reading attributes by a string, or all attributes."""
 
 _VARIABLES = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")
 _NAMES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_ATTR", "LOAD_METHOD", *_VARIABLES)
 
 Instructions = list[dis.Instruction]
 Locals = dict[str, str | None]
-"""Maps local variables that code sets to the global or attribute that they mean (``cache = self.cache``) or to None."""
+"""Assigned local variables, each with a global or attribute of the same value (``cache = self.cache``) or None."""
 
 
 @dataclass(frozen=True)
@@ -417,7 +417,7 @@ def _filled(instructions: Instructions) -> set[str]:
         if each.opname in ("LOAD_ATTR", "LOAD_METHOD") and each.argval in _FILLING:
             name = _name_before(instructions, at, locals_)
         elif each.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):
-            # Above the container on the stack is a key, or both ends of a slice, or, after a SWAP, a computed value.
+            # On the stack, the container is below a key, both ends of a slice, or a computed value after a SWAP.
             swapped = instructions[at - 1].opname == "SWAP"
             name = _name_pushed(instructions, at, 2 if swapped or each.opname == "STORE_SLICE" else 1, locals_)
         if name is not None:
@@ -456,9 +456,9 @@ def _name_of(instruction: dis.Instruction, locals_: Locals) -> str | None:
 
 
 MAKING = frozenset({"__init__", "__new__", "__post_init__", "__setstate__", "__init_subclass__"})
-"""Methods that create an object. Attributes that they assign are values, not caches."""
+"""Methods for creating an object. Attributes assigned there are values, not caches."""
 NOT_CHANGING = MAKING | {"to", "cpu", "cuda", "half", "float", "double", "bfloat16", "type", "eval", "train"}
-"""The same methods, and methods that code usually calls on tensors, not on the object that contains the tensors."""
+"""`MAKING`, and names of methods usually called on tensors."""
 
 
 @lru_cache(maxsize=4096)
@@ -476,7 +476,7 @@ def assigned_by(kind: type) -> frozenset[str]:
     found: frozenset[str] = frozenset()
     while waiting:
         name = waiting.pop()
-        # The code that torch runs around every call is not part of a module.
+        # Code run by torch around every call is not part of a module.
         if name in seen or name in NOT_CHANGING or (method := methods.get(name)) is None or _is_of_all_modules(method):
             continue
         seen.add(name)

@@ -30,9 +30,9 @@ _Function = Callable[[torch.Tensor], torch.Tensor]
 ReductionName: TypeAlias = Literal["argmax", "softmax", "sigmoid"]
 
 LANES = 64
-"""A multiple of the width of torch's vector loops. Elements that these loops leave over may differ in the last bit."""
+"""Multiple of the width of torch's vector loops. Elements left over may differ in the last bit."""
 _AT_ONCE = 2**14
-"""The number of values reduced at once. They fit into a fast cache, and torch uses no threads, which forks lack."""
+"""Values to reduce at once. So few values fit into a fast cache, and torch uses no threads (forks lack threads)."""
 
 
 def _softmax(values: torch.Tensor) -> torch.Tensor:
@@ -41,7 +41,7 @@ def _softmax(values: torch.Tensor) -> torch.Tensor:
 
 _ARGMAX = "argmax"
 _KEEPING: Mapping[str, _Function] = {"softmax": _softmax, "sigmoid": torch.sigmoid}
-"""The named functions that return as many values as they are given."""
+"""Named functions with as many results as values."""
 _NAMES = (_ARGMAX, *_KEEPING)
 
 
@@ -94,11 +94,11 @@ class Reduction:
     function: ReductionName | _Function
     """The function, or its name."""
     in_channels: int
-    """The number of values per pixel that ``f`` returns."""
+    """Number of values per pixel returned by ``f``."""
     out_channels: int | None
-    """The number of values per pixel that are stored; None for a single value, without a channel dimension."""
+    """Number of stored values per pixel. None for a single value without a channel dimension."""
     dtype: torch.dtype
-    """The dtype that ``f`` returns."""
+    """Dtype returned by ``f``."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ def labels_dtype(channels: int) -> torch.dtype:
 def _check_channels(channels: int, shape: Shape, window: TensorWindow) -> None:
     follows, *others = followed(window)
     alone = follows is None or follows not in others
-    # A window that begins between the channels of other windows would cover the same pixels.
+    # A window beginning between the channels of another window would cover the same pixels.
     alone = alone and window.offset[0] == 0 and window.stride[0] >= channels
     if not (alone and shape[0] == window.size[0] == channels):
         raise ValidationError(

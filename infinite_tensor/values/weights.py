@@ -33,7 +33,7 @@ _Profile: TypeAlias = npt.NDArray[np.float32]
 _LEAST_GAUSSIAN = 1e-3
 _SIGMA_SCALE = 0.125
 _SIGMA_SCALES = 1e-6, 1e6
-"""The limits of `sigma_scale`. Between them, no power of it overflows."""
+"""Limits of `sigma_scale`. Within the limits, no power overflows."""
 _SERIAL = 2**14
 """Up to this number of elements, torch uses no threads."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -298,7 +298,7 @@ _PROFILES: Mapping[str, Callable[[int, float], _Profile]] = {
     "gaussian": _gaussian,
 }
 KINDS = tuple(_PROFILES)
-"""The names of the kinds of weights."""
+"""Kinds of weights."""
 
 
 def _checked_kind(given: str) -> str:
@@ -359,7 +359,7 @@ def _digest(weights: torch.Tensor) -> str:
     values = weights.numpy().astype("<f8")
     shape = list(values.shape)
     while shape[:1] == [1]:
-        # Weights that broadcast to the same values have the same digest.
+        # Weights broadcasting to the same values have the same digest.
         del shape[0]
     digest = hashlib.sha256(repr(tuple(shape)).encode())
     digest.update(values.reshape(-1).data)
@@ -367,7 +367,7 @@ def _digest(weights: torch.Tensor) -> str:
 
 
 AT_ONCE = 2**15 - 1
-"""The number of elements processed at once. They fit into a fast cache, and torch uses no threads, which forks lack."""
+"""Elements to process at once. So few fit into a fast cache, and torch uses no threads (forks lack threads)."""
 _IN_TILE = 2**16
 _MOST_IN_TILE = 2**18
 _SUMS_BYTES = 2**25
@@ -420,7 +420,7 @@ class Averaging:
             if first:
                 torch.mul(values, factor, out=into)
             else:
-                # The product must be rounded before it is added, so this must not be a fused operation.
+                # Do not fuse both operations, because the product must be rounded before the addition.
                 into.add_(values * factor)
 
     def divide(self, summed: Array, start: Sequence[int], target: Array) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import xarray
 
 _MOST_CHUNKS = 2**22
-"""Dask takes about 200 bytes for each chunk of an array when any part of it is computed."""
+"""Maximum number of chunks. Computing any part of a Dask array takes about 200 bytes per chunk."""
 
 
 def xarray_of(

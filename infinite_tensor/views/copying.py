@@ -42,7 +42,7 @@ _INTERRUPTED = (
 )
 _BATCH_TILES = 256
 _BATCH_BYTES = 2**25
-"""About how many bytes of pixels are moved at a time."""
+"""Approximate bytes of pixels to move at a time."""
 _BATCH_WINDOWS = 1024
 _BATCH_WINDOW_BYTES = 2**24
 
@@ -142,7 +142,7 @@ def copy_tensor(
     if region is not None:
         spec = jobs[-1].spec
         jobs[-1] = replace(jobs[-1], selection=parse(region, spec.shape, spec.labels))
-    # Last, because this may create a store. The variable keeps the store alive; its contents alone would not.
+    # Last, because this may create a store. The variable keeps the store alive.
     other = _checked_store(store, other_store)
     target = _checked_target(other)
     if _share_a_place(store, other):
@@ -150,7 +150,7 @@ def copy_tensor(
     in_the_way = {job.spec.tensor_id: lines for job in jobs if (lines := _in_the_way(job, source, target))}
     if in_the_way and not overwrite:
         raise _taken(target, *next(iter(in_the_way.items())))
-    # Tensors are cleared before those that they read; the other order would warn.
+    # Clear tensors before their args, because the opposite order warns.
     for name in reversed(in_the_way):
         clear_levels(other, name)
         other.clear_tensor(name)
@@ -245,7 +245,7 @@ def _check_other(jobs: Sequence[_Job], source: _Contents, target: PersistentCont
             )
 
 
-# Which tensors.
+# Tensors to copy.
 
 
 def _jobs(source: _Contents, tensor_id: str, *, upstream: bool) -> tuple[list[_Job], tuple[str, ...]]:
@@ -315,7 +315,7 @@ def _differences(there: StoredTensor, spec: TensorSpec) -> list[str]:
     return [*differences(before, now), *(f"{line}, since the existing tensor was computed" for line in changed)]
 
 
-# Its tiles.
+# Tiles.
 
 
 def _copy(job: _Job, source: _Contents, target: PersistentContents, tally: Tally) -> TensorCopy:
@@ -333,7 +333,7 @@ def _copy(job: _Job, source: _Contents, target: PersistentContents, tally: Tally
     source.check_there(record)
     target.check_there(there)
     target.storage.flush()
-    # The cache of the target does not know the windows that the copy has added to incomplete tiles.
+    # The target's cache lacks windows added to incomplete tiles by the copy.
     target.tiles.drop_stored(spec.tensor_id, in_progress=True)
     return copied
 
@@ -414,7 +414,7 @@ class Tiles:
         begun = [tile for tile in moved if tile in self._begun_there]
         with self._target.storing(self._there) as storage:
             if begun:
-                # A backend may know only the parts that it has read, and would delete only these.
+                # Read first, because a backend may delete only known parts.
                 storage.read_partials(self._there, begun)
             storage.write(self._tensor_id, {}, dict.fromkeys(begun), "copy")
         self._add(tiles=len(moved), bytes=sum(moved.values()), damaged=len(tiles) - len(moved))
@@ -509,7 +509,7 @@ def _knows(found: PartialTile | None, part: PartialTile) -> bool:
     return all(_same_bits(found.pieces.get(index), piece) for index, piece in part.pieces.items())
 
 
-# Windows of a store in memory, which has no tiles.
+# Windows of a store in memory, without tiles.
 
 
 def windows_into_tiles(

@@ -65,7 +65,7 @@ _KEYS_AT_ONCE = 1000
 
 T = TypeVar("T")
 PLACES = max(4, os.cpu_count() or 1)
-"""How many requests are computed at a time, not counting those made by an ``f``."""
+"""Requests to compute at a time, without requests by an ``f``."""
 _PATIENCE_SECONDS = 5.0
 
 
@@ -261,7 +261,7 @@ class FaceStore(Store):
             if chunk is None:
                 return None
             face, index = chunk
-            # Looking here is several times faster than on another thread.
+            # A look-up on this thread is several times faster.
             is_main = threading.current_thread() is threading.main_thread()
             found = None if is_main else face.chunk_in_memory(index)
             if found is None:
@@ -310,7 +310,7 @@ class FaceStore(Store):
                 continue
             for count, chunk in enumerate(_chunks(face.frame.chunk_counts, prefix[len(folder) :])):
                 if count % _KEYS_AT_ONCE == 0:
-                    # Let other tasks of this event loop run.
+                    # Let other tasks of the event loop run.
                     await asyncio.sleep(0)
                 yield folder + chunk
 
@@ -383,16 +383,16 @@ async def answered(key: Hashable, compute: Callable[[], T]) -> T:
     pixels may have been invalidated meanwhile. Raise CancelledError if the process ends.
     """
     work = partial(_told, partial(copy_context().run, compute))
-    # The event loop may be on the main thread: without store_call, Ctrl-C there could leave a lock of a future taken.
+    # The event loop may be on the main thread. Without store_call, Ctrl-C could leave a future's lock taken.
     with store_call():
-        # An earlier request may be waiting for the f that makes this one, so a nested request does not wait for earlier
-        # ones. Still, no window is computed twice.
+        # A nested request does not wait for earlier requests, because an earlier request may wait for the calling f.
+        # Still, no window is computed twice.
         answer, is_own = (_beside(work), True) if is_nested() else _PLACES_OF_ALL.take(key, work)
     while not await _ends(answer) or not is_own:
         with store_call():
             if not is_own and answer.done():
                 answer, is_own = _PLACES_OF_ALL.take(key, work)
-            # are_stuck() is True for one caller at a time, so it is not called for a request that has already begun.
+            # Never ask are_stuck() for a running request, because only a single caller at a time gets True.
             elif not (is_own and answer.running()) and _PLACES_OF_ALL.are_stuck() and (not is_own or answer.cancel()):
                 answer, is_own = _beside(work), True
     with store_call():
@@ -415,7 +415,7 @@ def _told(work: Callable[[], T]) -> T:
 
 
 def _ended() -> asyncio.CancelledError:
-    # Not an Exception: asyncio would print a traceback for each chunk that nobody awaits any more, perhaps a thousand.
+    # Not an Exception: asyncio would print a traceback for each chunk, perhaps a thousand times.
     return asyncio.CancelledError("the process is ending, so no more chunks are computed")
 
 

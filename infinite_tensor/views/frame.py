@@ -31,7 +31,7 @@ from infinite_tensor.values.dtypes import dtype_name
 from infinite_tensor.values.meaning import Lens, Meaning
 
 _HALF = 2**30
-"""How many pixels of an unbounded dimension are shown on each side of 0: viewers count in 32 bits."""
+"""Pixels of an unbounded dimension on each side of 0. Viewers count in 32 bits."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,8 +31,10 @@ from infinite_tensor.support.given import number, quoted
 from infinite_tensor.views.frame import Frame
 
 _MOST_ORDINARY = 2**24
-"""The most coordinates, of 8 bytes each, in a pandas index. Longer dimensions have an index of another type, which
-xarray does not align with those of pandas."""
+"""Maximum number of coordinates, of 8 bytes each, in a pandas index.
+
+Longer dimensions have an index of another type. xarray does not align both types.
+"""
 
 
 class _Lazy(BackendArray):
@@ -73,7 +75,7 @@ def lazily(frame: Frame) -> CopyOnWriteArray:
 
     Pixels are read when they are used. Writing to the array copies it.
     """
-    # xarray does the same, although its declared types disallow it.
+    # xarray does the same, against its declared types.
     return CopyOnWriteArray(_LazilyIndexed(_Lazy(frame, tuple(range(frame.ndim)))))  # type: ignore[arg-type]
 
 
@@ -111,7 +113,7 @@ class _Span(PandasIndex):
         values = np.asarray(label)
         if values.dtype.kind not in "iuf":
             return None
-        # float64 represents all coordinates exactly; no smaller float does.
+        # float64 represents all coordinates exactly, but smaller floats do not.
         values = values.astype(np.float64)
         first, last = self.index[0], self.index[-1]
         found = _ROUNDINGS[method](values).clip(first, last)

@@ -41,12 +41,12 @@ UNFINISHED = "export.json"
 _PLAIN_NAME = re.compile(r"[^\W_][\w.-]*")
 
 SPATIAL_REF = "spatial_ref"
-"""The coordinate without dimensions whose attributes describe the CRS, by the convention of rioxarray and GDAL."""
+"""Coordinate without dimensions for the CRS, as in rioxarray and GDAL."""
 
 _ATTRIBUTES = {"nodata": ("_FillValue", "nodatavals"), "scale": ("scale_factor", "scales")} | {
     "offset": ("add_offset", "offsets")
 }
-"""For each `Code`, two attributes: one with a value for all pixels, and one with a value per band."""
+"""Two attributes for each `Code`: for a single value, and for a value per band."""
 _ELSEWHERE = ("colour map", "mask", "GCPs", "RPCs")
 T = TypeVar("T", float, npt.NDArray[Any])
 _UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -104,7 +104,7 @@ def _hierarchy(
     nodes: dict[str, Any] = {}
     for path, document in arrays.items():
         nodes |= {above: group_document({}) for above in groups_above(path)} | {path: document}
-    # zarr only finds the members of a group if they are adjacent in its consolidated metadata.
+    # zarr finds the members of a group only if consolidated metadata lists them together.
     nodes = dict(sorted(nodes.items(), key=lambda node: node[0].rpartition("/")[0]))
     documents = {f"{path}/{DOCUMENT}": node for path, node in nodes.items()}
     if in_levels:
@@ -224,7 +224,7 @@ def coordinates_of(meaning: Meaning, dims: Sequence[str], shape: Sequence[int]) 
     """Return the coordinates in the metadata of an array, by name."""
     places = [each for place in meaning.of(Georeference) for each in _of_place(place, dims, shape)]
     given = {each.called: each for each in (*places, *meaning.of(Coordinate))}
-    # A coordinate with the name of a dimension must lie along that dimension alone.
+    # A coordinate named like a dimension must lie along this dimension alone.
     return {name: each for name, each in given.items() if name not in dims or [dims[d] for d in each.dims] == [name]}
 
 
@@ -385,7 +385,8 @@ def _beside(
         dims, attributes = [*each.dims.values()], attributes_of(each.meaning, each.frame.tensor.dtype)
         others = []
         for called, coordinate in each.coordinates().items():
-            # All arrays share the coordinate of a dimension. Any other one belongs to one array, and gets its name.
+            # All arrays share the coordinate of a dimension. Any other coordinate belongs to an array, and is named
+            # after the array.
             name = called if called in dims or len(shown) == 1 else f"{key}_{called}"
             while called not in dims and f"{above}/{name}".lstrip("/") in taken:
                 name += "_"

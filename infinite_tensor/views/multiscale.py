@@ -22,12 +22,12 @@ from infinite_tensor.views.metadata import Along, Shown, coordinates_of
 _RANKS = {"t": 0, "time": 0, "z": 2, "y": 3, "x": 4}
 """The order of dimensions, by name."""
 _OTHER = 1
-"""Dimensions with other names are between time and space."""
+"""Rank of dimensions with other names, between time and space."""
 _PART_BYTES = 2**25
-"""The tensor is written in parts of about this size. Each is followed by its levels, computed from memory."""
+"""Approximate bytes of a part to write. The levels of each part are computed from memory."""
 
 Box: TypeAlias = tuple[Index, Index]
-"""The first chunk or pixel of a box, and the one after the last, per dimension."""
+"""Start and stop of a box, in chunks or pixels per dimension."""
 
 
 class Image(NamedTuple):
@@ -76,7 +76,7 @@ def image_of(name: str, frame: Frame, kept: Sequence[int], levels: Sequence[Infi
         source = level if frame.fill_value is None else level.stored_only(frame.fill_value)
         is_first = made[k - 1].method == "nearest"
         along = tuple([Along(n, 0 if n == 1 or is_first else (n - 1) / 2) for n in counts])
-        # Chunks of all levels have the same shape, whatever their windows are.
+        # Chunks of all levels have the same shape, for any windows.
         box = replace(Frame.of(source, box_above(frame.origin, frame.shape, counts)), tile=frame.tile)
         arrays[f"s{k}/{name}"] = Shown.of(box, dims, along)
     multiscale = {"name": frame.tensor.tensor_id, "axes": axes, "datasets": _datasets(arrays, space)}

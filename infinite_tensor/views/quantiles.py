@@ -18,9 +18,9 @@ from infinite_tensor.errors import StoreError
 Numbers: TypeAlias = npt.NDArray[Any]
 
 LEADING = 20
-"""The bits of a float32 by which numbers are binned: its sign, its exponent and 11 bits of its mantissa."""
+"""Leading bits of a float32 for binning: sign, exponent and 11 bits of the mantissa."""
 _DIGIT = 16
-"""How many bits one pass finds of each number."""
+"""Bits of each number found by a pass."""
 
 
 @dataclass(frozen=True)

@@ -38,19 +38,19 @@ if TYPE_CHECKING:
     import matplotlib.axes
 
 LONGEST_SECONDS = 3.0
-"""How long a table waits for a store. After that, it reports that the store has not answered."""
+"""Longest wait for a store. After this time, a table reports no answer."""
 MOST_COUNTED = 1000
-"""The most tiles that are counted; if there are more, a table says so. One listing of S3 returns this many."""
+"""Maximum number of tiles to count for a table. A single listing of S3 returns as many."""
 _MOST_ROWS = 12
 _HALF = 256
-"""How many pixels of an unbounded dimension are drawn on each side of 0."""
+"""Pixels of an unbounded dimension to draw on each side of 0."""
 _SCREEN = 2**20
-"""About how many pixels a picture on a screen has."""
+"""Approximate number of pixels of a picture on a screen."""
 _MOST_PIXELS = 2**24
 _OF_LABELS = {"cmap": "tab20", "vmin": -0.5, "vmax": MOST_LABELS - 0.5, "interpolation": "nearest"}
-"""The options of ``imshow`` that draw each label in its own colour."""
+"""Options of ``imshow`` for labels in separate colours."""
 _BLANK = "0.85"
-"""The grey of pixels that are not stored."""
+"""Grey of missing pixels."""
 
 
 def _told(error: BaseException) -> str:
@@ -288,7 +288,7 @@ def _draw_image(
     image = ax.imshow(values, **{"extent": (left, right, bottom, top), "origin": "upper", **options})
     ax.set_facecolor(_BLANK)
     if values.ndim == 2 and ax.figure is not None:
-        # The bar is as high as the picture, whatever its shape.
+        # Make the bar as high as the picture, for any shape.
         bar = ax.figure.colorbar(image, cax=ax.inset_axes((1.03, 0, 0.05, 1)))
         if labelled and np.ma.count(values):
             labels = range(int(values.max()) + 1)

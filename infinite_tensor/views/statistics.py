@@ -35,18 +35,18 @@ _Use: TypeAlias = Callable[[Numbers], None]
 _Add: TypeAlias = Callable[[Selection, BoolArray | None, torch.Tensor], None]
 
 _MOST_LABEL = 2**12
-"""Each whole number up to this magnitude has its own bin among the bins of floats."""
+"""Largest whole number with a separate bin among the bins of floats."""
 _BLOCK_PIXELS = 2**20
 _HELD_BYTES = 2**26
-"""How many bytes more each store may keep in memory while pixels are computed."""
+"""Extra bytes in memory for each store while computing pixels."""
 _LOOKED_UP_BYTES = 2**24
-"""About how many bytes of stored tiles are read at once."""
+"""Approximate bytes of stored tiles to read at once."""
 _MOST_LOOKED_UP = 2**10
-"""The most stored tiles that are read at once."""
+"""Maximum number of stored tiles to read at once."""
 _LARGEST = np.finfo(np.float32).max
-"""The largest float32. Larger finite numbers are counted as this number, and numbers below -_LARGEST as -_LARGEST."""
+"""The largest float32. Larger finite numbers are counted as -_LARGEST or _LARGEST."""
 _MOST_SHOWN = 20
-"""The most labels that `str` lists."""
+"""Maximum number of labels listed by `str`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,7 +164,7 @@ def _between(low: float, high: float, part: float) -> float:
     return float(low) if part == 0 or low == high else (1 - part) * low + part * high
 
 
-# Which pixels.
+# Choosing pixels.
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class _Pixels:
         if not computed and not node.computation.copied and 0 not in selection.shape:
             tiles = sorted(node.contents.inventory(node.spec, selection.start, selection.stop).complete)
             if region is None:
-                # The mask only has to cover the stored tiles, which may be very far apart.
+                # Without a region, the selection may be unbounded. Let the mask cover only the stored tiles.
                 low, high = (tuple(map(end, zip(*tiles, strict=True))) for end in (min, max))
                 ends = (layout.start(low), layout.stop(high)) if tiles else (selection.start, selection.start)
                 covered = Selection(*ends, selection.steps, ())
@@ -361,13 +361,13 @@ class _Sieve:
 
 def _broadcast(nodata: Code, tensor: InfiniteTensor) -> Numbers:
     values = nodata.value if nodata.along is not None else [nodata.value]
-    # A channel without a nodata value gets NaN, which no pixel equals.
+    # A channel without a nodata value gets NaN, because no pixel equals NaN.
     dtype = np.dtype(np.float64) if None in values else shown_dtype(tensor.dtype)
     held = np.array([math.nan if each is None else each for each in values], dtype)
     return held.reshape([-1 if d == nodata.along else 1 for d in range(tensor.ndim)])
 
 
-# What is counted.
+# Counting.
 
 
 def stats_of(
@@ -401,7 +401,7 @@ class _Figures:
         self._moments = Moments()
         self._infinite = 0.0
         self._min, self._max = math.inf, -math.inf
-        # Each small integer has its own bin; other numbers are binned by the leading bits of their float32.
+        # Each small integer has its own bin. Other numbers are binned by the leading bits of a float32.
         self._small = not dtype.is_floating_point and dtype.itemsize <= 2
         self._first = -(2**15) if self._small and dtype.is_signed else 0
         self._counts = np.zeros(2**16 if self._small else 2**LEADING, np.int64)
@@ -462,7 +462,7 @@ class _Figures:
     def _bins(self, places: npt.NDArray[np.intp]) -> Bins:
         if self._small:
             return Bins(places + self._first, np.cumsum(self._counts[places]), exact=True)
-        # Negative numbers come first, largest magnitude first; the bin of -0.0 also contains tiny negative numbers.
+        # Negative numbers come first, largest magnitude first. The bin of -0.0 also contains tiny negative numbers.
         signed = places >= 2 ** (LEADING - 1)
         places = np.concatenate([places[signed][::-1], places[~signed]])
         values = (places.astype(np.uint32) << (32 - LEADING)).view(np.float32)

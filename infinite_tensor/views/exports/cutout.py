@@ -38,7 +38,7 @@ Pixels: TypeAlias = npt.NDArray[Any]
 Place: TypeAlias = tuple[slice, ...]
 
 _HELD_BYTES = 2**26
-"""About how many bytes of pixels are in memory at once, and how many more the store of each tensor may cache."""
+"""Approximate bytes of pixels in memory at once. Each store may cache as many bytes more."""
 
 
 @dataclass(frozen=True)
@@ -217,11 +217,11 @@ def explained(target: str) -> Iterator[None]:
         raise StoreError(f"cannot write {target!r}: {type(error).__name__}: {error}") from error
 
 
-# Writing step by step, in bounded memory whatever the size of the region.
+# Writing in steps, in bounded memory for any size of region.
 
 Use: TypeAlias = Callable[[Sequence[int], torch.Tensor], None]
 Source: TypeAlias = Callable[[NumberedRegions, Use], None]
-"""A function that calls ``use(start, pixels)`` for each box of a list."""
+"""A function calling ``use(start, pixels)`` for each box of a list."""
 
 
 def computed(tensor: InfiniteTensor, workers: int | None, boxes: NumberedRegions, use: Use) -> None:

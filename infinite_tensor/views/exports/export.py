@@ -225,7 +225,7 @@ def _explaining(opened: AbstractContextManager[Any], target: str) -> Iterator[An
     try:
         yield found
     except BaseException as error:
-        # Closing probably fails for the same reason. Its error is raised instead only if it says that the disk is full.
+        # Closing probably fails for the same reason. Raise the second error only for a full disk.
         try:
             opening.__exit__(type(error), error, error.__traceback__)
         except Exception as closing:
@@ -300,7 +300,7 @@ def _identity(
     That is so if only stored pixels are exported, if a tensor is not stored, or if its functions cannot be identified.
     """
     nodes = [node_of(cutout.tensor) for cutout in cutouts.values()]
-    # The pixels of levels follow from those of the tensor, which comes first.
+    # The pixels of levels depend only on the first tensor.
     states = [state_of(node) if node.tensor.named else None for node in (nodes[:1] if in_levels else nodes)]
     if not options.compute or None in states:
         return None

@@ -27,26 +27,26 @@ from infinite_tensor.views.colours import PALETTE, are_labels
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
 
 _MODES = ((1, "uint8"), (1, "uint16"), (3, "uint8"), (4, "uint8"))
-"""Numbers of channels and dtypes that pillow writes without conversion."""
+"""Numbers of channels and dtypes written by pillow without conversion."""
 _SIDES = (512, 256, 128)
-"""Rows and columns of a TIFF block, largest first; GDAL's COG driver accepts none below 128."""
+"""Rows and columns of a TIFF block, largest first. GDAL's COG driver requires at least 128."""
 _BLOCK_BYTES = 2**23
-"""The most bytes of a block of a Cloud-Optimized TIFF: it has all bands, and GDAL keeps about 20 blocks in memory."""
+"""Maximum bytes of a block in a Cloud-Optimized TIFF, with all bands. GDAL keeps about 20 blocks in memory."""
 _SCRATCH = (".tiled", ".ovr.tmp", ".msk.ovr.tmp")
-"""Suffixes of the temporary files next to an unfinished TIFF: its pixels, and the overviews that GDAL builds."""
+"""Suffixes of temporary files next to an unfinished TIFF, for pixels and GDAL's overviews."""
 _LITTLE_ROOM = 2**20
 """A disk with less free space counts as full."""
 _PREDICTORS = {1: "NO", 2: "STANDARD", 3: "FLOATING_POINT"}
-"""The predictors, by their number in the GTiff driver, with their names in the COG driver."""
+"""Names of predictors in the COG driver, by number in the GTiff driver."""
 _LONGEST = 2**31 - 1
 _MOST_BANDS = 65_535
 _TOGETHER = 4
-"""Up to this many bands are interleaved by pixel, as the colours of an image; more are stored band by band."""
+"""Maximum number of bands interleaved by pixel, as the colours of an image. More bands are stored separately."""
 _CACHE_BYTES = 2**25
-"""The block cache of GDAL, which by default takes a twentieth of the machine's memory."""
+"""GDAL's block cache. The default is 5% of the machine's memory."""
 _SETTINGS = {"GDAL_CACHEMAX": _CACHE_BYTES, "GDAL_TIFF_INTERNAL_MASK": True}
 _ACROSS = frozenset({"x", "lon", "longitude", "easting"})
-"""Names of the coordinate along columns."""
+"""Names of the coordinate from left to right."""
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def opened_npy(cutout: Cutout, path: Path) -> Iterator[Sink]:
     allocate_file(path)
 
     def put(place: Place, pixels: Pixels) -> None:
-        # The file is mapped again each time, so that written pages do not stay in memory.
+        # Map again each time, because written pages would stay in memory.
         np.load(path, mmap_mode="r+")[place] = pixels
 
     yield Sink(cutout.frame.tile, put)
@@ -169,14 +169,14 @@ def opened_tiff(cutout: Cutout, path: Path) -> Iterator[Sink]:
         return
     scratch = [path.with_name(path.name + ending) for ending in _SCRATCH]
     try:
-        # Delete the files of an export that was killed.
+        # Delete the files of a killed export.
         _delete(scratch)
         with _opened_tiles(cutout, scratch[0], side) as (sink, only_labels):
             yield sink
         resampling = "NEAREST" if dtype.kind == "c" else "MODE" if only_labels() else "AVERAGE"
         _copy_optimized(scratch[0], path, side, resampling)
     except Exception as error:
-        # On a full disk GDAL may report a failed seek, for example, and may have deleted what it wrote.
+        # On a full disk, GDAL may report another error, and may have deleted the file.
         taken = scratch[0].stat().st_size if scratch[0].exists() else 0
         if shutil.disk_usage(path.parent).free < max(taken, _LITTLE_ROOM):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
@@ -207,8 +207,7 @@ def _copy_optimized(source: Path, path: Path, side: int, resampling: str) -> Non
             overview_resampling=resampling,
             BIGTIFF="IF_SAFER",
         )
-        # GDAL reports no error if the disk fills up while the copy is closed. Reading the last block, which is written
-        # last, detects it.
+        # GDAL reports no error if the disk fills up on closing. Reading the last block detects a full disk.
         with _rasterio().open(path) as file:
             last = ((file.height - 1, file.height), (file.width - 1, file.width))
             file.read(file.count, window=last)
@@ -389,7 +388,7 @@ def _say_place(place: Georeference, found: _Said) -> None:
     if place.transform is not None:
         found.profile["transform"] = Affine(*place.transform)
     elif place.gcps:
-        # Ground control points are written with a CRS, which may be empty.
+        # Ground control points are written with a CRS, possibly empty.
         found.profile.setdefault("crs", CRS())
         found.profile["gcps"] = [GroundControlPoint(row, column, x, y, z) for row, column, x, y, z in place.gcps]
     if place.rpcs is not None:

@@ -108,8 +108,7 @@ def _opened_folder(content: Content, path: Path, *, overwrite: bool) -> Iterator
             group.begin()
             yield group
             for left in folder.rglob("*.partial"):
-                # A process that was killed while it wrote a chunk leaves such a file. But a folder of such a name is an
-                # array.
+                # A process killed while writing a chunk leaves such a file. A folder of this name is an array.
                 if left.is_file():
                     remove(left)
             publish(folder, path, overwrite=overwrite)
@@ -178,9 +177,9 @@ class _Group:
             raise ValidationError(f"{target!r} already exists; give another target, or overwrite=True")
         if root is not None and not _is_export(root):
             raise ValidationError(f"{target!r} was not written by export, so it is not overwritten")
-        # Drop the identity first. If this process is killed, the next export then does not use the remaining chunks.
+        # Drop the identity first. After a kill, the next export then ignores the remaining chunks.
         self._objects.put(_note(None))
-        # Delete the root document first, so that nobody opens an incomplete group.
+        # Then delete the root document, because nobody may open an incomplete group.
         self._objects.delete([DOCUMENT])
         names = [name for name in self._objects.children("") if name != UNFINISHED]
         self._objects.each(self._objects.delete_folder, names)
@@ -243,7 +242,7 @@ class _Array:
         self._path = path
         self._chunk_shape = cutout.of_kept(cutout.frame.chunk_shape)
         self._filled = np.full(self._chunk_shape, 0 if fill_value is None else fill_value, cutout.dtype)
-        # Without a fill value all chunks are written, so that readers can tell if one is missing.
+        # Without a fill value all chunks are written, and readers notice a missing chunk.
         self._left_out = None if fill_value is None else self._filled.tobytes()
         self._written = written
 

@@ -34,9 +34,9 @@ LOCAL = ("127.0.0.1", "localhost", "[::1]")
 Source = InfiniteTensor | TensorGroup | TileStore
 _METHODS = "GET, HEAD, OPTIONS"
 _LOOKING = 2
-"""How many threads read stored pixels, in addition to those that compute."""
+"""Threads for reading stored pixels, in addition to the computing threads."""
 _GONE = 499
-"""The status of a response whose client has disconnected."""
+"""Status of a response to a disconnected client."""
 
 
 def app_of(

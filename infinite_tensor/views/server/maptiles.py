@@ -21,11 +21,11 @@ from infinite_tensor.views.frame import shown_dtype, shown_if_stored
 from infinite_tensor.views.plane import SIDE, Plane, Tile, finer
 
 _SAMPLES = 8
-"""The number of stored tiles that the range of colours is taken from."""
+"""Number of stored tiles to sample for the range of colours."""
 _MOST_TILES = 1024
-"""The most stored tiles of a finer level that are read for one map tile."""
+"""Maximum number of stored tiles to read for a map tile, at a finer level."""
 _HATCH, _CLEAR = 254, 255
-"""Palette entries of the stripes over missing pixels, and of transparent pixels."""
+"""Palette entries for stripes over missing pixels, and for transparent pixels."""
 _GREY = (128, 128, 128, 160)
 
 
@@ -46,7 +46,7 @@ def stored_image(
         if values is not None and tiles_of(levels[k], region) > _MOST_TILES:
             break
         found, lacking = map(plane.image, shown_if_stored(levels[k], region))
-        # A pixel is missing if any channel is.
+        # A pixel is missing if any channel is missing.
         lacks: Array = np.any(lacking.reshape(*lacking.shape[:2], -1), axis=-1)
         if values is None or missing is None:
             values, missing = found, lacks

@@ -37,11 +37,11 @@ from infinite_tensor.views.server.maptiles import Colours, samples, stored_image
 _TILE = re.compile(r"(0|-[1-9]\d?)/(0|-?[1-9]\d{0,15})/(0|-?[1-9]\d{0,15})\.png")
 _AT = re.compile(r"-?[0-9]{1,15}(?:,-?[0-9]{1,15}){0,30}")
 _LONGEST = 2**30
-"""The most pixels along a side: clients count in 32 bits."""
+"""Maximum number of pixels along a side. Clients count in 32 bits."""
 _LEVELS = 8
-"""The number of levels of an unbounded tensor that has no stored levels."""
+"""Number of levels for an unbounded tensor without stored levels."""
 _MOST_PLANNED = 2**14
-"""The most windows that are looked up to count the missing ones. The number of more windows is estimated."""
+"""Maximum number of windows to look up for counting missing windows. Larger counts are estimated."""
 _LEVELS_BYTES = 64 * 2**20
 _PASSING = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
@@ -192,7 +192,7 @@ class Served:
         if not levels:
             number = _LEVELS if None in tensor.shape else None
             method = method_for(tensor, labels=colours.kind == "labels")
-            # pyramid() refuses dimensions whose names are not those of space.
+            # pyramid() requires dimension names of space, if there are names.
             with suppress(ValidationError):
                 levels = tensor.pyramid(number, method, MemoryTileStore(cache_size_bytes=_LEVELS_BYTES))
         return *self._plane.pyramid(tensor, levels), colours
@@ -202,7 +202,7 @@ class Served:
         plane, tile = self._plane.placed(_places(query)), Tile(-zoom, row, column)
         if "_drawing" in vars(self):
             return self._drawn(plane, tile, compute=compute)
-        # The colours are not chosen yet, and choosing them may need windows to be computed.
+        # The colours are not chosen yet, and choosing may require computing windows.
         return self._drawn_anew(plane, tile, compute=True) if compute else None
 
     def _drawn_anew(self, plane: Plane, tile: Tile, *, compute: bool) -> Response | None:
@@ -252,7 +252,7 @@ def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:
     try:
         return windows_to_compute(node_of(tensor), selection)
     except TileAccessError:
-        # Some of the windows cannot be computed. Reading them will raise an error that says so.
+        # Some windows cannot be computed. Reading them raises an error with the reason.
         return bound
 
 

@@ -142,6 +142,6 @@ def listening(host: str, port: int) -> socket.socket:
         raise ValidationError(
             f"cannot listen at {host}:{port}: {error}; give another port, or 0 for a free one"
         ) from error
-    # Without this option the kernel delays the ends of responses; accepted connections inherit it.
+    # Without this option, the kernel delays ends of responses. Accepted connections inherit the option.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

@@ -54,7 +54,7 @@ class Work(Generic[T]):
         waits for the job, a queued job is dropped, and a running job stops before its next call of an ``f``.
         """
         with self._lock:
-            # Do not join a job that has begun: pixels may have been invalidated since.
+            # Do not join a running job: pixels may have been invalidated since.
             job = self._queued.get(key)
             if job is None:
                 jobs = self._clients.setdefault(client, {})

@@ -37,9 +37,9 @@ from infinite_tensor.views.viewer.viewport import Budget
 _LARGEST = 6
 """The largest zoom."""
 _FARTHEST = 2.0**50
-"""The farthest distance from pixel 0: up to here the floats of a browser still distinguish quarters of pixels."""
+"""Farthest distance from pixel 0. At larger distances, floats of a browser cannot distinguish quarters of pixels."""
 _BESIDE = 75
-"""The margins left and right of each of several pictures, in screen pixels. An axis and a colour bar fit in."""
+"""Left and right margins of several pictures, in screen pixels, for an axis and a colour bar."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ class _Page:
         document.on_session_destroyed(lambda _context: self.close())
         document.title = ", ".join(shown_id(tensor.tensor_id) for tensor in tensors)
         for panel in self._panels[1:] and self._panels:
-            # Equal margins, whether a picture has a colour bar or not.
+            # Equal margins, with or without a colour bar.
             panel.figure.update(min_border_left=_BESIDE, min_border_right=_BESIDE)
-        # In one row, so that all figures are of one height.
+        # A single row, for figures of equal height.
         widgets = [widget for panel in self._panels for widget in panel.widgets]
         figures = row(*(panel.figure for panel in self._panels), sizing_mode="stretch_both")
         document.add_root(column(row(box, *widgets), figures, sizing_mode="stretch_both"))
@@ -235,7 +235,7 @@ class View:
         This is for the last line of a script.
         """
         try:
-            # With a timeout: on Windows, Ctrl-C does not interrupt a wait without one.
+            # Wait with a timeout, because Ctrl-C on Windows does not interrupt a wait without timeout.
             while not self._ended.wait(1):
                 pass
         except KeyboardInterrupt:

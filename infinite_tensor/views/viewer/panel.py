@@ -48,23 +48,23 @@ from infinite_tensor.views.viewer.tiles import Picture, Tiles
 from infinite_tensor.views.viewer.viewport import Budget, Viewport, coarsest
 
 _MOST_HELD = 512
-"""The most tiles of a level in a browser."""
+"""Maximum number of tiles of a level in a browser."""
 _LOOK_AGAIN = 5.0
-"""After this many seconds an incomplete tile is looked up again when the view moves."""
+"""Seconds until an incomplete tile is looked up again on a move of the view."""
 _BETWEEN = 0.15
-"""At least this many seconds lie between two updates of a browser, because each update redraws all tiles."""
+"""Minimum seconds between two updates of a browser, because each update redraws all tiles."""
 _BLANK = "#d9d9d9"
-"""The grey of pixels that are not stored."""
+"""Grey of missing pixels."""
 _LONGEST = 300
-"""The most characters of an error that are shown."""
+"""Maximum number of characters of an error to show."""
 _COLOURS = ("red", "green", "blue")
 _NUMBER = """
 if (Number.isSafeInteger(value)) return `${value}`
 return Math.abs(value) < 1e6 ? `${Number(value.toPrecision(6))}` : value.toExponential(5)
 """
-"""JavaScript that formats a value; whole numbers keep all digits up to 2**53, the limit of exact floats."""
+"""JavaScript for formatting a value. Whole numbers keep all digits up to 2**53, the limit of exact floats."""
 _MARKS = {"pending": ("#4477aa", 0.12), "failed": ("#cc3311", 0.25), "stored": ("#ee3377", 0.22)}
-"""The overlay of tiles in each state: its colour and its opacity."""
+"""Colour and opacity of the overlay of a tile, by state."""
 
 Work: TypeAlias = Callable[[], None]
 
@@ -88,7 +88,7 @@ class Lane:
             self._next = number, work
             if not self._busy:
                 self._busy = True
-                # Not a daemon: a thread that still computes in C++ at the exit of Python would crash it.
+                # Not a daemon: a thread still in C++ code would crash Python at exit.
                 threading.Thread(target=self._run, name="infinite_tensor-look", daemon=False).start()
 
     def _run(self) -> None:
@@ -251,7 +251,7 @@ class Panel:
 
     def _resize(self, width: int, height: int) -> None:
         self.size = width, height
-        # In the next tick, so that width and height have both changed.
+        # In the next tick, after both width and height have changed.
         self._document.add_next_tick_callback(self._resized)
 
     def _choice(self, d: int) -> UIElement:
@@ -263,7 +263,7 @@ class Panel:
             self._plane = replace(self._plane, at=tuple(at))
             for layer in self._layers.values():
                 layer.clear()
-            # Tiles that arrive for earlier views are of another plane.
+            # Tiles arriving later for earlier views belong to another plane.
             self._first_look = self._look_number + 1
             x, y = self.figure.x_range, self.figure.y_range
             self.look(y.start, x.start, y.end, x.end)
@@ -329,7 +329,7 @@ class Panel:
     def _bring(self, number: int, pictures: list[Picture]) -> None:
         """Queue tiles for drawing on the event loop of the page. Runs on a thread."""
         for picture in pictures:
-            # The range is cached, so it is computed here rather than on the thread that draws.
+            # Compute the cached range here, not on the drawing thread.
             _ = picture.range
         self._came.append((number, pictures))
         if not self._coming:
@@ -378,7 +378,7 @@ class Panel:
     def _scale(self) -> None:
         """Fit the colours to the visible pixels: one colour per label, or a scale from minimum to maximum."""
         if self._tiles.labels != self._labelled:
-            # Only on a change: each update of a model makes Bokeh check all of them.
+            # Only on a change, because each update of a model makes Bokeh check all models.
             self._labelled = self._tiles.labels
             self._mapper.palette = Category20_20 if self._labelled else Viridis256
             self._bar.ticker = FixedTicker(ticks=list(range(MOST_LABELS))) if self._labelled else BasicTicker()
@@ -395,7 +395,7 @@ class Panel:
         found = range_of([np.array([ends for ends in ranges if ends is not None])])
         if found is not None:
             low, high = found
-            # If all values are equal, the upper end is far enough above for floats to tell both apart.
+            # For equal values, set the upper end far enough above for different floats.
             self._mapper.update(low=low, high=high if high > low else low + max(1.0, abs(low) / 1000))
 
     def _mark(self) -> None:

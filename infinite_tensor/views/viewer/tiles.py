@@ -34,7 +34,7 @@ Pair: TypeAlias = tuple[Array, Array]
 Reading: TypeAlias = Callable[[int, Plane, Box], Pair]
 
 _MOST_READ = 1024
-"""Pixels along each side of a block of finer pixels that is read at once for a coarse tile."""
+"""Maximum side of a block of finer pixels to read at once for a coarser tile."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ class Tiles:
         self._code = nodata_of(node_of(tensor).spec.definition)
         self._failed: dict[tuple[Plane, Tile], Picture] = {}
         dtype = shown_dtype(tensor.dtype)
-        # A dtype with NaN that represents all values exactly, except large integers of 64 bits.
+        # A dtype with NaN and exact values, except for large 64-bit integers.
         single = dtype.itemsize <= 2 or dtype in (np.float32, np.complex64)
         self._dtype = np.dtype(np.float32 if single else np.float64)
         self.labels = dtype.kind in "iu"
@@ -175,7 +175,7 @@ class Tiles:
         while True:
             labels = self.labels
             found = self._coarse(plane, box, level, base, read, tiles)
-            # If pixels turn out not to be labels, those that were made as labels are made again.
+            # If pixels turn out not to be labels, make them again.
             if self.labels == labels:
                 return found
 
@@ -196,7 +196,7 @@ class Tiles:
             tiles = tiles[:, touched.all(axis=1)]
             if not tiles.size:
                 return values, missing
-        # Split a box that is too large to be read at once, and a pixel that is into those of the next finer level.
+        # Split a box too large to read at once. Split a single large pixel into pixels of the next finer level.
         size = max(shape) * 2 ** (level - base)
         below = base if size <= _MOST_READ else level - 1
         if below == base or max(shape) == 1:

@@ -14,11 +14,11 @@ from infinite_tensor.geometry.window import Shape
 from infinite_tensor.views.plane import SIDE, Box, Tile
 
 MOST_TILES = 256
-"""The most tiles on the screen; a view that needs more shows a coarser level."""
+"""Maximum number of tiles on the screen. Larger views show a coarser level."""
 _FITS = 512
-"""The most pixels along a side of the coarsest level of a finite plane."""
+"""Maximum number of pixels along a side of the coarsest level, in a finite plane."""
 _COARSEST = 6
-"""The coarsest level of an unbounded plane, or the one after the last stored level, if that is coarser."""
+"""Coarsest level of an unbounded plane, or the level after the last stored level if coarser."""
 
 
 def coarsest(extents: Shape, stored: int) -> int:
