@@ -72,7 +72,7 @@ class TensorHandle(ABC):
     def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
         """Add a part to the log of each tile.
 
-        For None, the log is deleted.
+        If `partials` maps a tile to None, the log of this tile is deleted.
         """
 
     @abstractmethod
@@ -81,7 +81,10 @@ class TensorHandle(ABC):
 
     @abstractmethod
     def generation(self) -> str:
-        """Return a text changed by each `delete_tiles`."""
+        """Return a text for the detection of deleted tiles.
+
+        Each call of `delete_tiles` changes the text.
+        """
 
     @abstractmethod
     def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:

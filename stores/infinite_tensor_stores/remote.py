@@ -167,9 +167,9 @@ class RemoteStore(FsspecStore):
         return True
 
     async def _try_again(self, path: str, data: bytes) -> None:
-        """Find out whether the file system refuses to create an existing file.
+        """Test whether the file system can create files exclusively.
 
-        Sets `fs.creates`.
+        The existing file `path` is created again, which should fail. Sets `fs.creates`.
         """
         self.fs.creates = True
         with suppress(FileExistsError):

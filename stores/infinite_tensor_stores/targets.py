@@ -47,8 +47,6 @@ def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, 
 
     Raise StoreError otherwise.
 
-    Raise StoreError otherwise.
-
     Parameters
     ----------
     mode : str

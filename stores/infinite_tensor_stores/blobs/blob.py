@@ -605,7 +605,6 @@ class _Snapshot(RegionWriter):
         return _snapshot, (self._rows.location, self._rows.most_blocks, self._version, self._count)
 
     def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
-        """Return one block."""
         header = self._rows.header
         block = torch.zeros((header.block_size, *header.shape), dtype=header.dtype, device="cpu")
         start = ctx[0] * header.block_size
@@ -614,15 +613,12 @@ class _Snapshot(RegionWriter):
 
     @property
     def copies(self) -> bool:
-        """Always True; see `RegionWriter.copies`."""
         return True
 
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:  # noqa: ARG002
-        """Return advice in place of moving the tensor; see `RegionWriter.instead`."""
         return "it is read as stored; convert the result of a read instead"
 
     def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:  # noqa: ARG002
-        """Return True; see `RegionWriter.writes`."""
         return True
 
     def write(self, start: Sequence[int], out: torch.Tensor) -> None:

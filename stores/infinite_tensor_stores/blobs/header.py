@@ -163,7 +163,10 @@ class Header:
 
     @property
     def version(self) -> dict[str, Any]:
-        """The `version` in the definition of a tensor reading the blob."""
+        """The `version` for `InfiniteTensor`, for a tensor reading the blob.
+
+        The value changes when the blob is created anew, or when rows are overwritten or truncated.
+        """
         return {"blob": self.incarnation, "edits": self.edits}
 
     @property

@@ -26,10 +26,9 @@ BlockPart: TypeAlias = tuple[int, slice | RowNumbers, slice | RowNumbers]
 def parts_of(rows: range | RowNumbers, block_size: int) -> Iterator[BlockPart]:
     """Split rows by block.
 
-    For each block, yield its number, the positions of its rows in `rows`, and the positions of these rows in the block.
-    A range must have step 1.
-
-    A range must have step 1.
+    For each block with some of the rows, yield three values: the number of the block, the positions of the rows in
+    `rows`, and the positions of the rows in the block. Positions are slices if `rows` is a range, otherwise arrays. A
+    range must have step 1.
     """
     if not len(rows):
         return
@@ -46,11 +45,11 @@ def parts_of(rows: range | RowNumbers, block_size: int) -> Iterator[BlockPart]:
 
 
 def indexable(tensor: torch.Tensor, rows: range | RowNumbers) -> Any:
-    """Return a view to index with the positions from `parts_of`.
+    """Return a view of `tensor`, for indexing with positions from `parts_of`.
 
-    `tensor` must be contiguous. If `rows` is a range, the view is a tensor, because torch copies slices on several
-    threads. For row numbers, it is an array, because numpy is faster. If a row of the array is assigned twice, the last
-    value is kept.
+    `tensor` must be contiguous. If `rows` is a range, return the tensor itself: torch copies slices on several threads.
+    Otherwise return a numpy array with one element per row: numpy is faster for row numbers. If a row of this array is
+    assigned twice, the last value is kept.
     """
     if isinstance(rows, range):
         return tensor

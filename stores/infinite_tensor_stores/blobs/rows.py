@@ -411,7 +411,7 @@ class Rows:
     def _commit_full(self) -> None:
         """Store and commit full blocks.
 
-        So little is lost if a long run without a flush is killed.
+        If a long run without a flush is killed, only few rows are lost.
         """
         last = self.length // self._size
         self._save((number for number in self._unsaved if number < last), self.length)

@@ -66,9 +66,9 @@ def give_back(h5: Any) -> None:
 
 
 def check_room(folder: Path) -> None:
-    """Check for disk space for a new file.
+    """Check that the disk has space for a new file in `folder`.
 
-    Raise OSError if the disk is full.
+    Raise OSError if less than 1 MiB is left.
     """
     with tempfile.TemporaryFile(dir=folder) as scratch:
         allocate(scratch.fileno(), 0, _MARGIN)

@@ -193,7 +193,10 @@ def delete_group(h5: Any, name: str) -> None:
 
 
 def names_taken(h5: Any) -> list[str]:
-    """List paths in another program's file reserved for this library."""
+    """List the existing paths with a name reserved for this library.
+
+    Called for a file of another program.
+    """
     found = [f"/{name}" for name in names_in(h5) if name.startswith(TENSOR)]
     folder = group_at(h5, FOLDER)
     if folder is None:
@@ -251,9 +254,9 @@ def check_chunks(dataset: Any, most: int) -> None:
 
 
 def check_size(dataset: Any, most: int) -> None:
-    """Check that a dataset and its chunks claim at most `most` bytes.
+    """Check the size and the chunks of a dataset, before reading.
 
-    Raise ValueError otherwise, or if `check_chunks` raises it.
+    Raise ValueError if the dataset or a chunk claims more than `most` bytes, or if chunks are compressed twice.
     """
     _check_bytes(dataset.name, dataset.nbytes, most)
     check_chunks(dataset, most)

@@ -101,13 +101,16 @@ class TileIndex:
 
 
 def _keys(tiles: IntArray) -> npt.NDArray[Any]:
-    """Return a bytes key for each row of `tiles`, sorted like the rows."""
+    """Convert each tile to bytes, for sorting and searching.
+
+    The bytes compare like the tuples of indices.
+    """
     raw = np.ascontiguousarray(tiles).view(np.uint64) ^ np.uint64(1 << 63)
     return raw.astype(">u8").view(f"S{8 * tiles.shape[1]}").reshape(-1)
 
 
 def _tiles(keys: npt.NDArray[Any]) -> IntArray:
-    """Convert keys back to the rows given to `_keys`."""
+    """Convert the result of `_keys` back to tiles."""
     raw = np.frombuffer(keys.tobytes(), dtype=">u8").astype(np.uint64) ^ np.uint64(1 << 63)
     return raw.view(np.int64).reshape(len(keys), keys.dtype.itemsize // 8)
 
@@ -315,7 +318,7 @@ class TileSlots:
 
     @property
     def drops(self) -> str:
-        """A text changed by each `mark_drop`."""
+        """Random text, replaced by each call of `mark_drop`."""
         return "" if self._table is None else str(self._table.attrs.get("drops", ""))
 
     def mark_drop(self) -> None:
@@ -329,9 +332,7 @@ class TileSlots:
     def close(self) -> None:
         """Close the datasets of a tensor being cleared.
 
-        HDF5 frees their space only then.
-
-        Only then, HDF5 frees their space.
+        HDF5 frees the space of a dataset only after that.
         """
         self._data = self._table = None
         self._index = TileIndex(np.empty((0, len(self.layout.tile_shape)), np.int64), np.empty(0, np.int64))
@@ -515,7 +516,10 @@ class TileSlots:
         return self._index.tiles_within(low, high), logged
 
     def slots(self) -> range:
-        """Return the first slot of each batch."""
+        """Return the number of the first slot in each batch.
+
+        `damages` checks one batch at a time.
+        """
         return range(0, 0 if self._data is None else len(self._checksums), self.batch)
 
     def describe(self) -> tuple[int, int, int]:

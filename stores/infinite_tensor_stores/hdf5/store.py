@@ -98,7 +98,7 @@ class HDF5Tensor(TensorHandle):
     def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
         """Add a part to the log of each tile.
 
-        For None, the log is deleted, for example because the tile is complete.
+        If `partials` maps a tile to None, the log of this tile is deleted. That may wait until the next flush.
         """
         log = self.slots.log
         for tile, part in partials.items():
@@ -119,7 +119,10 @@ class HDF5Tensor(TensorHandle):
             self.slots.delete(tiles)
 
     def generation(self) -> str:
-        """Return a text changed by each `delete_tiles`."""
+        """Return a text for the detection of deleted tiles.
+
+        Each call of `delete_tiles` changes the text.
+        """
         with self._file.opened(self.owner):
             return self.slots.drops
 

@@ -144,7 +144,10 @@ class ChunkCodec:
 
 
 def threads_for(nbytes: int) -> int:
-    """Return the number of threads for `nbytes` bytes."""
+    """Return the number of threads for work on `nbytes` bytes.
+
+    The number is one per 256 KiB, and at most the number of CPUs. It may be 0.
+    """
     return min(_THREADS, nbytes // _WORTH_A_THREAD)
 
 

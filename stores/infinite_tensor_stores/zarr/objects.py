@@ -200,10 +200,6 @@ class Objects:
         """Lock a folder against other threads and processes, for a context.
 
         Uses `disks.alone_in` on a local disk. Does nothing on remote storage.
-
-        Uses `disks.alone_in` on a local disk. Does nothing on remote storage.
-
-        Uses `disks.alone_in` on a local disk. Does nothing elsewhere.
         """
         return nullcontext() if self.root is None else alone_in(self.root / folder)
 
@@ -275,7 +271,10 @@ class Objects:
         return self.run(self.names_in, prefix)
 
     async def names_in(self, prefix: str) -> list[str]:
-        """List names like `children`, as a coroutine for `each` and `run`."""
+        """List the names of the objects and folders in a folder.
+
+        This is `children` as a coroutine function, for `each` and `run`.
+        """
         return [name.rstrip("/") async for name in self.store.list_dir(prefix)]
 
     def pages(self, prefix: str, length: int = _PAGE) -> Iterator[list[str]]:
@@ -290,7 +289,10 @@ class Objects:
         yield from _paged(keys, length)
 
     def places(self, prefix: str, length: int) -> Iterator[list[str]]:
-        """Iterate over `pages`, then over empty folders and links to folders."""
+        """Iterate over the keys of all objects below a folder, as `pages` does.
+
+        On a local disk, pages with the empty folders and the links to folders follow.
+        """
         yield from self.pages(prefix, length)
         if self.root is not None:
             yield from _paged(_empty_folders(self.root, prefix), length)
@@ -313,10 +315,11 @@ class Objects:
             yield {key: Stored(size, changed) for key, size, changed in zip(keys, sizes, times, strict=True)}
 
     def first_page(self, prefix: str, most: int) -> tuple[list[str], int | None, bool] | None:
-        """Return up to `most` keys below a folder, with their total size.
+        """Return the first keys below a folder, the total size and whether the list is complete.
 
-        Also return whether these are all keys. The size is None if it would take a request for each key. Return None if
-        the Store cannot stop a listing early.
+        At most `most` keys are returned. A list of exactly `most` keys counts as incomplete. The size is the total of
+        the listed objects, or None if each object would need a request. Return None if the Store cannot stop a
+        listing early.
         """
         store = self.store
         if isinstance(store, RemoteStore):

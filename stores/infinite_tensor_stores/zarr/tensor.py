@@ -155,7 +155,7 @@ class Logs:
     def write(self, parts: Mapping[str, bytes | None]) -> None:
         """Add a part to each log.
 
-        For None, the log is deleted.
+        If `parts` maps a log to None, the log is deleted.
         """
 
         async def write(item: tuple[str, bytes | None]) -> None:
@@ -275,7 +275,7 @@ class ZarrTensor(TensorHandle):
     def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
         """Add a part to the log of each tile.
 
-        For None, the log is deleted.
+        If `partials` maps a tile to None, the log of this tile is deleted.
         """
         self._check_place(*self._objects.get([self.place.group]))
         self.writers.will_write(self._objects, [tile for tile, part in partials.items() if part is not None])
@@ -294,7 +294,10 @@ class ZarrTensor(TensorHandle):
         self._objects.delete(map(self.place.chunk, tiles))
 
     def generation(self) -> str:
-        """Return a text changed by each `delete_tiles`."""
+        """Return a text for the detection of deleted tiles.
+
+        Each call of `delete_tiles` changes the text.
+        """
         (found,) = self._objects.get([self.place.drops])
         return (found or b"").decode(errors="replace")
 
