@@ -138,7 +138,7 @@ def test_the_format_of_a_later_version_asks_for_an_upgrade_whatever_else_it_hold
 
 def test_ids_that_are_no_text_are_refused_in_a_listing(storage: Storage) -> None:
     storage[3, "definition"] = storage["base", "definition"]
-    with pytest.raises(StoreError, match="has a tensor_id 3"):
+    with pytest.raises(StoreError, match="invalid tensor_id: 3"):
         opened(storage).tensor_ids()
 
 
