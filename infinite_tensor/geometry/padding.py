@@ -199,9 +199,10 @@ def _reach(grid: WindowGrid, window: TensorWindow, d: int) -> tuple[int, int]:
 
 
 def _outside(mode: str, extent: int, low: int, high: int, reach: tuple[int, int]) -> Sequence[tuple[int, int]]:
-    """Return intervals containing all pixels within `reach` mapped to ``[low, high)``.
+    """Return intervals with all positions showing a pixel of ``[low, high)``.
 
-    The padding maps the pixels of ``[low, high)`` to themselves.
+    A pixel is shown at its own position, and wherever the padding repeats it. Positions outside of `reach` do not
+    matter, and may be missing.
     """
     if mode == "constant":
         return [(low, high)]

@@ -128,7 +128,10 @@ def is_empty(low: Sequence[int], high: Sequence[int]) -> bool:
 
 
 def joined(points: IntArray, more: IntArray) -> IntArray:
-    """Return `points` with the missing rows of `more` appended."""
+    """Return the rows of `points`, followed by the new rows of `more`.
+
+    Rows of `more` that are also in `points` are left out.
+    """
     if not len(points) or not len(more):
         return points if len(points) else more
     known = set(as_tuples(points))

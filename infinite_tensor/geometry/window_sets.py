@@ -167,9 +167,9 @@ class IndexProduct:
         return self.meet(other).count == self.count
 
     def within(self, grid: WindowGrid) -> IndexProduct:
-        """Return the windows of the product on `grid`.
+        """Return the windows of the product that exist on `grid`.
 
-        Along additional coordinates of the grid, the index is 0.
+        If `grid` has more window coordinates than the product, the additional indices are 0.
         """
         clipped: list[Indices] = []
         more = (range(1),) * (grid.ndim - len(self.coordinates))
@@ -354,12 +354,14 @@ def same_windows(windows: BoxUnion, coordinates: int, grid: WindowGrid) -> BoxUn
 
 
 def all_windows(grid: WindowGrid) -> BoxUnion:
-    """Return all windows of `grid` within reach of reads."""
+    """Return all windows of `grid`.
+
+    In an unbounded dimension, these are the windows up to `FARTHEST`, because no read reaches farther.
+    """
     return BoxUnion.of(*_every_window(grid, 1))
 
 
 def _every_window(grid: WindowGrid, times: int) -> tuple[IntArray, IntArray]:
-    """Return the bounds of `all_windows`, repeated in `times` rows."""
     start = [-FARTHEST if extent is None else 0 for extent in grid.shape]
     stop = [FARTHEST if extent is None else extent for extent in grid.shape]
     low, high = (np.array([bounds], dtype=np.int64) for bounds in grid.box(start, stop))

@@ -85,7 +85,7 @@ def digest_of_regions(
 def _by_chunk(
     read: Callable[[Box], Any], samples: Sequence[Box], itemsize: int, chunks: Sequence[int]
 ) -> list[np.ndarray[Any, Any]]:
-    """Read the bytes of all samples, and each chunk only once."""
+    """Read the bytes of all samples, with a single read per chunk."""
     found = [np.empty((*extents_of(sample), itemsize), np.uint8) for sample in samples]
     needed: dict[tuple[int, ...], list[tuple[int, Box]]] = {}
     for number, sample in enumerate(samples):
@@ -353,10 +353,6 @@ def _of_url(url: str) -> str | None:
 
 
 def _entry(info: Mapping[str, Any]) -> str | None:
-    """Return the stamp for a listed file.
-
-    Return None if only the size is known.
-    """
     known = [str(info[name]) for name in _TELLING if info.get(name) is not None]
     return f"{info.get('size')} {known[0]}" if known else None
 

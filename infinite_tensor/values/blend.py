@@ -250,9 +250,9 @@ class Blender:
     def _put(
         self, action: _Action, target: Array, to: tuple[slice, ...], incoming: Array, within: Sequence[slice]
     ) -> None:
-        """Combine `incoming` with ``target[to]`` by an action.
+        """Copy, add or blend `incoming` into ``target[to]``, depending on `action`.
 
-        `within` is the position of `incoming` in its window, as slices.
+        `within` is the position of `incoming` in the window, as slices.
         """
         if self._weighs:
             assert self._mean is not None

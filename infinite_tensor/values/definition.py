@@ -110,9 +110,9 @@ def joined_dims(stored: Dims, given: Dims) -> Dims:
 
 
 def contradict(names: tuple[str, ...], given: tuple[str, ...]) -> bool:
-    """Whether a given name contradicts the name in `names`.
+    """Whether any of the given dimension names differs from the name in `names`.
 
-    A default name contradicts nothing.
+    Default names in `given`, such as ``dim_0``, are ignored.
     """
     return any(new not in (default_name(d), name) for d, (name, new) in enumerate(zip(names, given, strict=True)))
 
@@ -174,7 +174,7 @@ class Content:
 
     @cached_property
     def said(self) -> Json:
-        """The version: the digest of the content, as JSON."""
+        """The version in a definition: ``{"content": digest}``."""
         return {"content": self._digest()}
 
 

@@ -137,7 +137,7 @@ def digest_of_script(scripted: Any) -> str:
 
 
 def _unmangled(name: str, content: bytes) -> bytes:
-    """Remove details of the process from the content of a TorchScript file."""
+    """Make the content of a TorchScript file the same in all processes."""
     if name.endswith(".pkl"):
         # A pickle stores string lengths, so disassemble the pickle before removing numbers. Nothing is run.
         content = "\n".join(f"{op.name} {arg!r}" for op, arg, _ in pickletools.genops(content)).encode()
@@ -262,8 +262,8 @@ def _state(name: str, value: object) -> Iterator[str]:
 def digest_of_tensor(tensor: torch.Tensor, name: str = ".a tensor") -> str:
     """Return dtype, shape and hashes of a tensor, as a text.
 
-    `name` is the name of the tensor in messages, after a dot. Raise ValidationError if the tensor has no readable
-    values.
+    `name` is the name of the tensor in messages, with a dot in front: ``.conv.weight``. Raise ValidationError if the
+    tensor has no readable values.
     """
     if is_lazy(tensor) or tensor.is_meta:
         state = "belongs to a lazy module that was not called yet" if is_lazy(tensor) else "is on the device meta"

@@ -90,7 +90,7 @@ class Item(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A setting of an ``f`` in this library.
+    """A setting of a function in this library, such as a batch size.
 
     A changed setting causes a warning, not an error.
     """
@@ -135,7 +135,7 @@ class Reach:
 
     @functools.cached_property
     def values(self) -> tuple[list[Item], list[str]]:
-        """The values, and the names of opaque objects, as two lists."""
+        """Two lists: the values found, and the locations of objects that could not be inspected."""
         said = [Item(place, said if isinstance(said, str) else said(), kind) for place, said, kind in self._walk.items]
         # The order of members of sets is arbitrary.
         of_sets = iter(sorted(item for item in said if "{}" in item.place))
@@ -144,7 +144,10 @@ class Reach:
         return [item for item in said if item.said], list(dict.fromkeys([*self._walk.opaque, *unseen]))
 
     def states(self) -> list[tuple[str, object]]:
-        """Return pairs of location and `state_of` for all weights and tensors."""
+        """Return the location and state of each weight and tensor.
+
+        The state comes from `state_of`, and differs after a change in place.
+        """
         held = [
             (place, tensor)
             for place, each in self._walk.tensors
@@ -211,9 +214,9 @@ class _Place(NamedTuple):
         return f"`{self.path}`, {self.of}" if self.of else f"`{self.path}`"
 
     def at(self, step: str, value: object = None, kind: str | None = None) -> _Place:
-        """Return the location after a further step, such as ``[0]``.
+        """Return the location of a member, reached by a step such as ``[0]`` or ``.name``.
 
-        `value` is the object at the present location.
+        `value` is the object with this member. It is noted in `within`, so that a walk does not go in circles.
         """
         within = self.within if value is None else (*self.within, id(value))
         return _Place(f"{self.path}{step}", self.of, within, kind or self.kind)
@@ -595,7 +598,10 @@ def _digest_or(digest: Callable[[], str], form: Iterable[str]) -> str:
 
 
 def kind_name(value: Any) -> str:
-    """Return the name of a function or class, or else of the object's class."""
+    """Return the name of a function or class.
+
+    For any other object, return the name of its class.
+    """
     return value.__name__ if issubclass(type(value), types.FunctionType | type) else type(value).__name__
 
 

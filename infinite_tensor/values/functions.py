@@ -154,9 +154,9 @@ class Functions:
         return type(self).of_record, (self.record,)
 
     def look(self) -> None:
-        """Walk the functions now, without hashing.
+        """Walk the functions now, instead of when a record is needed.
 
-        From then on, `altered` reports changes in place.
+        Weights and arrays are not hashed yet. `altered` reports weights and tensors changed in place after this call.
         """
         if self._reached is None and self._record is None:
             self._reached = self._looked_through()
@@ -189,13 +189,16 @@ class Functions:
         return self._record
 
     def unknown(self) -> list[Functions]:
-        """Return the upstream functions without a record."""
+        """Return the `Functions` of the args, as far as they have no record yet.
+
+        Return an empty list if this object already has a record.
+        """
         return [each for each in self._upstream if each._record is None] if self._record is None else []  # noqa: SLF001
 
     def keep(self) -> None:
-        """Make the record.
+        """Compute and keep the record, if there is none yet.
 
-        All upstream functions must already have records.
+        The `Functions` of all args must already have records.
         """
         if self._record is None:
             self._record = self._recorded()

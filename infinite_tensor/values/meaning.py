@@ -137,14 +137,15 @@ class Fact(ABC):
 
     @property
     def labels(self) -> list[str]:
-        """The names of the fact in messages."""
+        """The texts for the fact in messages, such as ``coordinate 'x'``."""
         return [f"{self.kind} {self.called!r}"]
 
     @abstractmethod
     def through(self, lens: Lens) -> Fact | None:
-        """Return the same fact about the other tensor of a lens.
+        """Translate the fact to the other tensor of a lens.
 
-        Return None if the fact is unknown or not true there.
+        For a region, for example, a georeference gets another origin. Return None if the fact is not known, or not
+        true, for the other tensor.
         """
 
     def agrees_with(self, other: Any) -> bool:
@@ -219,7 +220,7 @@ class Georeference(Fact):
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any], shape: Shape) -> Self:  # noqa: ARG003  (some kinds need it)
-        """See `Fact`."""
+        """See `Fact.of_fields`."""
         transform, gcps, rpcs = (fields[name] for name in ("transform", "gcps", "rpcs"))
         if rpcs is not None:
             lists = {name: _numbers(rpcs[name], 20) for name in _RPC_LISTS}
@@ -344,7 +345,7 @@ class Coordinate(Fact):
         return bool(np.allclose(a, b, rtol=0, atol=_SAME_PLACE * float(np.abs(np.diff(a)).min())))
 
     def fields(self) -> dict[str, Any] | None:
-        """See `Fact`.
+        """See `Fact.fields`.
 
         Numbers are encoded so that evenly spaced numbers compress well.
         """
@@ -360,7 +361,7 @@ class Coordinate(Fact):
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any], shape: Shape) -> Self:
-        """See `Fact`."""
+        """See `Fact.of_fields`."""
         extents, stored, dtype = [shape[d] for d in fields["dims"]], fields["values"], np.dtype(fields["dtype"])
         count = math.prod([MOST_COORDINATES + 1 if n is None else n for n in extents])
         if count > MOST_COORDINATES or count * dtype.itemsize > _MOST_BYTES or not _DTYPES.fullmatch(fields["dtype"]):
@@ -412,7 +413,7 @@ class Attribute(Fact):
     value: Any
 
     def through(self, lens: Lens) -> Attribute | None:
-        """Return the same attribute about the other tensor of a lens.
+        """Return the attribute unchanged.
 
         Return None if the tensors are not alike; see `Lens.is_alike`.
         """
@@ -441,7 +442,7 @@ class Code(Fact):
 
     @property
     def labels(self) -> list[str]:
-        """The name of the code."""
+        """A single label, such as ``nodata``."""
         return [self.called]
 
     def through(self, lens: Lens) -> Code | None:
@@ -460,7 +461,7 @@ class Code(Fact):
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any], shape: Shape) -> Self:
-        """See `Fact`."""
+        """See `Fact.of_fields`."""
         stored, along = fields["value"], fields["along"]
         value = [_number(each) for each in stored] if isinstance(stored, list) else _number(stored)
         if along is not None and len(value) != shape[along]:
@@ -489,14 +490,15 @@ class Meaning:
     facts : tuple of Fact
         The facts.
     lost : tuple of str
-        The labels of facts about upstream tensors that do not apply to this tensor.
+        The labels of facts left out of `facts`, because they do not apply to this tensor, are too long to be stored, or
+        cannot be read from the store.
     """
 
     facts: tuple[Fact, ...] = ()
     lost: tuple[str, ...] = ()
 
     def of(self, kind: type[F]) -> list[F]:
-        """Return the facts of class `kind`."""
+        """Return all facts of a class: ``of(Coordinate)`` returns the coordinates."""
         return [fact for fact in self.facts if isinstance(fact, kind)]
 
     @property
@@ -505,7 +507,10 @@ class Meaning:
         return [*self.lost, *[label for fact in self.facts for label in fact.labels]]
 
     def through(self, lens: Lens) -> Meaning:
-        """Return the meaning for the other tensor of a lens."""
+        """Translate the facts to the other tensor of a lens.
+
+        The labels of facts without a translation are added to `lost`.
+        """
         found = [(fact, fact.through(lens)) for fact in self.facts]
         lost = [label for fact, seen in found if seen is None for label in fact.labels]
         return Meaning(

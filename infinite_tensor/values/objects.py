@@ -215,9 +215,9 @@ def sha256_of(said: Iterable[str]) -> str:
 
 
 def plain(value: Any) -> str | None:  # noqa: PLR0911  (one case for each kind)
-    """Return a text identifying a value without members.
+    """Return a text identifying a simple value, such as a number, a string or a dtype.
 
-    Strings may be secret, and are hashed. Return None for any other value.
+    Strings may be secret, so their text is a digest. Return None for all other values, such as lists and tensors.
     """
     kind = type(value)
     if value is None or kind in (bool, float, complex):
@@ -270,7 +270,11 @@ _HASHED_BY_REPR = (
 
 
 def is_container(value: Any) -> bool:
-    """Whether a value has members for `members_of`."""
+    """Whether `members_of` can list the members of a value.
+
+    This is the case for containers such as lists and dicts, for numpy arrays of objects, and for objects made by
+    ``operator.itemgetter`` and the like.
+    """
     kind = type(value)
     return issubclass(kind, _CONTAINERS) or (issubclass(kind, np.ndarray) and value.dtype.hasobject)
 

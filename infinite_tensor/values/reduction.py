@@ -295,13 +295,17 @@ class Reducer:
         self._pixels_at_once = max(1, _AT_ONCE // reduction.in_channels // LANES) * LANES
 
     def lifted(self, index: Index) -> Index:
-        """Convert the index of a window or tile to the gathered tensor."""
+        """Convert the index of a window or tile to an index in the gathered tensor.
+
+        If the gathered tensor has one more dimension, for the channels, ``(2, 5)`` becomes ``(0, 2, 5)``. Otherwise the
+        index is unchanged.
+        """
         return (0, *index) if self._adds_dimension else index
 
     def lowered(self, index: Index) -> Index:
-        """Convert the index of a window or tile from the gathered tensor.
+        """Convert an index in the gathered tensor back to the index of a window or tile.
 
-        This is the inverse of `lifted`.
+        This is the inverse of `lifted`: ``(0, 2, 5)`` becomes ``(2, 5)``.
         """
         return index[1:] if self._adds_dimension else index
 

@@ -55,7 +55,7 @@ class TensorSpec:
         return type(self), tuple(getattr(self, each.name) for each in fields(self) if each.compare)
 
     def hold(self, known: object) -> None:
-        """Set `held`."""
+        """Set `held`, although the spec is frozen."""
         self.__dict__["held"] = known
 
     @property
@@ -126,11 +126,14 @@ class TensorSpec:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """The labels of all dimensions in messages."""
+        """The names of the dimensions in messages, such as ``0 ('y')``."""
         return tuple([label_of(d, name) for d, name in enumerate(names_of(self.definition.dims, len(self.shape)))])
 
     def beside(self, stored: Definition) -> TensorSpec:
-        """Return the spec, completed by the dimension names and meaning of `stored`."""
+        """Return the spec with the dimension names and meaning of `stored` added.
+
+        Stored names have priority; see `joined_dims`. The meaning is added only if the spec has none.
+        """
         dims, meaning = joined_dims(stored.dims, self.definition.dims), self.definition.meaning or stored.meaning
         if self.definition.dims == dims and self.definition.meaning is meaning:
             return self
