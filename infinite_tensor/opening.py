@@ -246,9 +246,9 @@ def reader_of(store: TileStore, readers: dict[TileStore, TileStore]) -> TileStor
 
 
 def _tensor_key(tensor: InfiniteTensor) -> int:
-    """Return a unique key for a tensor object.
+    """Return a key for a tensor object.
 
-    Definitions are no keys: tensors with equal definitions may have different ``f``.
+    A definition cannot be the key, because tensors with equal definitions may have different ``f``.
     """
     return id(node_of(tensor).tensor)
 

@@ -134,7 +134,7 @@ _Request: TypeAlias = tuple[Node, TensorSpec, _Selected]
 def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[list[_Selected], list[_Request]]:
     """Allocate result tensors, and copy pixels available in memory.
 
-    Return the result tensors of each request, and new requests for those with pixels still to be read.
+    Return the result tensors of each request. Also return new requests for the result tensors not yet filled.
     """
     read: list[_Selected] = []
     absent: list[_Request] = []
@@ -153,10 +153,10 @@ def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[li
 def _filled(
     node: Node, selection: Selection, out: torch.Tensor, read: Callable[[Index, torch.Tensor], T]
 ) -> Iterable[T]:
-    """Fill `out` by calls of `read`, and iterate over the returned values.
+    """Fill `out` by one or several calls of ``read(start, box)``.
 
-    ``read(start, box)`` must write the pixels from `start` on into the tensor `box`. The caller must iterate to the
-    end, because `read` may be called only then.
+    `read` must write the pixels from `start` on into the tensor `box`. Return an iterable of the values returned by
+    `read`. Iterate to the end, because the calls may happen only during the iteration.
     """
     if not selection.is_thinned:
         return [read(selection.start, out)]

@@ -370,9 +370,10 @@ class Deposits:
         self._positions = []
 
     def tend(self) -> None:
-        """Store the collected windows and flush the stores, if due.
+        """Store the collected windows every `_LATEST_SECONDS`.
 
-        Windows are due `_LATEST_SECONDS` after the last storing, and stores after a request for a flush.
+        If a flush was requested for a store, store the windows and flush this store at once. Call this method after
+        each call of ``f``.
         """
         if time.monotonic() - self._sent > _LATEST_SECONDS:
             self.send()

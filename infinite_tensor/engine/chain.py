@@ -176,9 +176,9 @@ class Computation:
         return self.tensors[0].contents.workers
 
     def own(self, windows: IntArray) -> IntArray:
-        """Convert window indices of a tensor to window indices for `f`.
+        """Shorten window indices of a tensor to the coordinates given to `f`.
 
-        The shape changes from (N, ndim) to (N, coordinates).
+        If `f` gets two coordinates, the index ``(2, 3, 0)`` becomes ``(2, 3)``.
         """
         return windows[:, : self.coordinates]
 
@@ -242,9 +242,9 @@ class Node:
         return self.tensor.spec
 
     def indices(self, windows: IntArray) -> IntArray:
-        """Convert window indices for ``f`` to window indices of the tensor.
+        """Append zeros to window indices, up to the dimensions of the tensor.
 
-        The shape changes from (N, coordinates) to (N, ndim).
+        In a tensor with three dimensions, the index ``(2, 3)`` for ``f`` becomes ``(2, 3, 0)``.
         """
         more = self.spec.grid.ndim - windows.shape[1]
         return np.pad(windows, ((0, 0), (0, more))) if more else windows

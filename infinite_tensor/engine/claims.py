@@ -1,8 +1,10 @@
 """Single flight: a window needed by several reads is computed only once.
 
 If several reads of this process need a window, one read computes the window, and the others wait. A read claims a
-window only when the call of ``f`` for the window begins. So reads of the same region share its windows call by call. A
-read proceeds by depth: it begins with tensors without args, and ends with the tensor read by the user. At each depth,
+window only when the call of ``f`` for the window begins. So two reads of the same region, running at once, each
+compute some of the windows.
+
+A read proceeds by depth: it begins with tensors without args, and ends with the tensor read by the user. At each depth,
 it first computes the windows not yet stored or claimed by other reads. Then it waits for the windows claimed by other
 reads. If ``f`` raises in another read, this read computes the remaining windows.
 
@@ -36,7 +38,7 @@ _SOON_SECONDS = 0.05
 class Work:
     """Windows of one computation, as needed by one read.
 
-    Use a work only while holding the lock of `Claims`.
+    Several threads use the same object, so it is changed only while holding the lock of `Claims`.
 
     Attributes
     ----------
@@ -57,7 +59,7 @@ class Work:
     left : list of int
         The windows to compute, as positions in `indices`. Positions that `next` has returned stay in the list.
     met : list of int
-        The positions of windows left to other reads already computing them.
+        The positions of windows skipped by `next`, because another read was already computing them.
     """
 
     def __init__(self, workload: Workload, reader: Reader, running: threading.Lock) -> None:
@@ -70,16 +72,17 @@ class Work:
         self.take(list(range(len(self.indices))))
 
     def take(self, positions: list[int], *, singly: bool = False) -> None:
-        """Set the windows to compute.
+        """Set the windows to compute, as positions in `indices`.
 
-        If `singly`, each call computes one window, and windows being computed by another read are computed too.
+        If `singly` is True, each call of ``f`` computes a single window. Windows being computed by another read are
+        then computed again, instead of being skipped.
         """
         self.left, self._had, self._singly = positions, 0, singly
         self._largest = 1 if singly else self.workload.computation.batching.largest
 
     @property
     def calls(self) -> int:
-        """The number of remaining calls, without help from other reads."""
+        """The number of remaining calls of ``f``, if no other read computes any of the windows."""
         count = len(self.left) - self._had
         return count if self._singly else self.workload.computation.batching.calls(count)
 

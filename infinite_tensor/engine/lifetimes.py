@@ -121,10 +121,11 @@ class Lifetimes:
         return numbers, low[numbers], high[numbers], whole
 
     def _reads(self, node: Node, reads: ArgReads, numbers: IntArray, low: IntArray, high: IntArray, depth: int) -> bool:
-        """Record the box of pixels of `node` read by each box of windows.
+        """Record the pixels of `node` read by the windows of a consumer.
 
-        The boxes of windows are ``[low, high)``, at `depth` in the chain. Return whether the windows read all pixels in
-        the boxes.
+        For region ``numbers[i]``, the windows are the box from ``low[i]`` to ``high[i] - 1``, and a box around the
+        pixels is recorded. `depth` is the depth of the consumer. Return whether the windows read all pixels in the
+        boxes.
         """
         begin = starts_of(reads.window, low)
         end = starts_of(reads.window, np.maximum(high - 1, low)) + np.array(reads.window.size)
@@ -162,9 +163,9 @@ class Lifetimes:
         return self._read_at[node]
 
     def before(self, node: Node, number: int) -> Sequence[int] | None:
-        """Return the first pixel per dimension needed from region `number` on.
+        """Return the lower corner of all pixels still needed from a tensor.
 
-        Return None if no pixels are needed.
+        Regions with numbers lower than `number` are done. Return None if no other region needs pixels.
         """
         firsts = self._before[node]
         if number >= len(firsts) or firsts[number, 0] == _NOWHERE:

@@ -202,7 +202,7 @@ def _carry_out(work: Work) -> None:
 def _work(work: Work, may_continue: Callable[[], bool] | None = None) -> None:
     """Compute windows until none is left.
 
-    Several threads may share a work.
+    Several threads may call this function with the same `work`. They then share the windows.
     """
     # Without args, other threads see no change until the collected windows are stored.
     between_calls = nullcontext() if work.workload.computation.inputs else at_rest()

@@ -52,9 +52,9 @@ class Result:
     missing: Mask
 
     def absent(self, which: list[int]) -> Mask:
-        """Return a bool array of the windows needed and still not stored.
+        """Check which windows are needed, but not stored yet.
 
-        `which` has the positions of the windows to check.
+        `which` contains the positions of the windows to check. Return an array with a bool for each of them.
         """
         absent = self.missing[which]
         if absent.any():
@@ -201,7 +201,8 @@ def arg_starts(computation: Computation, at: int, upstream: Input, windows: IntA
     Raises
     ------
     RegionError
-        If a window reaches beyond a finite dimension of the arg that is not padded.
+        If a window reaches beyond the arg in a finite dimension without padding, or beyond 2**52 pixels in any
+        dimension.
     """
     outside = reach_error(computation, at, upstream, windows.min(axis=0).tolist(), windows.max(axis=0).tolist())
     if outside is not None:

@@ -138,9 +138,9 @@ class Views:
         self.close()
 
     def close(self, first: int = 0) -> None:
-        """Close all accesses except the `first` oldest.
+        """Close the accesses, from the newest to the oldest.
 
-        The newest access is closed first.
+        If `first` is given, this number of the oldest accesses stays open.
         """
         self._of = {node: access for node, _, access in self._opened[:first]}
         self._drops = DROPPING.count

@@ -1,8 +1,8 @@
 """Memory for blocks of pixels, and views for fast slicing.
 
 Large blocks are mapped to huge pages of the operating system. The first write to a huge page takes a third of the time
-of ordinary pages. Freed large blocks return to the system at once. An allocator would keep memory between smaller
-blocks.
+of ordinary pages. When a large result is freed, its memory returns to the system at once. An ordinary allocator cannot
+return a freed block lying between blocks still in use. Blocks from `new_block` are kept for reuse instead.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, overload
 
 
 class Renewable(Protocol):
-    """An object to be renewed in a forked child before use."""
+    """An object with locks or other state to replace in a forked child."""
 
     def _renew_after_fork(self) -> None: ...
 

@@ -42,9 +42,9 @@ class Calling(ABC):
 
     @abstractmethod
     def _reaches(self) -> Mapping[str, object]:
-        """Return the functions and settings of the user, by their names in messages.
+        """Return the functions and values given by the user, for the fingerprint of ``f``.
 
-        The batch size is an example of a setting.
+        Each key is the name to use in messages, as in ``{"net": net, "batch_size": Setting(4)}``.
         """
 
 
@@ -81,6 +81,6 @@ class RegionWriter(Unmovable):
     def write(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Fill `out` with the pixels from `start` on.
 
-        The pixels must have the same bits as the pixels of windows. `out` is contiguous, has the dtype and the device
-        of the tensor, and lies entirely within the tensor.
+        The pixels must match the pixels computed by windows, bit for bit. `out` is contiguous, has the dtype and the
+        device of the tensor, and lies entirely within the tensor.
         """

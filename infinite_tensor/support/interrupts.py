@@ -52,9 +52,9 @@ class _Here(threading.local):
     call : store_call or None
         The innermost running call into a store. None while a function of the user runs.
     looking : threading.Lock
-        Locked while the thread looks at a store.
+        Locked while the thread reads from a store without changing it.
     known : BaseException or None
-        The last exception known to have left no change half done.
+        The last exception that needs no report to stores: no change was interrupted, or the stores already know.
     is_main : bool
         Whether Python handles signals on this thread.
     """
@@ -75,9 +75,9 @@ class _Here(threading.local):
         return self.call
 
     def free_for(self, stores: Mapping[int, object]) -> store_call | None:
-        """Return the innermost call, or None.
+        """Return the innermost running call, or None.
 
-        Raise StoreError if the call uses any of `stores`, or if the thread is looking at a store.
+        Raise StoreError if this call uses any of `stores`, or if this thread holds the lock from `looking`.
         """
         call = self.innermost()
         if self.looking.locked() or (call is not None and not call.stores.keys().isdisjoint(stores)):
@@ -186,7 +186,8 @@ class store_call:  # noqa: N801  (reads as a statement: ``with store_call(conten
     Raises
     ------
     StoreError
-        If the thread is already in a call of one of the stores, outside functions of the user.
+        If a call into one of the stores is already running on this thread. A function of the user, run by such a call,
+        may use the stores.
     """
 
     __slots__ = ("_frame", "is_on_main", "is_shown", "outer", "stores")
@@ -271,9 +272,10 @@ def _is_from_outside(error: BaseException) -> bool:
 
 
 def looking(store: object) -> threading.Lock:
-    """Return a lock to hold while reading `store` without changes.
+    """Return a lock for reading from `store` without changing anything.
 
-    Interrupts take effect meanwhile.
+    Use it as in ``with looking(store):``. The lock does not defer Ctrl-C, so it must not be held during a change. A
+    signal handler using a store meanwhile gets a StoreError.
 
     Raises
     ------
@@ -339,9 +341,10 @@ class changing:  # noqa: N801  (likewise)
 
 
 class running_f(at_rest):  # noqa: N801  (likewise)
-    """Like `at_rest`, around a call of a function of the user.
+    """A context for calling a function of the user.
 
-    The function may use any store.
+    Interrupts take effect at once, as in `at_rest`. The function may use any store, even the store of the running
+    call.
     """
 
     __slots__ = ("_around",)
@@ -389,9 +392,9 @@ def show_interrupt() -> None:
 
 
 def known(error: BaseException) -> BaseException:
-    """Mark an error as having left nothing half done, and return the error.
+    """Record that an error needs no report to stores, and return the error.
 
-    An example is an error from a function of the user.
+    An example is an error from another thread. The call into stores on that thread has already made the report.
     """
     _here.known = error
     return error
@@ -403,7 +406,10 @@ Result = TypeVar("Result")
 
 
 def store_method(method: Callable[Concatenate[Owner, Given], Result]) -> Callable[Concatenate[Owner, Given], Result]:
-    """Decorate a method of a store or a part, to run in a `store_call`."""
+    """Decorate a method, to run as a `store_call`.
+
+    The call uses the store contents in ``self._contents``. Without this attribute, it uses ``self``.
+    """
 
     @functools.wraps(method)
     def called(self: Owner, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:

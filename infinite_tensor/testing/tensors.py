@@ -155,9 +155,9 @@ class DefinitionTests(BackendTests):
     def test_forms_of_tile_size(
         self, location: Any, shape: tuple[int | None, ...], tile_size: Any, tile: list[int]
     ) -> None:
-        """A tile size has one int per unbounded dimension, or per dimension.
+        """A tile size may be given for all dimensions, or only for the unbounded ones.
 
-        Tiles may extend past the end of a finite dimension.
+        A size of 20 pixels in a dimension with only 9 becomes 9.
         """
         window = TensorWindow((3, 4, 5), stride=(3, 3, 3))
         ramp = torch.arange(60.0).reshape(3, 4, 5)
@@ -414,9 +414,9 @@ class UpkeepTests(BackendTests):
             assert same_bits(store._read_tiles("t", [(0, -1)])[0], tiles[0, -1])
 
     def test_garbage_goes_and_what_is_in_use_stays(self, location: Any) -> None:
-        """`gc` deletes the stored parts of complete tiles.
+        """`gc` deletes partial tiles replaced by complete tiles.
 
-        Partial tiles stay.
+        All other tiles stay, complete or partial.
         """
         ones = torch.ones(TILE, TILE)
         with self._open_with("_collect_garbage", location) as store:

@@ -203,9 +203,9 @@ class PartialTileTests(BackendTests):
         assert begun.pieces.keys() == {(4, 4)}
 
     def test_a_deleted_partial_tile_takes_the_parts_of_others_with_it(self, location: Any) -> None:
-        """A deletion includes parts unknown to the deleting store object.
+        """Deleting a partial tile also deletes parts added by another store object.
 
-        Another store object has added these parts.
+        The deleting store object does not know of these parts.
         """
         self._needs_two_stores()
         ones = torch.ones(TILE, TILE)
