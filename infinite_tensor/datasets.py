@@ -540,7 +540,7 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
 
 
 def _unit(source: Source, d: int) -> int:
-    """Return the smallest length along dimension `d` in whole pixels of every tensor."""
+    """Return the distance between pixel borders common to all tensors of a group, or 1 for a single tensor."""
     scales = [source.scale(key) for key in source.keys(True, True)] if isinstance(source, TensorGroup) else []
     return math.lcm(*(scale[d].denominator for scale in scales))
 

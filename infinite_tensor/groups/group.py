@@ -387,7 +387,7 @@ class TensorGroup(Fillable):
         Parameters
         ----------
         store : TileStore
-            The store of the group. Its tensors may be in other stores, which `open_group` then gets as `stores`.
+            The store of the group. If tensors are in other stores, pass those as `stores` when you call `open_group`.
         group_id : str
             The name of the group in the store. It is independent of the ids of tensors.
 
@@ -508,9 +508,10 @@ class TensorGroup(Fillable):
         zarr.Group
             An array per tensor, as from `InfiniteTensor.as_zarr`. xarray opens it as
             ``xarray.open_zarr(group.as_zarr().store)``, or, if groups nest, as
-            ``xarray.open_datatree(group.as_zarr().store, engine="zarr")``. Two arrays share a dimension if it has the
-            same name, pixels and scale in both; otherwise its name in the later array begins with the key of that
-            tensor, as in ``coarse_y``.
+            ``xarray.open_datatree(group.as_zarr().store, engine="zarr")``. Dimensions keep
+            their names. But if two dimensions of the same name differ in pixels, scale or coordinates, the second is
+            renamed: the name of the tensor is put in front, as in ``coarse_y``. A dimension with the name of an array
+            is also renamed in this way.
 
         Raises
         ------

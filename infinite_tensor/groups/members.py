@@ -155,9 +155,9 @@ def members_of(
 
 
 def unit_of(members: Members, d: int) -> int:
-    """Return the smallest length along dimension `d` in whole pixels of every tensor.
+    """Return the distance between pixel borders common to all tensors.
 
-    The length is in pixels of the group.
+    The distance is in pixels of the group, along dimension `d`. For tensors with the scales 1 and 1/8, it is 8.
     """
     return math.lcm(*(member.scale[d].denominator for member in members.values()))
 
@@ -250,7 +250,10 @@ def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
 
 
 def _is_whole(grid: WindowGrid, k: int) -> bool:
-    """Return whether a single window covers the dimension for entry `k` of the window index."""
+    """Return whether a single window covers a whole dimension.
+
+    `k` is the position of the dimension in the window index.
+    """
     d = followed(grid.window).index(k)
     return grid.first[k] == grid.last[k] and grid.window.size[d] == grid.shape[d]
 
@@ -265,7 +268,7 @@ def _text(extents: Sequence[Fraction | None]) -> str:
 
 
 def shown_scale(scale: Sequence[Fraction]) -> str:
-    """Return a text for messages about a scale.
+    """Return a text for messages, such as ``, scale 1/8 x 1/8``.
 
     The text is empty for scale 1.
     """

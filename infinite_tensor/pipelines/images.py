@@ -88,7 +88,7 @@ class ImageReader(Reader):
         return hashlib.sha256(f"{whole} {self._page}".encode()).hexdigest() if self._page else whole
 
     def stamps(self) -> Stamps:
-        """Return the stamp of the file, for detecting changes.
+        """Return the stamp of the file: the size and modification time, to notice changes.
 
         Return an empty dict if the content has a name, or if the digest covers all bytes of the file.
         """
@@ -145,7 +145,7 @@ def _opened_image(path: str) -> Iterator[Any]:
 
 
 def _pages_of(image: Any) -> list[int]:
-    """Return the frame numbers of separate images."""
+    """Return the numbers of the frames, without layers, masks and reduced copies."""
     # In these formats, later frames are layers of the first frame or its depth.
     frames = 1 if image.format in ("MPO", "PSD") else getattr(image, "n_frames", 1)
     if image.format != "TIFF" or frames == 1:

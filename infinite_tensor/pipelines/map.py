@@ -70,7 +70,7 @@ def map_windows(
         Width of the border around the window that `fn` also gets, on each side, in pixels of the input.
     window : int, optional
         Pixels of the first input that one call computes, without the halo. Default: a length of at most 65536 for one
-        dimension, 256 for two, 64 for three, and 16 for more. A window in the output is no longer than this, either.
+        dimension, 256 for two, 64 for three, and 16 for more. The same limits apply to a window of the output.
         For a large halo, the length is doubled until it is at least 6 times the halo, as long as a window has no more
         than 2**22 pixels, channels included. A window is never longer than a finite dimension. The window is part of
         the definition of the tensor, and of its default id.

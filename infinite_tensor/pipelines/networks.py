@@ -32,7 +32,7 @@ class CallingNetworks(Calling):
 
     @cached_property
     def modes(self) -> Modes:
-        """Check for networks in training mode."""
+        """The networks in the functions. ``modes.check()`` raises an error for training mode."""
         return Modes(Reach(self, "f").networks)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -88,9 +88,10 @@ class BatchedNetwork(CallingNetworks):
         return {"net": self.net, "batch_size": Setting(self.batch_size)}
 
     def prepare(self, *, told: bool, stored: bool) -> None:
-        """Prepare for the first call.
+        """Set `told` and `stored`, before the first call of the network.
 
-        `told` means that the user gave a version, and `stored` that the user gave a store.
+        `told` is True if the user has given a `version`, and `stored` if the user has given a `store`. With a store,
+        the values in the network are hashed now.
         """
         self.told, self.stored = told, stored
         if stored and self.looked is not None:
@@ -216,9 +217,9 @@ def _told(shapes: Mapping[str | None, tuple[int, ...]]) -> str:
 
 
 def device_of(net: object) -> torch.device:
-    """Return the device of the first network parameter in a function.
+    """Return the device of the first parameter in `net`.
 
-    Return the CPU if `net` has no parameters.
+    `net` is a network, or a function that calls networks. Return the CPU if there are no parameters.
     """
     return next((each.device for network in networks_in((net,)) for each in network.parameters()), torch.device("cpu"))
 

@@ -284,7 +284,7 @@ class _Noise(RegionWriter):
         return (tuple(size), dtype, device.type) == (self.size, self.dtype, "cpu")
 
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:
-        """Return advice for moving to another device or dtype; see `Unmovable.instead`."""
+        """Tell how to get pixels in another dtype or on another device, for an error message."""
         if dtype is self.dtype:
             return f"noise is drawn on the CPU; move what is read: t[...].to({str(device)!r})"
         made = f"make it with noise(..., dtype={dtype}), or " if dtype in _BITS else ""
@@ -302,9 +302,9 @@ class _Noise(RegionWriter):
         return (out.view(torch.int16) if self.dtype is torch.bfloat16 else out).numpy()
 
     def _begun(self, pixels: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
-        """Return an array for random bits, and the number of bits per pixel.
+        """Return an array to fill with random bits, and the number of bits per pixel.
 
-        The array may be `pixels`.
+        The array is `pixels` if the bits can be converted to pixels in place. Otherwise, it is a new array.
         """
         computed = torch.float64 if self.dtype is torch.float64 else torch.float32
         straight = self.dtype is computed and pixels.flags.c_contiguous
@@ -504,9 +504,9 @@ class _Rational(NamedTuple):
 
     @classmethod
     def of_pairs(cls, *pairs: tuple[float, float]) -> _Rational:
-        """Create a quotient from pairs of coefficients.
+        """Create a quotient from pairs of coefficients, one pair for each power.
 
-        Both polynomials have the same degree. Each pair has the coefficients for a power.
+        The first number of a pair belongs to the numerator, and the second to the denominator.
         """
         return cls(*zip(*pairs, strict=True))
 

@@ -217,8 +217,9 @@ def predict(
     **options
         Those of `InfiniteTensor.fill`: see `FillOptions`. `where` is in the same pixels as `region`. `max_memory`
         includes batches and what `net` returns for them, but not what `net` allocates inside. With a lower limit, the
-        image is processed in narrower bands. ``pyramid=True`` means "mode" for integers, which are taken as labels,
-        "mean" for floats, and "nearest" if both are stored, or for a dict of reductions of a single output.
+        image is processed in narrower bands. ``pyramid=True`` chooses the method: "mode" for integers, which are
+        taken as labels, and "mean" for floats. It is "nearest" if some outputs are integers and others floats, or if
+        `reduce` is a dict and `net` has a single output.
 
     Returns
     -------
@@ -632,9 +633,9 @@ def _tensor_of(source: Any, dims: Any) -> InfiniteTensor:
 
 
 def _empty_one_like(store: TileStore | None) -> TileStore:
-    """Create an empty store in memory, similar to `store`.
+    """Create an empty store in memory, to check a fill in advance.
 
-    Fills raise the same errors as with `store`. None stands for a new Zarr store.
+    The check raises the same errors as with `store`. If `store` is None, a new Zarr store will be created later.
     """
     if isinstance(store, MemoryTileStore):
         return MemoryTileStore(store.cache_size_bytes)

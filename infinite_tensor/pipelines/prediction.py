@@ -121,7 +121,11 @@ class Sliding:
         return window_over(self.source, dict(zip(self.numbers, slid, strict=True)))
 
     def edges(self, edge: Any, channels: int = 0) -> Any:
-        """Return the `edge` for an output with `channels` dimensions before the window dimensions."""
+        """Return the argument `edge` for the tensor of an output.
+
+        If windows begin before pixel 0 in a dimension, as with "wrap" padding, the edge of the dimension is "all". The
+        tensor has `channels` additional dimensions, which come first.
+        """
         if not any(self.offset):
             return edge
         return (*[edge] * channels, *["all" if offset else edge for offset in self.offset])
@@ -132,7 +136,7 @@ class Sliding:
         return [self.source.shape[d] for d in self.numbers]
 
     def first(self, region: object, edge: object, count: int) -> list[Index]:
-        """Return the indices of the first 1 to `count` windows over a region."""
+        """Return the indices of the first windows over a region: at least 1, at most `count`."""
         ndim = len(self.size)
         try:
             start, stop, *_ = parse(... if region is None else members(region) or (region,), tuple(self.extents))
@@ -225,9 +229,9 @@ def _stride(size: int, share: float) -> int:
 
 
 def _share_for(size: int, stride: int, unit: int) -> float:
-    """Return the overlap for a stride divisible by `unit`.
+    """Round `stride` to a multiple of `unit`, and return the overlap of windows.
 
-    The stride nearest to `stride` is taken.
+    For windows of 64 pixels and a stride of 48, the overlap is 0.25.
     """
     step = min(range(unit, size + 1, unit), key=lambda n: abs(n - stride))
     # If 0.8 gives a stride of 31.99 pixels, the stride is cut to 31. Try overlaps slightly below 0.8.
@@ -296,9 +300,11 @@ class Returned:
         return math.prod(self.shape) * self.computed.itemsize
 
     def reduced_by(self, reduce: object, dtype: Any, scale: tuple[Fraction, ...]) -> Result:
-        """Return the stored form of the output for arguments of `predict`.
+        """Return the stored form of the output, after the reduction `reduce`.
 
-        If `dtype` is None, a dtype is chosen.
+        `reduce` and `dtype` are arguments of `predict`. If `dtype` is None, the values are stored in the dtype of the
+        reduced output, or the labels of "argmax" in the smallest dtype that holds them. Raise ValidationError if
+        `reduce` does not fit the channels or dtype of the output.
         """
         if reduce is None:
             stored = self.computed if dtype is None else dtype
@@ -552,7 +558,10 @@ class Reductions:
 
     @property
     def told(self) -> list[str]:
-        """The name and function of each result, as texts for the definition."""
+        """The name and function of each result, such as ``labels: argmax``.
+
+        These texts become part of the `version` of the stored tensor.
+        """
         names = ["" if each is None else reduction_to_json(each)["function"] for each in self._reductions]
         return [f"{name}: {function}" for name, function in zip(self._channels, names, strict=True)]
 

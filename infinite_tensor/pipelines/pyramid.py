@@ -111,10 +111,11 @@ def _check_stored_method(tensor: InfiniteTensor, method: str) -> None:
 
 
 def levels_over(tensor: InfiniteTensor, extents: Sequence[int], method: bool | Method) -> list[InfiniteTensor]:
-    """Return the levels to compute in the fill of a region.
+    """Return the pyramid levels to compute in the fill of a region.
 
-    `extents` is the shape of the region, and counts for unbounded dimensions. Finite dimensions count with their whole
-    extent. The list is empty if no coarsened dimension is long.
+    There are enough levels to halve every coarsened dimension to at most 512 pixels. The length of a finite dimension
+    is the extent in the tensor. The length of an unbounded dimension is the extent in the region, given by `extents`.
+    The list is empty if all coarsened dimensions have at most 512 pixels.
     """
     ends = [own if given is None else given for given, own in zip(tensor.shape, extents, strict=True)]
     number = _number_of(ends, _factors(tensor, 2))

@@ -221,7 +221,6 @@ def _extents_of(array: Any) -> tuple[int, ...]:
 
 
 def _prepared(array: Any) -> Any:
-    """Return the object to slice in place of the given array."""
     if isinstance(array, torch.Tensor):
         return dense(array, "a")
     if library_of(array) == "xarray":

@@ -41,7 +41,10 @@ except ImportError:
         """The pickler of the standard library, used without cloudpickle."""
 
         def reducer_override(self, obj: Any) -> Any:  # noqa: ARG002
-            """Pickle any object in the usual way."""
+            """Return NotImplemented: pickle `obj` without a special function.
+
+            cloudpickle has this method too. Subclasses call it for objects they do not replace.
+            """
             return NotImplemented
 
 
@@ -113,7 +116,8 @@ class _ToOtherProcess(Pickler):  # type: ignore[misc]
 def is_fork_safe(obj: object) -> bool:
     """Return whether a forked child can use an object as it is.
 
-    These objects are values, code, and objects with their own handling of forks.
+    This is True for values such as tensors and bytes, for classes, modules and code, for stores in memory, and for
+    objects of this library, which handle forks themselves.
     """
     if isinstance(obj, np.ndarray):
         return not obj.dtype.hasobject
@@ -313,7 +317,10 @@ def _file_at(low: int, high: int) -> tuple[str, int] | None:
 
 
 def _is_unchanged(addresses: str) -> bool:
-    """Return whether no page of a private map has been written to."""
+    """Return whether a private mapping still has the content of the file.
+
+    On the first write to a memory page, Linux copies the page. Copies are listed as anonymous or swapped.
+    """
     pages = Path("/proc/self/smaps").read_text(errors="surrogateescape").partition(addresses)[2]
     kept = dict(re.findall(r"^(Anonymous|Swap): +(\d+) kB$", pages, re.MULTILINE)[:2])
     return kept == {"Anonymous": "0", "Swap": "0"}

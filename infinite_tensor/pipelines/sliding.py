@@ -229,9 +229,10 @@ def slid_dims(
 
 
 def window_advice(window: object, shape: Sequence[int | None]) -> str:
-    """Return advice to give `window` as a tuple instead of an int.
+    """Return a hint for an error message: the int `window` as a tuple.
 
-    The advice is empty if a tuple would not help.
+    An example is ``window=(64, 64), which slides over the last 2 dimensions, or ``. The hint is empty if a tuple would
+    not help.
 
     Raises
     ------
@@ -330,7 +331,11 @@ def of_dimensions(
 
 
 def paddings_of(sources: Sequence[Source], padding: object) -> object:
-    """Return the `args_padding` of the output for the argument `padding`."""
+    """Expand the argument `padding` of `map_windows` to an `args_padding`.
+
+    A tuple in `padding` has entries for slid dimensions only. In the result, it has entries for all dimensions of the
+    input. A single padding is returned unchanged.
+    """
     if is_one_padding(padding):
         return padding
     entries = _of_inputs("padding", padding, len(sources))
@@ -414,9 +419,9 @@ def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
 
 
 def _default_sides(sources: Sequence[Source]) -> list[int]:
-    """Return the default sides of a window, in pixels of the first input.
+    """Return the default size of a window, in pixels of the first input.
 
-    A side may be longer than the input.
+    The window may be larger than the input.
     """
     first = sources[0].slides
     side = _WINDOWS[min(len(first), len(_WINDOWS)) - 1]

@@ -269,7 +269,7 @@ class Source(RegionWriter):
         return self.block(ctx)
 
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:
-        """Return advice on moving to another device or dtype, for `RegionWriter.instead`."""
+        """Tell how to get pixels in another dtype or on another device, for an error message."""
         if dtype is self.reader.dtype:
             return f"it is read as it is stored; move what is read: t[...].to({str(device)!r})"
         return (
