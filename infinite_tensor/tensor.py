@@ -263,7 +263,10 @@ class InfiniteTensor(Fillable):
         return group_of_outputs(dict(zip(specs, tensors, strict=True)))
 
     def _reaches(self) -> Mapping[str, object]:
-        """Used for the fingerprint of an ``f`` that refers to this tensor."""
+        """Return the parts of this tensor to include in a fingerprint.
+
+        This is for the fingerprint of an ``f`` that refers to this tensor.
+        """
         name = f"tensor {self.tensor_id!r}" if self._node.tensor.named else "a tensor"
         args = {f"{name}.args[{at}]": arg for at, arg in enumerate(self.args)}
         return {name: Item(name, f"#{self._spec.definition.digest}", "state"), f"{name}.f": self.f, **args}

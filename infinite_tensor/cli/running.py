@@ -130,7 +130,10 @@ def _failed(error: BaseException) -> int:
 
 
 def _refused(error: OSError) -> int:
-    """Report an OSError: without a `filename`, it comes from standard output."""
+    """Report an OSError, and return the exit code.
+
+    An error without a `filename` comes from writing to standard output.
+    """
     if error.filename is not None:
         tell("Error", f"{error.filename!r}: {error.strerror}")
         return FAILED

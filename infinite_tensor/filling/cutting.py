@@ -116,8 +116,9 @@ def cut_into_bands(target: Target, most_bytes: int, least_bands: int = 1, unit: 
 def side_by_side(cuts: Mapping[Node, Bands]) -> Iterator[dict[Node, NumberedRegions]]:
     """Iterate over the bands of several regions in parallel.
 
-    First the first band of every region is yielded, then the second band, and so on. All regions must have equally many
-    bands. The steps of bands yielded together are numbered together, and each step comes after the steps read by it.
+    Yield a dict with the first band of every region, then a dict with all second bands, and so on. All regions must
+    have the same number of bands. The steps in a dict are numbered in a common order: by the position where they end,
+    as a fraction of the band. So all bands advance together.
     """
     for bands in zip(*cuts.values(), strict=True):
         ends = [_how_far(band, each.along) for band, each in zip(bands, cuts.values(), strict=True)]
@@ -199,11 +200,11 @@ def shard_of_tiles(low: Sequence[int], high: Sequence[int], rank: int, count: in
 
 
 def _halved(extents: Sequence[int], d: int, count: int) -> tuple[int, int, int, int, int]:
-    """Find the best cut of a box of tiles in two along dimension `d`.
+    """Find the best position to cut a box of tiles in two, along dimension `d`.
 
-    The two parts are later cut into `count` shards in all. Return a tuple: the number of tiles in the largest shard,
-    ``-extents[d]``, `d`, the number of tiles along `d` before the cut, and the number of shards before the cut. The
-    dimension with the smallest tuple is the best to cut.
+    The box is to be divided into `count` shards. The position is the fourth entry of the result, in tiles along `d`.
+    The fifth entry is the number of shards for the part before the cut. The first three entries are for comparing
+    dimensions: the number of tiles in the largest shard, ``-extents[d]``, and `d`. The smallest result is the best.
     """
     across = math.prod(extents) // extents[d]
     at = min(max(1, _rounded(extents[d] * (count // 2), count)), extents[d] - 1)

@@ -102,7 +102,8 @@ class Job:
     def plan(self, shards: int | None = None) -> FillPlan:
         """Return the cost of the fill.
 
-        If `shards` is given, persistent tensors count as filled in that many separate shards.
+        If `shards` is given, each tensor in a persistent store is cut into that many shards. A window over several
+        shards counts in each shard.
         """
         needs, exact = demands(self.targets)
         if shards is not None:
@@ -407,8 +408,9 @@ def _unfinished(node: Node, band: NumberedRegions) -> NumberedRegions:
 def _renumbered(bands: Mapping[Node, NumberedRegions]) -> tuple[dict[Node, NumberedRegions], list[range]]:
     """Number the regions of all bands from 0, in the order of their steps.
 
-    In `bands`, all regions of a step have the number of the step. Return the renumbered bands without empty bands, and
-    for each step the range of new numbers of its regions.
+    In `bands`, a region has the number of its step. A step can contain several regions, or none. The first result
+    contains the bands with new numbers, without empty bands. The second result has a range for each step with regions:
+    the new numbers of these regions.
     """
     of_each = [band.numbers for band in bands.values()]
     steps = np.concatenate(of_each)
@@ -465,7 +467,7 @@ def check_shared(job: Job) -> None:
 
 
 def _lend(job: Job, lent: threading.Lock) -> None:
-    """Limit the caches of stores while `lent` is locked.
+    """Limit the growth of caches until the lock `lent` is released.
 
     Memory stores of filled tensors get no limit.
     """

@@ -1,4 +1,4 @@
-"""Drops wrong windows, and all windows computed from them."""
+"""Drops windows, and all windows computed from them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TensorInvalidation:
     tiles : int
         The number of stored tiles dropped, both complete and partial; 0 in memory.
     start, stop : tuple of (int or None)
-        The box around all wrong pixels, including pixels that were not stored; None where the box has no end.
+        The box around all invalid pixels, including pixels that were not stored; None where the box has no end.
     """
 
     tensor_id: str
@@ -131,9 +131,9 @@ def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
 def _drop_in(
     stores: Mapping[int, Contents], requests: Requests, *, dependants: bool
 ) -> Invalidation | dict[int, Contents]:
-    """Drop the wrong windows, and return an `Invalidation`.
+    """Drop invalid windows, if `stores` has all stores of the tensors concerned.
 
-    If a store with wrong windows is not in `stores`, drop nothing, and return all stores with wrong windows instead.
+    Return an `Invalidation`. If a store is not in `stores`, drop nothing, and return all stores of these tensors.
     """
     for node, _ in requests:
         node.contents.check_open()
@@ -161,9 +161,9 @@ def _told(tensor: _Tensor, windows: BoxUnion, dropped: Dropped) -> TensorInvalid
 
 
 def _wrong_windows(requests: Requests, *, dependants: bool) -> _Wrong:
-    """Return the wrong windows of each tensor.
+    """Return the windows to drop, for each tensor.
 
-    If `dependants`, downstream tensors are included, sources first.
+    If `dependants`, windows of downstream tensors are included, and tensors are ordered sources first.
     """
     family = _Family()
     wrong: dict[_Key, BoxUnion] = {}

@@ -199,10 +199,11 @@ class PlacedMask:
         return WantedTiles(layout, tuple(low), np.broadcast_to(wanted, counts))
 
     def pixels(self, pixels: Sequence[range]) -> BoolArray:
-        """Return a bool array of the wanted pixels.
+        """Return a bool array, True for wanted pixels.
 
-        The array has length 1 along dimensions without a mask dimension. `pixels` has at least one pixel per dimension.
-        A callable mask is called once for all of them. If the callable returns a bool, the bool applies to all of them.
+        `pixels` contains a range for each dimension of the tensor. No range may be empty. Along a dimension that is not
+        in `dims`, the array has length 1. A callable mask is called once, for all of `pixels`. If the callable returns
+        a single bool, this bool is the only entry of the array.
         """
         along = [
             [_over(i, i + 1, scale, origin) for i in pixels[d]]
@@ -361,7 +362,7 @@ class Target:
 
     @property
     def all_regions(self) -> Boxes:
-        """The starts and stops of regions with all wanted pixels."""
+        """All wanted pixels, as starts and stops of regions."""
         return self.regions(self.start, self.stop)
 
     @property
@@ -383,9 +384,9 @@ class Target:
 
 @dataclass(frozen=True)
 class TakenTiles:
-    """Tiles of a tensor to be stored.
+    """Tiles stored by a fill, for one tensor.
 
-    Parts of windows in all other tiles are discarded.
+    Parts of windows outside of these tiles are discarded.
     """
 
     parts: tuple[Wanted, ...]
@@ -395,10 +396,11 @@ class TakenTiles:
 
 
 def taken_tiles(filled: Sequence[Target], targets: Sequence[Target]) -> dict[Node, TakenTiles]:
-    """Map the masked and sharded tensors of a pass to their wanted tiles.
+    """Return the tiles to store, for tensors filled only in part.
 
-    The pass stores no other tiles of these tensors. The wanted tiles of all passes are included. A tensor read by a
-    tensor of the pass is left out, unless only levels read it.
+    A mask or a shard, for example, selects a part of a tensor. The result contains the wanted tiles of all passes. All
+    other tiles of such a tensor are not stored. If the pass also computes another tensor from this tensor, the tensor
+    is left out of the result, and any of its tiles may be stored. Levels do not count as another tensor here.
 
     Parameters
     ----------

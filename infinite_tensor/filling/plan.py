@@ -154,7 +154,7 @@ def _add(
 
 
 def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
-    """Count the tiles over `pixels` without windows.
+    """Count the tiles covered by no window, among the tiles over `pixels`.
 
     The count may be too low.
     """
@@ -171,8 +171,8 @@ def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
 def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Demand], bool]:
     """Return the demand for each tensor in the chain.
 
-    Each tensor comes before its args. Return also whether the counts are exact. Inexact counts ignore masks and stored
-    windows. If `named`, all windows are looked up, so that the counts are exact.
+    Each tensor comes before its args. The second result tells whether the counts are exact. Inexact counts are made
+    if there are very many windows, and ignore masks and stored windows. With ``named=True``, counts are always exact.
 
     Raises
     ------
@@ -235,9 +235,9 @@ def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> lis
 def _add_named(
     found: list[Demand], node: Node, pixels: list[Boxes] | None, windows: IntArray, inventory: Inventory
 ) -> None:
-    """Append the demand for `node` to `found`.
+    """Append the demand for `node` to `found`, counted window by window.
 
-    `windows` are the windows computed by its ``f``. `pixels` is None if nothing reads the tensor.
+    ``f`` is called for `windows`. `pixels` is None if only other outputs of the same ``f`` are needed.
     """
     grid, layout = node.spec.grid, inventory.layout
     made = node.indices(windows)

@@ -280,9 +280,10 @@ def _job(source: _Contents, tensor_id: str) -> _Job:
 
 
 def _in_the_way(job: _Job, source: _Contents, target: PersistentContents) -> Sequence[str]:
-    """Describe differences from the tensor with the same id in the target, one per line.
+    """Compare a tensor to copy with the tensor of the same id in the target.
 
-    Raise ValidationError if the tensor is unbounded, no region is given, and the source cannot list its tiles.
+    Return one line per difference. There are none if the target has no such tensor. Raise ValidationError if the source
+    cannot list the tiles of an unbounded tensor, and no region is given.
     """
     spec = job.spec
     lists = isinstance(source, MemoryContents) or source.storage.finds_tiles
@@ -497,7 +498,10 @@ def _news(part: PartialTile, known: PartialTile | None) -> PartialTile | None:
 
 
 def _knows(found: PartialTile | None, part: PartialTile) -> bool:
-    """Whether the tile `found`, as read back, contains all windows of `part`, as written."""
+    """Whether a partial tile in the target contains everything written to it.
+
+    `part` is what was written, and `found` is the tile read afterwards.
+    """
     if found is None or found.prefix_length < part.prefix_length:
         return False
     if (

@@ -345,9 +345,9 @@ def _chunks(counts: Index, begun: str) -> Iterator[str]:
 
 
 def _numbers(begun: str, end: int, *, whole: bool) -> Iterable[int]:
-    """Return the numbers below `end` with digits beginning with `begun`.
+    """Return all numbers below `end` beginning with the digits `begun`.
 
-    If `whole`, return only the number `begun` itself.
+    For example, "1" and 20 give 1 and 10 to 19. If `whole`, they give only 1.
     """
     if not begun and not whole:
         return range(end)
@@ -491,7 +491,10 @@ class _Places:
             self._under_way.pop(key, None)
 
     def are_stuck(self) -> bool:
-        """Whether no work has ended for some seconds. After True, return False for some seconds."""
+        """Return True if no work has ended for some seconds.
+
+        After that, return False for some seconds, so that only a single caller gets True.
+        """
         with self._lock:
             now = time.monotonic()
             stuck = now - self._last_free >= _PATIENCE_SECONDS

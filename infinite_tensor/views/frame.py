@@ -230,12 +230,13 @@ def state_of(node: Node) -> tuple[object, ...] | None:
 def step_of(extents: Sequence[int], every: object, max_pixels: object) -> int:
     """Return the step between shown pixels.
 
-    It is `every`, or else the smallest step with at most `max_pixels` pixels, or 1 without both.
+    If `every` is given, it is the step. If `max_pixels` is given, return the smallest step that leaves at most this
+    number of pixels. Otherwise, return 1.
 
     Raises
     ------
     ValidationError
-        If one of them is not a positive int, or both are given.
+        If `every` or `max_pixels` is not a positive int, or both are given.
     """
     if every is not None and max_pixels is not None:
         raise ValidationError(f"give every or max_pixels, not both; got {quoted(every)} and {quoted(max_pixels)}")

@@ -211,7 +211,7 @@ def attributes_of(meaning: Meaning, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def unsaid_by_attributes(meaning: Meaning) -> list[str]:
-    """Name the metadata missing from attributes and coordinates, for messages."""
+    """Return labels of the metadata left out of a Zarr array, for messages."""
     nameless = [label for fact in meaning.of(Coordinate) if not is_name(fact.called) for label in fact.labels]
     return [
         *meaning.lost,
@@ -407,7 +407,10 @@ def _beside(
 def _array_of(
     coordinate: Coordinate, dims: Sequence[str], compressors: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], bytes]:
-    """Return the metadata and the only chunk of a coordinate. Dates are encoded as by xarray."""
+    """Encode a coordinate as a Zarr array.
+
+    Return the metadata, and the bytes of the only chunk. Dates are encoded as by xarray.
+    """
     values, attrs = coordinate.values, {**coordinate.attrs}
     if values.dtype.kind in "Mm":
         unit = _UNITS[np.datetime_data(values.dtype)[0]]

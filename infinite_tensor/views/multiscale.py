@@ -97,9 +97,10 @@ def parts_of(arrays: Mapping[str, Shown]) -> Iterator[tuple[str, Box]]:
 
 
 def _in_order(levels: Sequence[tuple[str, Shown]], box: Box) -> Iterator[tuple[str, Box]]:
-    """Yield the parts of a box of chunks, each after the finer chunks below.
+    """Cut chunks of all levels into boxes, in the order of writing.
 
-    `levels` begins with the coarsest level, and `box` is a box of its chunks.
+    `levels` begins with the coarsest level, and `box` contains the chunks of this level. The chunks of finer levels are
+    those below `box`. Yield the path of the level and the box. A coarse box comes after the finer boxes below.
     """
     boxes = [box]
     for (_, coarser), (_, finer) in itertools.pairwise(levels):

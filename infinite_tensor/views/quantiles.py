@@ -113,8 +113,8 @@ def exactly(
 def _count(counts: Mapping[int, npt.NDArray[np.int64]], rest: int, digit: int, piece: Numbers) -> None:
     """Count the numbers of a piece by the leading bits of their keys.
 
-    Add to ``counts[p][d]`` the number of keys with the prefix ``p`` and the next digit ``d``. A digit has `digit` bits,
-    and `rest` bits of a key follow the prefix.
+    A key begins with a prefix ``p`` and a digit ``d`` of `digit` bits. Add to ``counts[p][d]`` the number of keys with
+    these bits. A key has `rest` bits after the prefix, including those of the digit.
     """
     keys = _keys(piece)
     for prefix, found in counts.items():

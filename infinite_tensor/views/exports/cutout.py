@@ -174,7 +174,7 @@ class Cutout:
         return named[0] if named else 0
 
     def image(self, form: str) -> tuple[int, int, int]:
-        """Return (channels, rows, columns).
+        """Return the numbers of channels, rows and columns of the image.
 
         Raise ValidationError unless the cutout has 2 or 3 dimensions.
         """

@@ -218,7 +218,7 @@ def _begun(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> Iterator
 
 @contextmanager
 def _explaining(opened: AbstractContextManager[Any], target: str) -> Iterator[Any]:
-    """Enter and exit a context. Errors of both name `target`."""
+    """Enter a context, and name `target` in errors on entry and on exit."""
     opening = ExitStack()
     with explained(target):
         found = opening.enter_context(opened)

@@ -186,7 +186,10 @@ class Served:
             return None
 
     def _drawing_in(self, colours: Colours) -> tuple[list[InfiniteTensor], list[Index], Colours]:
-        """Return levels, scales and `colours`. Levels are made if none are stored."""
+        """Return the levels to draw, their scales, and `colours`.
+
+        If no levels are stored, create levels in memory, with a method that suits `colours`.
+        """
         tensor = self.tensor
         levels = stored_levels(tensor)
         if not levels:
@@ -259,8 +262,8 @@ def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:
 def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -> int:
     """Estimate the number of windows to compute for a box of a level.
 
-    Count the windows in the box. If the level is made from a finer level that is not stored there, count the windows of
-    the finer level instead, and so on. Stop at a count above `most`.
+    Count the windows in the box. If the level is computed from a finer level with missing tiles in the same area, count
+    the windows of the finer level instead, and so on. Stop at a count above `most`.
     """
     strides = level.output_window.stride
     count = math.prod([-(-(b - a) // n) for (a, b), n in zip(spans, strides, strict=True)])

@@ -180,9 +180,9 @@ class Tiles:
                 return found
 
     def _coarse(self, plane: Plane, box: Box, level: int, base: int, read: Reading, tiles: IntArray | None) -> Pair:
-        """Make pixels for `_made`.
+        """Make the pixels of a box of `level` from the finer level `base`, for `_made`.
 
-        Unless `tiles` is None, only these tiles of `base` are stored.
+        The function `read` reads pixels of `base`. If `tiles` is given, pixels outside of these tiles are missing.
         """
         if level == base:
             return read(base, plane, box)
@@ -224,9 +224,9 @@ class Tiles:
         return np.stack([indices * sides, (indices + 1) * sides])[:, :, [plane.rows, plane.columns]]
 
     def _halved(self, plane: Plane, values: Array, times: int) -> Array:
-        """Halve the rows and columns `times` times, without NaN and nodata.
+        """Halve the number of rows and columns, `times` times.
 
-        Four pixels become their mean, or their most frequent label.
+        Four pixels become their mean, or their most frequent label. NaN and nodata are left out.
         """
         labels = self.labels
         pixels, nodata = torch.from_numpy(np.where(values == self._nodata(plane), np.nan, values)), None
@@ -241,7 +241,10 @@ class Tiles:
         return halved
 
     def _nodata(self, plane: Plane) -> Array:
-        """Return the nodata value, or a value per colour. NaN stands for none."""
+        """Return the nodata value of a plane, or an array with a value per colour.
+
+        NaN means that there is no nodata value.
+        """
         code = self._code
         if code is None or code.along in (plane.rows, plane.columns):
             return np.array(np.nan)
