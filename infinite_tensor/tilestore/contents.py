@@ -93,16 +93,18 @@ class Access(ABC):
 
     @abstractmethod
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Fill `out` with the pixels from `start` on.
+        """Fill `out` with the pixels of a region.
 
-        Before, `add` the region and `deposit` the missing windows.
+        The region begins at pixel `start`, and has the shape of `out`. Call `add` for the region first, and `deposit`
+        for the missing windows.
         """
 
     @abstractmethod
     def keep(self, start: Sequence[int] | None) -> None:
-        """Release the pixels before `start` in any dimension.
+        """Release pixels no longer needed by the read.
 
-        None releases all pixels. To read released pixels again, `add` the region again.
+        Pixels at or after `start` in every dimension stay. If `start` is None, all pixels are released. To read
+        released pixels again, `add` the region again.
         """
 
     def confine(self, tiles: Tiles) -> None:  # noqa: B027  (a store in memory keeps windows, not tiles)
@@ -189,14 +191,14 @@ class BlendedForRead:
         return tile
 
     def cut(self, start: Index, stop: Index) -> tuple[Index, Index]:
-        """Return the part of a box inside the bounds."""
+        """Clip the box ``[start, stop)`` to the smallest box around all regions."""
         assert self._bounds is not None
         return tuple(map(max, start, self._bounds[0])), tuple(map(min, stop, self._bounds[1]))
 
     def keep(self, start: Sequence[int] | None) -> None:
-        """Release the tiles before pixel `start` in any dimension.
+        """Release tiles no longer needed by the read.
 
-        None releases all tiles.
+        Tiles ending after pixel `start` in every dimension stay. If `start` is None, all tiles are released.
         """
         if start is None:
             self._tiles = {}
@@ -288,7 +290,7 @@ class Contents(ABC):
     def register(self, spec: TensorSpec) -> TensorSpec:
         """Register a tensor, and return the spec for reads.
 
-        The result has the stored names of dimensions, and the stored meaning of pixels.
+        In the result, dimension names and pixel metadata not given in `spec` are taken from the stored definition.
 
         Raises
         ------
@@ -334,7 +336,7 @@ class Contents(ABC):
         """Try to fill `out` from memory, and return True on success.
 
         `start` is the first pixel. If False is returned, some pixels are not in memory, and the content of `out` is
-        undefined. This is the fast path for reads that need no plan.
+        undefined. A read tries this fast path first, before looking for missing windows.
         """
         return False
 
@@ -388,23 +390,23 @@ class Contents(ABC):
         return False
 
     def written(self, tensor_id: str) -> tuple[int, int]:  # noqa: ARG002  (memory has no storage)
-        """Return the number of stored tiles, and their size in bytes.
+        """Return the number of complete tiles stored by this object, and a size in bytes.
 
-        Only complete tiles stored by this object are counted. The size is before compression.
+        The size is of everything stored, including incomplete tiles, before compression.
         """
         return 0, 0
 
     @abstractmethod
     def specs_downstream(self) -> list[TensorSpec]:
-        """Return all known tensors with args or with several outputs of ``f``.
+        """Return the specs of all tensors computed from another tensor.
 
-        The list may contain more tensors.
+        Tensors of an ``f`` with several outputs are included too. The list may contain further tensors.
         """
 
     def specs_at_hand(self) -> list[TensorSpec]:
-        """Return the tensors of `specs_downstream`, without a request for each.
+        """List the same tensors as `specs_downstream`, but without network requests.
 
-        Tensors that would need a request are left out.
+        A store on remote storage leaves out tensors not used through this store object.
         """
         return self.specs_downstream()
 

@@ -125,7 +125,15 @@ class Damage:
 
 
 class Dropped(NamedTuple):
-    """Result of `Contents.drop`: numbers of windows dropped from memory and of tiles deleted."""
+    """Numbers of dropped windows and tiles, returned by `Contents.drop`.
+
+    Attributes
+    ----------
+    windows : int
+        The number of windows dropped from memory.
+    tiles : int
+        The number of tiles deleted from storage.
+    """
 
     windows: int = 0
     tiles: int = 0
@@ -187,9 +195,9 @@ class Inventory:
     def of_windows(
         cls, grid: WindowGrid, layout: TileLayout, windows: Sequence[Index], start: Sequence[int], stop: Sequence[int]
     ) -> Inventory:
-        """Create the inventory of the region ``[start, stop)`` from single windows.
+        """Create the inventory of the region ``[start, stop)`` for a tensor in memory.
 
-        `windows` are all windows in a memory store.
+        `windows` are the indices of all windows in memory. A window outside the tiles of the region is ignored.
         """
         if not windows:
             return cls(layout)
@@ -242,9 +250,10 @@ class Inventory:
 
 
 def windows_over_tiles(grid: WindowGrid, layout: TileLayout, tiles: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the bounds of the boxes of windows over tiles.
+    """Return the box of windows touching each tile.
 
-    The result is an array of low ends and an array of high ends. These and `tiles` have shape (N, ndim).
+    `tiles` contains N tile indices, in shape (N, ndim). The result is two arrays of this shape: the first window index
+    of each box, and the end of each box (exclusive).
     """
     size = np.array(layout.tile_shape, dtype=np.int64)
     ends = np.array([np.iinfo(np.int64).max if n is None else n for n in layout.shape], dtype=np.int64)
@@ -299,8 +308,8 @@ _MOST_CHARACTERS = 40
 def listing(found: Callable[[], tuple[Sequence[str], int] | None]) -> str:
     """Return a short list of tensors for the repr of a store.
 
-    ``found()`` returns some ids, and a limit for the number of further ids, or None if the store is closed. Errors of
-    ``found()`` become part of the text.
+    ``found()`` returns None if the store is closed. Otherwise, it returns some ids and an upper bound for the number of
+    further ids. If ``found()`` raises an error, the text names the type of the error.
     """
     try:
         some = found()
@@ -333,7 +342,8 @@ def _shown(tensor_id: str) -> str:
 def readers_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | None) -> list[str]:
     """Return the sorted ids of the direct readers of a tensor.
 
-    A direct reader has the tensor as an arg. If `digest` is not None, the definition of the arg must have this digest.
+    A direct reader has the tensor as an arg. `digest` is the digest of the tensor's definition: readers of an earlier
+    tensor with the same id but another definition are left out. If `digest` is None, all readers are returned.
     """
     return sorted(
         spec.tensor_id
@@ -365,9 +375,9 @@ def dependants_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | Non
 
 
 def sources_first(roots: Iterable[K], readers: Callable[[K], Iterable[K]]) -> list[K]:
-    """Return `roots` and all direct and indirect readers.
+    """Sort `roots` and their direct and indirect readers, sources first.
 
-    Each key comes before its readers.
+    ``readers(key)`` returns the direct readers of `key`. In the result, each key comes before its readers.
     """
     finished: list[K] = []
     entered: set[K] = set()

@@ -43,10 +43,10 @@ def tile_shape_of(shape: Shape, tile_size: object) -> Index:
 
 
 def sizes_of(name: str, given: object, shape: Shape) -> dict[int, int]:
-    """Map dimensions to the sizes in `given`.
+    """Return the size given for each dimension, as a dict.
 
-    Dimensions without a size are left out. `tile_shape_of` describes the forms of `given`. Messages call the argument
-    `name`.
+    A `given` of 64 for shape ``(None, None, 3)`` becomes ``{0: 64, 1: 64}``: dimensions without a size are left out.
+    `given` has the form of `tile_size` in `tile_shape_of`. `name` is the name of the argument for error messages.
     """
     unbounded = [d for d, extent in enumerate(shape) if extent is None] or list(range(len(shape)))
     single = as_index(given)
@@ -138,7 +138,8 @@ class Record:
     bound : object
         The object returned by `Backend._bind_tensor` for the tensor.
     written : list of int
-        The number of complete tiles stored by this process, and their size in bytes before compression.
+        The number of complete tiles stored by this process, and the size in bytes of everything stored by this process
+        for the tensor, before compression.
     current : bool
         Whether deposited windows may be stored: False once the tensor was cleared or invalidated.
     is_sparse : bool
@@ -211,9 +212,9 @@ class TileLayout:
 
     @property
     def pixels(self) -> tuple[list[int], list[int]]:
-        """Bounds of all pixels of the tensor.
+        """The bounds of the tensor: the first pixel, and the end (exclusive).
 
-        Unbounded dimensions have the limits of coordinates as bounds.
+        Along an unbounded dimension, the bounds are ``-COORDINATE_LIMIT`` and ``COORDINATE_LIMIT``.
         """
         start = [-COORDINATE_LIMIT if extent is None else 0 for extent in self.shape]
         return start, [COORDINATE_LIMIT if extent is None else extent for extent in self.shape]
@@ -255,9 +256,10 @@ class TileLayout:
         return self.start(tuple(low)), self.stop(tuple([i - 1 for i in high]))
 
     def part(self, tile: Index, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], tuple[slice, ...]]:
-        """Return the overlap between a tile and a region.
+        """Return the overlap between a tile and the region ``[start, stop)``.
 
-        Return the first pixel of the overlap, and its slices relative to `start`.
+        The result is the first pixel of the overlap, in coordinates of the tensor, and the slices for cutting the
+        overlap out of an array with the pixels of the region.
         """
         low, to = [], []
         for i, n, a, b in zip(tile, self.tile_shape, start, stop, strict=True):

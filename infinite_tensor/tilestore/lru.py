@@ -131,9 +131,10 @@ class LRU(Generic[K, V]):
                     kept += 1
 
     def recount(self, keep: Callable[[V], bool]) -> None:
-        """Drop values with a False ``keep(value)``, and recompute the total size.
+        """Drop all values rejected by `keep`, and recompute the total size.
 
-        A fork may have left a wrong total size.
+        ``keep(value)`` returns False to reject a value. The total size may be wrong after a fork in the middle of a
+        change.
         """
         self._entries = OrderedDict((key, entry) for key, entry in self._entries.items() if keep(entry[0]))
         self.total_bytes = sum(size for _, size in self._entries.values())

@@ -123,7 +123,10 @@ def check_same(tensor_id: str, stored: Definition, given: Definition, store: obj
 
 
 def changed_args(stored: Definition, given: Definition) -> list[str]:
-    """Describe the given args with definitions different from the stored ones."""
+    """List the args with a changed definition, as text for messages.
+
+    An entry of the list is for example ``args[0] ('terrain')``.
+    """
     pairs = enumerate(zip(stored.args, given.args, strict=False))
     return [
         f"args[{at}] ({'without a tensor_id' if new.tensor_id is None else repr(new.tensor_id)})"
@@ -135,8 +138,8 @@ def changed_args(stored: Definition, given: Definition) -> list[str]:
 def check_functions(tensor_id: str, stored: Functions, given: Functions, store: object) -> None:
     """Check the given functions of a tensor against the stored functions.
 
-    Raise ValidationError if a changed value makes the stored pixels wrong. Issue a FunctionChangedWarning for every
-    other change.
+    Raise ValidationError if a value in `Changes.firm` has changed: the stored pixels would be wrong. Issue a
+    FunctionChangedWarning for changed code, other values and files.
     """
     found = changes(stored.record, given.record)
     if found.firm:
@@ -193,9 +196,9 @@ def warn_of_other_code(spec: TensorSpec) -> None:
 
 
 def warn_of_conflicts(spec: TensorSpec, what: Sequence[str]) -> None:
-    """Issue a MeaningLostWarning for disagreeing inputs.
+    """Issue a MeaningLostWarning for inputs with conflicting metadata.
 
-    `what` lists the metadata of pixels with different values in the inputs.
+    `what` contains the names of all pixel metadata with different values in different inputs.
     """
     warnings.warn(
         f"tensor {spec.tensor_id!r}: its inputs disagree about {', '.join(what)}, so the tensor keeps none of these",
@@ -269,7 +272,10 @@ def unknown_tensor(tensor_id: str, known: Sequence[str], store: object) -> Store
 
 
 def mismatch(tensor_id: str, lines: Sequence[str], store: object, changed_args: Sequence[str] = ()) -> ValidationError:
-    """Create the error for an id with another definition in the store."""
+    """Create the error for a tensor id already used with another definition.
+
+    `lines` describes the differences between the definitions, and `changed_args` the args with a changed definition.
+    """
     listed = "".join(f"\n  {line}" for line in lines)
     stale = advice = ""
     if changed_args:

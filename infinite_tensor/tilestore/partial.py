@@ -37,7 +37,7 @@ class PartialTile:
     ----------
     prefix : torch.Tensor or None
         The blend of the first windows, in lexicographic order, in the shape of a tile. For a weighted mean, this is the
-        weighted sum of the windows, in the dtype for sums.
+        weighted sum of the windows, in the dtype of `Blender.accumulator`.
     prefix_length : int
         The number of windows in `prefix`.
     pieces : mapping of window index to torch.Tensor
@@ -198,9 +198,9 @@ class TileInProgress:
 
     @property
     def pixels(self) -> Array | None:
-        """The pixels of a complete tile, or None.
+        """The pixels of a complete tile, or None for an incomplete tile.
 
-        None also for a tile without windows.
+        If no window touches the tile, the tile is complete but has no pixels. This also gives None.
         """
         return self._prefix if self._prefix_length == self.total else None
 
@@ -347,7 +347,10 @@ class TileInProgress:
         return PartialTile(prefix, self._prefix_length if grown else 0, pieces)
 
     def mark_stored(self, partial: PartialTile) -> None:
-        """Mark `partial`, a result of `unstored`, as stored."""
+        """Mark the windows in `partial` as stored.
+
+        `partial` is a result of `unstored`.
+        """
         self.logged = True
         self._stored_prefix = max(self._stored_prefix, partial.prefix_length)
         self._stored_pieces.update(self._rank(self._lifted(index)) for index in partial.pieces)
@@ -413,7 +416,6 @@ class TileInProgress:
         self._begin_with(tile, self._prefix_length + count)
 
     def _begin_with(self, tile: Array, length: int) -> None:
-        """Set the prefix to `tile`, the blend of the first `length` windows, and finish a complete tile."""
         if length == self.total:
             tile = self._finished(tile)
         self._prefix, self._prefix_length = tile, length

@@ -335,10 +335,10 @@ class TileStore:
         """Copy a tensor into another store of any kind.
 
         The definition and all stored tiles are copied, after a flush of this store. Complete and partial tiles are
-        copied in small groups to save memory. A store with a `concurrency` option has that many requests under way at a
-        time. Between two Zarr stores, chunks are copied without decoding. A new tensor in the other store is compressed
-        as in this store, unless the other store was opened with `compressors`. In all other cases, tiles are decoded
-        and encoded again. The tile size stays the same.
+        copied in small groups to save memory. A store with a `concurrency` option makes up to `concurrency` requests at
+        a time. Between two Zarr stores, chunks are copied without decoding. A new tensor in the other store is
+        compressed as in this store, unless the other store was opened with `compressors`. In all other cases, tiles are
+        decoded and encoded again. The tile size stays the same.
 
         Each new tile is read back and compared byte by byte, so a copy that returns is correct. To continue an
         interrupted copy, call the method again: only missing tiles are copied. Tiles that were already there are not
@@ -371,9 +371,9 @@ class TileStore:
         Raises
         ------
         ValidationError
-            If `other_store` has a tensor with this id and another definition, and `overwrite` is False. The message
-            lists the differences. If `other_store` is read-only, a `MemoryTileStore`, or this store itself. In these
-            cases nothing is copied.
+            If `other_store` has a tensor with this id and another definition, and `overwrite` is False; the message
+            lists the differences. Also if `other_store` is read-only, a `MemoryTileStore`, or this store itself. In
+            these cases nothing is copied.
         StoreError
             If this store has no tensor with this id, if the tensor is cleared or invalidated in either store
             meanwhile, or if something cannot be read or stored. Call the method again to continue.

@@ -118,7 +118,7 @@ class StoredTensor:
         return found
 
     def spec(self, tensor_id: str) -> TensorSpec:
-        """Create the spec of this tensor on the CPU."""
+        """Create a spec of the tensor, with the CPU as device."""
         definition = self.definition
         blend, blend_init = blend_of(definition.blend), scalar_from_json(definition.blend_init)
         reduction = None if definition.reduction is None else reduction_from_json(definition.reduction)
@@ -128,7 +128,6 @@ class StoredTensor:
 # Opening a tensor reads its definition several times, and parsing one takes ten times as long as writing it.
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> StoredTensor:
-    """Parse the JSON text of a definition without the field "meaning"."""
     fields = _typed(dict, "it", json_value("definition", json.loads(text), DEEPEST_JSON + 1))
     version = as_index(fields.get("format", FORMAT))
     if version is None or version < 1:

@@ -212,7 +212,10 @@ class Windows:
         return used if self._in_order else find
 
     def take(self, tensor_id: str, indices: Sequence[Index]) -> dict[Index, Row]:
-        """Return the given windows found in memory."""
+        """Look up windows in memory.
+
+        The result maps the index of each window found to a row with this window. Missing windows are left out.
+        """
         rows, find = self.of(tensor_id), self.finder(tensor_id)
         return {index: row for index in indices if (row := find(index)) is not None} if rows else {}
 
@@ -392,7 +395,11 @@ class KeptWindows:
             return self._layouts[spec.tensor_id]
 
     def take(self, spec: TensorSpec, indices: Sequence[Index]) -> Mapping[Index, Row]:
-        """Return the given windows found in memory."""
+        """Look up windows in memory.
+
+        The result maps the index of each window found to a row with this window. Missing windows are left out. The
+        result is empty if `spec` is no longer registered.
+        """
         with self.lock:
             return self.windows.take(spec.tensor_id, indices) if self.is_current(spec) else {}
 

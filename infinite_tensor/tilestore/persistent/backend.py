@@ -75,9 +75,10 @@ class Backend(ABC):
 
     @abstractmethod
     def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
-        """Add a part to each partial tile, or delete the tile.
+        """Add a part to each partial tile, or delete the partial tile.
 
-        A tile is deleted if its value is None. When a part is added, parts from other processes must be kept.
+        `partials` maps each tile index to the new part, or to None to delete all stored parts. When a part is added,
+        earlier parts, also from other processes, must be kept.
         """
 
     # Documents: JSON objects, each the definition of a tensor (names begin with ``t-``) or of a group (``g-``).
@@ -112,9 +113,9 @@ class Backend(ABC):
         return name
 
     def _is_ours(self, name: str) -> bool:  # noqa: ARG002
-        """Return whether this library wrote an unreadable document.
+        """Return whether an unreadable document was written by this library.
 
-        Return False if another program wrote the document.
+        Called if the document `name` cannot be read. Return False if the data there belongs to another program.
         """
         return True
 
@@ -415,9 +416,10 @@ class Documents:
         return document is not None and (isinstance(document, dict) or self._backend._is_ours(name))
 
     def readers(self) -> dict[str, dict[str, Any]]:
-        """Return the definitions, by id, of all tensors with args.
+        """Return the definitions of all tensors computed from another tensor.
 
-        Tensors of an ``f`` with several outputs are included too. Unreadable definitions are left out.
+        The result maps ids to definitions. Tensors of an ``f`` with several outputs are included too. Unreadable
+        definitions are left out.
         """
         names, found = self._backend._list_documents(TENSOR), {}
         for name, document in zip(names, self._backend._read_documents(names), strict=True):

@@ -96,8 +96,9 @@ class TileCache:
     def complete_at_once(self, record: Record, tile: Index) -> torch.Tensor | None:
         """Return a complete tile from memory without waiting, else None.
 
-        Return None in the cases of `complete`, and while another thread uses the cache. Do not call this on the main
-        thread, where a Ctrl-C could come before the lock is released.
+        Return None if the tile is incomplete or not in memory, if a write has failed and the error has not been raised
+        yet, or while another thread uses the cache. Do not call this on the main thread, where a Ctrl-C could come
+        before the lock is released.
         """
         if not self.lock.acquire(blocking=False):
             return None
@@ -372,7 +373,10 @@ class TileCache:
         return not isinstance(entry, TileInProgress) or not (entry.dirty or self._is_pinned(key))
 
     def give_up(self) -> None:
-        """Stop storing: remove all jobs not yet begun from the writer."""
+        """Discard all queued writes.
+
+        A write in progress continues.
+        """
         self._writer.give_up()
 
     def drop(self) -> None:

@@ -86,7 +86,7 @@ class PersistentContents(Contents):
         self.tiles.renew()
 
     def cut_through(self, error: BaseException) -> None:
-        """Stop storing tiles, because `error` has interrupted a change."""
+        """Close the store, and discard all queued writes; see `Contents.cut_through`."""
         super().cut_through(error)
         self.tiles.give_up()
 
@@ -94,7 +94,10 @@ class PersistentContents(Contents):
         return repr(self.storage)
 
     def resumed(self) -> None:
-        """Reset the state after the store has been reopened."""
+        """Mark the store as open again.
+
+        The next `close` then releases files again.
+        """
         super().resumed()
         self._released = False
 
@@ -259,18 +262,17 @@ class PersistentContents(Contents):
         self.tiles.drop_stored(tensor_id, in_progress=True)
 
     def specs_downstream(self) -> list[TensorSpec]:
-        """Return the specs of all tensors with args, registered or stored.
+        """Return the specs of all tensors computed from another tensor, registered or stored.
 
-        Tensors of an ``f`` with several outputs are included too. Further tensors may be included.
+        Tensors of an ``f`` with several outputs are included too. The list may contain further tensors.
         """
         self.check_open()
         return self.registry.specs_downstream()
 
     def specs_at_hand(self) -> list[TensorSpec]:
-        """Return specs of tensors with args, without network requests.
+        """List the same tensors as `specs_downstream`, but without network requests.
 
-        On local storage, the result is that of `specs_downstream`. On remote storage, only tensors registered here are
-        included.
+        On remote storage, the result is only the tensors registered through this store object.
         """
         if self.storage.backend._is_near:
             return self.specs_downstream()
@@ -326,9 +328,11 @@ class PersistentContents(Contents):
         return collected
 
     def generation(self, spec: TensorSpec) -> tuple[str, str] | None:
-        """Return the incarnation and the generation of a tensor, or None if unknown.
+        """Return two strings for the detection of cleared tensors and dropped tiles.
 
-        The first text changes when the tensor is recreated. The second text changes when tiles are dropped.
+        The first string, the incarnation, changes when the tensor is recreated. The second string, the generation,
+        changes when tiles are dropped. Return None if the tensor is not stored, if the backend keeps no
+        generation, or if the store is closed.
         """
         if self.closed:
             return None

@@ -117,9 +117,9 @@ class Registry:
             return None
 
     def specs_downstream(self) -> list[TensorSpec]:
-        """Return the specs of all tensors with args, registered or stored.
+        """Return the specs of all tensors computed from another tensor, registered or stored.
 
-        Tensors of an ``f`` with several outputs are included too. Further tensors may be included.
+        Tensors of an ``f`` with several outputs are included too. The list may contain further tensors.
         """
         stored = self._storage.definitions()
         found = {record.spec.tensor_id: record.spec for record in self.known()}

@@ -168,10 +168,10 @@ class Storage:
         return found[:most], len(found[most:])
 
     def definitions(self) -> dict[str, dict[str, Any]]:
-        """Return the stored definitions, by id, of all tensors with args.
+        """Return the stored definitions of all tensors computed from another tensor.
 
-        Tensors of an ``f`` with several outputs are included too. Further tensors may be included. Return an empty dict
-        if the backend cannot list tensors.
+        The result maps ids to definitions. Tensors of an ``f`` with several outputs are included too, and possibly
+        further tensors. If the backend cannot list tensors, the result is empty.
         """
         with self.asked("list") as backend:
             if self._keeps_documents:
@@ -258,9 +258,10 @@ class Storage:
         changes: Mapping[Index, PartialTile | None],
         action: str = "store",
     ) -> None:
-        """Store complete tiles, then the changes of incomplete tiles.
+        """Store complete tiles, then parts of incomplete tiles.
 
-        A change of None deletes a stored partial tile. `action` is the verb for messages.
+        `changes` maps each incomplete tile to a part to add, or to None to delete the stored partial tile. `action` is
+        a verb for error messages, such as "store" or "copy".
         """
         with self.asked(action, tensor_id, [*{**complete, **changes}]) as backend, self.writing:
             if complete:
@@ -342,7 +343,7 @@ class Storage:
             return backend._find_tiles(tensor_id, low, high)
 
     def those_there(self, tensor_id: str, tiles: Sequence[Index]) -> list[Index]:
-        """Return the given tiles found complete in storage."""
+        """Return the tiles in `tiles` that are complete in storage."""
         with self.asked("look for", tensor_id) as backend:
             return list(itertools.compress(tiles, backend._has_tiles(tensor_id, tiles)))
 

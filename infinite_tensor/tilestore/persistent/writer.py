@@ -46,7 +46,7 @@ class Writer(Generic[K, J]):
         self.renew()
 
     def renew(self) -> None:
-        """Begin without jobs.
+        """Reset the writer to an empty queue without errors.
 
         Also called in a forked child, because the parent stores the jobs.
         """
@@ -124,9 +124,9 @@ class Writer(Generic[K, J]):
         self._wait_for(lambda: not self._queued and not self._writing)
 
     def cancel(self, matches: Callable[[K], bool]) -> None:
-        """Remove all jobs with matching keys.
+        """Remove all jobs for some keys, queued or failed.
 
-        If a matching job is being written, wait for the end of the write.
+        ``matches(key)`` selects the keys. If a selected job is being written, wait for the end of the write.
         """
         with self._lock:
             for key in filter(matches, list(self._queued)):
@@ -137,7 +137,7 @@ class Writer(Generic[K, J]):
                 del self._failed[key]
 
     def give_up(self) -> None:
-        """Remove all jobs not yet begun."""
+        """Remove all queued jobs, without storing the data."""
         with self._lock:
             self._queued = {}
             self._stored.notify_all()
