@@ -540,7 +540,10 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
 
 
 def _unit(source: Source, d: int) -> int:
-    """Return the distance between pixel borders common to all tensors of a group, or 1 for a single tensor."""
+    """Return the length of the smallest patch with whole pixels of all tensors.
+
+    For a group of tensors with the scales 1 and 1/8, it is 8. For a single tensor, it is 1.
+    """
     scales = [source.scale(key) for key in source.keys(True, True)] if isinstance(source, TensorGroup) else []
     return math.lcm(*(scale[d].denominator for scale in scales))
 

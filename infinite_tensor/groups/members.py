@@ -155,9 +155,10 @@ def members_of(
 
 
 def unit_of(members: Members, d: int) -> int:
-    """Return the distance between pixel borders common to all tensors.
+    """Return the length of the smallest region with whole pixels of all tensors.
 
-    The distance is in pixels of the group, along dimension `d`. For tensors with the scales 1 and 1/8, it is 8.
+    The length is in pixels of the group, along dimension `d`. For tensors with the scales 1 and 1/8, it is 8. Regions
+    that start and stop at multiples of this length cut through no pixel.
     """
     return math.lcm(*(member.scale[d].denominator for member in members.values()))
 
@@ -228,11 +229,11 @@ def names_of_shared(members: Members) -> tuple[str, ...]:
 def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
     """Create a group member for each output of an ``f``.
 
-    Each entry of the window index gives one shared dimension. An entry is left out if a single window covers its
-    dimension in every output, as for the channels of images. But if the `dimension_map` of any output contains None, no
-    entry is left out.
+    The outputs share the dimensions over which windows move, one for each entry of the window index. A dimension that
+    a single window covers in every output, such as channels, is not shared. But if the `dimension_map` of any output
+    contains None, there is a shared dimension for every entry.
 
-    The scale of an output is its stride divided by the stride of the first output.
+    An output with twice the stride of the first output has the scale 2.
     """
     grids = [node_of(tensor).spec.grid for tensor in tensors.values()]
     told = any(None in followed(grid.window) for grid in grids)

@@ -186,17 +186,17 @@ def window_rng(seed: int, ctx: Sequence[int]) -> np.random.Generator:
 
 
 def cell_address(seed: int, stream: int, place: Sequence[int], counters: int) -> Address:
-    """Return the address of the first random word in a cell of noise.
+    """Return the key and counter of Philox for the first random word in a cell of noise.
 
-    `counters` is the number of counter values per cell.
+    Every counter value gives four words. A cell takes `counters` values.
     """
     return _address(seed, stream, counters * (place[-1] + 2**52), len(place), place[:-1])
 
 
 def generator_address(seed: int, ctx: Sequence[int]) -> Address:
-    """Return the address of the first random word for `window_rng`.
+    """Return the key and counter of Philox for the first random word of `window_rng`.
 
-    The generator may draw 2^66 words.
+    The generator of the next window along the last dimension starts 2^66 words later.
     """
     return _address(seed, 0, 0, 128 + len(ctx), ctx)
 
@@ -360,7 +360,8 @@ class _Noise(RegionWriter):
     ) -> None:
         """Draw the part of a region in a single row of cells.
 
-        `place` is the index of the row of cells. `row` and `columns` give the pixels inside the region.
+        All cells in the row have the index `place`, followed by a number from `columns`. `row` and `columns` also give
+        the rows and columns of pixels to draw.
         """
         _, top, bottom, _ = row
         width, itemsize = _SIDE if place else _CELL, pixels.itemsize
@@ -378,9 +379,10 @@ class _Noise(RegionWriter):
             counter += counters
 
     def _upper(self, address: Address, count: int, bits: int, itemsize: int) -> npt.NDArray[Any]:
-        """Return the upper `bits` bits of random numbers.
+        """Return random integers of `bits` bits.
 
-        `count` words are drawn, and cut into numbers of `itemsize` bytes.
+        They are made from `count` random words. A word has 8 bytes: it gives two integers if `itemsize` is 4, and one
+        if it is 8. The lower bits are dropped.
         """
         signed, unsigned = _HALVES if itemsize == 4 else _WHOLE
         upper = _LOCAL.words(address, count).view(signed if self.normal else unsigned)

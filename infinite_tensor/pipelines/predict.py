@@ -177,8 +177,8 @@ def predict(
         Fraction of a window shared with the next window, at least 0 and below 1.
     blend, sigma_scale
         How overlapping windows are blended, as for `InfiniteTensor`; `sigma_scale` is used by "gaussian" only. "max"
-        and "min" compare windows only with each other. If `blend` is a function, pixels are 0 before the first window
-        is blended.
+        also works for values below 0, and "min" for values above 0. If `blend` is another function, pixels are 0 before
+        the first window is blended.
     dims : tuple of str, optional
         Names of the dimensions of `source`; "c", "channel", "channels", "band" and "bands" are channels. Default: its
         own names. Without names, if `source` has one dimension more than `window` has entries, the first is channels.
@@ -487,9 +487,10 @@ def _is_stored_as(definition: Mapping[str, Any], tensor: InfiniteTensor, store: 
 
 
 class _Look:
-    """An ``f`` for calling the network and keeping the outputs in `returned`.
+    """Calls the network once, to learn the shapes of the outputs before the prediction is created.
 
-    Each window is a single unused pixel.
+    This is the ``f`` of a temporary tensor. It keeps the outputs in `returned`, and gives the tensor a single pixel for
+    each window. Nobody uses the pixels.
     """
 
     def __init__(self, f: BatchedNetwork) -> None:

@@ -73,7 +73,7 @@ class Sliding:
     def over(
         cls, source: InfiniteTensor, dims: object, window: object, overlap: object, padding: object, edge: object
     ) -> Self:
-        """Create from the arguments of `predict`.
+        """Create the windows from the arguments of `predict`.
 
         Raise ValidationError if an argument is invalid.
         """
@@ -136,7 +136,10 @@ class Sliding:
         return [self.source.shape[d] for d in self.numbers]
 
     def first(self, region: object, edge: object, count: int) -> list[Index]:
-        """Return the indices of the first windows over a region: at least 1, at most `count`."""
+        """Return the indices of the windows in the first batch: up to `count` windows over a region.
+
+        There is at least one window, even for an empty region.
+        """
         ndim = len(self.size)
         try:
             start, stop, *_ = parse(... if region is None else members(region) or (region,), tuple(self.extents))
@@ -229,9 +232,10 @@ def _stride(size: int, share: float) -> int:
 
 
 def _share_for(size: int, stride: int, unit: int) -> float:
-    """Round `stride` to a multiple of `unit`, and return the overlap of windows.
+    """Return an overlap for an error message, with windows a multiple of `unit` pixels apart.
 
-    For windows of 64 pixels and a stride of 48, the overlap is 0.25.
+    The multiple nearest to `stride` is taken. For `size` 64, `stride` 50 and `unit` 8, windows are 48 pixels apart, and
+    the overlap is 0.25.
     """
     step = min(range(unit, size + 1, unit), key=lambda n: abs(n - stride))
     # If 0.8 gives a stride of 31.99 pixels, the stride is cut to 31. Try overlaps slightly below 0.8.

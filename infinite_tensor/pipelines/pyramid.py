@@ -113,9 +113,8 @@ def _check_stored_method(tensor: InfiniteTensor, method: str) -> None:
 def levels_over(tensor: InfiniteTensor, extents: Sequence[int], method: bool | Method) -> list[InfiniteTensor]:
     """Return the pyramid levels to compute in the fill of a region.
 
-    There are enough levels to halve every coarsened dimension to at most 512 pixels. The length of a finite dimension
-    is the extent in the tensor. The length of an unbounded dimension is the extent in the region, given by `extents`.
-    The list is empty if all coarsened dimensions have at most 512 pixels.
+    Each level halves the coarsened dimensions, until they have at most 512 pixels: 3 levels for 4096 x 4096 pixels,
+    none for 512 x 512. An unbounded dimension counts with its extent in the region, as given in `extents`.
     """
     ends = [own if given is None else given for given, own in zip(tensor.shape, extents, strict=True)]
     number = _number_of(ends, _factors(tensor, 2))
@@ -125,8 +124,8 @@ def levels_over(tensor: InfiniteTensor, extents: Sequence[int], method: bool | M
 def method_for(tensor: InfiniteTensor, *, labels: bool = False) -> Method:
     """Return the default method for new levels.
 
-    It is the mean, or else the mode or the nearest pixel, depending on the dtype. Labels, such as the results of
-    ``argmax``, have no mean.
+    It is "mean" for numbers, and "mode" for bool and for labels, such as the results of ``argmax``. Dtypes without
+    these get "nearest": uint64, complex dtypes, and labels in a float dtype.
     """
     labels = labels or (tensor.reduce is not None and tensor.reduce.function == "argmax")
     methods: tuple[Method, ...] = ("mean", "mode", "nearest")
@@ -205,15 +204,15 @@ def box_above(start: Sequence[int], shape: Sequence[int], factors: Sequence[int]
 
 
 def _number_of(extents: Sequence[int], factors: Sequence[int], most: int = _SMALL) -> int:
-    """Return how many halvings shorten all coarsened dimensions to at most `most` pixels."""
+    """Return the number of levels: 3 for a longest extent of 4096 pixels and the limit `most` of 512."""
     longest = max(extent for extent, factor in zip(extents, factors, strict=True) if factor > 1)
     return next(k for k in count() if longest <= most << k)
 
 
 def without_levels(ids: Sequence[str]) -> list[str]:
-    """Return the ids without pyramid levels.
+    """Leave out the ids of pyramid levels, such as ``a/level-1``.
 
-    A level is left out only if `ids` contains its tensor too.
+    This id stays if ``a`` is not in `ids`, because it may be an ordinary tensor.
     """
     known = {*ids}
     return [each for each in ids if each.rpartition("/level-")[0] not in known]
@@ -321,10 +320,11 @@ def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
 
 
 def _window(tensor: InfiniteTensor, factors: Sequence[int], halved: int) -> list[int]:
-    """Return the size of a window along each dimension.
+    """Return the size of a window of the coarser tensor.
 
-    All coarsened dimensions get the same size, which is halved `halved` times. The other dimensions get their whole
-    extents, or size 1 if the product of the extents is large.
+    Two coarsened dimensions get up to 256 pixels each if `halved` is 0, up to 128 if it is 1, and so on. Windows
+    contain the other dimensions whole, such as channels. If these have more than 16 entries together, windows contain
+    a single entry.
     """
     coarsened = [d for d, factor in enumerate(factors) if factor > 1] or [tensor.ndim - 1]
     sides = [1 if extent is None else extent for extent in tensor.shape]

@@ -231,9 +231,10 @@ def locks_of(array: Any) -> tuple[Lock, ...]:
 
 
 class _Looking(_ToChild):
-    """Finds the files and global states shared between arrays.
+    """Walks over an array, to find what parallel reads must not use at once.
 
-    No methods of unknown classes are called.
+    These are open files, and libraries with a global state, such as HDF5. The pickle is never loaded. No methods of
+    unknown classes are called.
     """
 
     def __init__(self) -> None:
@@ -241,9 +242,9 @@ class _Looking(_ToChild):
         self.shared: set[Hashable] = set()
 
     def persistent_id(self, obj: Any) -> int | None:
-        """Add a file or global state to `shared`.
+        """Add an open file, or the global state of netCDF4, to `shared`.
 
-        Return None to let pickle look inside `obj`, otherwise 0.
+        Return None to let pickle look inside `obj`, or 0 to skip `obj`.
         """
         kind = type(obj)
         if library_of(obj) == "netCDF4":
@@ -255,7 +256,10 @@ class _Looking(_ToChild):
         return 0
 
     def reducer_override(self, obj: Any) -> Any:
-        """Pickle a list of the parts of an object in its place."""
+        """Let pickle visit the state of `obj`, or the variables in the closure of a function.
+
+        These are pickled as a list, because the usual way would call methods of `obj`.
+        """
         if isinstance(obj, FunctionType):
             held = [cell.cell_contents for cell in obj.__closure__ or ()]
         elif library_of(obj) in (*_WRAPPERS, "builtins", "collections", "functools"):

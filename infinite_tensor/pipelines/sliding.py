@@ -229,10 +229,10 @@ def slid_dims(
 
 
 def window_advice(window: object, shape: Sequence[int | None]) -> str:
-    """Return a hint for an error message: the int `window` as a tuple.
+    """Return advice for an error message: to give a tuple for `window` in place of an int.
 
-    An example is ``window=(64, 64), which slides over the last 2 dimensions, or ``. The hint is empty if a tuple would
-    not help.
+    For 64, it is the text ``window=(64, 64), which slides over the last 2 dimensions, or ``. The caller appends other
+    advice. The text is empty if `window` is None or a tuple, or if the last dimension may be channels.
 
     Raises
     ------
@@ -314,10 +314,11 @@ def _of_inputs(name: str, given: object, count: int) -> Sequence[object]:
 def of_dimensions(
     name: str, given: object, count: int, read: Callable[[object], _Entry | None], expected: str
 ) -> list[_Entry]:
-    """Expand a single value or a tuple to an entry for each slid dimension.
+    """Return an entry for each of the `count` slid dimensions: ``window=64`` becomes ``[64, 64]``.
 
-    There are `count` slid dimensions. `read` converts an entry, and returns None for an invalid entry. `expected`
-    describes a valid entry in the error message.
+    `name` is the name of the argument, and `given` its value: a single value or a tuple. The function `read` converts
+    each entry, and returns None if it is invalid. Then ValidationError is raised, with `expected` in the message, such
+    as "a positive int".
     """
     entries = members(given)
     found = [read(entry) for entry in ((given,) * count if entries is None else entries)]

@@ -252,9 +252,9 @@ class Source(RegionWriter):
 
     @cached_property
     def stamps(self) -> Stamps:
-        """Stamps to notice changes of the files.
+        """Stamps of the files, such as size and modification time, to notice later changes.
 
-        Empty if a name or a digest of all values is enough.
+        Empty if the user has named the content, or if all values are digested, not only samples.
         """
         return {} if self._named else self.reader.stamps()
 
@@ -279,7 +279,10 @@ class Source(RegionWriter):
 
     @property
     def copies(self) -> bool:
-        """Whether all values are in memory, as in `RegionWriter.copies`."""
+        """Whether all values are in memory, so that blocks need not be stored.
+
+        See `RegionWriter.copies`.
+        """
         return self.reader.in_memory
 
     def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
