@@ -28,7 +28,7 @@ _FEW_REGIONS = 8
 
 
 class Tiles(Protocol):
-    """A set of tiles of a tensor."""
+    """The tiles given to `Access.confine`, tested by ``index in tiles``."""
 
     def __contains__(self, tile: Index, /) -> bool: ...
 
@@ -66,9 +66,9 @@ class Access(ABC):
 
     @abstractmethod
     def whole(self, tiles: Sequence[Index]) -> list[Index]:
-        """Return the complete tiles among `tiles`, and leave out all others.
+        """Return the complete tiles in `tiles`.
 
-        The caller must not read a tile left out.
+        The pixels of these tiles can then be read without a call of `add`.
         """
 
     @abstractmethod
@@ -103,8 +103,9 @@ class Access(ABC):
     def keep(self, start: Sequence[int] | None) -> None:
         """Release pixels no longer needed by the read.
 
-        Pixels at or after `start` in every dimension stay. If `start` is None, all pixels are released. To read
-        released pixels again, `add` the region again.
+        Pixels at or after `start` in every dimension stay. With ``start=(100, 50)``, pixel ``(120, 60)`` stays, and
+        pixel ``(120, 40)`` is released. If `start` is None, all pixels are released. To read released pixels again,
+        `add` the region again.
         """
 
     def confine(self, tiles: Tiles) -> None:  # noqa: B027  (a store in memory keeps windows, not tiles)
@@ -170,16 +171,17 @@ class BlendedForRead:
             self._bounds, self._tiles = bounds, {}
 
     def look_again(self) -> None:
-        """Allow `get` to try incomplete tiles again.
+        """Forget which tiles had missing windows.
 
-        Called when more windows have arrived.
+        Called when more windows have arrived. Until this call, `get` returns None for these tiles at once.
         """
         self._lacking = set()
 
     def get(self, index: Index, make: Callable[[], Blended | None]) -> Blended | None:
-        """Return a tile, blended by `make` at the first call.
+        """Return a blended tile.
 
-        Return None if windows of the tile are missing.
+        The first call for a tile calls `make`, and later calls return the same result. None means that windows of the
+        tile are missing.
         """
         tile = self._tiles.get(index)
         if tile is None and index not in self._lacking:
@@ -196,9 +198,9 @@ class BlendedForRead:
         return tuple(map(max, start, self._bounds[0])), tuple(map(min, stop, self._bounds[1]))
 
     def keep(self, start: Sequence[int] | None) -> None:
-        """Release tiles no longer needed by the read.
+        """Release tiles without pixels at or after `start`; see `Access.keep`.
 
-        Tiles ending after pixel `start` in every dimension stay. If `start` is None, all tiles are released.
+        If `start` is None, all tiles are released.
         """
         if start is None:
             self._tiles = {}
@@ -254,9 +256,9 @@ class Contents(ABC):
             raise StoreError(f"{self} is closed{self._cut_by}; open it again with `with store:`")
 
     def cut_through(self, error: BaseException) -> None:
-        """Close the store after `error` has interrupted a change.
+        """Handle an interrupt in the middle of a change, such as a Ctrl-C.
 
-        The state in memory may be inconsistent.
+        The state in memory may be inconsistent, so the store is closed. Later calls raise an error that names `error`.
         """
         self.closed = True
         self._cut_by = f", since {error!r} interrupted a call in the middle of a change; stored data is intact"
@@ -329,7 +331,7 @@ class Contents(ABC):
     def lend(self, held: threading.Lock, room: int) -> None:
         """Limit the growth of the cache to `room` bytes while `held` is locked.
 
-        `cache_limit` still applies.
+        A fill with ``max_memory``, for example, keeps `held` locked until its end. `cache_limit` still applies.
         """
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:  # noqa: ARG002
@@ -368,9 +370,9 @@ class Contents(ABC):
 
     @abstractmethod
     def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:
-        """Return how much is stored of a tensor.
+        """Count the stored tiles of a tensor.
 
-        Counting stops at about `most` tiles. Return None if counting would take long.
+        The count may stop at the limit `most`. Return None if counting would take long.
         """
 
     # Fills and invalidation.
@@ -390,17 +392,19 @@ class Contents(ABC):
         return False
 
     def written(self, tensor_id: str) -> tuple[int, int]:  # noqa: ARG002  (memory has no storage)
-        """Return the number of complete tiles stored by this object, and a size in bytes.
+        """Return how much this process has written to storage for a tensor.
 
-        The size is of everything stored, including incomplete tiles, before compression.
+        The result is the number of complete tiles, and the number of bytes before compression, including bytes of
+        incomplete tiles. A fill reports how much these numbers have grown.
         """
         return 0, 0
 
     @abstractmethod
     def specs_downstream(self) -> list[TensorSpec]:
-        """Return the specs of all tensors computed from another tensor.
+        """Return the specs of all tensors with args.
 
-        Tensors of an ``f`` with several outputs are included too. The list may contain further tensors.
+        Used to find the dependants of a tensor. The outputs of an ``f`` with several outputs are included even without
+        args. Some stores return all their tensors.
         """
 
     def specs_at_hand(self) -> list[TensorSpec]:
@@ -438,10 +442,10 @@ class Contents(ABC):
         """
 
     def generation(self, spec: TensorSpec) -> tuple[str, str] | None:  # noqa: ARG002  (memory is not shared)
-        """Return a value for the detection of cleared tensors and dropped windows.
+        """Return two strings for the state of the stored pixels.
 
-        The value changes when any process clears the tensor or drops windows of it. Return None if the value is
-        unknown.
+        If the strings are the same as before, no process has cleared the tensor or dropped windows of it meanwhile, but
+        windows may have been added. Return None if the state is unknown.
         """
         return None
 
@@ -463,9 +467,9 @@ class Contents(ABC):
         """
 
     def some_ids(self, most: int) -> tuple[list[str], int]:
-        """Return up to `most` tensor ids, and a limit for the number of further tensors.
+        """Return some tensor ids, and an upper bound for the number of the remaining ids.
 
-        Fast even for many tensors.
+        The limit for the number of returned ids is `most`. Fast even for many tensors.
         """
         found = self.tensor_ids()
         return found[:most], len(found[most:])
@@ -490,7 +494,7 @@ class Contents(ABC):
 
     @abstractmethod
     def delete(self, tensor_id: str) -> None:
-        """Delete everything stored of a tensor."""
+        """Delete a tensor with all stored data."""
 
     @abstractmethod
     def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:

@@ -24,7 +24,7 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True)
 class StoredSize:
-    """Amount of data stored of a tensor.
+    """The number of stored tiles of a tensor, and their size.
 
     Attributes
     ----------
@@ -161,7 +161,7 @@ class Garbage:
 
 
 class Known(Protocol):
-    """Set of the known windows of an incomplete tile."""
+    """The known windows of an incomplete tile, tested by ``index in known``."""
 
     def __contains__(self, index: Index, /) -> bool: ...
 

@@ -173,17 +173,18 @@ class Record:
 
     @cached_property
     def gathered(self) -> TileLayout:
-        """Layout of the tiles before the reduction.
+        """Layout of the tiles for blended windows, before the reduction.
 
-        Windows are gathered in these tiles. Without a reduction, this is `layout`.
+        See `gathered_layout`. Without a reduction, this is `layout`.
         """
         return self.layout if self.spec.reduction is None else gathered_layout(self.spec.reduction, self.layout)
 
 
 class Holder:
-    """Object referred to by specs, to keep a record alive.
+    """Link from the specs of a tensor to the record of the tensor.
 
-    The record has a weak reference to its holder, to find out whether a spec is in use.
+    Each spec refers to the holder, and the holder to the record, so the record stays alive while a spec is in use. The
+    record has only a weak reference to the holder. When this reference is dead, no spec is in use.
     """
 
     def __init__(self, record: Record) -> None:
@@ -243,9 +244,9 @@ class TileLayout:
         )
 
     def box(self, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the bounds of the box of tiles over a region.
+        """Return the tiles touched by a region, as a box ``[low, high)`` of tile indices.
 
-        The region must not be empty.
+        For tiles of 100 pixels, the pixels ``[150, 320)`` touch the tiles ``[1, 4)``. The region must not be empty.
         """
         low = list(map(operator.floordiv, start, self.tile_shape))
         return low, [-(-b // n) for b, n in zip(stop, self.tile_shape, strict=True)]
@@ -295,7 +296,8 @@ def layout_of(shape: Shape, tile: Index, dtype: torch.dtype, reduction: Reductio
 def gathered_layout(reduction: Reduction, layout: TileLayout) -> TileLayout:
     """Return the layout of the tiles before a reduction.
 
-    `reduction` turns each of these tiles into a tile of `layout`.
+    Such a tile has all values returned by ``f`` for each pixel, for example a score for every class. `reduction` turns
+    them into the values in a tile of `layout`, for example the class with the highest score.
     """
     shape, tile = (gathered_shape(reduction, extents) for extents in (layout.shape, layout.tile_shape))
     return TileLayout(shape, tuple([n for n in tile if n is not None]), reduction.dtype)

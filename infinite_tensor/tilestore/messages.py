@@ -136,10 +136,10 @@ def changed_args(stored: Definition, given: Definition) -> list[str]:
 
 
 def check_functions(tensor_id: str, stored: Functions, given: Functions, store: object) -> None:
-    """Check the given functions of a tensor against the stored functions.
+    """Compare the functions given for a tensor with the functions behind the stored pixels.
 
-    Raise ValidationError if a value in `Changes.firm` has changed: the stored pixels would be wrong. Issue a
-    FunctionChangedWarning for changed code, other values and files.
+    Raise ValidationError for a change that makes stored pixels wrong, listed in `Changes.firm`. Issue a
+    FunctionChangedWarning for all other changes: of code, values or files.
     """
     found = changes(stored.record, given.record)
     if found.firm:
@@ -172,9 +172,9 @@ def _warn_of_change(tensor_id: str, what: str) -> None:
 
 
 def warn_of_opaque(spec: TensorSpec) -> None:
-    """Issue a FunctionChangedWarning for opaque objects.
+    """Issue a FunctionChangedWarning if a function uses objects that cannot be inspected.
 
-    A tensor is computed from these objects, and their changes cannot be detected.
+    The warning tells the user that later changes of these objects will not be detected.
     """
     opaque = spec.definition.functions.record.opaque
     if opaque:

@@ -198,9 +198,9 @@ class TileInProgress:
 
     @property
     def pixels(self) -> Array | None:
-        """The pixels of a complete tile, or None for an incomplete tile.
+        """The pixels of a complete tile.
 
-        If no window touches the tile, the tile is complete but has no pixels. This also gives None.
+        None for an incomplete tile, and for a tile in a gap between windows, which has no pixels.
         """
         return self._prefix if self._prefix_length == self.total else None
 
@@ -452,7 +452,7 @@ class TileInProgress:
             ) from error
 
     def _absorb(self) -> None:
-        """Blend the pieces directly after the prefix."""
+        """Blend waiting pieces into the prefix, up to the next missing window."""
         while self._prefix_length in self._pieces:
             piece, index = self._pieces.pop(self._prefix_length), self._index(self._prefix_length)
             self._piece_bytes -= piece.nbytes

@@ -213,7 +213,7 @@ class TileStore:
 
     @store_method
     def clear_tensor(self, tensor_id: str, *, dependants: bool = False) -> None:
-        """Delete a tensor and everything stored of it.
+        """Delete a tensor with all stored data.
 
         An unknown id is not an error.
 
@@ -264,7 +264,7 @@ class TileStore:
 
     @store_method
     def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:
-        """Flush, then look for damage in everything stored of a tensor.
+        """Flush, then look for damage in all stored data of a tensor.
 
         Other processes may use the store meanwhile. If another process has just replaced a damaged tile, a repair may
         delete the new tile. The tile is then computed once more.

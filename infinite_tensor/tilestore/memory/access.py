@@ -140,9 +140,9 @@ class MemoryAccess(Access):
         return not self._kept.is_current(self._spec)
 
     def detach(self) -> None:
-        """Turn off storing.
+        """Turn off storing; see `Access.detach`.
 
-        The read continues with an unregistered copy of the spec.
+        The read continues with a copy of the spec. The cache ignores windows for a spec that is not registered.
         """
         self._spec = replace(self._spec)
         self._held = Held(self._spec)

@@ -51,9 +51,9 @@ class MemoryContents(Contents):
         self.lock = self.kept.lock
 
     def cut_through(self, error: BaseException) -> None:  # noqa: ARG002  (the store stays open)
-        """Drop all windows, because some may be inconsistent.
+        """Handle an interrupt in the middle of a change: drop all windows.
 
-        The store stays open.
+        Unlike in `Contents.cut_through`, the store stays open, because the windows can be computed again.
         """
         self.kept.restart()
 
@@ -95,10 +95,7 @@ class MemoryContents(Contents):
 
     @store_method
     def lend(self, held: threading.Lock, room: int) -> None:
-        """Limit the growth of all windows together to `room` bytes.
-
-        The limit applies while the lock `held` is locked.
-        """
+        """Limit the growth of the cache of windows; see `Contents.lend`."""
         kept = self.kept
         with self.lock:
             kept.windows.lend(held, room)

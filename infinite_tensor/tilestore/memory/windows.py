@@ -31,7 +31,9 @@ _GATHERED_BYTES = 2**24
 
 
 class Row:
-    """Consecutive windows along the last coordinate.
+    """Array of windows, adjacent along the last coordinate.
+
+    A row with `index` ``(3, 5)`` and 4 windows has the windows ``(3, 5)``, ``(3, 6)``, ``(3, 7)`` and ``(3, 8)``.
 
     Attributes
     ----------
@@ -58,10 +60,10 @@ class Row:
 def rows_in(
     box: tuple[Sequence[int], Sequence[int]], row_at: Callable[[Index], Row | None]
 ) -> list[tuple[Index, Array]] | None:
-    """Return all windows of a box as rows.
+    """Return all windows of a box, in as few arrays as possible.
 
-    For each row, return the index of the first window, and the windows. Return None if a window is missing.
-    ``row_at(index)`` returns a row that contains the window `index`, or None.
+    The result is a list of pairs: the index of a window, and an array with this window and the next ones along the last
+    coordinate. Return None if a window is missing. ``row_at(index)`` returns a `Row` with the window `index`, or None.
     """
     low, high = box
     rows = []
@@ -117,7 +119,7 @@ def _halves(target: Array, start: Sequence[int], d: int) -> Iterator[tuple[Array
 def _rows_over(
     rows: Iterable[tuple[Index, Array]], low: Sequence[int], high: Sequence[int]
 ) -> Iterator[tuple[Index, Array]]:
-    """Cut rows to a box of windows."""
+    """Keep only the windows with an index in the box ``[low, high)``."""
     for index, windows in rows:
         if all(a <= i < b for i, a, b in zip(index[:-1], low, high, strict=False)):
             first = max(0, low[-1] - index[-1])
@@ -128,9 +130,9 @@ def _rows_over(
 class Windows:
     """Windows of any number of tensors, within optional limits.
 
-    If a limit is exceeded, the least recently used windows are dropped. Without limits, windows computed together share
-    a row. With limits, each window is copied to a row of its own, because a shared row would stay in memory until all
-    its windows are dropped. Not safe for threads: the owner holds a lock.
+    If a limit is exceeded, the least recently used windows are dropped. Without limits, windows computed together stay
+    in one array, a `Row`. With limits, each window is copied to an array of its own. Otherwise, the array would stay in
+    memory until all of its windows are dropped. Not safe for threads: the owner holds a lock.
 
     Parameters
     ----------
@@ -171,9 +173,9 @@ class Windows:
 
     @property
     def room(self) -> int:
-        """The number of free bytes below the limit.
+        """The number of bytes left free for blended tiles.
 
-        Without a limit in bytes, the number is 0, not infinity.
+        If only the number of windows is limited, this is 0, so no blended tiles are kept.
         """
         most = self._used.most_bytes
         return 0 if most is None else most - self._used.total_bytes
@@ -184,10 +186,7 @@ class Windows:
         self._keep_limits()
 
     def lend(self, held: threading.Lock, room: int) -> None:
-        """Limit the growth of all windows together to `room` bytes.
-
-        The limit applies until the lock `held` is released.
-        """
+        """Allow `room` more bytes of windows, until the lock `held` is released."""
         self._begin_order()
         self._used.lend(held, room)
 
@@ -301,16 +300,17 @@ def blended_layout(spec: TensorSpec) -> TileLayout:
 
 
 class Held:
-    """Windows of a tensor, kept or awaited by a read.
+    """The windows available to a read, and the windows still to come.
 
     Attributes
     ----------
     spec : TensorSpec
-        The registered spec of the tensor. If another spec object replaces it, the read gets no more windows.
+        The spec of the tensor at the start of the read. Once the tensor is cleared or invalidated, the read gets no
+        more windows from the cache.
     rows : dict of tuple of int to Row
-        The windows kept by the read.
+        The available windows.
     awaited : set of tuple of int
-        The windows awaited by the read.
+        The missing windows that other reads may compute.
     """
 
     def __init__(self, spec: TensorSpec) -> None:
@@ -344,7 +344,10 @@ class KeptWindows:
         self.renew()
 
     def renew(self) -> None:
-        """Keep only windows, in a forked child."""
+        """Drop blended tiles and forget waiting reads, in a forked child.
+
+        Windows stay.
+        """
         self.lock = threading.RLock()
         self.blended: LRU[tuple[str, Index], Array] = LRU()
         self._waiting: WeakSet[Held] = WeakSet()
@@ -428,7 +431,7 @@ class KeptWindows:
             self._waiting.add(held)
 
     def await_no_more(self, held: Held) -> None:
-        """Stop passing windows to a read."""
+        """Cancel `take_or_await` for a read."""
         with self.lock:
             self._waiting.discard(held)
 

@@ -128,9 +128,9 @@ class TileAccess(Access):
         return rows_of(windows)
 
     def _pieces(self, windows: IntArray, begin: int, end: int) -> Iterator[tuple[Index, int, int]]:
-        """Yield ``(tile, first, last)`` for each tile under a row of windows.
+        """Find the tiles touched by ``windows[begin:end]``.
 
-        The row is ``windows[begin:end]``. The part ``windows[first:last]`` touches the tile.
+        Yield ``(tile, first, last)`` for each tile: only ``windows[first:last]`` touch this tile.
         """
         grid, layout, d = self._record.spec.grid, self._record.layout, self._record.spec.grid.row_dim
         start = grid.window.start(tuple(windows[begin].tolist()))
@@ -205,9 +205,9 @@ class TileAccess(Access):
         return not self._record.current
 
     def detach(self) -> None:
-        """Turn off storing.
+        """Turn off storing; see `Access.detach`.
 
-        The read continues with a copy of the record, marked as not current.
+        The read continues with a copy of the record. The cache stores nothing for a record that is not `current`.
         """
         self._record = replace(self._record, current=False)
 

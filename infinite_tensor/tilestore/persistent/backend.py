@@ -63,7 +63,7 @@ class Backend(ABC):
     def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
         """Store each complete tile atomically.
 
-        An existing tile is replaced by an equal tile.
+        If the tile is already stored, replace it. The pixels are the same then, unless the stored tile is damaged.
         """
 
     @abstractmethod
@@ -191,18 +191,18 @@ class Backend(ABC):
     # Copies. If two backends encode the tiles of a tensor in the same way, encoded tiles are copied between them.
 
     def _write_copy(self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Create a tensor as a copy of an original.
+        """Create a tensor for a copy, without tiles.
 
-        `original` is the stored definition of the original. The original may be in a backend of another class. If
-        possible, the tiles of the copy should be encoded like the tiles of the original.
+        `original` is the stored definition of the copied tensor, maybe from a backend of another class. If possible,
+        choose the encoding of the copied tensor, such as its compression.
         """
         self._write_definition(tensor_id, definition)
 
     def _encoding(self, tensor_id: str) -> object:  # noqa: ARG002
-        """Return how the tiles of a tensor are encoded.
+        """Return an identifier for the encoding of tiles, such as the compression settings.
 
-        Return None if encoded tiles cannot be read or written. If two backends return equal values, each must be able
-        to write the encoded tiles of the other.
+        If two backends return equal values, a copy between them passes encoded tiles from `_read_encoded` to
+        `_write_encoded`. Return None if the backend lacks these methods.
         """
         return None
 
@@ -223,7 +223,7 @@ class Backend(ABC):
     # Optional methods.
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> object:  # noqa: ARG002
-        """Return an object for the store to keep while a tensor is in use.
+        """Return an object for the store to keep while a tensor is in use, such as an open array.
 
         Called when the tensor is registered. `definition` is the result of `_read_definition`. The store keeps the
         returned object while the tensor is in use or some of its tiles are in memory. If the tensor is used again
@@ -232,10 +232,10 @@ class Backend(ABC):
         return None
 
     def _bind_again(self, tensor_id: str, bound: object) -> None:  # noqa: B027  (most need nothing)
-        """Bind a tensor to the object `bound` again.
+        """Receive `bound` again, the object returned by `_bind_tensor` for this tensor.
 
-        `bound` is the result of `_bind_tensor` for this tensor. The garbage collector may have cleared the weak
-        references of the backend to `bound`.
+        Called when the garbage collector frees the store, but some tiles must still be stored. If the backend has only
+        a weak reference to `bound`, the garbage collector may have cleared it: set the reference again.
         """
 
     def _has_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bool]:
@@ -282,9 +282,10 @@ class Backend(ABC):
         raise _lacking(self, "_describe_tensor")
 
     def _stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:  # noqa: ARG002
-        """Count the complete tiles of a tensor, up to about `most`.
+        """Count the complete tiles of a tensor.
 
-        Use only one or two requests. Return None if the backend cannot count that quickly.
+        The count may stop at the limit `most`. Use only one or two requests. Return None if the backend cannot count
+        that quickly.
         """
         return None
 
@@ -317,7 +318,8 @@ class Backend(ABC):
 def offers(backend: Backend, method: str) -> bool:
     """Return whether a backend implements an optional method.
 
-    A backend with the methods for documents also has the methods for definitions.
+    If a backend implements all methods for documents, the base class implements the methods for definitions, such as
+    `_read_definition`, so these count as implemented too.
     """
     if getattr(type(backend), method) is not getattr(Backend, method):
         return True
@@ -393,9 +395,10 @@ class Documents:
         return found
 
     def some_ids(self, kind: str, most: int) -> tuple[list[str], int]:
-        """Return up to `most` ids, and an upper bound for the number of further ids.
+        """Return some ids, and an upper bound for the number of the remaining ids.
 
-        The ids are derived from the names of documents. No document is checked.
+        The limit for the number of returned ids is `most`. The ids are derived from the names of documents. No document
+        is checked.
         """
         names = sorted(self._backend._list_documents(kind))
         looked = names[: 2 * most]
@@ -416,10 +419,10 @@ class Documents:
         return document is not None and (isinstance(document, dict) or self._backend._is_ours(name))
 
     def readers(self) -> dict[str, dict[str, Any]]:
-        """Return the definitions of all tensors computed from another tensor.
+        """Return the definitions of all tensors with args.
 
-        The result maps ids to definitions. Tensors of an ``f`` with several outputs are included too. Unreadable
-        definitions are left out.
+        The result maps ids to definitions. The outputs of an ``f`` with several outputs are included even without args.
+        Unreadable definitions are left out.
         """
         names, found = self._backend._list_documents(TENSOR), {}
         for name, document in zip(names, self._backend._read_documents(names), strict=True):

@@ -125,7 +125,7 @@ class TileCache:
             }
 
     def pending(self, record: Record) -> int:
-        """Count the tiles of a tensor with unstored windows."""
+        """Count the tiles in memory with unstored windows, for one tensor."""
         with self.lock:
             waiting = {tile for owner, tile in self._writer.jobs() if owner is record}
             begun = {
@@ -209,9 +209,9 @@ class TileCache:
             self.entries.evict(self._release)
 
     def _lacks_all(self, key: Key) -> bool:
-        """Return whether a tile has no windows yet.
+        """Return whether the cache has this tile, but the tile has no windows yet.
 
-        Such a tile has no bytes, so limits would never evict it.
+        Such a tile takes no memory, so the limits of the cache would never remove it.
         """
         entry = self.entries.get(key)
         return isinstance(entry, TileInProgress) and entry.empty and entry.total > 0
@@ -254,10 +254,7 @@ class TileCache:
         self._writer.throttle()
 
     def bind_again(self) -> None:
-        """Bind open tensors to the backend again.
-
-        The garbage collector may have cleared the weak references of the backend.
-        """
+        """Call `Backend._bind_again` for all tensors with tiles in memory."""
         with self.lock:
             records = {record for record, _ in (*self.entries, *self._writer.jobs()) if record.current}
         for record in records:
@@ -299,17 +296,18 @@ class TileCache:
         self._drop(lambda key, _entry: key[0] is record)
 
     def hand_over(self, old: Record, new: Record, but: BoxUnion) -> None:
-        """Move complete, stored tiles from record `old` to record `new`.
+        """Keep the valid tiles of a tensor in memory, after some tiles have been invalidated.
 
-        All other tiles of `old` are dropped from memory. Waits for a write in progress. After this call, no tile of
-        `old` is written.
+        Complete, stored tiles are moved from the old record of the tensor to the new one. All other tiles are dropped
+        from memory, also tiles waiting to be stored. Waits for a write in progress. After this call, no tile of the old
+        record is written.
 
         Parameters
         ----------
         old, new : Record
             Two records of one tensor. The new one is registered already.
         but : BoxUnion
-            Tiles to leave out of the move.
+            The invalidated tiles.
         """
         # Complete tiles waiting for the writer will not reach storage, and are not moved.
         unstored = {tile for record, tile in self._writer.jobs() if record is old}

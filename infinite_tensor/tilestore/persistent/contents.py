@@ -136,10 +136,7 @@ class PersistentContents(Contents):
 
     @store_method
     def lend(self, held: threading.Lock, room: int) -> None:
-        """Limit the growth of the cached tiles to `room` bytes.
-
-        The limit applies while the lock `held` is locked.
-        """
+        """Limit the growth of the cache of tiles; see `Contents.lend`."""
         with self.tiles.lock:
             self.tiles.entries.lend(held, room)
 
@@ -262,10 +259,7 @@ class PersistentContents(Contents):
         self.tiles.drop_stored(tensor_id, in_progress=True)
 
     def specs_downstream(self) -> list[TensorSpec]:
-        """Return the specs of all tensors computed from another tensor, registered or stored.
-
-        Tensors of an ``f`` with several outputs are included too. The list may contain further tensors.
-        """
+        """Return the specs of all tensors with args; see `Registry.specs_downstream`."""
         self.check_open()
         return self.registry.specs_downstream()
 
@@ -328,7 +322,7 @@ class PersistentContents(Contents):
         return collected
 
     def generation(self, spec: TensorSpec) -> tuple[str, str] | None:
-        """Return two strings for the detection of cleared tensors and dropped tiles.
+        """Return two strings for the state of the stored pixels; see `Contents.generation`.
 
         The first string, the incarnation, changes when the tensor is recreated. The second string, the generation,
         changes when tiles are dropped. Return None if the tensor is not stored, if the backend keeps no
@@ -353,7 +347,7 @@ class PersistentContents(Contents):
         return tensor_id in self.registry.records or self.storage.holds(tensor_id)
 
     def some_ids(self, most: int) -> tuple[list[str], int]:
-        """Return up to `most` ids of stored tensors, and an upper bound for the number of further ids."""
+        """Return some ids of stored tensors, and an upper bound for the number of the remaining ids."""
         return self.storage.some_ids(most)
 
     def definition_of(self, tensor_id: str) -> dict[str, Any]:

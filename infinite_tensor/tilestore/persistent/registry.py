@@ -59,7 +59,8 @@ class Registry:
     def is_known(self, record: Record) -> bool:
         """Return whether the tensor of `record` is still registered.
 
-        An invalidated tensor is still registered.
+        False if the tensor was cleared, even if the id was registered again. True if the tensor was only invalidated:
+        then a new record with the same layout has replaced `record`.
         """
         current = self.records.get(record.spec.tensor_id)
         return current is not None and current.layout is record.layout
@@ -117,9 +118,10 @@ class Registry:
             return None
 
     def specs_downstream(self) -> list[TensorSpec]:
-        """Return the specs of all tensors computed from another tensor, registered or stored.
+        """Return the specs of all tensors with args.
 
-        Tensors of an ``f`` with several outputs are included too. The list may contain further tensors.
+        Used to find the dependants of a tensor. Registered tensors are included even without args, and so are all
+        stored tensors in `Storage.definitions`.
         """
         stored = self._storage.definitions()
         found = {record.spec.tensor_id: record.spec for record in self.known()}

@@ -90,10 +90,10 @@ class Storage:
     def asked(
         self, action: str, tensor_id: str | None = None, tiles: Sequence[Index] = (), *, group_id: str = ""
     ) -> Iterator[Backend]:
-        """Yield the backend for a single call.
+        """Yield the backend, and turn its exceptions into StoreError.
 
-        If the backend raises an exception, raise StoreError. The message contains `action` and the tensor, tiles or
-        group. A StoreError or ValidationError is raised unchanged.
+        The message is for example "could not read tile (0, 1) of tensor 'a'", with "read" as `action`. A StoreError or
+        ValidationError of the backend is raised unchanged.
         """
         backend = self.backend
         try:
@@ -160,7 +160,10 @@ class Storage:
         return [tensor_id for tensor_id in found if tensor_id.startswith(prefix)]
 
     def some_ids(self, most: int) -> tuple[list[str], int]:
-        """Return up to `most` tensor ids, and an upper bound for the number of further ids."""
+        """Return some tensor ids, and an upper bound for the number of the remaining ids.
+
+        The limit for the number of returned ids is `most`.
+        """
         with self.asked("list") as backend:
             if self._keeps_documents:
                 return backend._documents.some_ids(TENSOR, most)
@@ -168,10 +171,10 @@ class Storage:
         return found[:most], len(found[most:])
 
     def definitions(self) -> dict[str, dict[str, Any]]:
-        """Return the stored definitions of all tensors computed from another tensor.
+        """Return the stored definitions of all tensors with args.
 
-        The result maps ids to definitions. Tensors of an ``f`` with several outputs are included too, and possibly
-        further tensors. If the backend cannot list tensors, the result is empty.
+        The result maps ids to definitions. The outputs of an ``f`` with several outputs are included even without args.
+        For some backends, all tensors are included. If the backend cannot list tensors, the result is empty.
         """
         with self.asked("list") as backend:
             if self._keeps_documents:
@@ -207,7 +210,7 @@ class Storage:
         }
 
     def known_partials(self, record: Record, tiles: Sequence[Index]) -> dict[Index, Known]:
-        """Read the stored windows of incomplete tiles.
+        """Return the indices of the stored windows of incomplete tiles.
 
         Tiles without stored windows are left out of the result.
         """
@@ -272,10 +275,11 @@ class Storage:
         self._log_write("partial", tensor_id, changes)
 
     def store(self, _backend: Backend, lock: threading.RLock, jobs: dict[Key, TileInProgress]) -> Sequence[StoreError]:
-        """Store tiles of any tensors, on the thread of the writer.
+        """Store the tiles in `jobs`, and return the errors.
 
-        Return the errors. Stored tiles are removed from `jobs`, and so are tiles of cleared tensors. `lock` is not
-        locked during I/O. The argument `_backend` only keeps the store alive.
+        Called on the background thread of the writer. After the call, `jobs` contains only tiles that could not be
+        stored. Tiles of cleared tensors are removed without storing. `lock` protects the tiles from changes. It is not
+        locked during I/O. `_backend` is not used, but this reference keeps the store alive until the thread has ended.
         """
         by_record: dict[Record, dict[Index, TileInProgress]] = {}
         for (record, tile), job in jobs.items():
@@ -311,10 +315,7 @@ class Storage:
             )
 
     def encoding(self, tensor_id: str) -> object:
-        """Return how the tiles of a tensor are encoded.
-
-        Return None if encoded tiles cannot be read or written.
-        """
+        """Return an identifier for the encoding of tiles; see `Backend._encoding`."""
         with self.asked("look at", tensor_id) as backend:
             return backend._encoding(tensor_id)
 
