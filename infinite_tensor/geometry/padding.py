@@ -68,7 +68,7 @@ class ArgReads:
         return starts, stops
 
     def leaves(self, start: Sequence[int]) -> bool:
-        """Whether a window from pixel `start` on reaches into the padding."""
+        """Whether a window starting at pixel `start` reaches into the padding."""
         return any(start[d] < 0 or start[d] + self.window.size[d] > extent for d, (extent, _) in self.padded.items())
 
     def parts(self, d: int, start: int) -> list[tuple[int, int]]:
@@ -100,11 +100,11 @@ class ArgReads:
         return Intervals(tuple(starts), tuple(stops))
 
     def hulls(self, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray, bool]:
-        """Map boxes of pixels to boxes inside the arg.
+        """Return the pixels of the arg needed to read boxes with padding.
 
-        The boxes may reach beyond the arg. The padding maps each pixel of a box to a pixel of the arg, or to no pixel.
-        The result is the smallest box around the mapped pixels. Returns the starts and stops of the results, and
-        whether the results contain only mapped pixels.
+        A box may begin or end in the padding. For each box, the pixels are returned as the smallest box around them.
+        For example, the padding "wrap" of a dimension of 10 pixels makes the interval ``[-1, 2)`` need the pixels 9, 0
+        and 1, so the result is ``[0, 10)``. Returns starts, stops, and whether all pixels in the results are needed.
         """
         low, high, whole = starts.copy(), stops.copy(), True
         for d, (extent, mode) in self.padded.items():
@@ -119,7 +119,7 @@ class ArgReads:
     def readers(self, pixels: BoxUnion, grid: WindowGrid) -> BoxUnion:
         """Return the windows of `grid` reading any of `pixels`.
 
-        `grid` is the grid of the consumer. The result may contain further windows.
+        `grid` is the grid of the consumer. The result may also contain windows that read none of the pixels.
         """
         low, high = pixels.low, pixels.high
         for d, (extent, mode) in self.padded.items():
@@ -199,10 +199,10 @@ def _reach(grid: WindowGrid, window: TensorWindow, d: int) -> tuple[int, int]:
 
 
 def _outside(mode: str, extent: int, low: int, high: int, reach: tuple[int, int]) -> Sequence[tuple[int, int]]:
-    """Return intervals with all positions showing a pixel of ``[low, high)``.
+    """Return intervals containing all positions with a copy of a pixel in ``[low, high)``.
 
-    A pixel is shown at its own position, and wherever the padding repeats it. Positions outside of `reach` do not
-    matter, and may be missing.
+    In a dimension of 10 pixels with the padding "wrap", pixel 3 is also read at the positions 13, 23 and -7, for
+    example. Positions outside of `reach` are not needed, and may be missing.
     """
     if mode == "constant":
         return [(low, high)]

@@ -273,9 +273,10 @@ class Blocks:
         return cls(selection, window, far, tuple(lows), tuple(highs))
 
     def cut(self, most: int) -> Self:
-        """Cut the blocks at borders of windows.
+        """Cut the blocks into smaller blocks, at borders of windows.
 
-        If possible, each new block has at most `most` pixels.
+        `most` is the desired maximum number of pixels in a block. A larger block remains if it contains no further
+        border.
         """
         lows, highs = list(self.lows), list(self.highs)
         left = math.prod([b[0] - a[0] for is_far, a, b in zip(self.far, lows, highs, strict=True) if not is_far])
@@ -293,7 +294,7 @@ class Blocks:
     def pixels(self) -> int:
         """The number of pixels in all blocks.
 
-        Along a dimension with separate wanted pixels, each wanted pixel counts as the extent of a window.
+        Along a dimension marked in `far`, each block is a single pixel, but counts as a whole window.
         """
         along = zip(self.far, self.lows, self.highs, self.window.size, strict=True)
         return math.prod([len(low) * size if is_far else high[-1] - low[0] for is_far, low, high, size in along])
@@ -332,9 +333,9 @@ class Blocks:
 
 
 def _cut(wanted: range, rows: int, offset: int) -> list[int]:
-    """Cut a dimension every `rows` pixels, and return the first wanted pixel of each part.
+    """Return the first wanted pixel of each part of a dimension.
 
-    One of the cuts is at pixel `offset`.
+    The dimension is cut every `rows` pixels, counted from pixel `offset` in both directions.
     """
     first, last = ((pixel - offset) // rows for pixel in (wanted[0], wanted[-1]))
     borders = [cell * rows + offset for cell in range(first + 1, last + 1)]

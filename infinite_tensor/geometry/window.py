@@ -329,10 +329,11 @@ def followed(window: TensorWindow) -> tuple[int | None, ...]:
 
 
 def whole_strides(grid: WindowGrid, tile: Sequence[int], pixels: float, most: float) -> list[int]:
-    """Return the extents of a nearly square box of whole tiles.
+    """Return the shape of a box of whole tiles with about `pixels` pixels.
 
-    The box has about `pixels` pixels. A box of more than `most` pixels is halved until it fits, and may become smaller
-    than a tile.
+    `tile` is the shape of a tile: for ``(64, 64)`` and 65536 pixels, the box is ``(256, 256)``. Dimensions with a
+    single window keep the extent of a tile. `most` is the maximum number of pixels. A larger box is halved along the
+    longest extent until it fits, and may become smaller than a tile.
     """
     sizes, room = list(tile), pixels / math.prod(tile)
     for number, d in enumerate(sorted(grid.moving, key=lambda d: -sizes[d])):
@@ -343,7 +344,7 @@ def whole_strides(grid: WindowGrid, tile: Sequence[int], pixels: float, most: fl
 
 
 def halved(extents: Sequence[int], most: float) -> list[int]:
-    """Halve the longest extent repeatedly, until the box has at most `most` pixels."""
+    """Halve the longest extent of a box, until there are no more pixels than the maximum `most`."""
     parts = list(extents)
     while math.prod(parts) > most:
         longest = parts.index(max(parts))
@@ -364,7 +365,10 @@ def starts_of(window: TensorWindow, indices: IntArray) -> IntArray:
 
 
 def coordinates_of(window: TensorWindow) -> int:
-    """Return the smallest allowed length of a window index."""
+    """Return how many entries a window index needs: 3 if a dimension follows coordinate 2.
+
+    Longer indices are allowed.
+    """
     return max((k + 1 for k in followed(window) if k is not None), default=0)
 
 
@@ -392,9 +396,9 @@ _MOST_ALONG_DIAGONAL = 2**18
 
 
 def _just_enough(size: int, stride: int, offset: int, extent: int) -> tuple[int, int]:
-    """Return the first and the last window needed to cover ``[0, extent)``.
+    """Return the last window starting at pixel 0 or before, and the first window reaching pixel ``extent - 1``.
 
-    If there are gaps between windows, the first or the last window may lie outside of the interval.
+    With gaps between windows, both may lie outside of the tensor.
     """
     first = -offset // stride
     return first, max(first, -((size + offset - extent) // stride))
@@ -583,7 +587,7 @@ class WindowGrid:
         return exist
 
     def alone(self, d: int) -> WindowGrid:
-        """Return the grid of dimension `d` alone."""
+        """Return the grid for a tensor with dimension `d` as the only dimension."""
         k, size, stride, offset, extent = self.dimensions[d]
         window = TensorWindow((size,), stride, offset, (None if k is None else 0,))
         return WindowGrid(window, (extent,), self._edge[d : d + 1])

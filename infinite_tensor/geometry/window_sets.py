@@ -1,10 +1,11 @@
 """Compact sets of windows, pixels and tiles.
 
-A `WindowSet` contains the windows needed in a chain of tensors. The windows over a box of pixels are all combinations
-of one set of indices per window coordinate. So two arrays of 10**6 indices stand for 10**12 windows.
+`WindowSet` is for counting windows and tiles before a fill. It has lists of indices along each window coordinate, which
+stand for all their combinations: ``[0, 1]`` and ``[5, 7]`` for the windows (0, 5), (0, 7), (1, 5) and (1, 7). So two
+lists of 10**6 indices stand for 10**12 windows.
 
-A `BoxUnion` contains everything that depends on changed windows, as a union of boxes. The union may be slightly too
-large if there are very many boxes.
+`BoxUnion` is for everything else, for example the windows and tiles to delete when a region is invalidated. It is a
+list of boxes. Instead of very many boxes, a single box around them is used.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ _FEW_POINTS = 2**20
 
 @dataclass(frozen=True)
 class Intervals:
-    """Pixels of a tensor, as all combinations of intervals of each dimension.
+    """Pixels of a tensor, given by intervals for each dimension.
+
+    The rows ``[0, 4)`` and ``[8, 12)`` with the columns ``[0, 2)`` stand for two boxes of 4 x 2 pixels.
 
     Attributes
     ----------
@@ -56,10 +59,7 @@ class Intervals:
 
     @classmethod
     def of_windows(cls, window: TensorWindow, product: IndexProduct) -> Intervals:
-        """Return the pixels of an arg covered by arg windows.
-
-        Pixels beyond the ends of the arg are included.
-        """
+        """Return the pixels covered by windows, even beyond the ends of the tensor."""
         starts, stops = [], []
         for d, k in enumerate(followed(window)):
             size, stride, offset = window.size[d], window.stride[d], window.offset[d]
@@ -75,7 +75,7 @@ class Intervals:
 
     @classmethod
     def covered(cls, grid: WindowGrid, product: IndexProduct) -> Intervals:
-        """Return the pixels of a tensor covered by windows."""
+        """Return the pixels covered by windows, up to the ends of the tensor."""
         reached = cls.of_windows(grid.window, product)
         ends = [(FARTHEST, -FARTHEST) if extent is None else (extent, 0) for extent in grid.shape]
         starts = [np.maximum(a, low) for a, (_, low) in zip(reached.starts, ends, strict=True)]
@@ -112,7 +112,9 @@ class Intervals:
 
 @dataclass(frozen=True)
 class IndexProduct:
-    """Windows, as all combinations of one set of indices per coordinate.
+    """Windows, given by the indices along each window coordinate.
+
+    The indices ``[0, 1]`` and ``[5, 7]`` stand for the windows (0, 5), (0, 7), (1, 5) and (1, 7).
 
     Attributes
     ----------
@@ -201,7 +203,7 @@ class WindowSet:
     def all_of(cls, parts: Iterable[IndexProduct]) -> WindowSet:
         """Return the union of `parts`.
 
-        If there are too many parts, return a larger set, with False for `exact`.
+        If there are too many parts to be counted, return all windows of a box around them, with False for `exact`.
         """
         needs = cls()
         for part in parts:
@@ -215,7 +217,10 @@ class WindowSet:
 
     @property
     def countable(self) -> bool:
-        """Whether there are few enough parts for `count`."""
+        """Whether `count` is fast enough.
+
+        Each additional part doubles the time of `count`.
+        """
         return len(self.parts) <= _MOST_PARTS
 
     def _hull(self) -> WindowSet:
@@ -239,9 +244,10 @@ class WindowSet:
 
 
 def separable(window: TensorWindow) -> bool:
-    """Whether each window coordinate moves at most one dimension.
+    """Whether no two dimensions follow the same window coordinate.
 
-    If so, the pixels of windows along a dimension do not depend on other dimensions.
+    Then the pixels of a set of windows can be computed for each dimension separately. Windows along a diagonal are not
+    separable.
     """
     moving = [k for k in followed(window) if k is not None]
     return len(moving) == len(set(moving))
@@ -343,9 +349,10 @@ class BoxUnion:
 
 
 def same_windows(windows: BoxUnion, coordinates: int, grid: WindowGrid) -> BoxUnion:
-    """Return the windows of `grid` matching any of `windows`.
+    """Return the windows computed by ``f`` in the same calls as `windows`.
 
-    Two windows match if the first `coordinates` entries of their indices are equal.
+    `windows` belong to one output of ``f``, the returned windows to another output with the grid `grid`. Windows of the
+    same call have the same first `coordinates` entries in their indices.
     """
     low, high = _every_window(grid, len(windows.low))
     low[:, :coordinates] = np.maximum(low[:, :coordinates], windows.low[:, :coordinates])
@@ -377,16 +384,18 @@ def windows_over(grid: WindowGrid, start: Sequence[int], stop: Sequence[int]) ->
 def pixels_of(grid: WindowGrid, windows: BoxUnion) -> BoxUnion:
     """Return the pixels of a tensor covered by `windows`.
 
-    If windows leave gaps or lie along a diagonal, there may be too many boxes. Then the result contains more pixels.
+    Windows with gaps, or along a diagonal, need a box each. If these boxes are too many, the result contains larger
+    boxes, including the pixels in the gaps.
     """
     windows = _split(grid.window, windows)
     return BoxUnion(grid.bounds(windows.low)[0], grid.bounds(windows.high - 1)[1])
 
 
 def _split(window: TensorWindow, windows: BoxUnion) -> BoxUnion:
-    """Split boxes of windows, until each box of windows fills a box of pixels without gaps.
+    """Split boxes of windows with gaps between the windows, or along a diagonal.
 
-    If there would be too many boxes, return `windows`.
+    Afterwards, the windows of each box cover a whole box of pixels. If there would be too many boxes, `windows` is
+    returned unchanged.
     """
     follows = followed(window)
     strides = zip(follows, window.size, window.stride, strict=True)

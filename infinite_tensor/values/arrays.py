@@ -178,7 +178,7 @@ def memory_map_of(array: object) -> np.memmap[Any, Any] | None:
 def check_unmasked(values: Any, has: str) -> None:
     """Raise ValidationError if an array has masked elements.
 
-    The message begins with `has`, for example "weights have".
+    `has` is the beginning of the message: "weights have" gives "weights have a mask, but ...".
     """
     mask = values.mask if hasattr(type(values), "mask") else None
     # The attribute `mask` of netCDF4 is a setting, not a mask.

@@ -207,7 +207,10 @@ class Blender:
             self._fold_row(target, target_start, row[singles:], (*index[:-1], index[-1] + singles))
 
     def _copy(self, target: Array, target_start: Sequence[int], window: Array, index: Index) -> None:
-        """Fold a window without overlap, the case of most reads."""
+        """Copy the part of a window inside `target`.
+
+        This is enough for windows without overlap, and for the blend "last".
+        """
         to, of = [], []
         for (k, size, stride, offset, _), a, n in zip(self._grid.dimensions, target_start, target.shape, strict=True):
             begin = (offset if k is None else index[k] * stride + offset) - a
@@ -285,9 +288,9 @@ class Blender:
         return existing
 
     def _parts_of(self, index: Index) -> list[_Part]:
-        """Return the parts of a window, each with an action.
+        """Cut a window into boxes, each with the action for folding the box.
 
-        Parts without an earlier window come first.
+        For a sum, boxes overlapping an earlier window are added to the block, and other boxes are copied.
         """
         if self._alike:
             return self._whole
@@ -309,10 +312,10 @@ class Blender:
         return [_Part((0,) * self._grid.ndim, self._grid.window.size, self._first)]
 
     def _row_parts_of(self, index: Index) -> list[_Part]:
-        """Return the parts of a window, in the folding order for a row.
+        """Cut the windows of a row into short parts, and return the parts in folding order.
 
-        `index` is the first window of the row. A part is at most one stride long, so the same part of all windows can
-        be folded at once.
+        `index` is the first window of the row. A part is not longer than the stride. So the first parts of all windows
+        do not overlap, and can be folded in one operation; likewise the second parts, and so on.
         """
         inner = tuple(map(operator.gt, index, self._grid.first))
         if inner not in self._row_parts:
@@ -359,9 +362,9 @@ def _actions_of(blend: Blend | None, blend_init: Number | None) -> tuple[_Action
 
 
 def _cut(box: _Box, dims: list[int], extents: list[int]) -> tuple[list[_Box], _Box]:
-    """Cut a box at ``extents[i]`` along each dimension ``dims[i]``.
+    """Split a box into the corner below all cuts, and boxes for the rest.
 
-    Return a list of the boxes above the cuts, and the box below all cuts.
+    Along dimension ``dims[i]``, the cut is at ``extents[i]``. Return the list of the other boxes, then the corner.
     """
     rest: list[_Box] = []
     low, high = box

@@ -167,7 +167,7 @@ def _most_blocks(shape: Sequence[int], device: torch.device) -> list[int]:
 def _parts(extent: int, along: Blocks, most: int) -> Iterator[_Part]:
     """Split the blocks along a dimension into parts.
 
-    Each part has at most `most` whole blocks. The last block is a separate part if its size or weights differ.
+    `most` is the maximum number of blocks in a part. The last block is a separate part if its size or weights differ.
     """
     whole = extent // along.factor
     if extent % along.factor or along.last != along.weight:

@@ -159,14 +159,14 @@ def modes_of(padding: tuple[Padding, ...] | None) -> list[str] | None:
 
 
 class Content:
-    """A version computed from content.
+    """The version of a source, computed from the values of the array, image or raster.
 
-    The digest of the content is computed when something is stored or compared.
+    The values are hashed only when something is stored or compared.
 
     Parameters
     ----------
     digest : callable
-        ``digest() -> str`` computes the digest of the content.
+        ``digest() -> str`` computes a digest of the values.
     """
 
     def __init__(self, digest: Callable[[], str]) -> None:

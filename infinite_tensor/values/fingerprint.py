@@ -90,7 +90,7 @@ class Item(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A setting of a function in this library, such as a batch size.
+    """Marks a value as a setting of a function in this library, such as a batch size.
 
     A changed setting causes a warning, not an error.
     """
@@ -216,7 +216,8 @@ class _Place(NamedTuple):
     def at(self, step: str, value: object = None, kind: str | None = None) -> _Place:
         """Return the location of a member, reached by a step such as ``[0]`` or ``.name``.
 
-        `value` is the object with this member. It is noted in `within`, so that a walk does not go in circles.
+        `value` is the object with this member. Its id is added to `within`. So a walk finds out when an object contains
+        itself, and goes no deeper.
         """
         within = self.within if value is None else (*self.within, id(value))
         return _Place(f"{self.path}{step}", self.of, within, kind or self.kind)
@@ -478,7 +479,8 @@ class _Walk:
     def _container(self, value: object, place: _Place) -> None:
         """Walk a container.
 
-        A single item identifies all plain values. Other members are walked separately.
+        Numbers, strings and other plain values in the container get one common digest. All other members, such as
+        functions and arrays, are walked one by one.
         """
         mutable = not isinstance(value, tuple | frozenset)
         kind = _STATE if mutable else place.kind

@@ -109,7 +109,7 @@ class Changes(NamedTuple):
 class Functions:
     """Functions of a tensor and of all upstream tensors.
 
-    The functions are walked when a record is needed.
+    Their code and values are inspected by `look`, or when a record is needed.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ class Functions:
         return type(self).of_record, (self.record,)
 
     def look(self) -> None:
-        """Walk the functions now, instead of when a record is needed.
+        """Find the code and values used by the functions, before a record is needed.
 
         Weights and arrays are not hashed yet. `altered` reports weights and tensors changed in place after this call.
         """
@@ -189,9 +189,10 @@ class Functions:
         return self._record
 
     def unknown(self) -> list[Functions]:
-        """Return the `Functions` of the args, as far as they have no record yet.
+        """Return the `Functions` of those args without a record so far.
 
-        Return an empty list if this object already has a record.
+        Their records must be computed before the record of this object. Return an empty list if this object already has
+        a record.
         """
         return [each for each in self._upstream if each._record is None] if self._record is None else []  # noqa: SLF001
 
@@ -225,10 +226,10 @@ class Functions:
 
 
 def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
-    """Return the items, with a different location for each.
+    """Make the locations of items unique, and limit the number of items.
 
-    If several values have the same location, the locations are numbered. Items beyond `_MOST_ITEMS` are merged into a
-    single item.
+    If several values have the location ``x``, they get the locations ``x``, ``x (2)`` and so on. If there are more than
+    `_MOST_ITEMS` items, the last ones are replaced by a single item with a digest of all of them.
     """
     found: dict[tuple[str, bool], Item] = {}
     for item in items:

@@ -37,12 +37,14 @@ _SAME_SIZE, _SAME_PLACE = 1e-6, 1e-3
 
 
 class Seen(NamedTuple):
-    """How a dimension maps to another tensor, as part of a `Lens`.
+    """Scale and shift of a dimension, as part of a `Lens`.
+
+    In a level coarser by a factor of 4, each pixel covers 4 pixels of this tensor, so `scale` is 4.
 
     Attributes
     ----------
     d : int or None
-        The number of this dimension in the other tensor. None if an int picked one pixel along it.
+        The number of this dimension in the other tensor. None if the dimension was dropped by an int, as in ``t[5]``.
     scale, shift : Fraction
         Pixel ``i`` of the other tensor covers ``scale`` pixels of this tensor, beginning at ``i * scale + shift``.
     """
@@ -54,9 +56,10 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Lens:
-    """How the pixels of a tensor map to another tensor.
+    """Positions of the pixels of another tensor within this tensor.
 
-    The other tensor is computed from this tensor, or is a region of this tensor.
+    The other tensor is computed from this tensor, or is a region of this tensor. Facts about this tensor, such as
+    coordinates, are translated to the other tensor with the lens.
 
     Attributes
     ----------
@@ -67,7 +70,8 @@ class Lens:
     names : tuple of str
         The dimension names of this tensor.
     keeps_codes : bool
-        Whether numbers mean the same in both tensors, because the pixels are the same, or were only coarsened.
+        Whether a pixel with the number 7, for example, means the same in both tensors. This is so if the other tensor
+        is a region or a coarser level.
     is_alike : bool
         Whether both tensors may contain the same quantity, because their dimensions and dtype are the same.
     """
@@ -83,11 +87,14 @@ class Lens:
     def of_windows(
         cls, output: Definition, arg: Definition, window: TensorWindow, *, keeps_codes: bool, picks_first: bool
     ) -> Lens:
-        """Create the lens from an arg to a tensor that reads it through `window`.
+        """Create the lens from an arg to a tensor computed from the arg.
 
-        The middle of an output window corresponds to the middle of the arg window. The scale is the ratio of the
-        strides. A dimension that is read whole corresponds to the output dimension of the same name and extent, if
-        there is one. With `picks_first`, an output pixel lies at the first pixel that it covers.
+        `output` is the computed tensor, and `window` the arg window. The middle of each output window has the position
+        of the middle of the arg window with the same index. The scale is the stride of arg windows divided by the
+        stride of output windows. If arg windows contain all of a dimension, the dimension corresponds to an output
+        dimension of the same name and extent.
+        `picks_first` is True for coarsening by the method "nearest": an output pixel then has the position of the first
+        pixel in its block, not of the middle.
         """
         own, follows, its = output.output_window, followed(output.output_window), followed(window)
         dims, names = names_of(output.dims, len(output.shape)), names_of(arg.dims, len(arg.shape))
@@ -446,9 +453,10 @@ class Code(Fact):
         return [self.called]
 
     def through(self, lens: Lens) -> Code | None:
-        """Return the code for a region.
+        """Return the code for the other tensor of a lens.
 
-        Equal entries become a single value. Return None if the lens does not keep codes.
+        For a region, a list of values is cut to the indices in the region. If all of them are equal, the code has a
+        single value. Return None if numbers mean something else in the other tensor; see `Lens.keeps_codes`.
         """
         if not lens.keeps_codes or self.along is None:
             return self if lens.keeps_codes else None

@@ -128,7 +128,6 @@ class Reduction:
         put(self, "dtype", known)
 
     def _reaches(self) -> Mapping[str, object]:
-        """Return the objects for the fingerprint of the reduction."""
         return {"reduce": self.function}
 
     def __repr__(self) -> str:
@@ -310,9 +309,10 @@ class Reducer:
         return index[1:] if self._adds_dimension else index
 
     def over(self, start: Sequence[int], shape: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return start and shape of the gathered values for a block.
+        """Return the start and shape of the unreduced values for a block of pixels.
 
-        `reduce` computes the block from these values.
+        If 5 values per pixel are reduced to a single number, a block of shape (64, 64) requires unreduced values of
+        shape (5, 64, 64). Give these values to `reduce`.
         """
         pixels = 0 if self._adds_dimension else 1
         return [0, *start[pixels:]], [self._reduction.in_channels, *shape[pixels:]]

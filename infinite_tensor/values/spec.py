@@ -38,7 +38,7 @@ class TensorSpec:
     reduction : Reduction or None
         The reduction that ``definition.reduction`` names.
     held : object
-        What a persistent store knows about the tensor. It is freed together with the spec.
+        An object from a persistent store. The store keeps its record of the tensor as long as this object exists.
     """
 
     tensor_id: str
@@ -130,9 +130,10 @@ class TensorSpec:
         return tuple([label_of(d, name) for d, name in enumerate(names_of(self.definition.dims, len(self.shape)))])
 
     def beside(self, stored: Definition) -> TensorSpec:
-        """Return the spec with the dimension names and meaning of `stored` added.
+        """Return the spec with dimension names and meaning from a store.
 
-        Stored names have priority; see `joined_dims`. The meaning is added only if the spec has none.
+        `stored` is the definition in the store. For the names, see `joined_dims`. The stored meaning is added only
+        if the spec has none.
         """
         dims, meaning = joined_dims(stored.dims, self.definition.dims), self.definition.meaning or stored.meaning
         if self.definition.dims == dims and self.definition.meaning is meaning:

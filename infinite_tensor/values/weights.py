@@ -409,8 +409,8 @@ class Averaging:
     def put(self, target: Array, incoming: Array, within: Sequence[slice], *, first: bool) -> None:
         """Add ``weights * incoming`` to `target`.
 
-        The first window overwrites `target` instead. `incoming` is a window or a stack of windows, cut to the slices
-        `within`.
+        If `first`, the old values of `target` are overwritten, because no earlier window covers these pixels.
+        `incoming` is the part of a window at the slices `within`, or a stack of such parts.
         """
         weights = self._weights_on(as_tensor(target).device)[tuple(within)]
         if target.ndim > weights.ndim:

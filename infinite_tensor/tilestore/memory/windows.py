@@ -289,7 +289,7 @@ def _alone(row: Row, index: Index) -> Row:
 def blended_layout(spec: TensorSpec) -> TileLayout:
     """Return the layout of the tiles for blended pixels.
 
-    A tile has about 256 KiB, and is nearly square.
+    A tile has about 256 KiB, and is nearly square if the windows are.
     """
     window, shape = spec.grid.window, spec.shape
     tile = [min(size, stride) for size, stride in zip(window.size, window.stride, strict=True)]
