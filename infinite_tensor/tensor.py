@@ -263,9 +263,9 @@ class InfiniteTensor(Fillable):
         return group_of_outputs(dict(zip(specs, tensors, strict=True)))
 
     def _reaches(self) -> Mapping[str, object]:
-        """Return the parts of this tensor to include in a fingerprint.
+        """Return the parts of this tensor that enter the fingerprint of a function referring to the tensor.
 
-        This is for the fingerprint of an ``f`` that refers to this tensor.
+        These are the definition, ``f`` and the args: if one of them changes, so does the fingerprint.
         """
         name = f"tensor {self.tensor_id!r}" if self._node.tensor.named else "a tensor"
         args = {f"{name}.args[{at}]": arg for at, arg in enumerate(self.args)}
@@ -386,8 +386,8 @@ class InfiniteTensor(Fillable):
     def to_json(self) -> dict[str, Json]:
         """Return the definition as JSON.
 
-        The definition is everything that determines the values, with the fingerprints of the functions. The result also
-        names the device, which stores do not compare.
+        The definition is everything that determines the pixels; functions are represented by their fingerprints. The
+        entry ``"device"`` is for information only: the tensor may be built again on another device.
         """
         return self._spec.definition.to_json() | {"device": str(self.device)}
 

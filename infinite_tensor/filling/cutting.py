@@ -88,10 +88,11 @@ class Bands:
 
 
 def cut_into_bands(target: Target, most_bytes: int, least_bands: int = 1, unit: Index | None = None) -> Bands:
-    """Cut a region at the borders of tiles into at least `least_bands` bands.
+    """Cut a region into bands, at the borders of tiles.
 
-    If possible, the `held_bytes` of a band are at most `most_bytes`. With a `unit`, the region is cut at multiples of
-    the unit, counted from the first pixel of the region.
+    Bands are made narrower until there are `least_bands` bands, and the pixels kept for later steps take at most
+    `most_bytes` (see `held_bytes`), or until bands are one tile wide. With a `unit`, such as ``(100, 100)``, cut at
+    multiples of 100 pixels from the first pixel of the region, whatever the tiles are.
     """
     root = target.node
     tile = root.contents.layout(root.spec).tile_shape if unit is None else unit
@@ -132,7 +133,7 @@ def side_by_side(cuts: Mapping[Node, Bands]) -> Iterator[dict[Node, NumberedRegi
 
 
 def _how_far(band: NumberedRegions, along: int) -> FloatArray:
-    """Return the end of each step as a fraction of the band, up to 1."""
+    """Return the end of each step as a fraction of the band: 0.25, 0.5, 0.75 and 1 for four equal steps."""
     first, last = band.starts[0, along], band.stops[-1, along]
     how_far: FloatArray = (band.stops[:, along] - first) / (last - first)
     return how_far

@@ -63,9 +63,9 @@ class Job:
     passes : tuple of mapping of Node to Bands
         The passes, which run one after the other. Each fills its regions side by side.
     peak_memory : int
-        The most memory that the fill is expected to use, in bytes.
+        The expected peak memory of the fill, in bytes.
     max_memory : int or None
-        The most memory that the fill may use, in bytes.
+        The limit on memory given by the user, in bytes; None for the default limit.
     """
 
     targets: tuple[Target, ...]
@@ -171,7 +171,7 @@ def _job(targets: Sequence[Target], parts: Sequence[Sequence[Target]], max_memor
 
 
 def _families(targets: Sequence[Target]) -> list[list[Target]]:
-    """Group targets sharing a computation in their chains."""
+    """Group targets: two targets with a common upstream tensor, or the same ``f``, are in one group."""
     families: list[tuple[set[Computation], list[Target]]] = []
     for target in targets:
         chain, together, apart = {node.computation for node in chain_of([target.node])}, [target], []
@@ -231,9 +231,10 @@ def _held(targets: Sequence[Target], max_memory: int | None) -> int:
 
 
 def _least(nodes: Sequence[Node], beside_caches: int) -> int:
-    """Return the smallest sufficient `max_memory` in bytes, a multiple of 1 MiB.
+    """Return the smallest `max_memory` sufficient for a fill, in bytes, rounded up to 1 MiB.
 
-    There must be room for `beside_caches` bytes and the caches. The caches grow with `max_memory`, up to a limit.
+    The fill needs `beside_caches` bytes in addition to the caches of the stores. A larger `max_memory` also allows
+    larger caches, up to a limit.
     """
     stores, most, least = _stores_of(chain_of(nodes)), 0, beside_caches
     while most < least:
@@ -294,9 +295,9 @@ def coverage(request: Request, state: object) -> torch.Tensor:
 
 
 def _to_fill(node: Node, request: Request, shard: tuple[int, int] | None = None) -> Target | None:
-    """Return the target for a request, or None for an empty region.
+    """Return the pixels to fill for a request, or None for an empty region.
 
-    In a persistent store, all touched tiles are filled as a whole. In memory, only the region is filled.
+    In a persistent store, the region is enlarged to whole tiles. With `shard`, return only this shard of the region.
     """
     start, stop = request.selection.start, request.selection.stop
     if is_empty(start, stop):
@@ -310,9 +311,10 @@ def _to_fill(node: Node, request: Request, shard: tuple[int, int] | None = None)
 
 
 def _masked(node: Node, request: Request, start: Index, stop: Index, *, confined: bool = False) -> Target | None:
-    """Return the target for the pixels ``[start, stop)``, with the mask of the request.
+    """Return the wanted part of the pixels ``[start, stop)``: those selected by the mask of the request.
 
-    Return None if there are no pixels. If `confined`, the fill stores only tiles with some of these pixels.
+    Return None if there are no pixels. `confined` is for a shard: without a mask, windows reaching into tiles of
+    another shard are stored only in the tiles of this one.
     """
     if is_empty(start, stop):
         return None
@@ -408,9 +410,9 @@ def _unfinished(node: Node, band: NumberedRegions) -> NumberedRegions:
 def _renumbered(bands: Mapping[Node, NumberedRegions]) -> tuple[dict[Node, NumberedRegions], list[range]]:
     """Number the regions of all bands from 0, in the order of their steps.
 
-    In `bands`, a region has the number of its step. A step can contain several regions, or none. The first result
-    contains the bands with new numbers, without empty bands. The second result has a range for each step with regions:
-    the new numbers of these regions.
+    For example, two bands have regions in the steps 0, 1, 2 and 0, 2. The regions get the numbers 0, 2, 3 and 1, 4.
+    Also return the range of numbers of each step: here 0 to 1, 2 to 2, and 3 to 4. Bands and steps without regions are
+    left out.
     """
     of_each = [band.numbers for band in bands.values()]
     steps = np.concatenate(of_each)
@@ -467,9 +469,10 @@ def check_shared(job: Job) -> None:
 
 
 def _lend(job: Job, lent: threading.Lock) -> None:
-    """Limit the growth of caches until the lock `lent` is released.
+    """Limit the growth of the caches of all stores during a fill.
 
-    Memory stores of filled tensors get no limit.
+    The fill holds the lock `lent`; the limits end when it is released. Memory stores of filled tensors get no limit,
+    because they keep the results.
     """
     filled = {id(target.node.store) for target in job.targets}
     for store in job.stores:

@@ -131,9 +131,10 @@ def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
 def _drop_in(
     stores: Mapping[int, Contents], requests: Requests, *, dependants: bool
 ) -> Invalidation | dict[int, Contents]:
-    """Drop invalid windows, if `stores` has all stores of the tensors concerned.
+    """Drop windows, unless some are in a store missing in `stores`.
 
-    Return an `Invalidation`. If a store is not in `stores`, drop nothing, and return all stores of these tensors.
+    `stores` are the stores reserved for this call. If a store is missing, drop nothing, and return all stores to
+    reserve for the next call.
     """
     for node, _ in requests:
         node.contents.check_open()

@@ -287,7 +287,7 @@ class WantedTiles:
 
 
 class WantedPixels:
-    """Wanted regions of a tensor, with their tiles."""
+    """Regions to fill in a shard on a cluster, and the tiles touched by them."""
 
     def __init__(self, layout: TileLayout, regions: Boxes) -> None:
         self._regions = regions
@@ -332,8 +332,8 @@ class Target:
     start, stop : tuple of int
         The first pixel, and the pixel after the last, per dimension.
     wanted : Wanted or None
-        The pixels to fill, and the only tiles in which to store windows. None fills all pixels, and stores windows in
-        any tile.
+        The part to fill, for a mask or a shard. Windows reaching beyond its tiles are not stored there. None to fill
+        all pixels, and to store the whole of each window.
     is_level : bool
         Whether the tensor is a level of a pyramid. All pixels that its windows read are filled before it or with it.
     """
@@ -396,11 +396,10 @@ class TakenTiles:
 
 
 def taken_tiles(filled: Sequence[Target], targets: Sequence[Target]) -> dict[Node, TakenTiles]:
-    """Return the tiles to store, for tensors filled only in part.
+    """Return the only tiles to store in a pass, for tensors with a mask or cut into shards.
 
-    A mask or a shard, for example, selects a part of a tensor. The result contains the wanted tiles of all passes. All
-    other tiles of such a tensor are not stored. If the pass also computes another tensor from this tensor, the tensor
-    is left out of the result, and any of its tiles may be stored. Levels do not count as another tensor here.
+    These are the tiles selected in all passes together. Tensors without such a limit are left out: tensors filled as a
+    whole, and tensors that the pass reads to compute another tensor. Levels of a pyramid do not count as such.
 
     Parameters
     ----------

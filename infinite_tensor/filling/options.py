@@ -31,7 +31,7 @@ class FillOptions(TypedDict, total=False):
         The number of threads that compute windows. With more than one, several threads call ``f`` at the same time.
         Default: the `workers` of each tensor's store.
     max_memory : int or str, optional
-        The most memory to use, in bytes or as ``"400MB"``. It includes the caches of the stores, but not the memory of
+        The limit on memory, in bytes or as ``"400MB"``. It includes the caches of the stores, but not the memory of
         ``f`` itself. Default: 512 MiB in addition to the caches.
     client : distributed.Client, optional
         A Dask cluster that does the work. Stored tensors are filled one after the other. Each is cut into shards, four

@@ -33,16 +33,18 @@ def with_levels(base: Target, levels: Sequence[Node]) -> list[Target]:
 
 
 def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Target]]:
-    """Cut a tensor and its levels into blocks of pixels.
+    """Cut a tensor and its levels into blocks, to be filled one after the other.
 
-    Yield a list of the parts in each block. So a fill can compute the levels of a block before the next block.
+    Yield a list per block: the part of the tensor, then the part of each level over the same area. So levels are
+    computed while the pixels below are still in memory. Levels too coarse for a block come last. If `most_bytes` is too
+    small for a block with a tile of a level, yield the whole tensor, then each whole level.
 
     Parameters
     ----------
     targets : sequence of Target
         The target of the tensor, then those of its levels.
     most_bytes : int
-        The most bytes of the tensor that one block contains, if possible.
+        The largest size of a block of the tensor, in bytes.
     """
     base = targets[0]
     # In pixels of the tensor: the size of a pixel in each level (sizes), and of a tile or window (blocks).
@@ -79,9 +81,9 @@ def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Ta
 
 
 def _part(target: Target, bounds: Sequence[Sequence[int]]) -> Target | None:
-    """Return the part of `target` with tiles beginning in a box.
+    """Return the tiles of `target` with their first pixel in a box, or None if none of them is wanted.
 
-    Return None if this part has no wanted tile. `bounds` are the first pixel of the box, and the pixel after its last.
+    `bounds` are the first pixel of the box, and the pixel after its last.
     """
     edges = [
         [
@@ -108,9 +110,9 @@ def _coarsening(level: Node) -> Coarsening:
 
 
 def _above(below: Target, level: Node) -> Target | None:
-    """Return the tiles of `level` computable from filled tiles of `below` alone.
+    """Return the part of `level` to fill after `below`, the next finer level.
 
-    Return None if there are none.
+    A tile is included if all pixels read by its windows are filled in `below`. Return None if there is no such tile.
     """
     coarser, finer, factors = level.contents.layout(level.spec), _layout(below), _coarsening(level).factor
     ends = below.node.spec.shape

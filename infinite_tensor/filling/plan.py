@@ -45,13 +45,13 @@ class Demand:
     node : Node
         The tensor.
     pixels : list of Intervals, or of bounds of regions
-        The pixels that are read: bounds of regions if windows were counted one by one, otherwise intervals.
+        The pixels to read or to fill: bounds of regions if windows were counted one by one, otherwise intervals.
     needed : int
-        The number of windows that are needed.
+        The number of windows over these pixels, stored or not.
     missing : int
         The number of these windows that must be computed.
     runs : int
-        The number of windows to call ``f`` for. If ``f`` has several outputs, this is 0 for all but the first one.
+        The number of windows to call ``f`` for. If ``f`` has several outputs, only the first one counts them.
     tiles : int
         The number of incomplete tiles over `pixels`. Tiles that no window covers do not count.
     inventory : Inventory or None
@@ -154,9 +154,9 @@ def _add(
 
 
 def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
-    """Count the tiles covered by no window, among the tiles over `pixels`.
+    """Count the tiles over `pixels` without any window.
 
-    The count may be too low.
+    Return 0 if there are too many tiles or windows to count.
     """
     tile_grid, grid = node.contents.layout(node.spec).grid, node.spec.grid
     tiles, covered = WindowSet(), WindowSet()
@@ -169,10 +169,10 @@ def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
 
 
 def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Demand], bool]:
-    """Return the demand for each tensor in the chain.
+    """Count the windows and tiles to compute, for each tensor in the chain.
 
-    Each tensor comes before its args. The second result tells whether the counts are exact. Inexact counts are made
-    if there are very many windows, and ignore masks and stored windows. With ``named=True``, counts are always exact.
+    Each tensor comes before its args. Also return whether the counts are exact. For very many windows they are upper
+    bounds, as if there were no mask and no stored windows. With ``named=True`` they are always exact.
 
     Raises
     ------
@@ -195,7 +195,7 @@ def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Dem
 
 
 def share_of(targets: Sequence[Target]) -> Fraction:
-    """Return the fraction of wanted tiles in the targets."""
+    """Return the fraction of tiles selected by the masks of the targets; 1 without masks."""
     return Fraction(sum(target.tile_count for target in targets), sum(target.box_count for target in targets) or 1)
 
 
@@ -235,9 +235,10 @@ def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> lis
 def _add_named(
     found: list[Demand], node: Node, pixels: list[Boxes] | None, windows: IntArray, inventory: Inventory
 ) -> None:
-    """Append the demand for `node` to `found`, counted window by window.
+    """Count the windows and tiles of `node` one by one, and append the counts to `found`.
 
-    ``f`` is called for `windows`. `pixels` is None if only other outputs of the same ``f`` are needed.
+    `pixels` are the regions to read; None if ``f`` is only called for its other outputs. `windows` are the windows to
+    call ``f`` for.
     """
     grid, layout = node.spec.grid, inventory.layout
     made = node.indices(windows)
@@ -278,9 +279,9 @@ class Share(NamedTuple):
 
 
 def shares_of(demand: Demand, count: int) -> Iterator[Share]:
-    """Cut the demand for a tensor into at most `count` shares.
+    """Yield the regions and the number of missing windows of each shard.
 
-    A window over several shares counts in each share.
+    The pixels of `demand` are cut into at most `count` shards. A window over several shards counts in each.
     """
     layout, grid = demand.node.contents.layout(demand.node.spec), demand.node.spec.grid
     box = layout.box(*_hull(demand.pixels))
@@ -300,9 +301,9 @@ def shares_of(demand: Demand, count: int) -> Iterator[Share]:
 
 
 def in_shares(demand: Demand, count: int) -> Demand:
-    """Return the demand for a tensor filled in `count` shards.
+    """Return `demand` with the counts for a fill in `count` shards.
 
-    A window over several shards counts in each shard.
+    A window over several shards counts in each, because each shard computes it. A tensor in memory is not cut.
     """
     if not demand.node.contents.outlives_process:
         return demand

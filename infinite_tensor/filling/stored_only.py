@@ -161,8 +161,9 @@ def stored_pixels(
 ) -> torch.Tensor:
     """Read the stored pixels of a region, with `fill_value` elsewhere.
 
-    Without `missing`, only complete tiles are read. `missing` is a bool tensor of the size of the selection. If given,
-    partial tiles are read too, and `missing` is set to True for pixels with missing windows, otherwise to False.
+    By default, a tile with missing windows is `fill_value` as a whole. To read the finished pixels of such tiles too,
+    give `missing`, a bool tensor of the size of the selection: it is set to True for pixels that could not be read, and
+    to False for all others.
     """
     contents = node.contents
     in_part: Container[Index] = ()
@@ -253,7 +254,7 @@ def _write(pixels: torch.Tensor, _start: Index, box: torch.Tensor) -> None:
 
 
 def _read_around(access: Access, lacks: torch.Tensor, start: Index, box: torch.Tensor) -> None:
-    """Read the pixels of a block not marked in `lacks`, box by box."""
+    """Read the pixels of a block into `box`, except pixels marked in `lacks`."""
     sides = []
     for d, extent in enumerate(lacks.shape):
         changes = lacks.diff(dim=d).movedim(d, 0).reshape(extent - 1, lacks.numel() // extent).any(1)

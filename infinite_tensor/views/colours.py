@@ -47,7 +47,10 @@ def full_range(dtype: np.dtype[Any], *, rgb: bool = False) -> tuple[float, float
 
 
 def scaled(values: Array, ends: tuple[float, float], most: int = 255) -> Array:
-    """Scale values between the two `ends` to integers from 0 to `most`. NaN becomes 0."""
+    """Scale values to integers: ``ends[0]`` becomes 0, and ``ends[1]`` becomes the integer `most`.
+
+    Values outside are clipped. NaN becomes 0.
+    """
     low, high = ends
     if values.dtype == np.uint8 and (low, high, most) == (0, 255, 255):
         return values

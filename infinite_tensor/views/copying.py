@@ -487,7 +487,10 @@ def _same_bits(found: torch.Tensor | None, expected: torch.Tensor) -> bool:
 
 
 def _news(part: PartialTile, known: PartialTile | None) -> PartialTile | None:
-    """Return the content of `part` missing in `known`, or None if nothing is missing."""
+    """Return the windows to copy, if the source has `part` of a tile, and the target has `known`.
+
+    Return None if the target has all of them.
+    """
     if known is None:
         return part
     longer = part.prefix_length > known.prefix_length
@@ -498,10 +501,7 @@ def _news(part: PartialTile, known: PartialTile | None) -> PartialTile | None:
 
 
 def _knows(found: PartialTile | None, part: PartialTile) -> bool:
-    """Whether a partial tile in the target contains everything written to it.
-
-    `part` is what was written, and `found` is the tile read afterwards.
-    """
+    """Check a partial tile after writing `part`: whether `found`, as read back, contains all of `part`."""
     if found is None or found.prefix_length < part.prefix_length:
         return False
     if (

@@ -157,7 +157,7 @@ class Frame:
     def meaning(self, dims: Mapping[int, str]) -> Meaning:
         """Return the metadata of the pixels.
 
-        `dims` maps the numbers of the dimensions to keep to their names.
+        `dims` contains the dimensions to keep: the number and the name of each.
         """
         known = node_of(self.tensor).spec.definition.meaning or Meaning()
         shown = {d: (name, self.shape[d]) for d, name in dims.items()}

@@ -58,7 +58,7 @@ class _Lazy(BackendArray):
 
 
 class _LazilyIndexed(LazilyIndexedArray):
-    """A lazy array with lazy transposition, unlike xarray's own."""
+    """A lazy array for xarray. Transposed, xarray's own would create an index for every pixel."""
 
     def transpose(self, order: Sequence[int]) -> CopyOnWriteArray:
         entries, lazy = self.key.tuple, self.array
@@ -127,7 +127,7 @@ class _Span(PandasIndex):
         return found.astype(np.int64) if known.all() else None
 
     def _of_ints(self, label: slice) -> slice:
-        """Round the bounds of a slice to ints, without changing the selected coordinates."""
+        """Round the bounds of a slice to ints: 0.5 to 3.5 selects the same coordinates as 1 to 3."""
         is_backwards = label.step is not None and label.step < 0
         low: Callable[[float], int] = math.floor if is_backwards else math.ceil
         high: Callable[[float], int] = math.ceil if is_backwards else math.floor

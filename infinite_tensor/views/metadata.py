@@ -293,7 +293,7 @@ class Shown(NamedTuple):
     def of(cls, frame: Frame, dims: Mapping[int, str], along: tuple[Along, ...] = ()) -> Shown:
         """Return the array of a frame.
 
-        `dims` maps the numbers of the dimensions to keep to their names.
+        `dims` contains the dimensions to keep: the number and the name of each.
         """
         return cls(frame, dims, frame.meaning(dims), along or (Along(),) * frame.ndim)
 

@@ -85,10 +85,10 @@ def image_of(name: str, frame: Frame, kept: Sequence[int], levels: Sequence[Infi
 
 
 def parts_of(arrays: Mapping[str, Shown]) -> Iterator[tuple[str, Box]]:
-    """Yield the boxes of an image in writing order, with array paths.
+    """Yield the boxes to write for an image with levels, each with the path of its array.
 
-    A box consists of whole chunks. It comes right after the finer pixels from which it is computed, so that these are
-    still in memory.
+    A box of a level comes right after the boxes of the next finer level in the same area. So the level is computed from
+    pixels that are still in memory. Each box consists of whole chunks.
     """
     levels = [*arrays.items()][::-1]
     counts = levels[0][1].frame.chunk_counts
@@ -97,10 +97,10 @@ def parts_of(arrays: Mapping[str, Shown]) -> Iterator[tuple[str, Box]]:
 
 
 def _in_order(levels: Sequence[tuple[str, Shown]], box: Box) -> Iterator[tuple[str, Box]]:
-    """Cut chunks of all levels into boxes, in the order of writing.
+    """Yield the boxes of chunks to write in one area of an image, with the paths of their levels.
 
-    `levels` begins with the coarsest level, and `box` contains the chunks of this level. The chunks of finer levels are
-    those below `box`. Yield the path of the level and the box. A coarse box comes after the finer boxes below.
+    `levels` begins with the coarsest level. The area is `box`, in chunks of the coarsest level. A box of a level comes
+    after the boxes of all finer levels in its area.
     """
     boxes = [box]
     for (_, coarser), (_, finer) in itertools.pairwise(levels):

@@ -116,11 +116,10 @@ class Plane:
     def pyramid(
         self, tensor: InfiniteTensor, levels: Sequence[InfiniteTensor]
     ) -> tuple[list[InfiniteTensor], list[Index]]:
-        """Return the levels to draw, and their scales.
+        """Return the resolutions for drawing: the tensor and `levels`, and the scale of each.
 
-        The first level is the tensor itself. A scale is the number of pixels of the tensor in one pixel of the level,
-        per dimension. If a level does not halve the rows and columns of the level before it, or merges colours, the
-        lists contain only the tensor and its scale.
+        A scale such as ``(1, 4, 4)`` is the size of one pixel of a level, in pixels of the tensor. Each level must have
+        half the rows and columns of the level before, and all colours. Otherwise return only the tensor and its scale.
         """
         made = [cast("Coarsening", level.f) for level in levels]
         halved = all(

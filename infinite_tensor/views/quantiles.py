@@ -111,10 +111,11 @@ def exactly(
 
 
 def _count(counts: Mapping[int, npt.NDArray[np.int64]], rest: int, digit: int, piece: Numbers) -> None:
-    """Count the numbers of a piece by the leading bits of their keys.
+    """Count how the next bits are distributed among numbers with the same leading bits.
 
-    A key begins with a prefix ``p`` and a digit ``d`` of `digit` bits. Add to ``counts[p][d]`` the number of keys with
-    these bits. A key has `rest` bits after the prefix, including those of the digit.
+    Bits are those of the unsigned integers from `_keys`. For example, ``counts[5][2]`` grows by the number of integers
+    with leading bits 5, and 2 in the next `digit` bits. Only leading bits in `counts` are counted. All bits after the
+    leading bits are `rest` in number.
     """
     keys = _keys(piece)
     for prefix, found in counts.items():

@@ -434,8 +434,8 @@ class _Figures:
     def stats(self, others: _Sieve, missing: int, again: _Pixels | None) -> Stats:
         """Return the statistics of the values added so far.
 
-        `others` has the counts of NaN and nodata; `missing` is the number of pixels that are not stored. If exact
-        quantiles are asked for, `again` reads the pixels again.
+        `others` has counted NaN and nodata. `missing` is the number of pixels left out because they are not stored.
+        `again` is used to read the pixels again for exact quantiles; None if these are not wanted.
         """
         is_float = self._dtype.is_floating_point
         (places,) = np.nonzero(self._counts)

@@ -145,9 +145,9 @@ class Cutout:
         return shown(self.tensor.read(selection, workers=workers) if compute else view[selection])
 
     def of_kept(self, entries: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the entries of the written dimensions.
+        """Drop the entries of dimensions indexed by an int.
 
-        `entries` has an entry for each dimension of the tensor.
+        `entries` has an entry for each dimension of the tensor, and the result one for each dimension written.
         """
         return tuple([entries[d] for d in self.kept])
 

@@ -218,7 +218,7 @@ def _begun(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> Iterator
 
 @contextmanager
 def _explaining(opened: AbstractContextManager[Any], target: str) -> Iterator[Any]:
-    """Enter a context, and name `target` in errors on entry and on exit."""
+    """Open and close a file, and add the name `target` to errors of opening and closing."""
     opening = ExitStack()
     with explained(target):
         found = opening.enter_context(opened)

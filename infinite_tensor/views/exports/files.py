@@ -439,7 +439,10 @@ def _say_code(code: Code, cutout: Cutout, bands: int, found: _Said) -> None:
 
 
 def _say_coordinates(cutout: Cutout, rows: int, columns: int, found: _Said) -> None:
-    """Add evenly spaced coordinates of rows and columns to `found`, as a transform and a CRS."""
+    """Convert evenly spaced coordinates to a transform and a CRS for the file.
+
+    Both are added to the metadata `found`.
+    """
     from rasterio import Affine  # noqa: PLC0415  (of an extra)
 
     known = cutout.meaning.of(Coordinate)

@@ -151,7 +151,7 @@ class _Group:
 
     @property
     def is_begun(self) -> bool:
-        """Whether the store contains an unfinished export of the same content."""
+        """Whether the store contains an unfinished export of the same pixels."""
         identity = self._content.identity
         return identity is not None and self._objects.get([UNFINISHED]) == [*_note(identity).values()]
 

@@ -49,7 +49,7 @@ _PASSING = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 def answered(body: bytes | memoryview, kind: str, *, passing: bool = False) -> Response:
     """Return a successful response.
 
-    Clients may cache the response. With `passing` they may not, because the response will change.
+    Clients may cache the response. With ``passing=True`` they may not: a map tile with missing pixels will change.
     """
     if passing:
         return Response(body, 200, _PASSING, kind)
@@ -71,9 +71,9 @@ class Settings:
     region : region or None
         The pixels of the Zarr hierarchy; None for all of a finite tensor, or all stored pixels of an unbounded tensor.
     max_windows : int
-        The most windows that are computed for one response.
+        The largest number of windows computed for one response.
     low, high : float or None
-        The ends of the range of colours; None to choose them by the pixels.
+        The values at the two ends of the colour scale; None to choose them by the pixels.
     """
 
     region: Any = None
@@ -186,9 +186,9 @@ class Served:
             return None
 
     def _drawing_in(self, colours: Colours) -> tuple[list[InfiniteTensor], list[Index], Colours]:
-        """Return the levels to draw, their scales, and `colours`.
+        """Return the tensor and its levels for drawing map tiles, the scale of each, and `colours`.
 
-        If no levels are stored, create levels in memory, with a method that suits `colours`.
+        If no levels are stored, create levels in memory. `colours` tell whether pixels are labels, which have no mean.
         """
         tensor = self.tensor
         levels = stored_levels(tensor)
@@ -262,8 +262,8 @@ def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:
 def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -> int:
     """Estimate the number of windows to compute for a box of a level.
 
-    Count the windows in the box. If the level is computed from a finer level with missing tiles in the same area, count
-    the windows of the finer level instead, and so on. Stop at a count above `most`.
+    If the level is computed from a finer level with missing tiles in the same area, count the windows of the finer
+    level instead, and so on. The first count above the limit `most` is returned.
     """
     strides = level.output_window.stride
     count = math.prod([-(-(b - a) // n) for (a, b), n in zip(spans, strides, strict=True)])

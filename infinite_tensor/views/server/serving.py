@@ -57,7 +57,7 @@ def serve(
     workers : int
         How many responses are computed at a time.
     max_windows : int
-        The most windows that are computed for one response.
+        The largest number of windows computed for one response.
     vmin, vmax : float, optional
         The range of values of the colours of map tiles. Default: estimated from a few tiles.
     ready : callable, optional

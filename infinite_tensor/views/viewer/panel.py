@@ -119,7 +119,7 @@ class _Layer:
     def add(self, pictures: Sequence[Picture], plane: Plane, ends: tuple[float, float]) -> None:
         """Draw tiles over existing tiles, and drop the oldest if there are too many.
 
-        `ends` is the range of colours.
+        For three channels, `ends` are the values of the darkest and the brightest red, green and blue.
         """
         rows: dict[str, list[Any]] = {name: [] for name in self.source.data}
         for picture in pictures:
@@ -434,5 +434,9 @@ class Panel:
 
 
 def _is_known(held: tuple[Picture, float] | None, now: float) -> bool:
-    """Whether the page can keep the tile `held` at the time `now`, without looking it up again."""
+    """Whether a tile on the page need not be looked up again.
+
+    `held` is the tile with the time of the last look-up. A tile with missing pixels is looked up again after some
+    seconds, because more pixels may have been stored since.
+    """
     return held is not None and (held[0].state != "partial" or now - held[1] < _LOOK_AGAIN)

@@ -165,9 +165,9 @@ class Tiles:
         return Picture(tile, values, "computed")
 
     def _made(self, plane: Plane, box: Box, level: int, base: int, *, compute: bool = False) -> Pair:
-        """Make the pixels of a box of `level` from the finer level `base`.
+        """Make the pixels of a box of `level` by halving the finer level `base` repeatedly.
 
-        Return the pixels, and a mask of missing pixels.
+        Return the pixels, and a mask of missing pixels. With `compute`, missing pixels of `base` are computed.
         """
         everywhere = compute or (self._copied and base == 0)
         read = self._read if everywhere else self._stored
@@ -180,9 +180,10 @@ class Tiles:
                 return found
 
     def _coarse(self, plane: Plane, box: Box, level: int, base: int, read: Reading, tiles: IntArray | None) -> Pair:
-        """Make the pixels of a box of `level` from the finer level `base`, for `_made`.
+        """Make the pixels of a box of `level` by halving the finer level `base` repeatedly.
 
-        The function `read` reads pixels of `base`. If `tiles` is given, pixels outside of these tiles are missing.
+        A large box is made part by part. The function `read` reads pixels of `base`. `tiles` are the tiles of `base` to
+        read; the pixels of all others are missing. None reads all tiles.
         """
         if level == base:
             return read(base, plane, box)

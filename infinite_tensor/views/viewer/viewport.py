@@ -47,9 +47,9 @@ class Viewport:
     width: float
 
     def level(self, most: int) -> int:
-        """Return the level with pixels about as large as screen pixels.
+        """Return the level to draw: the one with pixels about as large as screen pixels.
 
-        Return a coarser level if there would be too many visible tiles. `most` is the coarsest level.
+        If that level has too many visible tiles, return a coarser level. The result is at most the level `most`.
         """
         finest = max(0, round(math.log2(max(self.right - self.left, 1) / max(self.width, 1))))
         for level in range(min(finest, most), most):
@@ -86,19 +86,24 @@ class Viewport:
 
 @dataclass(frozen=True)
 class Budget:
-    """The limits of computation for one view.
+    """Limits on what may be computed to show the visible part of a tensor.
 
     Attributes
     ----------
-    windows, pixels : int
-        The most windows, and the most pixels of level 0, for one view.
+    windows : int
+        The largest number of windows.
+    pixels : int
+        The largest number of pixels of level 0.
     """
 
     windows: int
     pixels: int = 2**25
 
     def allows(self, tiles: Sequence[Tile], window: int) -> bool:
-        """Whether some tiles may be computed. `window` is the number of pixels per window, or 0 without windows."""
+        """Whether the computation of some tiles stays within the limits.
+
+        `window` is the number of pixels per window; 0 if windows are not to be counted.
+        """
         pixels = sum((SIDE * 2**tile.level) ** 2 for tile in tiles)
         return pixels <= self.pixels and (window == 0 or pixels <= self.windows * window)
 
