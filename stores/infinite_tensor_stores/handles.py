@@ -81,9 +81,9 @@ class TensorHandle(ABC):
 
     @abstractmethod
     def generation(self) -> str:
-        """Return a text for the detection of deleted tiles.
+        """Return a text that changes whenever any process deletes tiles.
 
-        Each call of `delete_tiles` changes the text.
+        Results computed from the tensor are out of date if the text has changed.
         """
 
     @abstractmethod
@@ -113,9 +113,9 @@ class TensorHandle(ABC):
         return None if intact is None else from_stored(intact, self.layout.dtype)
 
     def intact(self, tile: Index, found: T | Exception | None) -> T | None:
-        """Return intact data, or warn of a damaged tile.
+        """Return `found`, or warn of a damaged tile.
 
-        If `found` is an exception, warn and return None. Else return `found`.
+        If `found` is an exception, warn and return None.
         """
         if isinstance(found, Exception):
             warn_of_damage(self.owner, f"tile {tile} of tensor {self.tensor_id!r} is damaged ({found})")
@@ -137,8 +137,8 @@ Handle = TypeVar("Handle", bound=TensorHandle)
 class HandleStore(PersistentTileStore, Generic[Handle]):
     """A store with a `TensorHandle` for each stored tensor.
 
-    The users of a tensor keep its handle alive. A tensor has no handle if it was cleared, or if a read-only store does
-    not contain it.
+    The store refers to handles only weakly: a handle exists as long as something uses its tensor. There is no handle
+    for a cleared tensor, or for a tensor missing from a read-only store.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -88,13 +88,13 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class _Threads(ThreadPoolExecutor):
-    """An executor with a new thread of `support.threads` for each call.
+    """Runs each function on a thread of its own, from `support.threads`.
 
-    It works even at exit.
+    The standard ThreadPoolExecutor accepts no work while the interpreter exits. This class does.
     """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Call a function on a thread."""
+        """Call a function on another thread, or here if no thread can be started."""
         future: Future[T] = Future()
 
         def work() -> None:

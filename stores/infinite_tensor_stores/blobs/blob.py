@@ -601,7 +601,7 @@ class _Snapshot(RegionWriter):
         self._rows, self._version, self._count = rows, version, count
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by reference."""
+        """Pickle the location of the blob, not the rows."""
         return _snapshot, (self._rows.location, self._rows.most_blocks, self._version, self._count)
 
     def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:

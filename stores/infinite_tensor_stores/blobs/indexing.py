@@ -45,11 +45,11 @@ def parts_of(rows: range | RowNumbers, block_size: int) -> Iterator[BlockPart]:
 
 
 def indexable(tensor: torch.Tensor, rows: range | RowNumbers) -> Any:
-    """Return a view of `tensor`, for indexing with positions from `parts_of`.
+    """Return `tensor` itself or a numpy view, whichever copies rows faster.
 
-    `tensor` must be contiguous. If `rows` is a range, return the tensor itself: torch copies slices on several threads.
-    Otherwise return a numpy array with one element per row: numpy is faster for row numbers. If a row of this array is
-    assigned twice, the last value is kept.
+    The caller indexes the result with positions from `parts_of`. If `rows` is a range, they are slices, and the result
+    is `tensor`: torch copies slices on several threads. Otherwise they are arrays, and the result is a numpy array with
+    one element per row. If a row of this array is assigned twice, the last value is kept. `tensor` must be contiguous.
     """
     if isinstance(rows, range):
         return tensor
@@ -120,7 +120,7 @@ def rows_of(index: Any, length: Callable[[int], int]) -> int | range | RowNumber
     index
         The expression between the brackets.
     length : callable
-        ``length(least)`` returns the number of rows of the blob. `least` is the number of rows that this index needs.
+        ``length(7)`` returns the number of rows of the blob, after looking for new rows if fewer than 7 are known.
 
     Raises
     ------

@@ -216,8 +216,8 @@ def delete(location: Location) -> None:
 def _document(location: Location, what: str) -> Document | None:
     """Return the document of a blob, even if damaged.
 
-    Return None if there is no document. Raise StoreError if something at the location does not belong to a blob. `what`
-    is the end of the message.
+    Return None if there is no document. Raise StoreError if something at the location does not belong to a blob. The
+    message ends with `what`, such as "is there already".
     """
     document = location.document()
     nothing = document is None or is_empty(document.content)

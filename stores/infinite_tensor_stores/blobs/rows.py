@@ -38,7 +38,7 @@ class Rows:
     header : Header
         The last commit.
     most_blocks : int or None
-        The most blocks to keep in memory, or mapped into memory. None for a default.
+        The maximum number of blocks kept in memory, or mapped into memory. None for a default.
     document : Document, optional
         For a reader, the document from which the header was read.
     right : FileLock or Lease, optional
@@ -51,7 +51,7 @@ class Rows:
     cursor : int
         The number of the row that is read or written next.
     most_blocks : int
-        The most blocks to keep after a read.
+        The maximum number of blocks kept after a read.
     writes : bool
         Whether the blob was opened for writing, in this process.
     forked : bool
@@ -63,9 +63,10 @@ class Rows:
 
     Notes
     -----
-    A signal handler may raise an exception between any two lines. So the rows must be correct after each line. Only
-    rows before `length` count: after them, buffers and files may contain anything. New rows are first put after them.
-    Then a single line changes both `length` and `cursor`. Python handles no signals during that line.
+    A signal handler may raise an exception between any two lines of this class. So the rows must be correct after each
+    line. Only the first `length` rows count; buffers and files may contain anything after these rows. An append first
+    copies new rows there. Then a single line changes both `length` and `cursor`. Python handles no signals during that
+    line.
     """
 
     def __init__(
@@ -110,9 +111,9 @@ class Rows:
         return self._right is not None
 
     def check_apart(self) -> None:
-        """Check for a call from a signal handler.
+        """Raise StoreError if this thread is in the middle of another call on these rows.
 
-        Raise StoreError if the handler has interrupted another call on these rows.
+        This is so in a signal handler that has interrupted the other call.
         """
         # Ask the lock itself: no flag of our own would be right after every interrupt. RLock only has a private method.
         if self.lock._is_owned() or self.extending._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
@@ -125,7 +126,7 @@ class Rows:
         return repr(self.location)
 
     def cut_through(self, error: BaseException) -> None:
-        """Do nothing: rows are correct after an interrupted call.
+        """Do nothing, because an exception from a signal handler never leaves wrong rows.
 
         See the notes of the class.
         """
@@ -200,7 +201,7 @@ class Rows:
     def _follow(self) -> None:
         """Read the last commit, and drop outdated blocks.
 
-        New rows do not count before `refresh`, so that negative indices keep their meaning.
+        Rows appended by the writer count only after `refresh`, so that row -1 stays the same row.
         """
         with self.location.reporting("cannot be read"):
             header, document = self._committed()
@@ -273,10 +274,10 @@ class Rows:
     # Writing.
 
     def append(self, row: object) -> bool:
-        """Append a row on a fast path, for writing row by row.
+        """Append a row quickly, if a copy into the buffer of the last block is all that is needed.
 
-        Return whether the row was appended. It is appended if it only has to be copied into the buffer of the last
-        block. The caller holds the lock.
+        Return False, without a change, if the row must first be checked or converted, or if the block must be stored.
+        Then call `write`. The caller holds the lock.
         """
         number, at = divmod(self.length, self._size)
         buffer = self._buffers.get(number)
@@ -392,7 +393,7 @@ class Rows:
 
     @contextmanager
     def _changing(self, what: str) -> Iterator[None]:
-        """Restore the length and the cursor if a change in the context fails."""
+        """Hold the lock during a change, and restore `length` and `cursor` if the change fails."""
         with self.lock, self.location.reporting(what):
             before = self.cursor, self.length
             try:
@@ -473,7 +474,10 @@ class Rows:
         self._in_doubt = False
 
     def _settle(self) -> None:
-        """After a failed change, find out what is committed."""
+        """Read the last commit again if a write to the storage has failed.
+
+        Despite the error, the storage may have carried out the write.
+        """
         if not self._in_doubt:
             return
         self.header, _ = self._committed()

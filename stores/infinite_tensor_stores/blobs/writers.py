@@ -226,9 +226,9 @@ class Lease:
         return begun
 
     def _other(self, *, clean: bool = False) -> str | None:
-        """Return the holder of another valid lease.
+        """Return who else has a lease that has not expired.
 
-        Return None if there is no such lease. In this case, `clean` deletes the expired leases.
+        Return None if nobody has. If `clean` is True, the expired leases are then deleted.
         """
         keys = [key for page in self._objects.pages(FOLDER) for key in page if key != self._key]
         for key, document in zip(keys, self._objects.get(keys), strict=True):

@@ -144,7 +144,7 @@ class SharedFile:
             return known
 
     def remember(self, name: str, slots: TileSlots) -> None:
-        """Put the slots of a tensor back into `groups`.
+        """Put the slots of a tensor into `groups`, if the garbage collector has removed them.
 
         Takes no lock, because the garbage collector may call this.
         """
@@ -152,9 +152,10 @@ class SharedFile:
             self.groups.setdefault(name, slots)
 
     def finish(self, slots: TileSlots, tile: Index) -> None:
-        """Delete the log of a tile.
+        """Delete the log of a tile, now or at the next flush.
 
-        The log of a complete tile is deleted at the next flush, even if nobody uses the tensor any more.
+        If the tile is complete, the log is deleted at the next flush, because only then is the tile safe in the file.
+        This happens even if nobody uses the tensor any more.
         """
         if slots.has([tile])[0]:
             self.finished.add(slots)

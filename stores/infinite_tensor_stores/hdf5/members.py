@@ -242,8 +242,8 @@ def put_document(group: Any, name: str, document: str) -> None:
 def check_chunks(dataset: Any, most: int) -> None:
     """Check the size and the compression of chunks.
 
-    Raise ValueError if chunks are compressed twice, or claim more than `most` bytes. HDF5 allocates the claimed size of
-    a chunk, however little is stored.
+    Raise ValueError if chunks are compressed twice, or have more than `most` bytes after decompression. HDF5 allocates
+    the memory for a whole chunk, however few bytes of the chunk are in the file.
     """
     if dataset.chunks is not None:
         _check_bytes(f"a chunk of {dataset.name}", math.prod(dataset.chunks) * dataset.dtype.itemsize, most)
@@ -256,7 +256,8 @@ def check_chunks(dataset: Any, most: int) -> None:
 def check_size(dataset: Any, most: int) -> None:
     """Check the size and the chunks of a dataset, before reading.
 
-    Raise ValueError if the dataset or a chunk claims more than `most` bytes, or if chunks are compressed twice.
+    Raise ValueError if the dataset or a chunk has more than `most` bytes after decompression, or if chunks are
+    compressed twice.
     """
     _check_bytes(dataset.name, dataset.nbytes, most)
     check_chunks(dataset, most)

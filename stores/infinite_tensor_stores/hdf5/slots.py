@@ -130,9 +130,9 @@ class PartLog:
     folder : h5py.Group
         The group with the datasets.
     place : str
-        The tensor and its incarnation. The name of each partial tile begins with this text.
+        The name of the tensor and its incarnation. The method `place` adds the index of a tile.
     most : int
-        The most bytes of a part.
+        The largest allowed size of a part, in bytes.
 
     After `close`, there are no logs, and writing does nothing. Not safe for threads: the owner holds a lock.
     """
@@ -318,14 +318,11 @@ class TileSlots:
 
     @property
     def drops(self) -> str:
-        """Random text, replaced by each call of `mark_drop`."""
+        """A random text that changes whenever tiles are deleted."""
         return "" if self._table is None else str(self._table.attrs.get("drops", ""))
 
     def mark_drop(self) -> None:
-        """Set `drops` to a new random text.
-
-        Called when tiles are deleted.
-        """
+        """Record a deletion of tiles, by a new random text in `drops`."""
         if self._table is not None:
             self._table.attrs["drops"] = secrets.token_hex(8)
 

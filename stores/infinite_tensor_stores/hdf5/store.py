@@ -119,10 +119,7 @@ class HDF5Tensor(TensorHandle):
             self.slots.delete(tiles)
 
     def generation(self) -> str:
-        """Return a text for the detection of deleted tiles.
-
-        Each call of `delete_tiles` changes the text.
-        """
+        """Return a text that changes whenever tiles are deleted."""
         with self._file.opened(self.owner):
             return self.slots.drops
 
@@ -163,10 +160,10 @@ class HDF5Tensor(TensorHandle):
 
     @contextmanager
     def _changing(self, nbytes: int | None = None) -> Iterator[None]:
-        """Hold the lock of the file, with disk space for `nbytes` bytes.
+        """Hold the lock of the file during a change, with disk space for `nbytes` bytes of data.
 
-        For None, no space is allocated, so that logs can be deleted on a full disk. Raise StoreError if the tensor is
-        gone, and OSError if the disk is full.
+        Raise OSError if the disk is full. If `nbytes` is None, the space is not checked, so that logs can be deleted
+        on a full disk. Raise StoreError if the tensor has been cleared.
         """
         self._file.check_process(self.owner)
         with self._file.opened(self.owner) as h5:

@@ -51,12 +51,12 @@ class ChunkCodec:
     Raises
     ------
     ValueError
-        If its codecs are not ``bytes``, then any number of ``zstd`` and ``blosc``, then ``crc32c``.
+        If the codecs of the array are not ``bytes``, then any number of ``zstd`` and ``blosc``, then ``crc32c``.
 
     Attributes
     ----------
     most_bytes : int
-        The most bytes that an encoded chunk may have.
+        The largest allowed size of an encoded chunk, in bytes.
     """
 
     def __init__(self, document: Mapping[str, Any]) -> None:

@@ -49,7 +49,7 @@ class Place:
     origin : tuple of int
         The index of pixel 0 in the array.
     largest_part : int
-        The most bytes that one part of a log may have.
+        The largest allowed size of a part of a log, in bytes.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Place:
 
     @property
     def drops(self) -> str:
-        """Key of an object rewritten whenever tiles are deleted."""
+        """Key of an object with a random text, replaced whenever tiles are deleted."""
         return f"{self.logs}/drops"
 
     def chunk(self, tile: Index) -> str:
@@ -249,9 +249,9 @@ def attributes_in(document: bytes, node: str = "group") -> dict[str, Any] | None
 
 
 def member_in(attributes: Mapping[str, Any]) -> str | None:
-    """Name the tensor or group defined by `attributes`, for messages.
+    """Describe what `attributes` define, such as ``tensor 'map'``.
 
-    Return None if `attributes` are the mark of a store.
+    `attributes` are those of this library in a ``zarr.json``. Return None for the root of a store.
     """
     for kind in ("tensor", "group"):
         if f"{kind}_id" in attributes:
@@ -269,9 +269,9 @@ def attributes_of_others(document: bytes) -> list[str]:
 
 
 def marked(document: bytes, mark: Mapping[str, Any]) -> bytes:
-    """Add `mark` to the ``zarr.json`` of a group.
+    """Set this library's attributes in a ``zarr.json`` to `mark`.
 
-    The mark becomes the attributes of this library. All else stays.
+    The attributes of other programs, and everything else in the document, are kept.
     """
     found = parsed(document)
     return dumped({**found, "attributes": {**found.get("attributes", {}), ATTRIBUTE: mark}})

@@ -188,10 +188,10 @@ class Objects:
         return self.each(size, keys)
 
     def freed(self, keys: Iterable[str]) -> list[str]:
-        """Make room for objects at `keys`, and return the free keys.
+        """Return the keys at which objects can be written or deleted.
 
-        Empty folders and links to folders are deleted. Keys behind a link out of the store are left out, with a
-        warning.
+        An empty folder or a link to a folder is first deleted from such a key. A key below a link out of the store is
+        left out, with a warning. A key with a folder that is not empty is left out too.
         """
         root = self.root
         return [key for key in keys if root is None or _is_free(root, key)]
@@ -252,9 +252,9 @@ class Objects:
         return True
 
     async def _insist(self, action: Callable[[], Awaitable[None]], harmless: type[OSError]) -> None:
-        """Call `action`, with retries on a local disk.
+        """Call `action`, again after a `harmless` error on a local disk.
 
-        If another process changes the same files, `action` may raise a `harmless` error.
+        Such an error arises if another process changes the same files. After a few attempts it is raised.
         """
         for _ in range(0 if self.root is None else _RETRIES):
             try:
@@ -289,9 +289,10 @@ class Objects:
         yield from _paged(keys, length)
 
     def places(self, prefix: str, length: int) -> Iterator[list[str]]:
-        """Iterate over the keys of all objects below a folder, as `pages` does.
+        """Iterate over everything below a folder: objects, empty folders and links to folders.
 
-        On a local disk, pages with the empty folders and the links to folders follow.
+        Each page has up to `length` keys. Empty folders and links exist on a local disk only, and come last. They are
+        included because one of them, by damage, may be at the key of a tile.
         """
         yield from self.pages(prefix, length)
         if self.root is not None:
@@ -315,11 +316,10 @@ class Objects:
             yield {key: Stored(size, changed) for key, size, changed in zip(keys, sizes, times, strict=True)}
 
     def first_page(self, prefix: str, most: int) -> tuple[list[str], int | None, bool] | None:
-        """Return the first keys below a folder, the total size and whether the list is complete.
+        """Return up to `most` keys below a folder, their total size and whether there are no more.
 
-        At most `most` keys are returned. A list of exactly `most` keys counts as incomplete. The size is the total of
-        the listed objects, or None if each object would need a request. Return None if the Store cannot stop a
-        listing early.
+        With exactly `most` keys, the third value is always False. The size is in bytes, or None if each object would
+        need a request. Return None instead of the three values if the Store can only list all objects.
         """
         store = self.store
         if isinstance(store, RemoteStore):

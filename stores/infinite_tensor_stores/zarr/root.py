@@ -432,10 +432,9 @@ class Sweep:
         return replace(self._collected, partial_tiles=len(self.logs), partial_bytes=self._collected.bytes)
 
     def _delete_logs(self, name: str, chosen: Callable[[Place, Mapping[Index, Log]], list[Index]]) -> None:
-        """Delete the logs of chosen tiles.
+        """Delete the logs of the tiles returned by ``chosen(place, logs)``.
 
-        ``chosen(place, logs)`` gets all logs of the tensor, and returns tiles. If the definition is damaged, all logs
-        are kept.
+        `logs` maps each tile with a log to the log. Without a readable definition, nothing is deleted.
         """
         place = self._place(name)
         if place is None:

@@ -214,7 +214,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
     def _undefined(self, name: str) -> set[str | None]:
         """Delete the document of a tensor or group.
 
-        Return the incarnations with folders still to be deleted.
+        Return the incarnations of the tensor. The caller deletes their folders ``tiles-...`` and ``partial-...``.
         """
         key = self._document_path(name)
         (document,) = self._objects.get([key])

@@ -62,11 +62,12 @@ def _place_of(tile: Index) -> tuple[Index, int]:
 
 
 class Writers:
-    """Knows which tiles of a tensor may be stored.
+    """Saves requests for tiles that nobody has stored.
 
-    Every writer except the creator of the tensor stores an announcement before the first write. Without an
-    announcement, only the creator has written. The creator remembers its own tiles, and need not look up any other
-    tile.
+    The store object that created a tensor remembers which tiles it has stored. As long as it is the only writer, no
+    other tile exists, and looking for one would be a wasted request. Every other writer, even in the same process,
+    stores an announcement (an empty object) before its first write. Once the creator has found an announcement, it
+    looks up every tile.
 
     Parameters
     ----------
@@ -80,22 +81,22 @@ class Writers:
         self._announced = False
 
     def found(self) -> None:
-        """Make this store object the creator of the tensor."""
+        """Record that this store object has just created the tensor."""
         self._written, self._announced = TileSet(), True
 
     def doubt(self, tiles: Iterable[Index]) -> list[str]:
-        """Return the keys to read before calling `candidates`.
+        """Return the keys to read before a call of `candidates`.
 
-        This is the key of the announcement, or no key.
+        The list contains the key of the announcement. It is empty if all `tiles` must be looked up in any case.
         """
         written = self._written
         return [] if written is None or all(map(written.__contains__, tiles)) else [self._mark]
 
     def candidates(self, tiles: Iterable[Index], found: Sequence[bytes | None]) -> list[Index]:
-        """Return the tiles to look up.
+        """Return the tiles that may be in the store.
 
-        Nothing is stored for the remaining tiles. `found` contains the object at each key returned by `doubt`, or None
-        for a missing object.
+        For the remaining tiles no request is needed. `found` contains the objects read at the keys from `doubt`, with
+        None for a missing announcement.
         """
         if found.count(None) < len(found):
             self._written = None
@@ -116,7 +117,7 @@ class Writers:
             written.update(tiles)
 
     def leave(self) -> None:
-        """Expect other writers from now on.
+        """Look up every tile from now on, and announce this process before its next write.
 
         Called in a forked child, because its parent may write too.
         """
@@ -126,8 +127,8 @@ class Writers:
 class Logs:
     """Reads, extends and deletes logs.
 
-    The length of each log is remembered, so that its parts need not be listed. A log is given by its prefix in the
-    store.
+    The length of each log is remembered, so that its parts need not be listed. In arguments, a log is the key prefix
+    returned by `Place.log`.
     """
 
     def __init__(self, objects: Objects) -> None:
@@ -137,8 +138,8 @@ class Logs:
     def read(self, first: Mapping[str, bytes | None], most: int) -> dict[str, list[bytes]]:
         """Read all parts of logs.
 
-        `first` contains the first part of each log. A log ends before its first missing part. A part of more than
-        `most` bytes is not read, but returned as `Unreadable`.
+        `first` maps each log to its part 0, or to None if there is no such object. Part 1, 2 and so on are read until
+        a part is missing. A part of more than `most` bytes is not read, but returned as `Unreadable`.
         """
         logs: dict[str, list[bytes]] = {log: [] for log in first}
         grown = {log: part for log, part in first.items() if part is not None}
@@ -294,10 +295,7 @@ class ZarrTensor(TensorHandle):
         self._objects.delete(map(self.place.chunk, tiles))
 
     def generation(self) -> str:
-        """Return a text for the detection of deleted tiles.
-
-        Each call of `delete_tiles` changes the text.
-        """
+        """Return a text that changes whenever any process deletes tiles."""
         (found,) = self._objects.get([self.place.drops])
         return (found or b"").decode(errors="replace")
 
