@@ -45,7 +45,8 @@ class Output:
     dtype : torch.dtype or str
         Element type, or its name.
     window : TensorWindow
-        The pixels covered by a window. The `dimension_map` gives the entry of `ctx` followed by each dimension.
+        The pixels covered by a window. Its `dimension_map` tells which entry of the window index `ctx` moves the window
+        along each dimension.
     blend : callable, WeightedMean or str, optional
         As for `InfiniteTensor`.
     blend_init : number, optional
@@ -137,7 +138,8 @@ class Shared:
         Raises
         ------
         ValidationError
-            If an output is not valid, or the outputs do not follow the same window coordinates.
+            If an output is not valid, if the windows of an output do not move with every entry of the window index, or
+            if two outputs would get the same id.
         """
         declared = _declared(outputs)
         coordinates = max(1, _coordinates(declared))

@@ -75,7 +75,7 @@ class _Part:
         return pixels * (self.nbytes / float(pixels.sum()))
 
     def cut(self, most: int) -> _Part:
-        """Return the part cut into blocks of at most `most` bytes, if possible."""
+        """Return the part with smaller blocks, if possible within the limit `most` in bytes."""
         return replace(self, blocks=self.blocks.cut(max(1, most // self.node.spec.dtype.itemsize)))
 
 
@@ -132,9 +132,10 @@ _Request: TypeAlias = tuple[Node, TensorSpec, _Selected]
 
 
 def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[list[_Selected], list[_Request]]:
-    """Allocate result tensors, and copy pixels available in memory.
+    """Allocate the result tensors of a read, and fill as many as possible from memory.
 
-    Return the result tensors of each request. Also return new requests for the result tensors not yet filled.
+    Return two lists. The first has the selections and result tensors of each request. The second has requests to fill
+    the remaining result tensors.
     """
     read: list[_Selected] = []
     absent: list[_Request] = []
@@ -287,9 +288,9 @@ def stream(node: Node, selections: Iterable[Selection], workers: int | None = No
 
 
 class _Stream:
-    """Reads a sequence of selections.
+    """Reads selections in order, for `stream`.
 
-    The stores are in use only during calls of the methods.
+    Each method enters the stores anew, because the user's code runs between two calls.
     """
 
     def __init__(self, node: Node, workers: int | None) -> None:

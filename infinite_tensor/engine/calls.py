@@ -282,9 +282,10 @@ def _new(size: Sequence[int], upstream: Input) -> torch.Tensor:
 
 
 def _placed(parts: Sequence[tuple[int, int]]) -> list[tuple[int, slice]]:
-    """Lay intervals end to end.
+    """Return the slices for storing intervals one after another.
 
-    Return the start of each interval, and the slice for the interval in the result.
+    The intervals ``[(5, 8), (0, 2)]`` give ``[(5, slice(0, 3)), (0, slice(3, 5))]``: the three pixels from 5 on are
+    stored first, then the two pixels from 0 on.
     """
     ends = list(itertools.accumulate(b - a for a, b in parts))
     return [(a, slice(end - (b - a), end)) for (a, b), end in zip(parts, ends, strict=True)]
@@ -337,9 +338,9 @@ class Deposits:
         self._error: Exception | None = None
 
     def put(self, position: int, window: Array, *others: Array) -> None:
-        """Take the results for one position: one window per tensor.
+        """Collect the result of ``f`` for one window index: a window of each output tensor.
 
-        The windows are copied, so ``f`` may reuse the memory.
+        `position` is the position of the index in the workload. Afterwards, ``f`` may reuse the memory of the windows.
         """
         if self._straight:
             with changing():

@@ -37,13 +37,13 @@ class TensorInStore:
     Attributes
     ----------
     spec : TensorSpec
-        The spec of the tensor.
+        The id, definition and device of the tensor.
     store : TileStore
         The store of the tensor.
     named : bool
         Whether the user chose the id. Only then can the tensor be reopened.
     contents : Contents
-        The contents of the store.
+        The implementation behind `store`.
     """
 
     spec: TensorSpec
@@ -222,7 +222,7 @@ class Node:
     tensor : TensorInStore
         The tensor in its store.
     store, contents
-        The store of `tensor` and its contents.
+        The store of `tensor`, and the implementation behind the store.
     token : str
         The key by which compiled code finds the node.
     """
@@ -335,18 +335,18 @@ def _first_with_f(nodes: Iterable[Node]) -> dict[Node, Node]:
 
 
 def consumers_first(roots: Iterable[Node]) -> dict[Computation, list[Node]]:
-    """Map the computations in the chains of `roots` to their tensors.
+    """Map each computation in the chains of `roots` to its output tensors.
 
-    Each computation comes before the computations of its args. Each tensor belongs to only one computation, with an
-    ``f`` if possible.
+    A computation comes before the computations of its args. Each tensor is listed only once. If built with ``f``, and
+    also opened without ``f``, it is listed under the computation with ``f``.
     """
     return dict(reversed(_upstream_first(resolved([*roots]), {}).items()))
 
 
 def _upstream_first(roots: Iterable[Node], chosen: Mapping[Node, Node]) -> dict[Computation, list[Node]]:
-    """Like `consumers_first`, in reverse order.
+    """Return the computations as in `consumers_first`, but args first.
 
-    `chosen` maps tensors to replacement nodes. Not recursive, because chains may be long.
+    If a tensor occurs as several nodes, the node in `chosen` is used. Recursion would fail on long chains.
     """
     finished: dict[Computation, list[Node]] = {}
     entered: set[Node] = set()

@@ -47,11 +47,11 @@ class Work:
     indices : list of tuple of int
         The window indices that ``f`` gets.
     reader : Reader
-        The read.
+        The options and counters of the read.
     running : threading.Lock
         Locked while the read runs. If it is unlocked, the read has ended, and its claims no longer count.
     peers : list of Work
-        The works of all reads that need windows of this computation, including this work.
+        This object and the `Work` objects of other reads for the same computation.
     is_shared : bool
         Whether other reads may have begun or stored some of the windows.
     workers : list of Worker
@@ -187,7 +187,7 @@ _Wait: TypeAlias = tuple[frozenset[int], Work]
 
 
 class Claims:
-    """Register of the windows being computed by threads of this process."""
+    """Records which windows are being computed by threads of this process."""
 
     def __init__(self) -> None:
         self._renew_after_fork()
@@ -206,10 +206,9 @@ class Claims:
         return Reader(self._deposits, workers, notice)
 
     def join(self, plan: Sequence[Workload], reader: Reader, running: threading.Lock) -> list[tuple[int, list[Work]]]:
-        """Register the workloads of a read.
+        """Register the workloads of a read, to share windows with other reads.
 
-        `leave` unregisters them. Return pairs, sorted by depth: a depth of the chain, and a list of one `Work` per
-        workload at this depth.
+        Return the works grouped by depth, such as ``[(0, [work]), (1, [work, work])]``. `leave` unregisters the works.
         """
         for caller in _callers():
             if caller.thread == threading.get_ident():

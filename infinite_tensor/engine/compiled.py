@@ -46,7 +46,6 @@ def read_together(
 
 
 def _box(selection: Selection) -> list[int]:
-    """Encode a selection as numbers, four per dimension."""
     squeezed = [int(d in selection.squeezed) for d in range(len(selection.start))]
     return [*selection.start, *selection.stop, *selection.steps, *squeezed]
 

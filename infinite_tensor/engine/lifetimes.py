@@ -23,9 +23,10 @@ _NOWHERE = 2**62
 
 @dataclass(frozen=True)
 class NumberedRegions:
-    """Numbered regions of one tensor.
+    """Regions of one tensor, numbered in the order of reading.
 
-    The regions of all tensors in a read are numbered together.
+    All tensors of a read are numbered together. For example, the regions of one tensor have the numbers 0, 2 and 3, and
+    the regions of another have 1 and 4.
 
     Attributes
     ----------
@@ -41,7 +42,7 @@ class NumberedRegions:
 
     @classmethod
     def alone(cls, starts: IntArray, stops: IntArray) -> Self:
-        """Number the regions for a read with a single tensor."""
+        """Number the regions of a read with only one tensor: 0, 1, 2 and so on."""
         return cls(np.arange(len(starts)), starts, stops)
 
     def before(self, number: int) -> Self:
@@ -58,9 +59,10 @@ class NumberedRegions:
 
 
 class Lifetimes:
-    """Computes the pixels of each tensor needed by later regions.
+    """Tells how long a read needs the pixels of each tensor in memory.
 
-    All other pixels can be released. All windows needed by earlier regions are assumed to be computed already.
+    Regions are read in order. After each region, pixels not needed by later regions can be released. Windows computed
+    for an earlier region count as stored, so their args are not needed again.
 
     Parameters
     ----------
@@ -70,7 +72,7 @@ class Lifetimes:
     Attributes
     ----------
     last_depth : int
-        The depth of the user's reads of `roots`, greater than the depth of every computation.
+        The depth that `read_at` returns for `roots`: 1 more than the largest depth of a computation.
     """
 
     def __init__(self, roots: Mapping[Node, NumberedRegions]) -> None:
@@ -105,8 +107,9 @@ class Lifetimes:
     def _windows(self, computation: Computation, nodes: Sequence[Node]) -> tuple[IntArray, IntArray, IntArray, bool]:
         """Return a box of windows of `computation` for each region.
 
-        A box contains all windows needed by the region. Return a tuple: the numbers of the regions in need of windows,
-        the lower bounds of their boxes, the upper bounds, and whether the regions need all windows in the boxes.
+        The box contains all windows needed by the region. Return the numbers of the regions in need of windows, the
+        lower bounds of their boxes, the upper bounds, and a bool. The bool is False if some box may also contain
+        windows not needed.
         """
         boxes = []
         for node in nodes:
@@ -123,9 +126,9 @@ class Lifetimes:
     def _reads(self, node: Node, reads: ArgReads, numbers: IntArray, low: IntArray, high: IntArray, depth: int) -> bool:
         """Record the pixels of `node` read by the windows of a consumer.
 
-        For region ``numbers[i]``, the windows are the box from ``low[i]`` to ``high[i] - 1``, and a box around the
-        pixels is recorded. `depth` is the depth of the consumer. Return whether the windows read all pixels in the
-        boxes.
+        Region ``numbers[i]`` needs the consumer's windows from ``low[i]`` to ``high[i] - 1``. A box around the pixels
+        is recorded for each region. `depth` is the depth of the consumer. Return False if a box may also contain pixels
+        not read, as with the padding "wrap".
         """
         begin = starts_of(reads.window, low)
         end = starts_of(reads.window, np.maximum(high - 1, low)) + np.array(reads.window.size)
@@ -163,9 +166,10 @@ class Lifetimes:
         return self._read_at[node]
 
     def before(self, node: Node, number: int) -> Sequence[int] | None:
-        """Return the lower corner of all pixels still needed from a tensor.
+        """Return the position of the first pixels still needed from a tensor.
 
-        Regions with numbers lower than `number` are done. Return None if no other region needs pixels.
+        In each dimension, no pixel before this position is needed for region `number` or later regions. Return None if
+        no pixels are needed.
         """
         firsts = self._before[node]
         if number >= len(firsts) or firsts[number, 0] == _NOWHERE:
@@ -187,10 +191,11 @@ def _is_one(hull: _Boxes, box: _Boxes, other: _Boxes) -> bool:
 
 
 def _new(low: IntArray, high: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
-    """Find the new points of each box.
+    """Find the part of each box outside all earlier boxes.
 
-    A point is new if no earlier box contains it. Return whether each box has new points, and a lower bound of its new
-    points. Some old points may count as new.
+    Of the boxes ``0:4`` and ``2:6`` in one dimension, the new part of the second begins at 4. Return two arrays with an
+    entry per box: whether there is a new part, and its lower corner. For speed, only some earlier boxes are compared,
+    so the new part may be too large, but never too small.
     """
     new, corners, nothing = np.ones(len(low), dtype=bool), low.copy(), [0] * low.shape[1]
     known = nothing, [*nothing]

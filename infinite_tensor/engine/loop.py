@@ -42,7 +42,7 @@ class Loop:
     nodes : iterable of Node
         The tensors.
     views : Views
-        The accesses of the read.
+        Gives access to the tensors in their stores.
     release : callable, optional
         ``release(depth)`` is called as soon as all windows of the tensors at this depth of the chain are computed.
 
@@ -96,8 +96,8 @@ class _Queue:
     def add(self, starts: IntArray, stops: IntArray) -> int:
         """Add the missing windows of regions.
 
-        Return how many windows must be computed before the regions can be read. Windows are counted from the first
-        window ever added to the queue.
+        Return the number of windows added to the queue so far. The regions can be read as soon as `take` returns at
+        least this number, and the windows taken are computed.
         """
         waiting = len(self._windows)
         if waiting:
@@ -115,8 +115,8 @@ class _Queue:
     def take(self, *, all_of_them: bool) -> tuple[IntArray, int]:
         """Remove the windows to compute next from the queue.
 
-        Return these windows, and the number of the next window in the queue. Windows are numbered in the order of
-        addition.
+        Also return how many windows were added before the first window left in the queue. If no window is left, this is
+        the number of all windows added.
         """
         windows, count = self._windows, len(self._windows)
         count = count if all_of_them else self.node.computation.batching.full(count)
@@ -135,11 +135,11 @@ def run_steps(
     Parameters
     ----------
     regions : mapping of Node to NumberedRegions
-        The regions of each tensor, numbered together.
+        The regions of each tensor. All regions have different numbers.
     steps : sequence of range
-        The numbers of the regions of each step.
+        The numbers of the regions in each step: ``[range(0, 3), range(3, 5)]`` has regions 0 to 2 in the first step.
     views : Views
-        The accesses of the read.
+        Gives access to the tensors in their stores.
     """
     lifetimes = Lifetimes(regions) if len(steps) > 1 else None
 
@@ -163,9 +163,9 @@ def run_steps(
 def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], None] | None = None) -> None:
     """Compute missing windows, upstream windows first.
 
-    `views` must have reported the `wanted` windows missing. If another read is already computing a window, this
-    function waits for the window. ``f`` runs under `torch.no_grad`. ``after(depth)`` is called as soon as all windows
-    of the tensors at this depth of the chain are computed.
+    `wanted` contains the missing windows returned by ``views.of(node).add()``. If another read is already computing a
+    window, this function waits for the window. ``f`` runs under `torch.no_grad`. ``after(depth)`` is called as soon as
+    all windows of the tensors at this depth of the chain are computed.
     """
     if torch.is_inference_mode_enabled():
         # Tensors created in inference mode could not be blended into later.

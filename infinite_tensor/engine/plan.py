@@ -109,9 +109,10 @@ class Workload:
 
 
 def regions_of(consumers: Sequence[Workload], node: Node) -> tuple[IntArray, IntArray] | None:
-    """Return the regions of a tensor read by `consumers`.
+    """Return the regions of a tensor to read as args of ``f``.
 
-    Return their starts and stops, or None if nothing of the tensor is read.
+    `consumers` are the workloads that may have the tensor as an arg. Return the starts and stops of the regions in
+    pixels, or None if no region is needed.
     """
     starts, stops = [], []
     for workload in consumers:
@@ -126,7 +127,8 @@ def regions_of(consumers: Sequence[Workload], node: Node) -> tuple[IntArray, Int
 def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
     """Plan a read: return all workloads for the `wanted` windows.
 
-    `views` must have reported these windows missing. Each workload comes before the workloads of its args.
+    `wanted` contains the missing windows returned by ``views.of(node).add()``. Each workload comes before the workloads
+    of its args.
 
     Raises
     ------

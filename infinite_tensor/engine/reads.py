@@ -1,7 +1,7 @@
-"""Accesses of a read to tensors, and drops of windows during reads.
+"""Opens tensors for a read, and drops stored windows.
 
-A read notices windows dropped since its beginning. The read still returns pixels computed from dropped windows, but no
-longer stores them.
+If ``invalidate`` drops windows during a read, the read may still return pixels computed from these windows, but does
+not store such pixels.
 """
 
 from __future__ import annotations
@@ -82,16 +82,16 @@ DROPPING = Dropping()
 
 
 class Views:
-    """Accesses of one read to its tensors.
+    """Opens tensors for one read.
 
-    All accesses are closed together.
+    Each tensor is opened when needed, and stays open for the read. `close` closes all tensors.
 
     Parameters
     ----------
     reader : Reader
         The read.
     taken : mapping of Node to Tiles
-        For some tensors, the tiles in which to store windows. For all other tensors, windows are stored in all tiles.
+        The tiles that the read may write. For a tensor without an entry, the read may write all tiles.
     """
 
     def __init__(self, reader: Reader, taken: Mapping[Node, Tiles] | None = None) -> None:

@@ -52,7 +52,7 @@ class StraightAccess(Access):
         raise AssertionError
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Copy the pixels."""
+        """Fill `out` with the pixels from `start` on, by a call of the writer."""
         with running_f():
             self._writer.write(start, out)
 

@@ -68,9 +68,10 @@ class Moments:
 
 
 def _parts(values: npt.NDArray[Any]) -> list[_Floats]:
-    """Split `values` into arrays of floats with exact products.
+    """Split each number into one or more floats of few bits, so that products are exact.
 
-    The arrays add up to `values`.
+    Return one array for the first part of all numbers, one for the second part, and so on. The parts of a number add up
+    to the number. The product of any two parts is exact.
     """
     if values.dtype == np.float64:
         # The split of Dekker and Veltkamp.

@@ -101,11 +101,11 @@ def nested(values: Iterable[tuple[Key, Any]]) -> dict[str, Any]:
 
 
 def listed(keys: Iterable[Key], *, nested: bool, leaves_only: bool) -> list[Key]:
-    """Return the keys of a TensorDict with the leaves `keys`, in TensorDict's order.
+    """Return the keys listed by ``TensorDict.keys()``, in the same order.
 
-    Keys of nested dictionaries are included: the leaf ``("a", "b")`` is followed by the dictionary ``("a",)``. If
-    `nested` is False, only the keys with a single name are returned. If `leaves_only` is True, keys of dictionaries are
-    left out.
+    `keys` contains only the leaves. The result also contains each nested dictionary, after its last leaf: the leaf
+    ``("a", "b")`` is followed by the dictionary ``("a",)``. If `nested` is False, only the keys with a single name are
+    returned. If `leaves_only` is True, keys of dictionaries are left out.
     """
     found: list[Key] = []
     open_names: Key = ()
