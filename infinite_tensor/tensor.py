@@ -559,7 +559,7 @@ class InfiniteTensor(Fillable):
         Parameters
         ----------
         region : optional
-            As for a read. Default: all of a bounded tensor; everything that is stored of an unbounded one.
+            As for a read. Default: all of a bounded tensor; all stored pixels of an unbounded tensor.
         where : Mask, array, tensor, InfiniteTensor or callable, optional
             A mask of the pixels to count, as for `fill`, but applied pixel by pixel. A callable is called for each
             tile. It returns one bool for the whole tile, or an array with one entry per pixel of the mask.

@@ -34,7 +34,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 _BLOCK_BYTES = 16 * 2**20
 """Larger reads are split into blocks of this size, to release upstream windows early."""
 _MOST_WAITING = 1024
-"""The most regions of a stream to hold back for a full batch."""
+"""The maximum number of regions of a stream to hold back for a full batch."""
 
 
 @dataclass(frozen=True)

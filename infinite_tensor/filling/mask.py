@@ -28,7 +28,7 @@ Boxes: TypeAlias = tuple[IntArray, IntArray]
 """Bounds of regions of a tensor in pixels: two arrays of shape (N, ndim)."""
 
 _PIECE = 2**22
-"""The most mask pixels read at once. A single tile may need more."""
+"""The maximum number of mask pixels read at once. A single tile may need more."""
 _ROUND = 2**16
 """Floats are read as fractions up to this denominator: the float 1/3 means exactly a third."""
 

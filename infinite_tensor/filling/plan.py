@@ -33,7 +33,7 @@ SKIPPED = "skipped"
 """The state of an unstored tile excluded by a mask."""
 
 _MOST_NAMED = 2**21
-"""The most windows of a tensor to look up in the store. With more windows, all count as not stored."""
+"""The maximum number of windows of a tensor to look up in the store. With more windows, all count as not stored."""
 
 
 @dataclass(frozen=True)

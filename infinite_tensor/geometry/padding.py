@@ -18,7 +18,7 @@ from infinite_tensor.geometry.window_sets import FARTHEST, BoxUnion, IndexProduc
 PADDINGS = ("error", "constant", "edge", "reflect", "symmetric", "wrap")
 
 _MOST_IMAGES = 16
-"""The most repeats of a pixel by padding in a dimension. With more, all windows of the dimension count as readers."""
+"""The maximum number of repeats of a pixel by padding. With more, all windows along the dimension count as readers."""
 
 
 class ArgReads:

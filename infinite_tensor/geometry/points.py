@@ -23,7 +23,7 @@ COORDINATE_LIMIT = 2**51
 """Unbounded dimensions have pixels in [-2**51, 2**51). All metadata represent such positions exactly."""
 
 MOST_AT_ONCE = 2**23
-"""The most windows or tiles to process at once. More indices would not fit into memory."""
+"""The maximum number of windows or tiles to process at once. More indices would not fit into memory."""
 
 _FEW = 16
 """Below this number of points, Python is faster than numpy."""

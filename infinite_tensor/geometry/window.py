@@ -50,10 +50,10 @@ LARGEST = 2**53
 """The limit of sizes, strides and offsets. All metadata represent such numbers exactly."""
 
 MOST_DIMENSIONS = 32
-"""The most dimensions of a window. HDF5 has the same limit, and numpy allows 64."""
+"""The maximum number of dimensions of a window. HDF5 has the same limit, and numpy allows 64."""
 
 MOST_OVERLAP = 2**17
-"""The most windows over a pixel. All must be computed before the pixel is complete."""
+"""The maximum number of windows over a pixel. All must be computed before the pixel is complete."""
 
 
 def _integers(name: str, value: object, dims: int | None, minimum: int | None) -> Index:

@@ -31,7 +31,7 @@ Indices: TypeAlias = "range | IntArray"
 """A set of window indices along one coordinate, in ascending order."""
 
 MOST_BOXES = 2**12
-"""The most boxes in a union. A larger union is replaced by the smallest box around it."""
+"""The maximum number of boxes in a union. A larger union is replaced by the smallest box around it."""
 FARTHEST = 2**53
 """No read reaches farther than this in an unbounded dimension."""
 _FEW_POINTS = 2**20

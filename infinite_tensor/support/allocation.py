@@ -30,9 +30,9 @@ _LARGE_BYTES = 2**20
 _BLOCK_BYTES = 2**16
 """Blocks smaller than this are left to the allocator."""
 _KEPT_BYTES = 2**25
-"""The most bytes of freed blocks kept for reuse."""
+"""The maximum bytes of freed blocks kept for reuse."""
 _KEPT_SIZES = 16
-"""The most sizes of freed blocks kept for reuse. Freeing a block visits all sizes."""
+"""The maximum number of sizes of freed blocks kept for reuse. Freeing a block visits all sizes."""
 
 
 def new_result(shape: Sequence[int], dtype: torch.dtype, device: torch.device, advice: str = "") -> torch.Tensor:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 _Floats: TypeAlias = npt.NDArray[np.float64]
 
 MOST = 2**16
-"""The most numbers to add at once."""
+"""The maximum number of numbers to add at once."""
 _UNIT = 1074
 """Every float64 is a multiple of ``2**-_UNIT``."""
 _BITS = 22

@@ -19,7 +19,7 @@ import torch
 from infinite_tensor.errors import ValidationError
 
 _MOST = 200
-"""The most characters of a value in a message."""
+"""The maximum number of characters of a value in a message."""
 
 _LARGEST = 2**31
 """The limit of numerators and denominators in ratios."""

@@ -89,7 +89,7 @@ def bytes_of(number: int) -> str:
 
 _LONGEST = 300
 _LONGEST_NOTE = 1200
-"""The most characters shown of a problem report."""
+"""The maximum number of characters shown of a problem report."""
 
 # The table of `html.escape`, because importing `html` takes long.
 _ESCAPED = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})

@@ -300,9 +300,9 @@ def missing_windows(
 
 
 MOST_LISTED = 12
-"""The most ids in the repr of a store."""
+"""The maximum number of ids in the repr of a store."""
 _MOST_CHARACTERS = 40
-"""The most characters shown of an id."""
+"""The maximum number of characters shown of an id."""
 
 
 def listing(found: Callable[[], tuple[Sequence[str], int] | None]) -> str:

@@ -33,7 +33,7 @@ _MOST_NAMED = 5
 _MOST_LISTED = 12
 _MOST_COMPARED = 1000
 _TOLD = 5
-"""The most failures shown in full by an error. Each of thousands of batches may fail."""
+"""The maximum number of failures shown in full by an error. Each of thousands of batches may fail."""
 
 
 def combined(failures: Sequence[StoreError]) -> StoreError:

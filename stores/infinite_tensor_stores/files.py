@@ -26,7 +26,7 @@ from infinite_tensor.support.disks import give_name, remove
 from infinite_tensor.support.threads import on_threads
 
 LARGEST_DOCUMENT = 2**25
-"""The most bytes of a ``zarr.json``, written by this library or by another program."""
+"""The maximum bytes of a ``zarr.json``, written by this library or by another program."""
 
 HDF5_SUFFIXES = (".h5", ".hdf5", ".hdf")
 """The file name suffixes of HDF5 stores, in lower case."""

@@ -25,9 +25,9 @@ from infinite_tensor.values.spec import TensorSpec
 
 _BLENDED_TILE_BYTES = 2**18
 _MOST_BLENDED_BYTES = 2**24
-"""The most bytes of a tile of blended pixels, for tensors with large windows."""
+"""The maximum bytes of a tile of blended pixels, for tensors with large windows."""
 _GATHERED_BYTES = 2**24
-"""The most bytes of values gathered at once before a reduction."""
+"""The maximum bytes of values gathered at once before a reduction."""
 
 
 class Row:

@@ -248,7 +248,7 @@ def _sizes(group: Any) -> list[int]:
 
 _PLACE = "a new file"
 _TOLD = 5
-"""The most names listed in an error."""
+"""The maximum number of names listed in an error."""
 
 
 _known: weakref.WeakValueDictionary[tuple[int, int], SharedFile] = weakref.WeakValueDictionary()

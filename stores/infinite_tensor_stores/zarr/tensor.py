@@ -30,7 +30,7 @@ _BITS = 12
 """A block of a `TileSet` has about 2**12 tiles."""
 
 _FEW_TILES = 64
-"""The most tiles to look up separately. For more tiles, all stored tiles are listed."""
+"""The maximum number of tiles to look up separately. For more tiles, all stored tiles are listed."""
 
 _PAGE_BYTES = 2**26
 _PAGE_TILES = 256
