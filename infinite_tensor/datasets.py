@@ -134,7 +134,7 @@ class _Patches(Dataset[_Item_co]):
             sizes = tuple(axis.size for axis in self._axes)
             extents = tuple(axis.high - axis.low for axis in self._axes)
             raise ValidationError(
-                f"no patch of {sizes} pixels fits into a region of {extents}; give a larger region, or for example "
+                f"no patch of {sizes} pixels fits into a region of {extents}; give a larger region, or a smaller "
                 f"patch_size={tuple(map(min, sizes, extents))}"
             )
 
@@ -532,9 +532,9 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
     for k, axis in axes.items():
         if any(number % units[k] for number in (axis.low, axis.size, axis.stride)):
             raise ValidationError(
-                f"dimension {dims[k]}: the start of the region, patch_size and stride must be multiples of "
-                f"{units[k]}, because patches consist of whole pixels of all tensors of the group; got start "
-                f"{axis.low}, patch_size {axis.size} and stride {axis.stride}"
+                f"dimension {dims[k]}: the start of the region, patch_size and stride must be multiples of {units[k]} "
+                f"for whole pixels in all tensors of the group, got start {axis.low}, patch_size {axis.size} and "
+                f"stride {axis.stride}"
             )
     return _PatchGrid(source, box, tuple(axes.values()), tuple(dims[k] for k in axes))
 
@@ -554,8 +554,8 @@ def _box(region: object, shape: Shape) -> Selection:
         if unbounded:
             example = ", ".join([":" if extent else _EXAMPLE for extent in shape])
             raise ValidationError(
-                f"dimensions {', '.join(map(str, unbounded))} of shape {shape} are unbounded, so patches need a "
-                f"region with a start and a stop for each of these dimensions, such as region=sl[{example}]"
+                f"region must have a start and a stop in each unbounded dimension ({', '.join(map(str, unbounded))}) "
+                f"of shape {shape}, as in region=sl[{example}]"
             )
         region = ...
     box = parse(region, shape)

@@ -52,8 +52,9 @@ def open_tensor(
     definition = stored.definition
     if f is not None and definition.output is not None:
         raise ValidationError(
-            f"tensor {tensor_id!r} is the output {show(definition.output)} of an f with several outputs, so open it "
-            "without f; to compute missing windows, create all outputs again with InfiniteTensor.from_multi"
+            f"tensor {tensor_id!r} must be opened without f, because it is the output {show(definition.output)} of an "
+            "f with several outputs; to compute missing windows, create all outputs again with "
+            "InfiniteTensor.from_multi"
         )
     upstream = as_tensors(args) if args is not None else _open_args(store, tensor_id, stored)
     if args is not None:
@@ -146,7 +147,7 @@ def _bind(
     for unknown in filter(None, map(unknown_in, (used, reduction))):
         if f is not None:
             raise ValidationError(
-                f"tensor {tensor_id!r} needs {unknown.name!r}, but only its name is stored; give it as {unknown.given}"
+                f"tensor {tensor_id!r} needs {unknown.name!r}, but only the name is stored; give {unknown.given}"
             )
     if reduce is not None:
         check_same(tensor_id, definition, replace(definition, reduction=reduction_to_json(reduce)), store)

@@ -158,8 +158,7 @@ def reductions(_context: click.Context, _option: click.Parameter, texts: tuple[s
     found = dict(map(_reduction, texts))
     if len(found) < len(texts) or (None in found and len(found) > 1):
         raise click.BadParameter(
-            'name the output in each --reduce, and use each name only once, as in "--reduce labels=argmax --reduce '
-            'sure=softmax"'
+            'each --reduce must name a different output, as in "--reduce labels=argmax --reduce sure=softmax"'
         )
     return found.get(None, found or None)
 
@@ -249,7 +248,7 @@ def source_at(place: str, dims: tuple[str, ...] | None) -> Any:
         try:
             return infinite_tensor.from_array(np.load(path, mmap_mode="r"), dims=dims)
         except ValueError as error:
-            raise click.UsageError(f"{path} is not an array of numbers from numpy.save") from error
+            raise click.UsageError(f"{path} must contain an array of numbers, written by numpy.save") from error
     if suffix in (".tif", ".tiff", ".vrt", ".jp2", ".img") and find_spec("rasterio") is not None:
         return infinite_tensor.from_raster(path)
     return infinite_tensor.from_image(path)

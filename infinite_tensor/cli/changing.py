@@ -288,7 +288,7 @@ def rm(store: str, tensor_id: str, dependants: bool, group: bool, yes: bool, as_
         if group or (tensor_id not in opened and tensor_id in opened.group_ids()):
             if dependants:
                 raise click.UsageError(
-                    f"{tensor_id!r} is a group, but --dependants only applies to tensors; leave it out"
+                    f"{tensor_id!r} is a group, but --dependants only applies to tensors; leave out --dependants"
                 )
             if tensor_id not in opened.group_ids():
                 # Raises an error with the names of all groups.

@@ -160,9 +160,11 @@ def _write(source: Any, region: Any, output: str, *, overwrite: bool) -> None:
         source.export(region, output, overwrite=overwrite)
         return
     if not output.endswith(".png"):
-        raise click.UsageError(f"{output!r} must end with .npy or .png; export writes other formats")
+        raise click.UsageError(
+            f"the path must end with .npy or .png, got {output!r}; for other formats, use the command export"
+        )
     if os.path.lexists(output) and not overwrite:
-        raise click.ClickException(f"there is something at {output!r} already; give another path, or --overwrite")
+        raise click.ClickException(f"{output!r} already exists; give another path, or --overwrite")
     source.show(region).figure.savefig(output)
 
 
@@ -322,7 +324,9 @@ def view(store: str, tensor_ids: tuple[str, ...], computed: Any, port: int, brow
         ids = tensor_ids or (() if given else tuple(without_levels(opened.tensor_ids())))
         if not given and not tensor_ids and len(ids) != 1:
             raise click.UsageError(
-                f"{store} holds {len(ids)} tensors; give the ID of one or more: {', '.join(ids) or 'there are none'}"
+                f"{store} contains {len(ids)} tensors; give the ID of one or more: {', '.join(ids)}"
+                if ids
+                else f"{store} contains no tensors"
             )
         # Both stores are read-only, so the same store has the same text.
         shown_already = [each.tensor_id for each in given if str(each.tile_store) == str(opened)]

@@ -156,7 +156,7 @@ class _Check:
             stacked = (count, *self._size)
             if returned.shape != stacked:
                 raise ShapeMismatchError(
-                    f"given {_windows(count)}, f returned{self._named} shape {tuple(returned.shape)}; return {stacked}"
+                    f"for {_windows(count)}, f returned{self._named} shape {tuple(returned.shape)}; return {stacked}"
                 )
         return _as_list(returned, count)
 
@@ -191,17 +191,16 @@ class _Check:
             advice = f"return result.to({here!r}), or declare device={there!r}"
             raise DeviceMismatchError(
                 f"f returned{named} a tensor on {there}, but the tensor is declared on {here}; "
-                + ("a meta tensor has no values" if output.is_meta else advice)
+                + ("return a tensor with values" if output.is_meta else advice)
             )
         return output.detach().resolve_conj().resolve_neg()
 
     def _check_dense(self, output: torch.Tensor) -> None:
         if output.is_nested:
-            raise ValidationError(f"f must return a dense tensor{self._named}, got a nested one")
+            raise ValidationError(f"f must return a dense tensor{self._named}, got a nested tensor")
         if output.layout is not torch.strided:
             raise ValidationError(
-                f"f must return a dense tensor{self._named}, got one of layout {output.layout}; return "
-                "result.to_dense()"
+                f"f must return a dense tensor{self._named}, got layout {output.layout}; return result.to_dense()"
             )
 
 
@@ -212,7 +211,7 @@ def _entries(output: object, keys: Sequence[Key]) -> list[Any]:
     found = dict(leaves(output))
     missing, extra = [key for key in keys if key not in found], [key for key in found if key not in keys]
     if missing or extra:
-        differing = [f"{show(key)} is missing" for key in missing] + [f"{show(key)} is no output" for key in extra]
+        differing = [f"{show(key)} is missing" for key in missing] + [f"{show(key)} is not an output" for key in extra]
         raise ValidationError(
             f"f must return a dict with the keys {listed}; in the returned dict, {', '.join(differing)}"
         )
@@ -228,7 +227,7 @@ def _as_list(returned: object, count: int) -> Sequence[object]:
         )
     if len(returned) != count:
         raise ShapeMismatchError(
-            f"given {_windows(count)}, f returned {len(returned)} results; return one tensor for each window"
+            f"for {_windows(count)}, f returned {len(returned)} results; return one tensor for each window"
         )
     return returned
 

@@ -228,9 +228,9 @@ def reach_error(
             return outside_arg(computation.names, at, spec.tensor_id, spec.labels[d], low, high, extent)
         if max(-low, high) > _REACH:
             return RegionError(
-                f"args_windows[{at}] of {computation.names} reaches pixels {low} .. {high - 1} in dimension "
-                f"{d} of {spec.tensor_id!r}, far beyond the limit of 2**51: coordinates go from "
-                f"-{COORDINATE_LIMIT} to {COORDINATE_LIMIT - 1}, and args_windows may reach from -2**52 to 2**52"
+                f"args_windows[{at}] of {computation.names} must stay between -2**52 and 2**52, got pixels "
+                f"{low} .. {high - 1} in dimension {d} of {spec.tensor_id!r}; read coordinates closer to 0, or give "
+                "args_windows a smaller stride or offset"
             )
     return None
 

@@ -211,9 +211,9 @@ def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dic
         if len(targets) == 1 and max_memory is not None and needed > held:
             least = _least(nodes, needed + _OVERHEAD)
             raise MemoryTooSmallError(
-                f"max_memory is {bytes_of(max_memory)}, but the caches of the stores may take {bytes_of(caches)}, a "
-                f"step {bytes_of(needed)}, and tiles waiting to be written {bytes_of(_OVERHEAD)}: "
-                f"allow {whole_mebibytes(least)}, or use smaller tiles",
+                f"max_memory must be at least {whole_mebibytes(least)}, got {bytes_of(max_memory)}: one step takes "
+                f"{bytes_of(needed)}, the caches of the stores up to {bytes_of(caches)}, and tiles waiting to be "
+                f"written {bytes_of(_OVERHEAD)}; give more memory, or use smaller tiles",
                 least,
             )
         if len(targets) == 1 or (even and needed <= held):
@@ -445,8 +445,8 @@ def writable(job: Job) -> Job:
         node, regions = target.node, zip(*target.all_regions, strict=True)
         if node.contents.read_only and not all(node.contents.is_complete(node.spec, *each) for each in regions):
             raise ValidationError(
-                f"{node.store!s} is read-only, and lacks tiles of tensor {node.spec.tensor_id!r}: open it with "
-                "mode='a' or 'r+' to fill a tensor"
+                f"tensor {node.spec.tensor_id!r} cannot be filled, because {node.store!s} is read-only and lacks "
+                "tiles; open the store with mode='a' or 'r+'"
             )
     targets = tuple([target for target in job.targets if not target.node.contents.read_only])
     left = [{node: bands for node, bands in cuts.items() if not node.contents.read_only} for cuts in job.passes]

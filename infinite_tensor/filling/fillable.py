@@ -19,10 +19,7 @@ from infinite_tensor.support.given import checked_bytes, checked_count, checked_
 if TYPE_CHECKING:
     from infinite_tensor.tensor import InfiniteTensor
 
-_INTERRUPTED = (
-    "The fill was interrupted. What it has computed is kept: call fill with the same region again, and it continues "
-    "from there."
-)
+_INTERRUPTED = "The fill was interrupted. Finished work is kept: to continue, call fill again with the same region."
 
 
 class Fillable(ABC):

@@ -117,8 +117,8 @@ def placed(where: object, names: Sequence[str], region: Selection) -> PlacedMask
         has = f"shape {tuple(mask.values.shape)}" if sliced else f"{len(numbers)} dimensions"
         named = "" if mask.dims is None else f", and dims={quoted(mask.dims)}"
         raise ValidationError(
-            "dims of a mask must list the dimension of the tensor for each dimension of the mask, and no dimension "
-            f"twice, by number or by one of the names {tuple(names)}; this mask has {has}{named}"
+            "dims of a mask must give a different dimension of the tensor for each dimension of the mask, by number or "
+            f"as one of {tuple(names)}; the mask has {has}{named}"
         )
     lies = []
     for name, given in (("scale", mask.scale), ("origin", mask.origin)):
@@ -446,7 +446,7 @@ def _any_in_slices(values: Any, ranges: Sequence[_Ranges]) -> BoolArray:
     pixels = tuple(slice(of_d[0][0], of_d[-1][1]) for of_d in ranges)
     wanted = _truth(values[pixels])
     if wanted.shape != (shape := tuple(pixel.stop - pixel.start for pixel in pixels)):
-        raise ValidationError(f"the mask must have shape {shape} when it is sliced by {pixels}, got {wanted.shape}")
+        raise ValidationError(f"the mask must return shape {shape} for {pixels}, got {wanted.shape}")
     for d, of_d in enumerate(ranges):
         before = np.zeros([n + (axis == d) for axis, n in enumerate(wanted.shape)], dtype=np.int64)
         np.cumsum(wanted, axis=d, out=before[(slice(None),) * d + (slice(1, None),)])

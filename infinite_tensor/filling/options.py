@@ -86,13 +86,13 @@ def check_fill_options(function: Callable[..., Any], options: Mapping[str, Any])
     shard, pyramid = checked_shard(options.get("shard")), options.get("pyramid", False)
     if not isinstance(pyramid, bool | str):
         raise ValidationError(
-            f"pyramid must be True, False or the method of levels, such as 'mode', got {quoted(pyramid)}; "
+            f"pyramid must be True, False or a method such as 'mode', got {quoted(pyramid)}; "
             "for a number of levels, call t.pyramid(levels=3)"
         )
     if isinstance(pyramid, str):
         check_name(pyramid)
     if shard is not None and pyramid:
         raise ValidationError(
-            "a shard cannot fill levels, because levels extend over several shards; when all shards are done, call "
-            "fill with pyramid=True and without shard: nothing is computed twice"
+            "a shard cannot fill levels, because levels extend over several shards; when all shards are filled, call "
+            "fill once more with pyramid=True and without shard"
         )

@@ -46,7 +46,9 @@ class Batching:
             return cls(tuple(allowed), tuple(allowed))
         size = as_index(given)
         if size is None or size < 1:
-            raise ValidationError(f"batch_size must be a positive int, a tuple of them or None, got {quoted(given)}")
+            raise ValidationError(
+                f"batch_size must be a positive int, a tuple of positive ints or None, got {quoted(given)}"
+            )
         return cls(size, (size,))
 
     @property

@@ -172,6 +172,6 @@ def check_count(count: float, most: int) -> None:
     """Check that `count` windows or tiles do not exceed the limit `most`."""
     if count > most:
         raise ValidationError(
-            f"this needs {count:.3g} windows or tiles at once, more than {most}; read a smaller region, or use "
-            "a larger stride or tile_size"
+            f"a region may need at most {most} windows or tiles at once, got {count:.3g}; read a smaller region, or "
+            "use a larger stride or tile_size"
         )

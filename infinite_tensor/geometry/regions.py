@@ -21,7 +21,7 @@ from infinite_tensor.support.given import as_index, quoted
 Region: TypeAlias = SupportsIndex | slice | EllipsisType | tuple[Any, ...]
 """The index for reading a single region."""
 
-_SUPPORTED = "supported are ints, slices and Ellipsis"
+_SUPPORTED = "give ints, slices or Ellipsis"
 
 
 class _RegionBuilder:
@@ -182,7 +182,7 @@ def _coordinate(entry: object, label: object, extent: int | None) -> int:
     number = as_index(entry)
     if number is None:
         many = isinstance(entry, list)
-        hint = "; one region is expected: call this once per region, or read tensor[[...]]" if many else ""
+        hint = "; for several regions, use one call per region, or read tensor[[...]]" if many else ""
         raise RegionError(
             f"dimension {label}: cannot index with {type(entry).__name__} {quoted(entry)}; {_SUPPORTED}{hint}"
         )

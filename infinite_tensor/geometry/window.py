@@ -67,12 +67,12 @@ def _integers(name: str, value: object, dims: int | None, minimum: int | None) -
         raise ValidationError(f"{name} must be a tuple of ints, got {quoted(value)}{one}")
     numbers = [as_index(item) for item in entries]
     if dims is not None and len(numbers) != dims:
-        raise ValidationError(f"{name} must have as many entries as size, {dims}, got {quoted(value)}")
+        raise ValidationError(f"{name} must have one entry per dimension of the window ({dims}), got {quoted(value)}")
     for number in numbers:
         if number is not None and abs(number) > LARGEST:
-            raise ValidationError(f"{name} must stay within 2**53, got {quoted(value)}")
+            raise ValidationError(f"{name} must contain only ints from -2**53 to 2**53, got {quoted(value)}")
         if number is None or (minimum is not None and number < minimum):
-            kind = {None: "ints", 0: "ints from 0 on", 1: "positive ints"}[minimum]
+            kind = {None: "ints", 0: "non-negative ints", 1: "positive ints"}[minimum]
             raise ValidationError(f"{name} must contain only {kind}, got {quoted(value)}")
     return tuple(number for number in numbers if number is not None)
 
@@ -240,8 +240,8 @@ class TensorWindow:
         for d, (k, n) in enumerate(zip(follows, margins, strict=True)):
             if k is None and n:
                 raise ValidationError(
-                    f"margin {quoted(margin)}: dimension {d} of {self!r} stays in place and cannot have a margin; "
-                    "give 0 for it"
+                    f"margin must be 0 for dimension {d}, because {self!r} stays in place along this dimension, got "
+                    f"{quoted(margin)}"
                 )
         return TensorWindow(
             [size + 2 * n for size, n in zip(self.size, margins, strict=True)],
@@ -286,7 +286,9 @@ class TensorWindow:
 def _checked_map(dimension_map: Sequence[int | None], dims: int) -> tuple[int | None, ...]:
     given = members(dimension_map)
     if given is None or len(given) != dims:
-        raise ValidationError(f"dimension_map must have as many entries as size, {dims}, got {quoted(dimension_map)}")
+        raise ValidationError(
+            f"dimension_map must have one entry per dimension of the window ({dims}), got {quoted(dimension_map)}"
+        )
     entries: list[int | None] = []
     for entry in given:
         number = None if entry is None else as_index(entry)

@@ -187,7 +187,7 @@ class TensorGroup(Fillable):
         return found
 
     def _unknown(self, key: Key) -> KeyError:
-        return KeyError(f"key {show(key)} is not in the group, which has {', '.join(map(show, self._members))}")
+        return KeyError(f"key {show(key)} is not in the group; the keys are {', '.join(map(show, self._members))}")
 
     # Type checkers cannot know whether a key names a tensor or a nested group. With Any, users need no assert.
     @overload
@@ -262,7 +262,9 @@ class TensorGroup(Fillable):
 
     def _kept(self, keys: list[Key]) -> Self:
         if not keys:
-            raise ValidationError(f"no tensor of the group remains; its keys are {', '.join(map(show, self._members))}")
+            raise ValidationError(
+                f"at least one tensor of the group must remain; the keys are {', '.join(map(show, self._members))}"
+            )
         return self._of_members({key: self._members[key] for key in keys})
 
     @property
@@ -430,7 +432,7 @@ class TensorGroup(Fillable):
     def _plain(self, region: object) -> Selection:
         selection = parse(region, self.shape)
         if selection.steps.count(1) < self.ndim:
-            raise ValidationError(f"region must have no step here, got {quoted(region)}")
+            raise ValidationError(f"region must have no step, got {quoted(region)}")
         return selection
 
     def to(self, device: torch.device | str | int) -> Self:
@@ -443,7 +445,7 @@ class TensorGroup(Fillable):
         """
         if isinstance(device, torch.dtype):
             raise ValidationError(
-                f"the argument of to must be a device, got {device}; convert the tensors of the group one by one"
+                f"device must be a torch.device or a str, got {device}; convert the tensors of the group one by one"
             )
         moved: list[tuple[InfiniteTensor, torch.device]] = []
         try:

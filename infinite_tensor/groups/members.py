@@ -288,8 +288,8 @@ def _check_as_many(
     if len(counts) > 1 or (0 in counts and unsaid):
         found = "; ".join(f"{show(key)} of shape {tensors[key].shape} shares {list(shared[key])}" for key in tensors)
         raise ValidationError(
-            "the tensors of a group must all share the same number of dimensions: the unbounded ones, unless dims=... "
-            f"gives others; got {found}"
+            f"the tensors of a group must all share the same number of dimensions, but {found}. By default, unbounded "
+            "dimensions are shared; give dims=... to share others"
         )
     for key in tensors:
         inner = [d for d in _unbounded(tensors[key]) if d not in shared[key]]
@@ -305,8 +305,7 @@ def _checked_dims(key: Key, tensor: InfiniteTensor, given: object) -> tuple[int,
     dims = [d % tensor.ndim for d in numbers if d is not None and -tensor.ndim <= d < tensor.ndim]
     if len(dims) < len(numbers) or len(set(dims)) < len(dims):
         raise ValidationError(
-            f"dims of {show(key)} must be a tuple of dimensions of its shape {tensor.shape}, none of them twice, got "
-            f"{quoted(given)}"
+            f"dims of {show(key)} must be a tuple of different dimensions of shape {tensor.shape}, got {quoted(given)}"
         )
     return tuple(dims)
 
@@ -317,7 +316,7 @@ def _checked_scale(key: Key, given: Any, count: int) -> tuple[Fraction, ...]:
     if len(scales) != count or None in scales:
         raise ValidationError(
             f"scale of {show(key)} must be a positive number such as Fraction(1, 8), 0.125 or 2, or a tuple of {count} "
-            f"such numbers: the number of pixels of this tensor per pixel of the group, got {quoted(given)}"
+            f"such numbers, got {quoted(given)}; give the number of pixels of this tensor per pixel of the group"
         )
     return tuple(scale for scale in scales if scale is not None)
 
@@ -400,8 +399,8 @@ def save_group(members: Members, store: TileStore, group_id: str) -> None:
     for member in members.values():
         if not node_of(member.tensor).tensor.named:
             raise ValidationError(
-                f"{show(member.key)} of the group has no tensor_id, so it cannot be reopened: create it with "
-                f"tensor_id=..., or save the group without it, as group.exclude({show(member.key)})"
+                f"{show(member.key)} of the group must have a tensor_id to be reopened; create the tensor with "
+                f"tensor_id=..., or save group.exclude({show(member.key)})"
             )
     given = {key: StoredMember.of(member) for key, member in members.items()}
     listed = [member.to_json() for member in given.values()]
@@ -413,8 +412,8 @@ def save_group(members: Members, store: TileStore, group_id: str) -> None:
             f"\n  {show(key)}: stored {_line(found.get(key))}, given {_line(given.get(key))}" for key in differing
         )
         raise ValidationError(
-            f"{store} already holds a group {group_id!r} of other tensors:{lines}\nGive another group_id, or delete "
-            f"the stored one with store.clear_group({group_id!r}); its tensors stay."
+            f"{store} already contains a group {group_id!r} of other tensors:{lines}\nGive another group_id, or delete "
+            f"the stored group with store.clear_group({group_id!r}); the tensors stay."
         )
 
 
@@ -431,8 +430,9 @@ def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any] | 
     """
     if stored is None:
         is_tensor = group_id in store
-        hint = f"but a tensor of that id: store.open({group_id!r})" if is_tensor else f"it holds {store.group_ids()}"
-        raise StoreError(f"{store} holds no group {group_id!r}{', ' if is_tensor else '; '}{hint}")
+        tensor = f"{group_id!r} is a tensor: call store.open({group_id!r})"
+        hint = tensor if is_tensor else f"the groups are {store.group_ids()}"
+        raise StoreError(f"{store} contains no group {group_id!r}; {hint}")
     try:
         version, members = stored.get("format"), stored.get("members")
         if type(version) is not int or version < 1:
@@ -470,7 +470,7 @@ def opened_tensor(
             continue
         if digest_of(tensor) == stored.digest:
             return tensor
-        problems.append(f"{store} holds another tensor {stored.tensor_id!r}, with another definition")
+        problems.append(f"{store} contains a tensor {stored.tensor_id!r} with another definition")
     listed = "".join(f"\n  {problem}" for problem in problems)
     raise StoreError(
         f"{show(stored.key)} of group {group_id!r}, tensor {stored.tensor_id!r}, cannot be opened:{listed}\n"
@@ -484,8 +484,8 @@ def checked_tensor(group_id: str, stored: StoredMember, given: object) -> Infini
         raise ValidationError(f"members must contain InfiniteTensors, got {quoted(given)} for {show(stored.key)}")
     if digest_of(given) != stored.digest:
         raise ValidationError(
-            f"{show(stored.key)} of group {group_id!r} is tensor {stored.tensor_id!r}, but tensor "
-            f"{given.tensor_id!r} in members has another definition; leave it out of members, or give a tensor with "
-            "the stored definition"
+            f"members[{show(stored.key)}] must have the stored definition of tensor {stored.tensor_id!r} in group "
+            f"{group_id!r}, got tensor {given.tensor_id!r} with another definition; give another tensor, or leave "
+            f"{show(stored.key)} out of members"
         )
     return given

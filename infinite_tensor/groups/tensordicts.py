@@ -215,7 +215,7 @@ def _explained(path: Path) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError) as error:
         message = f"cannot write {str(path)!r}: {type(error).__name__}: {error}"
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            message += "; give shorter names: names of tensors become names of files too"
+            message += "; give the tensors shorter names, because their files have the same names"
             raise ValidationError(message) from error
         raise (ValidationError if isinstance(error, ValueError) else StoreError)(message) from error
 

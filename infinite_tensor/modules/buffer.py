@@ -171,10 +171,10 @@ class _Saved:
 
         if self.tensor_id is None or self.store is None:
             unnamed = self.tensor_id is None
-            reason = "was given no tensor_id" if unnamed else f"({self.tensor_id!r}) was in a store without an address"
+            reason = "has no tensor_id" if unnamed else f"({self.tensor_id!r}) was in a store without a path or URL"
             raise ValidationError(
-                f"the tensor of this state {reason}, so it cannot be reopened: create the tensor again, and the module "
-                "with InfiniteBuffer(tensor)"
+                f"the tensor of this state cannot be reopened, because the tensor {reason}; create the tensor again, "
+                "and the module with InfiniteBuffer(tensor)"
             )
         with ExitStack() as stack:
             store = open_store(self.store, mode="r")
@@ -193,8 +193,8 @@ class _Saved:
         if lines:
             listed = "".join(f"\n  {line}" for line in lines)
             raise ValidationError(
-                f"the state defines another tensor than the module has:{listed}\nBuild the module with the saved "
-                "tensor, or delete the tensor from the state: its key ends in '_extra_state'"
+                f"the tensor in the state differs from the tensor of the module:{listed}\nBuild the module with the "
+                "saved tensor, or delete the key ending in '_extra_state' from the state"
             )
         for line in changes(self.definition.functions.record, given.functions.record).lines():
             warnings.warn(

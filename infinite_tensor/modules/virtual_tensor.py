@@ -328,9 +328,9 @@ class VirtualTensor(TensorLike):
 
 def _without_data(name: str, owner: str) -> str:
     return (
-        f"the materializer of virtual tensor {name!r} returned a tensor on meta, which has no data, although not all "
-        f"tensors of {owner} are on meta: load what the value is computed from, or set the device of the value: "
-        f"module.{name}.device = 'cpu' to compute it, or 'meta' to get a shape without data"
+        f"the materializer of virtual tensor {name!r} returned a tensor on meta, without data, but not all tensors of "
+        f"{owner} are on meta. Load the inputs of the materializer, or set module.{name}.device: 'cpu' to compute the "
+        "value, 'meta' for a shape without data"
     )
 
 
@@ -371,8 +371,8 @@ class _Placement:
         attribute = f"_{name}_ref"
         if hasattr(owner, attribute) and not _placements(owner, attribute):
             raise ValidationError(
-                f"{type(owner).__name__} has an attribute {attribute!r} already, but virtual tensor {name!r} needs "
-                "this name for its dtype and device; rename one of the two"
+                f"{type(owner).__name__} already has an attribute {attribute!r}, needed for the dtype and device of "
+                f"virtual tensor {name!r}; rename the attribute or the virtual tensor"
             )
         persistent = checked_flag("persist", persist)
         owner.register_buffer(attribute, torch.empty(0, dtype=dtype, device=device), persistent=persistent)
@@ -400,8 +400,8 @@ class _Placement:
         if owner is None:
             name = self.attribute[1 : -len("_ref")]
             raise ReferenceError(
-                f"the module of virtual tensor {name!r} is gone: a virtual tensor does not keep its module alive. Keep "
-                "the module, or what .value returns; copy and pickle the module, not its virtual tensor"
+                f"the module of virtual tensor {name!r} no longer exists; keep the module, or the tensor from .value. "
+                "Copy and pickle the module, not the virtual tensor"
             )
         return owner
 

@@ -137,10 +137,10 @@ def _opened_image(path: str) -> Iterator[Any]:
         raise
     except (UnidentifiedImageError, SyntaxError) as error:
         # pillow raises SyntaxError for a file with a single unknown page.
-        raise _NotHeldError("pillow does not recognize its format") from error
+        raise _NotHeldError("pillow does not recognize the format") from error
     except (OSError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise StoreError(
-            f"{path} cannot be read as an image: {error}; from_raster reads large ones in parts"
+            f"{path} cannot be read as an image: {error}; from_raster reads large images in parts"
         ) from error
 
 
@@ -235,7 +235,7 @@ def _check_held(image: Any, said: _Samples) -> None:
     made = _made_of(image)
     wider = made.dtype == "int32" and said.dtype in ("int16", "uint16")
     if image.mode not in _PALETTES and said != made and not (wider and said.channels == made.channels):
-        raise _NotHeldError(f"it has {said}, which pillow would convert to {made}", said.dtype)
+        raise _NotHeldError(f"pillow would convert {said} to {made}", said.dtype)
 
 
 def _in_tiff(image: Any, _data: mmap.mmap) -> _Samples:
@@ -245,13 +245,13 @@ def _in_tiff(image: Any, _data: mmap.mmap) -> _Samples:
     said = _Samples(tags.get(277, len(image.getbands())), "bool" if dtype == "uint1" else dtype)
     decoder, _, _, args = image.tile[0]
     if decoder == "libtiff" and args[0].endswith(_SWAPPED):
-        raise _NotHeldError(f"it has compressed big-endian {said}, and pillow would swap their bytes", said.dtype)
+        raise _NotHeldError(f"pillow would swap the bytes of {said}, compressed and big-endian", said.dtype)
     if tags.get(284) == 2 and widths[-1] > 8:
-        raise _NotHeldError(f"it has {said} in planes, which pillow does not read", said.dtype)
+        raise _NotHeldError(f"pillow does not read {said} in planes", said.dtype)
     if tags.get(262) == 0 and said.dtype == "uint8":
-        raise _NotHeldError("its value 0 means white, and pillow would invert its values", said.dtype)
+        raise _NotHeldError("pillow would invert the values, because 0 means white", said.dtype)
     if tags.get(262) == 2 and 1 in tags.get(338, ()):
-        raise _NotHeldError("its colours are multiplied by alpha, and pillow would divide them by alpha", said.dtype)
+        raise _NotHeldError("pillow would divide the colours by alpha", said.dtype)
     return said
 
 
@@ -304,7 +304,7 @@ _SAID: dict[str, Callable[[Any, mmap.mmap], _Samples]] = {
 _COLOURS = {"undefined", "gray", "red", "green", "blue", "alpha"}
 """rasterio's names for colours of bands without conversion."""
 
-_ELSEWHERE = "read it with another library, and give from_array(values)"
+_ELSEWHERE = "read the image with another library, and give from_array(values)"
 
 
 def _raster_instead(path: str, page: object, reason: _NotHeldError) -> RasterReader:
@@ -314,14 +314,14 @@ def _raster_instead(path: str, page: object, reason: _NotHeldError) -> RasterRea
             raster = RasterReader(path, page)
             colours = raster.colours
     except ImportError as error:
-        raise StoreError(f"{refused}; rasterio may read it: pip install rasterio") from error
+        raise StoreError(f"{refused}; rasterio may read the image: pip install rasterio") from error
     except StoreError as error:
-        raise StoreError(f"{refused}, and rasterio does not open it; {_ELSEWHERE}") from error
+        raise StoreError(f"{refused}, and rasterio does not open the file; {_ELSEWHERE}") from error
     # If pillow knows the dtype, the file contains no palette. GDAL also reports a palette if the value 0 means white.
     if set(colours) - _COLOURS - ({"palette"} if reason.dtype else set()):
-        raise StoreError(f"{refused}, and its bands are {colours}; from_raster(path) reads them as they are stored")
+        raise StoreError(f"{refused}, and the bands are {colours}; from_raster(path) reads bands as they are stored")
     if reason.dtype.startswith("int") and not raster.dtype.is_signed:
-        raise StoreError(f"{refused}, and rasterio would read them as {raster.dtype}; {_ELSEWHERE}")
+        raise StoreError(f"{refused}, and rasterio would read {raster.dtype}; {_ELSEWHERE}")
     return raster
 
 

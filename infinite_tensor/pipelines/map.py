@@ -155,7 +155,7 @@ def map_windows(
 
 def _tensors(inputs: Sequence[Any]) -> list[InfiniteTensor]:
     if not inputs:
-        raise ValidationError("give map_windows one tensor or more, after fn, as in map_windows(fn, a, b)")
+        raise ValidationError("map_windows needs at least one tensor after fn, as in map_windows(fn, a, b)")
     found: list[InfiniteTensor] = []
     for at, each in enumerate(inputs):
         tensor = stand_in(each)
@@ -220,8 +220,8 @@ class _Mapped(CallingNetworks):
 def _misfit(output: Sequence[Along], given: _Sizes, found: _Sizes, batch: _Sizes) -> str:
     size = (*batch, *[along.size for along in output])
     padded = (*batch, *[along.padded or along.size for along in output])
-    larger = f", or {padded}, from which the halo is cropped" if padded != size else ""
+    larger = f", or {padded} including the halo" if padded != size else ""
     return (
-        f"fn was given shape {given} and returned shape {found}; it must return {size}{larger}. Give map the halo=, "
-        "scale=, channels= and batch_size= that match fn"
+        f"for shape {given}, fn must return shape {size}{larger}, got {found}; give map the halo=, scale=, channels= "
+        "and batch_size= of fn"
     )

@@ -163,8 +163,8 @@ class BatchedNetwork(CallingNetworks):
         now = {name: (*output.shape[1:], *lacking[name]) for name, output in outputs.items()}
         if before and now != before:
             raise ShapeMismatchError(
-                f"net returned {_told(now)} for a window, but {_told(before)} for earlier ones; it must return "
-                "the same outputs for all windows"
+                f"net must return the same outputs for all windows, got {_told(now)} for a window, but "
+                f"{_told(before)} for earlier windows"
             )
 
     def _checked(self, name: str | None, output: object) -> torch.Tensor:
@@ -182,8 +182,8 @@ class BatchedNetwork(CallingNetworks):
             )
         if output.ndim < 1 or len(output) != self.batch_size:
             raise ShapeMismatchError(
-                f"net was given a batch of {self.batch_size} and returned shape {tuple(output.shape)}{named}; it must "
-                "return one result for each window, along the first dimension"
+                f"net must return one result for each window, along the first dimension, got shape "
+                f"{tuple(output.shape)}{named} for a batch of {self.batch_size}"
             )
         return output
 
@@ -195,7 +195,7 @@ def _tensor_of(array: np.ndarray[Any, Any], named: str) -> torch.Tensor:
         return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
     except TypeError as error:
         raise ValidationError(
-            f"net returned a numpy array of {array.dtype}{named}, a dtype that torch does not have; convert it, as in "
+            f"net returned a numpy array of {array.dtype}{named}, a dtype unknown to torch; convert the array, as in "
             "lambda batch: net(batch).astype('float32')"
         ) from error
 

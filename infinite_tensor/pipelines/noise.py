@@ -286,9 +286,9 @@ class _Noise(RegionWriter):
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:
         """Tell how to get pixels in another dtype or on another device, for an error message."""
         if dtype is self.dtype:
-            return f"noise is drawn on the CPU; move what is read: t[...].to({str(device)!r})"
+            return f"noise is drawn on the CPU; move the pixels: t[...].to({str(device)!r})"
         made = f"make it with noise(..., dtype={dtype}), or " if dtype in _BITS else ""
-        return f"noise comes in the dtype that it was made with; {made}convert what is read: t[...].to({dtype})"
+        return f"noise has a fixed dtype; {made}convert the pixels: t[...].to({dtype})"
 
     def write(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Fill `out` with the pixels from `start` on; see `RegionWriter.write`."""

@@ -359,10 +359,10 @@ def _stoppable(store: object, *, overwrite: bool) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         without = " without overwrite=True" if overwrite else ""
-        stored = f"finished work is stored; to continue, call it again{without}"
+        stored = f"Finished work is stored; to continue, call predict again{without}"
         # Raise a new exception, because forty lines of traceback would hide the message.
         raise KeyboardInterrupt(
-            f"predict was interrupted; {'nothing is stored without a store' if store is None else stored}"
+            f"predict was interrupted. {'Nothing is stored without a store' if store is None else stored}"
         ) from None
 
 
@@ -442,8 +442,8 @@ def _check_none_is_read(given: Sequence[object], store: TileStore, stored: Mappi
     for tensor in _chain_of(given):
         if tensor.tensor_id in stored and _is_stored_as(stored[tensor.tensor_id], tensor, store):
             raise ValidationError(
-                f"the prediction is computed from tensor {tensor.tensor_id!r} of {store}; overwrite=True would delete "
-                "this tensor, so give another tensor_id, or another store"
+                f"overwrite=True would delete tensor {tensor.tensor_id!r} of {store}, an input of the prediction; give "
+                "another tensor_id, or another store"
             )
 
 
@@ -453,8 +453,8 @@ def _check_free(store: TileStore, outputs: Iterable[str | None], tensor_id: str,
         full = tensor_id if name is None else f"{tensor_id}/{name}"
         if full in store and full not in stored:
             raise ValidationError(
-                f"{store} already has a tensor {full!r}, not an output of prediction {tensor_id!r}; "
-                "overwrite=True deletes only such outputs, so give another tensor_id"
+                f"overwrite=True deletes only outputs of prediction {tensor_id!r}, but {store} contains another tensor "
+                f"{full!r}; give another tensor_id"
             )
 
 
@@ -556,9 +556,9 @@ def _beside_batches(max_memory: object, batches: int, batch_size: int) -> Iterat
         yield max(1, most - batches)
     except MemoryTooSmallError as error:
         raise ValidationError(
-            f"max_memory is {bytes_of(most)}, but a batch of {batch_size} windows takes {bytes_of(batches)} with the "
-            f"output of net for it, and everything else {bytes_of(error.least)}: allow "
-            f"{whole_mebibytes(batches + error.least)}, or give a smaller batch_size or window, or smaller tiles"
+            f"max_memory must be at least {whole_mebibytes(batches + error.least)}, got {bytes_of(most)}: a batch of "
+            f"{batch_size} windows and its output take {bytes_of(batches)}, and everything else "
+            f"{bytes_of(error.least)}; give more memory, a smaller batch_size or window, or smaller tiles"
         ) from error
 
 
@@ -599,7 +599,7 @@ def _mask_of(sliding: Sliding, region: object, where: object) -> object:
         raise RegionError(f"region must have slices, as in sl[0:64, 0:64], got {quoted(region)}")
     if len(entries) > len(sliding.size):
         raise ValidationError(
-            f"region must have an entry for each of the {len(sliding.size)} dimensions of the window, as in "
+            f"region must have at most {len(sliding.size)} entries, one for each dimension of the window, as in "
             f"sl[0:512, 0:512], got {quoted(region)}"
         )
     return _ALL if where is None and region is not None else where
@@ -615,8 +615,8 @@ def _region_of(outputs: Mapping[str | None, Output], sliding: Sliding, region: o
     found = parse(tuple(members(region) or (region,)), extents, labels)
     if 0 in found.shape:
         raise RegionError(
-            f"no pixel of the prediction lies in region={quoted(region)}: the extent of the prediction is {extents} "
-            "along the dimensions of the window; give a region inside the prediction, as in sl[0:512, 0:512]"
+            f"region={quoted(region)} contains no pixel of the prediction; give a region within the extents {extents} "
+            "of the prediction, as in sl[0:512, 0:512]"
         )
     channels = len(outputs[None].shape) - ndim if None in outputs else 0
     return (*[slice(None)] * channels, *map(slice, found.start, found.stop))

@@ -82,18 +82,21 @@ class Sliding:
             numbers = slid_dims(source.shape, names, None if entries is None else len(entries))
             if len(numbers) < source.ndim - 1:
                 raise ValueError(
-                    f"windows slide over {len(numbers)} of its dimensions, and at most one other dimension can be "
-                    "channels"
+                    f"windows slide over {len(numbers)} dimensions, and only one other dimension can be channels"
                 )
         except ValueError as problem:
             if members(overlap) is None:
                 of_dimensions("overlap", overlap, max(2, source.ndim - 1), *_SHARES)
             tried = window_advice(window, source.shape) if None in names else ""
-            batch = "; if the first one is a batch, give source[0]" if source.ndim > 3 and source.shape[0] == 1 else ""
+            batch = (
+                "; if the first dimension is a batch, give source[0]"
+                if source.ndim > 3 and source.shape[0] == 1
+                else ""
+            )
             raise ValidationError(
                 f"the source has shape {source.shape} and dims {tuple(names)}: {problem}; give {tried}dims=('c', 'y', "
-                "'x'), or dims=('y', 'x', 'c') if the channels are last, and a window with one entry for each "
-                f"dimension except the channels{batch}"
+                "'x') or dims=('y', 'x', 'c'), and a window with one entry for each dimension except channels"
+                f"{batch}"
             ) from None
         rest = [d for d in range(source.ndim) if d not in numbers]
         size = of_dimensions("window", window, len(numbers), positive, "a positive int")
@@ -159,7 +162,7 @@ class Sliding:
         found = [None if n is None else last + 1 for n, last in zip(self.extents, lasts, strict=True)]
         if 0 in found:
             raise ValidationError(
-                f"no window of {self.size} pixels lies in the {tuple(self.extents)} pixels of the source; give "
+                f"no window of {self.size} pixels fits into the source of {tuple(self.extents)} pixels; give "
                 "edge='clip', or a smaller window"
             )
         return found
@@ -186,17 +189,17 @@ class Sliding:
             found = tuple(Fraction(1, step) for step in self.stride)
         else:
             found = tuple(map(Fraction, size, self.size))
-        told = f"net was given windows of {self.size} pixels, {self.stride} apart, and returned {size}"
+        told = f"net returned {size} for windows of {self.size} pixels, {self.stride} apart"
         is_known = is_single or (len({*found}) == 1 and 1 in found[0].as_integer_ratio())
         if given is None and (not is_known or shape[:-1] == self.size != size):
             raise ShapeMismatchError(
-                f"{told}, so the scale is unknown: the output may be cropped, or have channels last, as for tokens. "
-                "Make net return all pixels, with channels first, as in lambda batch: net(batch).movedim(-1, 1); or "
-                f"give scale={_shown(found)} if this is the resolution of the output"
+                f"{told}, so the scale is unknown. If the output is cropped, or has channels last, return all pixels "
+                "with channels first, as in lambda batch: net(batch).movedim(-1, 1); otherwise, give "
+                f"scale={_shown(found)}"
             )
         if given not in (None, found):
             raise ShapeMismatchError(
-                f"{told}: this is scale={_shown(found)}, not {_shown(given)}; leave scale out, or have net return "
+                f"{told}, at scale={_shown(found)}, not {_shown(given)}; leave scale out, or have net return "
                 f"{tuple(str(n * scale) for n, scale in zip(self.size, given, strict=True))}"
             )
         return found
@@ -214,16 +217,16 @@ class Sliding:
             shares = [_share_for(*each) for each in zip(self.size, self.stride, units, strict=True)]
             shown = str(shares[0]) if len({*shares}) == 1 else f"({', '.join(map(str, shares))})"
             raise ValidationError(
-                f"windows are {self.stride} pixels apart, which is not a whole number of pixels at scale "
+                f"windows {self.stride} pixels apart are not a whole number of pixels apart at scale "
                 f"{_shown(wrong[0])}; give overlap={shown}, or another window"
             )
         ends = zip(self.count(edge), self.extents, self.stride, strict=True) if singles and scales else ()
         if any(n is not None and count != -(-n // step) for count, n, step in ends):
             others = [name for name in results if name not in singles]
             raise ValidationError(
-                f"outputs {singles} of net have one pixel for each window, and outputs {others} have more; if windows "
-                "overlap, these outputs end at different positions. Give overlap=0, or predict one output at a time, "
-                f"as in lambda batch: net(batch)[{singles[0]!r}]"
+                f"outputs {singles} of net, with one pixel for each window, and outputs {others}, with more, end at "
+                "different positions, because windows overlap; give overlap=0, or predict one output at a time, as in "
+                f"lambda batch: net(batch)[{singles[0]!r}]"
             )
 
 
@@ -350,8 +353,8 @@ def _reduction(given: Any, channels: int, dtype: torch.dtype) -> tuple[Reduction
     if not isinstance(tried, torch.Tensor) or tried.ndim not in (1, 2) or tried.shape[-1] != 64:
         shape = tuple(tried.shape) if isinstance(tried, torch.Tensor) else quoted(tried)
         raise ValidationError(
-            f"reduce was given the values of 64 pixels, of shape ({channels}, 64), and must return shape (64,) or "
-            f"(count, 64), got {shape}"
+            f"reduce must return shape (64,) or (count, 64) for the values of 64 pixels, of shape ({channels}, 64), "
+            f"got {shape}"
         )
     return Reduction(given, channels, None if tried.ndim == 1 else len(tried), dtype), tried.dtype
 
@@ -434,8 +437,8 @@ class Result:
             return blend if divides else "last"
         if not divides:
             raise ValidationError(
-                f"windows overlap, but pixels of {dtype} have no mean: give blend='last' or overlap=0; if net returns "
-                "labels, have it return scores instead, and give reduce='argmax'"
+                f"windows overlap, but pixels of {dtype} have no mean; give blend='last' or overlap=0, or return "
+                "scores in place of labels, and give reduce='argmax'"
             )
         return blend
 
@@ -455,9 +458,9 @@ def returned_by(
     if dims not in (0, 1):
         named = "" if name is None else f" for {name!r}"
         raise ShapeMismatchError(
-            f"net returned shape {tuple(output.shape)}{named} for a batch of windows of {sliding.size} pixels; it "
-            "must return shape (batch, *size) or (batch, channels, *size), with an entry of size for each dimension "
-            "of the window, or shape (batch, classes), with one result for each window"
+            f"net must return shape (batch, *size), (batch, channels, *size) or (batch, classes), got shape "
+            f"{tuple(output.shape)}{named} for windows of {sliding.size} pixels; size has an entry for each dimension "
+            "of the window"
         )
     return Returned(shape[0] if dims else None, shape[dims:], output.dtype)
 
@@ -501,7 +504,8 @@ def reduction_for(name: str | None, reduce: object, outputs: Mapping[str | None,
         return reduce
     names = [str(each) for each in reduce]
     if not {*names} <= {*outputs}:
-        raise ValidationError(f"reduce has entries for {names}, but net returned {list(outputs)}")
+        returned = "a single tensor" if None in outputs else f"outputs {list(outputs)}"
+        raise ValidationError(f"reduce has entries for {names}, but net returned {returned}")
     return {str(each): reduction for each, reduction in reduce.items()}.get(str(name))
 
 
@@ -608,9 +612,8 @@ def _holding_all(dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
         if torch.promote_types(least, found) == found and not any(_is_wider(dtype, found) for dtype in dtypes.values()):
             return found
     raise ValidationError(
-        "reductions of the same scores are kept as channels of one tensor, and no dtype holds the values of "
-        f"{dict(dtypes)}; have the reductions return dtypes such as torch.uint8 and torch.float32, or call predict "
-        "for each of them"
+        f"reductions of the same scores need a common dtype, and no dtype contains all values of {dict(dtypes)}; "
+        "return dtypes such as torch.uint8 and torch.float32, or call predict for each reduction"
     )
 
 

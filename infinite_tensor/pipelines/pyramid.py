@@ -71,7 +71,7 @@ def pyramid(
         known = [extent for extent in extents if extent is not None]
         if len(known) < len(extents):
             raise ValidationError(
-                f"levels must be given for an unbounded tensor, of shape {tensor.shape}: levels=6, for example"
+                f"levels must be given for an unbounded tensor of shape {tensor.shape}, as in levels=6"
             )
         number = _number_of(known, factors)
     else:
@@ -79,9 +79,8 @@ def pyramid(
     if store is None and kept_bytes is None:
         if isinstance(tensor.f, RegionWriter) and not contents_of(tensor.tile_store).outlives_process:
             raise ValidationError(
-                f"tensor {tensor.tensor_id!r} stores nothing, so there is no store for its levels; give store=..., "
-                "a TileStore, a path or a URL. To use the levels again in a later run, store a coarser tensor with an "
-                'id and call its pyramid: t.coarsen(2, store=..., tensor_id="half").pyramid()'
+                f"tensor {tensor.tensor_id!r} has no store for levels; give store=..., a TileStore, a path or a URL. "
+                'To use the levels in a later run, call t.coarsen(2, store=..., tensor_id="half").pyramid()'
             )
         store = tensor.tile_store
     found, weight = [tensor], (1,) * tensor.ndim
@@ -104,8 +103,8 @@ def _check_stored_method(tensor: InfiniteTensor, method: str) -> None:
     kept = _stored_method(tensor)
     if kept not in (None, method):
         raise ValidationError(
-            f"the levels of tensor {tensor.tensor_id!r} are stored with method={kept!r}, got {method!r}; give "
-            f"method={kept!r}, or another store=..., or delete them by "
+            f"method must be {kept!r}, as for the stored levels of tensor {tensor.tensor_id!r}, got {method!r}; give "
+            f"method={kept!r} or another store=..., or delete the stored levels: "
             f"store.clear_tensor('{tensor.tensor_id}/level-1', dependants=True)"
         )
 
@@ -186,9 +185,8 @@ def levels_to_show(
     if not compute and not fit:
         has = f"{len(held)} levels of method {kept!r}" if held else "no levels"
         raise ValidationError(
-            f"with compute=False, levels are only read from the store. It holds {has} of tensor {tensor.tensor_id!r}, "
-            f"but pyramid={wanted!r} needs {number} levels of method {method!r}; t.fill(region, pyramid=True) stores "
-            "levels"
+            f"pyramid={wanted!r} with compute=False needs {number} stored levels of method {method!r}, but the store "
+            f"contains {has} of tensor {tensor.tensor_id!r}; store levels with t.fill(region, pyramid=True)"
         )
     boxes = [box_above(start, shape, [factor**k for factor in factors]) for k in range(1, number + 1)]
     if not compute or (fit and all(level.is_filled(box) for level, box in zip(held, boxes, strict=False))):
@@ -267,8 +265,8 @@ def _coarser(
         along, value = nodata.along, nodata.value
     if along is not None and factors[along] > 1:
         raise ValidationError(
-            f"dimension {along} ({tensor.dims[along]!r}) has a separate nodata value for each entry, so it cannot be "
-            "coarsened: give factor 1 for it"
+            f"factor must be 1 for dimension {along} ({tensor.dims[along]!r}), because each entry has a separate "
+            f"nodata value, got {factors[along]}"
         )
     f = Coarsening(tensor.shape, factors, method, weight, finest, value, along)
     return InfiniteTensor(
@@ -313,8 +311,8 @@ def _factors(tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
         )
     if math.prod(known) > _MOST_IN_ONE:
         raise ValidationError(
-            f"{math.prod(known):,} pixels would become one. A step can combine at most {_MOST_IN_ONE:,} pixels: "
-            "coarsen in several steps, such as t.coarsen(64).coarsen(64) instead of t.coarsen(4096)"
+            f"factor must combine at most {_MOST_IN_ONE:,} pixels into one, got {math.prod(known):,} pixels; coarsen "
+            "in several steps, such as t.coarsen(64).coarsen(64) instead of t.coarsen(4096)"
         )
     return known
 

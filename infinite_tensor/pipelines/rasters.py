@@ -129,8 +129,7 @@ def page_of(path: str, page: object, count: int) -> int:
     if page is None:
         if count > 1:
             warnings.warn(
-                f"{path} has {count} pages, and only the first is read; choose one by page=, from page=0 for the "
-                f"first to page={count - 1} for the last",
+                f"{path} has {count} pages, and only the first is read; give a page from page=0 to page={count - 1}",
                 stacklevel=4,
             )
         return 0
@@ -162,7 +161,7 @@ def _opened_raster(path: str) -> Any:
     try:
         return rasterio.open(path)
     except OSError as error:
-        raise StoreError(f"{path} cannot be opened as a raster: {error}; from_image reads photographs") from error
+        raise StoreError(f"{path} cannot be opened as a raster: {error}; for a photograph, call from_image") from error
 
 
 def meaning_of_raster(raster: Any) -> Meaning:

@@ -88,9 +88,9 @@ class Reader(ABC):
         block, expected = self._read(region), extents_of(region)
         if block.dtype != self.dtype or tuple(block.shape) != expected:
             raise ValidationError(
-                f"{self!r} returned {block.dtype} of shape {tuple(block.shape)} for a region of shape {expected}. When "
-                f"the tensor was made, the array was {self.dtype} of shape {self.shape}. Make the tensor again, from "
-                "an array with one dtype for all regions, such as a.astype('float64')"
+                f"{self!r} must return {self.dtype} for all regions of shape {self.shape}, got {block.dtype} of shape "
+                f"{tuple(block.shape)} for a region of shape {expected}; make the tensor again, from an array with one "
+                "dtype for all regions, such as a.astype('float64')"
             )
         return block
 
@@ -175,7 +175,7 @@ class ArrayReader(Reader):
         except Exception as error:
             raise StoreError(
                 f"{self!r} cannot be read in a forked process, because its files cannot be opened again there: "
-                f"{error}. Spawn the workers, as a DataLoader does with multiprocessing_context='spawn', or open the "
+                f"{error}. Spawn the workers, as in DataLoader(..., multiprocessing_context='spawn'), or open the "
                 "array and call from_array in each worker"
             ) from error
         self._inherited = False

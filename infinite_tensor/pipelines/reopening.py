@@ -169,7 +169,7 @@ class _ToChild(_ToOtherProcess):
         # zarr's ObjectStore pickles the wrapped store itself, so look at the wrapped store.
         library, kind = library_of(obj.store if isinstance(obj, ObjectStore) else obj), type(obj).__name__
         if library in _WITH_THREADS:
-            raise pickle.PicklingError(f"{library} works on its own threads, but a forked process has none")
+            raise pickle.PicklingError(f"the threads of {library} do not exist in a forked process")
         if kind == "SerializableLock":
             # A lock of xarray or Dask. In a process, equal tokens mean the same lock.
             return type(obj), (f"{obj.token} of {os.getpid()}",)
@@ -351,7 +351,7 @@ def _path_of(name: str, what: str) -> str:
             with contextlib.suppress(OSError):
                 if os.path.samestat(os.fstat(int(number)), there):
                     return path
-    raise pickle.PicklingError(f"{what} cannot be opened again by its path: {path} is not the open file")
+    raise pickle.PicklingError(f"{what} cannot be opened again, because {path} is missing or another file")
 
 
 _OPEN = "/dev/fd"
@@ -449,7 +449,7 @@ def _of_zarr(obj: Any) -> Opened | None:
         # Use mode r, because the mode of a written store would empty the file on reopening.
         return functools.partial(ZipStore, mode="r"), (str(obj.path.absolute()),)
     if isinstance(obj, Store) and _is_of_fsspec_in_memory(obj):
-        raise pickle.PicklingError(f"{obj} lies in the memory of this process")
+        raise pickle.PicklingError(f"{obj} is in the memory of this process")
     return None
 
 

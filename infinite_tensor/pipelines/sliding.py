@@ -165,14 +165,14 @@ def sources_of(
     for at, each in enumerate(names):
         if len(each) != len(names[0]) or (each != names[0] and sorted(each) == sorted(names[0])):
             raise ValidationError(
-                f"windows slide over dimensions {names[0]} of input 0 and {each} of input {at}, but the "
-                "number and order must be the same; give dims=..., as names or numbers (negative numbers count from "
-                "the end)"
+                "windows must slide over the same number of dimensions of all inputs, in the same order, got "
+                f"{names[0]} of input 0 and {each} of input {at}; give dims=..., as names or numbers, such as "
+                "dims=(-2, -1) for the last two"
             )
     halos, scales = (_of_inputs(*each, len(tensors)) for each in (("halo", halo), ("scale", scale)))
     found = []
     for tensor, slid, of_halo, of_scale in zip(tensors, numbers, halos, scales, strict=True):
-        around = of_dimensions("halo", of_halo, len(slid), _from_zero, "an int from 0 on")
+        around = of_dimensions("halo", of_halo, len(slid), _from_zero, "a non-negative int")
         ratios = of_dimensions("scale", of_scale, len(slid), as_ratio, "a positive int or a ratio such as 0.5")
         slides = [Slide(d, tensor.shape[d], a, b) for d, a, b in zip(slid, around, ratios, strict=True)]
         found.append(Source(tensor, tuple(slides)))
@@ -217,11 +217,11 @@ def slid_dims(
     elif count is None and (len(unbounded) == ndim or ndim == 1 or unbounded == [*range(1, ndim)]):
         found = unbounded or [0]
     else:
-        raise ValueError("it is not known which of its dimensions are channels")
+        raise ValueError("the channel dimension is unknown")
     called = [name or f"dim_{d}" for d, name in enumerate(names)]
     kept = [called[d] for d in unbounded if d not in found]
     if kept:
-        raise ValueError(f"dimension {kept[0]!r} is unbounded, and a window cannot hold all of it")
+        raise ValueError(f"windows must slide over the unbounded dimension {kept[0]!r}")
     if not found or count not in (None, len(found)):
         slid = [called[d] for d in found]
         raise ValueError(f"windows slide over {slid}" + (f", but window has {count} entries" if count else ""))
@@ -244,9 +244,7 @@ def window_advice(window: object, shape: Sequence[int | None]) -> str:
     count = max(2, len(shape) - 1)
     sides = of_dimensions("window", window, count, positive, "a positive int")
     # With a tuple, windows slide over the last dimensions, perhaps including channels.
-    return (
-        "" if _may_be_channels(shape) else f"window={tuple(sides)}, which slides over the last {count} dimensions, or "
-    )
+    return "" if _may_be_channels(shape) else f"window={tuple(sides)} for the last {count} dimensions, or "
 
 
 def _may_be_channels(shape: Sequence[int | None]) -> bool:
@@ -267,8 +265,7 @@ def _slid(at: int, tensor: InfiniteTensor, dims: object, window: object) -> list
         tried = window_advice(window, tensor.shape) if dims is None and None in names else ""
         raise ValidationError(
             f"input {at} has shape {tensor.shape} and dims {tensor.dims}: {problem}; give {tried}dims=..., the names "
-            f"or numbers of the dimensions over which windows slide, such as dims={last}. fn is given the other "
-            "dimensions whole"
+            f"or numbers of the dimensions to slide over, such as dims={last}"
         ) from None
 
 
@@ -282,8 +279,8 @@ def _numbers(at: int, tensor: InfiniteTensor, dims: object) -> list[int]:
             numbers.append(d % tensor.ndim)
     if not numbers or len({*numbers}) < len(members(dims) or ()):
         raise ValidationError(
-            f"dims must be a tuple of names or numbers of dimensions, none of them twice; input {at} has the "
-            f"dimensions {tensor.dims}; got {quoted(dims)}"
+            f"dims must be a tuple of different dimensions of input {at}, as numbers or as names in {tensor.dims}, got "
+            f"{quoted(dims)}"
         )
     return numbers
 
@@ -325,8 +322,8 @@ def of_dimensions(
     known = [entry for entry in found if entry is not None]
     if len(found) != count or len(known) != count:
         raise ValidationError(
-            f"{name} must be {expected}, or a tuple with {count} of these, one for each dimension over which windows "
-            f"slide, got {quoted(given)}"
+            f"{name} must be {expected}, or a tuple with {count} of these, one for each dimension of the window, got "
+            f"{quoted(given)}"
         )
     return known
 
@@ -384,9 +381,8 @@ def _with_channels(output: list[Along], kept: Sequence[int], channels: object) -
         )
     if len(kept) > 1:
         raise ValidationError(
-            f"channels={extent}: windows do not slide over dimensions {kept} of input 0, and any of these could be the "
-            "channel dimension; if fn returns all of these dimensions, leave channels out; if it returns "
-            "none of them, give channels=()"
+            f"channels={extent} is ambiguous, because any of the dimensions {kept} of input 0 could be channels; leave "
+            "channels out if fn returns all of these dimensions, or give channels=() if fn returns none"
         )
     if not kept:
         names = {along.name for along in output} - {None}
@@ -413,8 +409,8 @@ def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
         if side % unit:
             scales = ", ".join(str(source.slides[j].scale) for source in sources)
             raise ValidationError(
-                f"a window of {side} pixels is not a whole number of pixels at scale {scales}: give window a multiple "
-                f"of {unit}, such as {-(-side // unit) * unit}"
+                f"window must be a whole number of pixels at scale {scales}, got {side}; give a multiple of {unit}, "
+                f"such as {-(-side // unit) * unit}"
             )
     return [int(side * slide.scale) for side, slide in zip(sides, first, strict=True)]
 
@@ -452,7 +448,7 @@ def _extent(sources: Sequence[Source], j: int) -> int | None:
             name = sources[at].tensor.dims[slide.d]
             raise ValidationError(
                 f"in dimension {name!r}, input {at} ({slide.extent} pixels, scale {slide.scale}) makes {pixels} pixels "
-                f"of the output, but input {covered.index(found)} makes {found}; give scale=(...), with one entry per "
-                "input: how many pixels of the output lie along one pixel of the input"
+                f"of the output, but input {covered.index(found)} makes {found}; give scale=(...), the number of "
+                "output pixels per pixel of each input"
             )
     return found

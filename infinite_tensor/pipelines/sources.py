@@ -271,9 +271,9 @@ class Source(RegionWriter):
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:
         """Tell how to get pixels in another dtype or on another device, for an error message."""
         if dtype is self.reader.dtype:
-            return f"it is read as it is stored; move what is read: t[...].to({str(device)!r})"
+            return f"a source is read as stored; move the pixels: t[...].to({str(device)!r})"
         return (
-            "it is read as it is stored; convert what is read, or make a converted tensor: "
+            "a source is read as stored; convert the pixels, or make a converted tensor: "
             f"t.map(lambda x: x.to({dtype}), dtype={dtype})"
         )
 
@@ -368,11 +368,11 @@ def _check_array(a: Any) -> None:
         raise ValidationError("`a` is an InfiniteTensor already: use it as it is")
     if isinstance(a, str | os.PathLike):
         raise ValidationError(
-            f"`a` must be an array, got the path {quoted(a)}; give from_image(path) or from_raster(path), or open it, "
-            "as in from_array(numpy.load(path, mmap_mode='r'))"
+            f"`a` must be an array, got the path {quoted(a)}; call from_image(path) or from_raster(path), or open the "
+            "file, as in from_array(numpy.load(path, mmap_mode='r'))"
         )
     if hasattr(a, "todense"):
-        raise ValidationError(f"`a` is sparse, got {quoted(type(a))}; give a.todense()")
+        raise ValidationError(f"`a` must be dense, got {quoted(type(a))}; give a.todense()")
     if not all(hasattr(a, part) for part in ("shape", "dtype", "__getitem__")):
         # A group of zarr or HDF5, a dataset of xarray, a dictionary.
         advice = "give one of its arrays, a['name']" if hasattr(type(a), "keys") else "give numpy.asarray(a)"
@@ -381,7 +381,7 @@ def _check_array(a: Any) -> None:
 
 def _checked_path(path: object) -> str:
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-        raise ValidationError(f"path must be a str or a path, got {quoted(path)}; pass an open array to from_array")
+        raise ValidationError(f"path must be a str or a path, got {quoted(path)}; give an open array to from_array")
     text = os.fspath(path)
     # Make paths absolute, because processes may differ in the working directory. Leave URLs and other texts unchanged.
     return str(Path(text).absolute()) if os.path.exists(text) else text  # noqa: PTH110  (no name is too long for it)
@@ -451,11 +451,11 @@ def tensors_of(
     others = [key for key in map(as_key, td.keys(True)) if key not in above]
     if others:
         raise ValidationError(
-            f"{', '.join(map(show, others))} of the TensorDict hold no tensor; leave them out: "
+            f"the TensorDict must contain only tensors, got other values for {', '.join(map(show, others))}; give "
             f"td.exclude({', '.join(map(show, others))})"
         )
     if not keys:
-        raise ValidationError("the TensorDict holds no tensor")
+        raise ValidationError("the TensorDict must contain at least one tensor")
     store = MemoryTileStore(cache_size_bytes=_DICT_CACHE_BYTES) if given is None else given
     return {key: _tensor(TensorDictReader(td, key), version, store, tensor_id) for key in keys}
 
@@ -476,8 +476,8 @@ class TensorDictReader(Reader):
         self.shape = tuple(td.get_item_shape(key))
         if not self.shape or not all(self.shape):
             raise ValidationError(
-                f"{show(key)} of the TensorDict has shape {self.shape}: a tensor needs dimensions, and pixels along "
-                f"each; leave it out: td.exclude({show(key)})"
+                f"{show(key)} of the TensorDict must have at least one dimension, and no dimension of size 0, got "
+                f"shape {self.shape}; give td.exclude({show(key)})"
             )
         sample = td.get_at(key, (slice(0, 0),))
         self.dtype, self.device = sample.dtype, sample.device

@@ -83,8 +83,8 @@ class _Here(threading.local):
         if self.looking.locked() or (call is not None and not call.stores.keys().isdisjoint(stores)):
             store = next(iter(stores.values()), "a store")
             raise StoreError(
-                f"{store} cannot be used here: this thread is in the middle of another call. In a signal handler, set "
-                "a flag and use the store later, or call request_flush() of a tile store to flush it later"
+                f"{store} cannot be used here, because this thread is in the middle of another call; in a signal "
+                "handler, set a flag and use the store later, or call request_flush() of a tile store"
             )
         return call
 

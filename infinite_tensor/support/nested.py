@@ -51,7 +51,7 @@ def as_key(value: object) -> Key:
     Raise ValidationError if `value` is not a key.
     """
     if not is_key(value):
-        raise ValidationError(f"a key is a str or a tuple of str, got {value!r}")
+        raise ValidationError(f"a key must be a str or a tuple of str, got {value!r}")
     return (value,) if isinstance(value, str) else value
 
 
@@ -64,7 +64,9 @@ def named_leaves(given: Mapping[Any, Any], above: Key = ()) -> Iterator[tuple[Ke
         If a name is not a non-empty str, or a mapping is empty.
     """
     if not given:
-        raise ValidationError(f"a group must have at least one tensor{f', {show(above)} is empty' if above else ''}")
+        raise ValidationError(
+            f"a group must have at least one tensor{f', but {show(above)} is empty' if above else ''}"
+        )
     for name, value in given.items():
         if not isinstance(name, str) or not name:
             raise ValidationError(

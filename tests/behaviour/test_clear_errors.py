@@ -53,7 +53,7 @@ UNUSABLE: dict[str, tuple[Callable[[], object], str]] = {
     "sparse rows": (lambda: torch.ones(4, 4).to_sparse_csr(), r"sparse_csr; return result\.to_dense\(\)"),
     "opaque": (lambda: torch.ones(4).to_mkldnn(), r"_mkldnn; return result\.to_dense\(\)"),
     "quantized": (lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8), "torch.quint8"),
-    "meta": (lambda: torch.ones(4, device="meta"), "on meta.*declared on cpu; a meta tensor has no values"),
+    "meta": (lambda: torch.ones(4, device="meta"), "on meta.*declared on cpu; return a tensor with values"),
     "fake": (lambda: FakeTensorMode().from_tensor(torch.ones(4)), "with values, got FakeTensor"),
     "an array": (lambda: np.ones(4), "must return a torch.Tensor, got ndarray"),
 }
@@ -100,7 +100,7 @@ def test_one_output_of_several_that_is_nested_is_named() -> None:
 )
 def test_a_forgotten_batch_dimension_is_told_with_the_shape_to_return(shape: tuple[int, ...], size: int) -> None:
     t = built(lambda _contexts: torch.ones(shape), (size, size), batch_size=4)
-    message = f"given 4 windows, f returned shape {shape}; return (4, {size}, {size})"
+    message = f"for 4 windows, f returned shape {shape}; return (4, {size}, {size})"
     with pytest.raises(ShapeMismatchError, match=re.escape(message)):
         t[0 : 2 * size, 0 : 2 * size]
 
@@ -108,7 +108,7 @@ def test_a_forgotten_batch_dimension_is_told_with_the_shape_to_return(shape: tup
 def test_a_forgotten_batch_dimension_of_one_output_is_told_with_its_name() -> None:
     outputs = {"a": Output((None,), torch.float32, FOUR)}
     group = InfiniteTensor.from_multi(lambda _contexts: {"a": torch.ones(4)}, outputs, batch_size=2)
-    with pytest.raises(ShapeMismatchError, match=r"given 2 windows, f returned for 'a' shape \(4,\); return \(2, 4\)"):
+    with pytest.raises(ShapeMismatchError, match=r"for 2 windows, f returned for 'a' shape \(4,\); return \(2, 4\)"):
         group["a"][0:8]
 
 

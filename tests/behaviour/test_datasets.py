@@ -151,11 +151,11 @@ class TestBoth:
         assert torch.equal(dataset[3], FINITE[dataset.region(3)])
 
     def test_the_message_shows_a_region_and_a_patch_size_that_work(self, kind: Kind) -> None:
-        said = r"dimensions 1, 2 .*unbounded.* such as region=sl\[:, 0:1000, 0:1000\]$"
+        said = r"in each unbounded dimension \(1, 2\) .*, as in region=sl\[:, 0:1000, 0:1000\]$"
         with pytest.raises(ValidationError, match=said):
             kind(IMAGE, 64)
         assert kind(IMAGE, 64, region=sl[:, 0:1000, 0:1000])[0].shape == (3, 64, 64)
-        with pytest.raises(ValidationError, match=r"or for example patch_size=\(3, 8, 8\)$"):
+        with pytest.raises(ValidationError, match=r"or a smaller patch_size=\(3, 8, 8\)$"):
             kind(of_shape((3, 40, 24)), 8)
         assert kind(of_shape((3, 40, 24)), (3, 8, 8))[0].shape == (3, 8, 8)
 
@@ -293,8 +293,8 @@ class TestGroup:
     @pytest.mark.parametrize(
         ("patch_size", "region", "said"),
         [
-            (6, sl[0:32, 0:32], r"dimension 0: .* multiples of 4, .* got start 0, patch_size 6"),
-            (8, sl[0:32, 2:34], r"dimension 1: .* multiples of 4, .* got start 2, patch_size 8"),
+            (6, sl[0:32, 0:32], r"dimension 0: .* multiples of 4 .* got start 0, patch_size 6"),
+            (8, sl[0:32, 2:34], r"dimension 1: .* multiples of 4 .* got start 2, patch_size 8"),
         ],
     )
     def test_parts_of_pixels_are_refused(self, kind: Kind, patch_size: int, region: Any, said: str) -> None:
@@ -456,7 +456,7 @@ def test_patches_of_a_group_lie_wherever_all_its_tensors_have_whole_pixels() -> 
 
 
 def test_a_grid_over_a_group_is_made_of_whole_pixels() -> None:
-    with pytest.raises(ValidationError, match=r"multiples of 4, .* and stride 6"):
+    with pytest.raises(ValidationError, match=r"multiples of 4 .* and stride 6"):
         GridDataset(WORLD, 8, stride=6, region=sl[0:32, 0:32])
     assert len(GridDataset(WORLD, 8, stride=4, region=sl[0:32, 0:32])) == 49
 

@@ -242,7 +242,7 @@ class TestFill:
     def test_a_list_of_regions_is_refused_with_what_is_expected(self, t: InfiniteTensor, f: Stopped) -> None:
         regions = [sl[0:64, 0:64], sl[64:128, 0:64]]
         for use in (t.fill, t.plan, t.coverage, t.is_filled, t.invalidate):
-            with pytest.raises(RegionError, match=r"(?s)one region is expected.*call this once per region"):
+            with pytest.raises(RegionError, match="for several regions, use one call per region"):
                 use(regions)
         assert not f.calls
 
@@ -251,7 +251,10 @@ class TestFill:
         [
             ({"workers": 0}, "workers"),
             ({"max_memory": -1}, "max_memory must be a positive number of bytes"),
-            ({"max_memory": 10**6}, "max_memory is 977 KiB, but the caches of the stores may take 122 KiB"),
+            (
+                {"max_memory": 10**6},
+                "max_memory must be at least .*, got 977 KiB: .* the caches of the stores up to 122 KiB",
+            ),
             ({"progress": "yes"}, "progress must be"),
             ({"shard": (2, 2)}, "shard must be"),
             ({"shard": 3}, "shard must be"),
@@ -525,7 +528,9 @@ def test_what_is_stored_in_a_read_only_store_is_filled_already(tmp_path: Path) -
     with ZarrTileStore(tmp_path / "s", mode="r") as store:
         t = store.open("t")
         assert t.fill(slice(0, 64), progress=False).windows == 0
-        with pytest.raises(ValidationError, match="read-only, and lacks tiles of tensor 't'"):
+        with pytest.raises(
+            ValidationError, match=r"tensor 't' cannot be filled, because .* is read-only and lacks tiles"
+        ):
             t.fill(slice(0, 65), progress=False)
 
 

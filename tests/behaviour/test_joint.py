@@ -120,7 +120,7 @@ def test_several_outputs_read_together_run_full_batches_of_the_windows_of_all() 
     [
         (lambda d: d["rgb"], ValidationError, "must return a dict with the keys 'rgb', .*got Tensor"),
         (lambda d: {"rgb": d["rgb"]}, ValidationError, r"\('biome', 'mask'\) is missing, \('biome', 'code'\) is"),
-        (lambda d: d | {"more": 1}, ValidationError, "'more' is no output"),
+        (lambda d: d | {"more": 1}, ValidationError, "'more' is not an output"),
         (lambda d: d | {"rgb": d["rgb"][0]}, ShapeMismatchError, r"for 'rgb' shape \(6, 6\)"),
         (lambda d: d | {"rgb": d["rgb"].double()}, DtypeMismatchError, "for 'rgb' torch.float64"),
         (lambda d: d | {"rgb": 3}, ValidationError, "torch.Tensor for 'rgb', got int"),

@@ -266,7 +266,7 @@ def test_a_tensor_that_a_function_reduced_is_read_without_it_and_computed_with_i
     with ZarrTileStore(tmp_path / "s.zarr") as store:
         assert "second" in repr(store.open("t").reduce)
         assert torch.equal(store.open("t")[0:8, 0:8], part_of(found, case, (slice(0, 8), slice(0, 8))))
-        with pytest.raises(ValidationError, match=r"needs '.*second'.*; give it as reduce=Reduction"):
+        with pytest.raises(ValidationError, match=r"needs '.*second'.*; give reduce=Reduction"):
             store.open("t", f)
         with pytest.raises(ValidationError, match=r"reduce\.function: stored"):
             store.open("t", f, reduce=Reduction(ends, CHANNELS, 2))

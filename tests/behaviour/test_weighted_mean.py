@@ -227,7 +227,7 @@ def test_given_weights_are_needed_again_only_where_windows_must_be_blended(kind:
         assert same_bits(settled(t[region(part)]), part_of(pixels, box, part))
         with pytest.raises(TileAccessError):
             t[region(box)]
-        with pytest.raises(ValidationError, match=r"needs 'sha256:.*give it as blend=WeightedMean\(weights\)"):
+        with pytest.raises(ValidationError, match=r"needs 'sha256:.*give blend=WeightedMean\(weights\)"):
             store.open("t", HALF)
         with pytest.raises(ValidationError, match=r"blend.weights: stored 'sha256:.*given 'sha256:"):
             store.open("t", HALF, blend=WeightedMean(torch.linspace(1, 3, 12)))

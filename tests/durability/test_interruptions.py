@@ -252,7 +252,7 @@ def test_an_error_is_told_whatever_its_caller_has_caught(earlier: BaseException)
 # Fills: they say that what is done is kept, and how to continue.
 
 
-NOTE = r"What it has computed is kept: call fill with the same region again, and it continues from there\."
+NOTE = r"Finished work is kept: to continue, call fill again with the same region\."
 REGION = sl[0:64]
 
 
@@ -321,6 +321,6 @@ def test_the_user_reads_it_below_the_traceback_and_runs_the_script_again(tmp_pat
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "store"), "6"]
     first = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert first.returncode == -signal.SIGINT
-    assert "it continues from there." in first.stderr.splitlines()[-1]
+    assert "call fill again with the same region." in first.stderr.splitlines()[-1]
     second = run("-c", SCRIPT, tmp_path / "store", 0)
     assert (second.returncode, second.stdout) == (0, "11\n")

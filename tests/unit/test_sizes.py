@@ -80,7 +80,7 @@ def test_max_memory_is_a_size(tmp_path: Any) -> None:
         t = InfiniteTensor((None,), _ones, TensorWindow((8,)), tile_store=store, tensor_id="t")
         assert str(t.plan(slice(0, 64), max_memory="300MB")) == str(t.plan(slice(0, 64), max_memory=3 * 10**8))
         assert t.fill(slice(0, 64), max_memory="0.3 GB").windows == 8
-        with pytest.raises(ValidationError, match="max_memory is 1000 B, but the caches"):
+        with pytest.raises(ValidationError, match=r"max_memory must be at least \d+ MiB, got 1000 B: one step"):
             t.fill(slice(64, 128), max_memory="1kB")
         with pytest.raises(ValidationError, match=r"max_memory must be a positive number of bytes.*'1 k'"):
             t.fill(slice(0, 64), max_memory="1 k")

@@ -166,7 +166,7 @@ def test_rm_of_an_id_that_a_tensor_and_a_group_have_is_of_the_tensor_unless_the_
     assert found.json == {"store": str(store), "deleted": [], "groups": ["twice"]}
     assert ids(store) == ["rows", "twice"]
     missing = cli("rm", store, "twice", "--group", "--yes")
-    assert (missing.code, "holds no group 'twice', but a tensor of that id" in missing.err) == (1, True)
+    assert (missing.code, "contains no group 'twice'; 'twice' is a tensor" in missing.err) == (1, True)
 
 
 def test_rm_deletes_a_group_that_is_damaged(cli: CommandLine, store: Path) -> None:

@@ -173,7 +173,7 @@ if __name__ == "__main__":
 def test_an_interrupted_predict_says_in_a_line_how_it_continues(started: str, tmp_path: Path) -> None:
     store, source, script = (tmp_path / name for name in ("s.zarr", "i.npy", "interrupted.py"))
     script.write_text(INTERRUPTED_NET.format(store=str(store)))
-    said = ": predict was interrupted; finished work is stored; to continue, call it again{}"
+    said = ": predict was interrupted. Finished work is stored; to continue, call predict again{}"
     if started == "python":
         found = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=PATIENCE)
         *others, last = found.stderr.splitlines()

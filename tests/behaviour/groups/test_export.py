@@ -212,7 +212,7 @@ def exported(path: Path, *names: str, f: Callable[..., torch.Tensor] = lambda _c
 
 @pytest.mark.parametrize("key", [(LONG,), ("a", LONG), (LONG, "a"), ("é" * 200,)])
 def test_a_name_too_long_for_a_file_is_refused_and_leaves_nothing(key: tuple[str, ...], tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match=r"File name too long.* give shorter names"):
+    with pytest.raises(ValidationError, match=r"File name too long.* give the tensors shorter names"):
         exported(tmp_path / "out", *key)
     assert [*tmp_path.iterdir()] == []
 

@@ -212,11 +212,14 @@ def test_blocks_may_be_kept_in_a_store_that_is_read_without_the_source(tmp_path:
 @pytest.mark.parametrize(
     ("td", "message"),
     [
-        (TensorDict({"name": "x", "a": torch.zeros(2)}), r"'name' of the TensorDict hold.*td.exclude\('name'\)"),
-        (TensorDict({"a": {"b": torch.zeros(())}}), r"\('a', 'b'\) of the TensorDict has shape \(\)"),
-        (TensorDict({"a": torch.zeros(0, 3)}), r"'a' of the TensorDict has shape \(0, 3\)"),
+        (
+            TensorDict({"name": "x", "a": torch.zeros(2)}),
+            r"only tensors, got other values for 'name'; give td.exclude\('name'\)",
+        ),
+        (TensorDict({"a": {"b": torch.zeros(())}}), r"\('a', 'b'\) of the TensorDict must have .*, got shape \(\)"),
+        (TensorDict({"a": torch.zeros(0, 3)}), r"'a' of the TensorDict must have .*, got shape \(0, 3\)"),
         (TensorDict({"a": torch.zeros(3, dtype=torch.float8_e4m3fn)}), "'a' of the TensorDict: dtype must be one of"),
-        (TensorDict({}), "the TensorDict holds no tensor"),
+        (TensorDict({}), "the TensorDict must contain at least one tensor"),
         ({"a": torch.zeros(3)}, "takes a TensorDict, got dict"),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_str_or_a_tuple_of_str_is_a_key(group: TensorGroup) -> None:
 
 @pytest.mark.parametrize("key", ["q", ("n", "q"), ("a", "b"), ("n", "deep", "c", "d")])
 def test_a_missing_key_is_a_key_error_that_lists_what_there_is(group: TensorGroup, key: object) -> None:
-    with pytest.raises(KeyError, match=r"is not in the group, which has 'a', \('n', 'b'\)"):
+    with pytest.raises(KeyError, match=r"is not in the group; the keys are 'a', \('n', 'b'\)"):
         group[key]
     assert key not in group
 
@@ -76,7 +76,7 @@ def test_select_and_exclude_keep_the_pixels_of_the_group() -> None:
     assert group.select("fine", "unknown", strict=False).keys() == ["fine"]
     with pytest.raises(KeyError, match="'unknown'"):
         group.select("unknown")
-    with pytest.raises(ValidationError, match="no tensor of the group remains"):
+    with pytest.raises(ValidationError, match="at least one tensor of the group must remain"):
         group.exclude("fine", "coarse")
 
 

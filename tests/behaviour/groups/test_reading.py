@@ -103,14 +103,18 @@ def test_dims_says_which_dimensions_are_shared_in_which_order() -> None:
     ("tensors", "options", "message"),
     [
         ({"a": plain((None, None)), "b": plain((None,))}, {}, "share the same number of dimensions.*'b' of shape"),
-        ({"a": plain((6, 4)), "b": plain((6, 4))}, {}, "same number of dimensions: the unbounded ones, unless dims"),
+        (
+            {"a": plain((6, 4)), "b": plain((6, 4))},
+            {},
+            "share the same number of dimensions.* By default, unbounded dim",
+        ),
         (
             {"a": plain((None, None))},
             {"dims": (0,)},
             "'a' .* unbounded in dimension 1, .*; add 1 to its dims ",
         ),
-        ({"a": plain((None, None))}, {"dims": (0, 2)}, "dims of 'a' must be a tuple of dimensions"),
-        ({"a": plain((None, None))}, {"dims": (0, -2)}, "dims of 'a' must be a tuple of dimensions"),
+        ({"a": plain((None, None))}, {"dims": (0, 2)}, "dims of 'a' must be a tuple of different dimensions"),
+        ({"a": plain((None, None))}, {"dims": (0, -2)}, "dims of 'a' must be a tuple of different dimensions"),
         (
             {"a": plain((None, None))},
             {"dims": {"b": (0, 1)}},
@@ -120,7 +124,7 @@ def test_dims_says_which_dimensions_are_shared_in_which_order() -> None:
         ({"a": 3}, {}, "'a' must be an InfiniteTensor, or a mapping of them, got 3"),
         ({"a": {"b": torch.zeros(2)}}, {}, r"\('a', 'b'\) must be an InfiniteTensor"),
         ({}, {}, "a group must have at least one tensor"),
-        ({"a": {}}, {}, "a group must have at least one tensor, 'a' is empty"),
+        ({"a": {}}, {}, "a group must have at least one tensor, but 'a' is empty"),
         ({"": plain((None,))}, {}, "names in a group must be non-empty str, got ''"),
         ({("a", "b"): plain((None,))}, {}, "names in a group must be non-empty str.*nest mappings"),
         ([plain((None,))], {}, "tensors must be a mapping"),

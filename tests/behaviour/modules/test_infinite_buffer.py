@@ -123,7 +123,7 @@ def test_a_state_is_loaded_from_a_file_of_weights_alone() -> None:
 )
 def test_a_state_that_defines_another_tensor_is_refused(name: str, stored: Any, given: Any, told: str) -> None:
     state = Field(plane(**{name: stored})).state_dict()
-    with pytest.raises(ValidationError, match=rf"another tensor than the module has:\n  {told}\n"):
+    with pytest.raises(ValidationError, match=rf"differs from the tensor of the module:\n  {told}\n"):
         Field(plane(**{name: given})).load_state_dict(state)
 
 
@@ -187,11 +187,11 @@ def test_a_store_that_is_gone_is_a_store_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"), [({}, "was given no tensor_id"), ({"tensor_id": "a"}, "was in a store without an address")]
+    ("options", "reason"), [({}, "has no tensor_id"), ({"tensor_id": "a"}, "was in a store without a path or URL")]
 )
 def test_a_tensor_that_cannot_be_found_again_must_be_given(options: dict[str, Any], reason: str) -> None:
     state = Field(plane(**options)).state_dict()
-    with pytest.raises(ValidationError, match=f"{reason}.*cannot be reopened"):
+    with pytest.raises(ValidationError, match=f"cannot be reopened, because the tensor .*{reason}"):
         Field(None).load_state_dict(state)
 
 

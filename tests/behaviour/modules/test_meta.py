@@ -200,7 +200,7 @@ def test_a_table_on_meta_that_nothing_was_loaded_for_is_an_error_until_it_is_tol
         module = Table()
         assert module(torch.ones(1, 3)).is_meta
     with pytest.raises(
-        DeviceMismatchError, match=r"module\.table\.device = 'cpu' to compute it, or 'meta' to get a shape"
+        DeviceMismatchError, match=r"module\.table\.device: 'cpu' to compute the value, 'meta' for a shape"
     ):
         linear(torch.ones(1, 3), module.table)
     module.table.device = "meta"

@@ -354,7 +354,7 @@ def test_one_that_is_made_and_dropped_leaves_the_one_that_is_there() -> None:
 def test_a_buffer_of_that_name_is_not_taken_over() -> None:
     module = Doubling()
     module.register_buffer("_half_ref", torch.ones(3))
-    with pytest.raises(ValidationError, match="'_half_ref' already, but virtual tensor 'half' needs"):
+    with pytest.raises(ValidationError, match=r"'_half_ref', needed for .* virtual tensor 'half'; rename"):
         VirtualTensor.create(module, "half", "compute")
     assert torch.equal(module.get_buffer("_half_ref"), torch.ones(3))
 
@@ -372,7 +372,7 @@ def test_a_module_that_is_gone_is_named_as_the_reason() -> None:
     virtual = Doubling().twice
     gc.collect()
     for use in (lambda: virtual.value, lambda: virtual.dtype, lambda: virtual + 1, lambda: virtual.to("cpu")):
-        with pytest.raises(ReferenceError, match="the module of virtual tensor 'twice' is gone"):
+        with pytest.raises(ReferenceError, match="the module of virtual tensor 'twice' no longer exists"):
             use()
     assert "gone" in repr(virtual)
 
@@ -381,7 +381,7 @@ def test_a_pickle_of_it_alone_comes_without_its_module() -> None:
     module = Doubling()
     alone = pickle.loads(pickle.dumps(module.twice))  # noqa: S301  (our own bytes)
     gc.collect()
-    with pytest.raises(ReferenceError, match="copy and pickle the module"):
+    with pytest.raises(ReferenceError, match="Copy and pickle the module"):
         _ = alone.value
 
 

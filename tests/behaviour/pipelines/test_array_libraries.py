@@ -427,6 +427,6 @@ def test_an_image_of_nibabel_is_read_as_it_stands_in_its_file(
 def test_sparse_arrays_of_scipy_are_refused() -> None:
     sparse = pytest.importorskip("scipy.sparse")
     for a in (sparse.csr_array(NUMBERS), sparse.csr_matrix(NUMBERS), sparse.coo_matrix(NUMBERS)):
-        with pytest.raises(ValidationError, match=r"`a` is sparse, got .*; give a\.todense\(\)$"):
+        with pytest.raises(ValidationError, match=r"`a` must be dense, got .*; give a\.todense\(\)$"):
             from_array(a)
         assert_reads(from_array(a.todense()), torch.from_numpy(NUMBERS))

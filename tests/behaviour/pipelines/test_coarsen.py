@@ -138,7 +138,10 @@ def test_factors_that_are_none_are_told(factor: Any) -> None:
 
 
 def test_what_would_take_hours_for_a_pixel_is_told_to_be_done_in_steps() -> None:
-    with pytest.raises(ValidationError, match=r"16,777,216 pixels would become one.*t\.coarsen\(64\)\.coarsen\(64\)"):
+    with pytest.raises(
+        ValidationError,
+        match=r"factor must combine at most .*, got 16,777,216 pixels; .*t\.coarsen\(64\)\.coarsen\(64\)",
+    ):
         plane().coarsen(4096)
     assert plane().coarsen((1, 2**16)).shape == (None, None)
 
@@ -207,7 +210,7 @@ def test_levels_end_where_nothing_is_long_and_lie_beside_their_tensor(tmp_path: 
 def test_levels_of_what_has_no_end_or_stores_nothing_are_asked_for() -> None:
     with pytest.raises(ValidationError, match="levels must be given"):
         plane().pyramid()
-    with pytest.raises(ValidationError, match=r"stores nothing.*give store="):
+    with pytest.raises(ValidationError, match=r"has no store for levels; give store="):
         from_array(torch.zeros(4, 4)).pyramid(1)
     with pytest.raises(ValidationError, match="levels must be a positive int"):
         plane().pyramid(0)
@@ -278,7 +281,7 @@ def test_a_method_other_than_that_of_stored_levels_is_told(tmp_path: Path) -> No
     with ZarrTileStore(tmp_path) as store:
         t = made(store, [], (100, 100))
         (level,) = t.pyramid(1, "max")
-        with pytest.raises(ValidationError, match=r"stored with method='max', got 'mean'; give method='max'"):
+        with pytest.raises(ValidationError, match=r"method must be 'max', .*, got 'mean'; give method='max'"):
             t.pyramid(1, "mean")
         assert t.pyramid(1)[0].version == level.version
         store.clear_tensor(level.tensor_id)
@@ -344,7 +347,7 @@ def test_a_mask_bounds_what_is_stored_beside_levels_as_without_them(tmp_path: Pa
 def test_a_shard_has_no_levels(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="a shard cannot fill levels"):
         made(ZarrTileStore(tmp_path / "s"), []).fill(sl[0:9, 0:9], shard=(0, 2), pyramid=True)
-    with pytest.raises(ValidationError, match="pyramid must be True, False or the method"):
+    with pytest.raises(ValidationError, match="pyramid must be True, False or a method"):
         made(ZarrTileStore(tmp_path / "s"), []).fill(sl[0:9, 0:9], pyramid=3)  # type: ignore[arg-type]
 
 

@@ -274,7 +274,9 @@ def test_dimensions_correspond_by_name() -> None:
         lambda x, y: x - y.permute(1, 2, 0), photo(), turned, dims=("y", "x"), window=(4, 8)
     )
     assert t[...].abs().max() == 0
-    with pytest.raises(ValidationError, match=r"over dimensions \['y', 'x'\] of input 0 and \['x', 'y'\] of input 1"):
+    with pytest.raises(
+        ValidationError, match=r"in the same order, got \['y', 'x'\] of input 0 and \['x', 'y'\] of input 1"
+    ):
         infinite_tensor.map_windows(lambda x, y: x - y, photo(), turned)
 
 
@@ -335,7 +337,7 @@ def test_which_dimensions_slide(
     assert tuple(d for d, k in enumerate(window.dimension_map or range(len(shape))) if k is not None) == slides
 
 
-UNKNOWN = "it is not known which of its dimensions are channels; give dims=..., the names or numbers of"
+UNKNOWN = "the channel dimension is unknown; give dims=..., the names or numbers of"
 
 
 @pytest.mark.parametrize(
@@ -343,9 +345,9 @@ UNKNOWN = "it is not known which of its dimensions are channels; give dims=..., 
     [
         ((9, 9), None, {}, r"input 0 has shape \(9, 9\) and dims \('dim_0', 'dim_1'\): " + UNKNOWN),
         ((3, 9, 9), None, {}, UNKNOWN + r".* such as dims=\(1, 2\)"),
-        ((3, 9, 9), None, {"window": 4}, r"channels; give window=\(4, 4\), which slides over the last 2 dim"),
+        ((3, 9, 9), None, {"window": 4}, r"the channel dimension is unknown; give window=\(4, 4\) for the last 2 dim"),
         ((3, 9, 9), None, {"window": 0}, "window must be a positive int"),
-        ((9, None), None, {"window": 4, "dims": (0,)}, "'dim_1' is unbounded, and a window cannot hold all of it"),
+        ((9, None), None, {"window": 4, "dims": (0,)}, "windows must slide over the unbounded dimension 'dim_1'"),
         ((None, 9), None, {}, UNKNOWN),
         ((9, 9, 3), None, {"window": (4, 4)}, UNKNOWN),
         ((3, 9, 9), ("c", "y", "x"), {"window": (4, 4, 4)}, r"over \['y', 'x'\], but window has 3 entries; give dims"),
@@ -355,9 +357,9 @@ UNKNOWN = "it is not known which of its dimensions are channels; give dims=..., 
             (3, 9, 9),
             None,
             {"dims": (1, 1)},
-            r"dims must be a tuple of names or numbers of dimensions, none of them twice",
+            "dims must be a tuple of different dimensions of input 0",
         ),
-        ((3, 9, 9), None, {"dims": ("y",)}, r"input 0 has the dimensions \('dim_0', 'dim_1', 'dim_2'\); got \('y',\)"),
+        ((3, 9, 9), None, {"dims": ("y",)}, r"names in \('dim_0', 'dim_1', 'dim_2'\), got \('y',\)"),
         ((3, 9, 9), None, {"dims": (3,)}, r"got \(3,\)"),
     ],
 )
@@ -397,14 +399,20 @@ def test_windows_are_of_a_sensible_size_by_default() -> None:
     [
         (
             {"window": 7, "scale": 0.5},
-            "7 pixels is not a whole number of pixels at scale 1/2: give window a multiple of 2, such as 8",
+            "window must be a whole number of pixels at scale 1/2, got 7; give a multiple of 2, such as 8",
         ),
-        ({"halo": -1}, "halo must be an int from 0 on, or a tuple with 2 of these, one for each dimension over which"),
+        (
+            {"halo": -1},
+            "halo must be a non-negative int, or a tuple with 2 of these, one for each dimension of the window",
+        ),
         ({"halo": (1, 2, 3)}, r"got \(1, 2, 3\)"),
         ({"scale": 0}, "scale must be a positive int or a ratio such as 0.5"),
         ({"window": (0, 1)}, "window must be a positive int, or a tuple with 2 of these"),
         ({"channels": 0}, r"channels must be a positive int, \(\) for an output without channels, or None, got 0"),
-        ({"channels": 2, "dims": ("y",)}, r"channels=2: windows do not slide over dimensions \[0, 2\] of input 0"),
+        (
+            {"channels": 2, "dims": ("y",)},
+            r"channels=2 is ambiguous, because any of the dimensions \[0, 2\] of input 0",
+        ),
     ],
 )
 def test_an_argument_that_does_not_fit(options: dict[str, Any], message: str) -> None:
@@ -415,7 +423,7 @@ def test_an_argument_that_does_not_fit(options: dict[str, Any], message: str) ->
 def test_inputs_that_do_not_fit() -> None:
     unbounded, small = source(PHOTO, (1, 2)), source(numbers((3, 5, 5)), dims=("c", "y", "x"))
     inputs: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
-        ((), {}, r"give map_windows one tensor or more"),
+        ((), {}, "map_windows needs at least one tensor"),
         ((photo(), PHOTO), {}, r"input 1 must be an InfiniteTensor or a TensorBlob, got <Tensor of"),
         (
             (photo(), photo()),
@@ -430,7 +438,7 @@ def test_inputs_that_do_not_fit() -> None:
         (
             (unbounded, unbounded),
             {"scale": (1, 4), "window": 10},
-            "10 pixels .* scale 1, 4: give window a multiple of 4",
+            "scale 1, 4, got 10; give a multiple of 4",
         ),
     ]
     for several, options, message in inputs:
@@ -469,9 +477,10 @@ def test_a_result_of_another_shape_is_an_error(name: str) -> None:
     t = source(PHOTO, (1, 2)).map(fn, **{"halo": 2, "window": 8, **options})
     with pytest.raises(ShapeMismatchError) as caught:
         t[..., 0:9, 0:9]
-    assert f"fn was given shape {given} and returned shape {returned}; it must return {wanted}" in str(caught.value)
+    assert f"for shape {given}, fn must return shape {wanted}" in str(caught.value)
+    assert f", got {returned}; give map the halo=" in str(caught.value)
     # What is as large as what was given is cropped, where the halo is whole pixels of the output.
-    assert (", from which the halo is cropped. Give map " in str(caught.value)) == (name != "half a pixel")
+    assert (" including the halo, got " in str(caught.value)) == (name != "half a pixel")
     (note,) = caught.value.__notes__
     assert f"by <lambda> defined in {__file__}:{fn.__code__.co_firstlineno}" in note
 

@@ -423,10 +423,10 @@ def test_a_read_keeps_nothing_and_a_stream_a_few_windows_of_eight_cells() -> Non
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (torch.float16, r"make it with noise\(\.\.\., dtype=torch.float16\), or convert what is read"),
-        (torch.float64, r"make it with noise\(\.\.\., dtype=torch.float64\), or convert what is read"),
-        (torch.int32, r"was made with; convert what is read: t\[\.\.\.\]\.to\(torch.int32\)"),
-        ("meta", r"drawn on the CPU; move what is read: t\[\.\.\.\]\.to\('meta'\)"),
+        (torch.float16, r"make it with noise\(\.\.\., dtype=torch.float16\), or convert the pixels"),
+        (torch.float64, r"make it with noise\(\.\.\., dtype=torch.float64\), or convert the pixels"),
+        (torch.int32, r"a fixed dtype; convert the pixels: t\[\.\.\.\]\.to\(torch.int32\)"),
+        ("meta", r"drawn on the CPU; move the pixels: t\[\.\.\.\]\.to\('meta'\)"),
     ],
 )
 def test_it_is_not_converted_or_moved(given: Any, message: str) -> None:

@@ -302,19 +302,21 @@ def test_the_output_may_have_another_resolution(layer: nn.Module, scale: Any, sh
 
 def test_what_does_not_fit_the_window_is_explained() -> None:
     picture = image(3, 50, 50)
-    with pytest.raises(ShapeMismatchError, match=r"\(32, 32\) pixels.* and returned \(30, 30\).* output is cropped"):
+    with pytest.raises(
+        ShapeMismatchError, match=r"returned \(30, 30\) for windows of \(32, 32\) pixels.* output is cropped"
+    ):
         predicted(nn.Conv2d(3, 2, 3), picture)
-    with pytest.raises(ShapeMismatchError, match=r"this is scale=1, not 2; leave .*'64', '64'"):
+    with pytest.raises(ShapeMismatchError, match=r"at scale=1, not 2; leave .*'64', '64'"):
         predicted(Net(), picture, scale=2)
-    with pytest.raises(ShapeMismatchError, match=r"returned shape \(4, 3, 1, 32, 32\) for a batch of windows"):
+    with pytest.raises(ShapeMismatchError, match=r"got shape \(4, 3, 1, 32, 32\) for windows"):
         predicted(lambda batch: batch[:, :, None], picture)
-    with pytest.raises(ShapeMismatchError, match=r"given a batch of 4 and returned shape \(3, 32, 32\)"):
+    with pytest.raises(ShapeMismatchError, match=r"got shape \(3, 32, 32\) for a batch of 4"):
         predicted(lambda batch: batch[0], picture)
     with pytest.raises(ValidationError, match=r"net must return a tensor, or a dict or tuple of tensors, got 'scores'"):
         predicted(lambda _batch: "scores", picture)
     with pytest.raises(
         ValidationError,
-        match=r"windows are \(24, 24\) pixels apart, which is not a whole number of pixels at scale 1/16",
+        match=r"windows \(24, 24\) pixels apart are not a whole number of pixels apart at scale 1/16",
     ):
         predicted(nn.AvgPool2d(16), picture)
     with pytest.raises(ValidationError, match="without channels; leave reduce out"):
@@ -326,7 +328,7 @@ def test_what_does_not_fit_the_window_is_explained() -> None:
 @pytest.mark.parametrize(
     ("later", "told"),
     [
-        (lambda batch: batch[:, :2], r"shape \(2, 32, 32\) for a window, but shape \(3, 32, 32\) for earlier ones"),
+        (lambda batch: batch[:, :2], r"shape \(2, 32, 32\) for a window, but shape \(3, 32, 32\) for earlier windows"),
         (lambda batch: batch[..., :30], r"shape \(3, 32, 30\) for a window"),
         (lambda batch: {"a": batch}, r"outputs of shapes {'a': \(3, 32, 32\)} for a window"),
     ],
@@ -338,7 +340,7 @@ def test_a_network_that_returns_something_else_later_is_told_so(later: Any, told
     def net(batch: torch.Tensor) -> Any:
         return next(ways, later)(batch)
 
-    with pytest.raises(ShapeMismatchError, match=told + ".* it must return the same outputs for all windows"):
+    with pytest.raises(ShapeMismatchError, match="^net must return the same outputs for all windows, got " + told):
         predicted(net, image(3, 50, 80))
 
 
@@ -356,18 +358,18 @@ def test_an_error_of_the_first_batch_names_the_prediction() -> None:
 @pytest.mark.parametrize(
     ("shape", "options", "message"),
     [
-        ((50, 60, 3), {}, "it is not known which of its dimensions are channels; give dims="),
-        ((50, 60, 2), {}, "it is not known which of its dimensions are channels; give dims="),
-        ((50, 60, 1), {}, "it is not known which of its dimensions are channels; give dims="),
-        ((9, 50, 60, 2), {"window": (8, 32, 32)}, "it is not known which of its dimensions are channels; give dims="),
-        ((50, 60), {"window": 32}, r"channels; give window=\(32, 32\), which slides over the last 2 dim"),
+        ((50, 60, 3), {}, "the channel dimension is unknown; give dims="),
+        ((50, 60, 2), {}, "the channel dimension is unknown; give dims="),
+        ((50, 60, 1), {}, "the channel dimension is unknown; give dims="),
+        ((9, 50, 60, 2), {"window": (8, 32, 32)}, "the channel dimension is unknown; give dims="),
+        ((50, 60), {"window": 32}, r"the channel dimension is unknown; give window=\(32, 32\) for the last 2 dim"),
         ((3, 50, 60), {"window": -1}, "window must be a positive int"),
         ((3, 50, 60), {"window": 32, "overlap": 25}, "overlap must be a number"),
-        ((1, 3, 50, 60), {}, r"if the first one is a batch, give source\[0\]"),
+        ((1, 3, 50, 60), {}, r"if the first dimension is a batch, give source\[0\]"),
         (
             (3, 3, 50, 60),
             {"window": (32, 32)},
-            "windows slide over 2 of its dimensions, and at most one other dimension can be channels",
+            "windows slide over 2 dimensions, and only one other dimension can be channels",
         ),
         ((3, 50, 60), {"window": (32, 0)}, "window must be a positive int"),
         ((3, 50, 60), {"overlap": 1}, "overlap must be a number that is at least 0 and below 1"),
@@ -481,7 +483,7 @@ def test_overwrite_deletes_nothing_if_another_tensor_has_the_id_of_an_output(tmp
         for name in ("a", "a/b"):
             predicted(Net(), picture, store, tensor_id=name)
         kept = store.tensor_info("a").tiles_complete
-        with pytest.raises(ValidationError, match=r"already has a tensor 'a/b'.*another tensor_id"):
+        with pytest.raises(ValidationError, match=r"contains another tensor 'a/b'; give another tensor_id"):
             predicted(lambda x: {"b": Net()(x), "c": -x}, picture, store, tensor_id="a", overwrite=True)
         assert store.tensor_info("a").tiles_complete == kept > 0
 
@@ -497,7 +499,7 @@ def test_overwrite_never_deletes_what_the_prediction_is_computed_from(read: str,
         with ZarrTileStore(path, mode="r") as reader:
             source = {"source": reader.open("kept"), "upstream": above}.get(read, torch.ones(64, 64))
             given |= {"where": {"where": kept, "mask": Mask(kept), "stored": kept.stored_only()}.get(read)}
-            with pytest.raises(ValidationError, match=r"computed from tensor 'kept' of .*another tensor_id"):
+            with pytest.raises(ValidationError, match=r"would delete tensor 'kept' of .*another tensor_id"):
                 predicted(torch.neg, source, path, tensor_id="kept", overwrite=True, **given)
         assert store.tensor_info("kept").tiles_complete == 1
         predicted(torch.neg, source if given["where"] is not None else kept, path, tensor_id="other", **given)
@@ -666,7 +668,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_overwritten(wrong: dict
     [
         ({"pyramid": "medain"}, "must be one of 'mean'.* got 'medain'"),
         ({"pyramid": "mode", "reduce": {"a": "softmax", "b": torch.exp}}, "float32 cannot be coarsened by 'mode'"),
-        ({"pyramid": "mean", "max_memory": "85 MiB"}, "allow 89 MiB"),
+        ({"pyramid": "mean", "max_memory": "85 MiB"}, "must be at least 89 MiB"),
         ({"client": True}, "workers of a cluster cannot store tensor 'prediction'"),
     ],
     ids=["unknown method", "method of other dtypes", "memory with levels", "cluster"],

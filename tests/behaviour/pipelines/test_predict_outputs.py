@@ -125,7 +125,7 @@ def test_samples_without_channels_are_samples_where_they_are_as_many_as_the_wind
 
 
 def test_a_scale_that_is_not_that_of_results_for_windows_is_told() -> None:
-    with pytest.raises(ShapeMismatchError, match=r"\(16, 16\) apart, .* is scale=1/16, not 1/32; leave"):
+    with pytest.raises(ShapeMismatchError, match=r"\(16, 16\) apart, at scale=1/16, not 1/32; leave"):
         predicted(Classifier().eval(), PICTURE, scale=1 / 32)
 
 
@@ -182,7 +182,7 @@ def test_numpy_is_taken_as_it_is(returned: Callable[[Any], Any]) -> None:
 
 
 def test_what_torch_has_no_dtype_for_is_told() -> None:
-    with pytest.raises(ValidationError, match="numpy array of object, a dtype that torch does not have; convert it"):
+    with pytest.raises(ValidationError, match="numpy array of object, a dtype unknown to torch; convert the"):
         predicted(lambda batch: batch.numpy().astype(object), PICTURE)
 
 
@@ -208,7 +208,7 @@ def test_no_message_shows_the_pixels_of_what_was_returned() -> None:
 )
 def test_other_scales_along_other_dimensions_are_asked_for(net: Any, window: tuple[int, ...]) -> None:
     picture = PICTURE if len(window) == 2 else image(8, 16, 32, 32)
-    with pytest.raises(ShapeMismatchError, match=r"so the scale is unknown.*movedim\(-1, 1\); or give scale="):
+    with pytest.raises(ShapeMismatchError, match=r"so the scale is unknown.*movedim\(-1, 1\); otherwise, give scale="):
         predicted(net, picture, window=window)
 
 
@@ -219,7 +219,7 @@ def test_channels_of_a_signal_that_come_last_are_asked_for(classes: int) -> None
 
     signal = image(5120)
     with pytest.raises(
-        ShapeMismatchError, match=r"returned \(\d,\), .*have channels last.*movedim\(-1, 1\); .* scale=1/"
+        ShapeMismatchError, match=r"returned \(\d,\) for .*has channels last.*movedim\(-1, 1\); .* scale=1/"
     ):
         predicted(net, signal, window=512)
     found = predicted(lambda batch: net(batch).movedim(-1, 1), signal, window=512)
@@ -273,7 +273,7 @@ def test_the_largest_of_one_channel_is_refused(reduce: Any) -> None:
 def test_an_overlap_that_works_is_named(net: Any, size: int, overlap: float, advised: float) -> None:
     with pytest.raises(
         ValidationError,
-        match=rf"not a whole number of pixels at scale 1/\d+; give overlap={advised}, or another window",
+        match=rf"not a whole number of pixels apart at scale 1/\d+; give overlap={advised}, or another window",
     ):
         predicted(net, PICTURE, window=(size, size), overlap=overlap)
     predicted(net, PICTURE, window=(size, size), overlap=advised)
@@ -283,7 +283,7 @@ def test_one_result_a_window_lies_beside_pixels_where_they_end_together() -> Non
     def net(batch: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"pixels": nn.AvgPool2d(16)(batch), "patch": batch.mean((2, 3))}
 
-    with pytest.raises(ValidationError, match=r"outputs \['patch'\] .* outputs \['pixels'\] .* Give overlap=0, or"):
+    with pytest.raises(ValidationError, match=r"outputs \['patch'\] .* outputs \['pixels'\], .* give overlap=0, or"):
         predicted(net, PICTURE)
     found = predicted(net, PICTURE, overlap=0)
     alone = predicted(lambda batch: net(batch)["patch"], PICTURE, overlap=0)
@@ -405,5 +405,5 @@ def test_what_no_dtype_holds_is_refused() -> None:
     def large(scores: torch.Tensor) -> torch.Tensor:
         return scores.argmax(0) + 2**60
 
-    with pytest.raises(ValidationError, match=r"no dtype holds the values of .*'large': torch\.int64"):
+    with pytest.raises(ValidationError, match=r"no dtype contains all values of .*'large': torch\.int64"):
         predicted(NET, IMAGE, reduce={"large": large, "sure": confidence})

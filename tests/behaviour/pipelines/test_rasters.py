@@ -332,7 +332,7 @@ def test_what_is_no_raster_says_so(tmp_path: Path) -> None:
     for path in (tmp_path / "a.tif", tmp_path / "missing.tif"):
         with pytest.raises(StoreError, match=rf"{path.name} cannot be opened as a raster: "):
             from_raster(path)
-    with pytest.raises(ValidationError, match="path must be a str or a path, got 7; pass an open array to from_array"):
+    with pytest.raises(ValidationError, match="path must be a str or a path, got 7; give an open array to from_array"):
         from_raster(7)  # type: ignore[arg-type]
 
 

@@ -512,7 +512,7 @@ def test_what_is_neither_is_not_told_of_it() -> None:
 NO_ARRAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "a list": (lambda: [1, 2], r"`a` must be an array, .* got \[1, 2\]; give numpy.asarray\(a\)"),
     "None": (lambda: None, "`a` must be an array"),
-    "a path": (lambda: "image.png", r"got the path 'image.png'; give from_image\(path\)"),
+    "a path": (lambda: "image.png", r"got the path 'image.png'; call from_image\(path\)"),
     "a tensor of ours": (lambda: from_array(torch.ones(3)), "`a` is an InfiniteTensor already: use it as it is"),
     "a group of zarr": (zarr.group, r"give one of its arrays, a\['name'\]"),
     "a dictionary": (lambda: {"a": torch.ones(3)}, r"give one of its arrays, a\['name'\]"),
@@ -589,7 +589,7 @@ class Liar(Recorded):
     ("answer", "message"),
     [
         (lambda values: values[:1], r"torch.float32 of shape \(1, 4\) for a region of shape \(4, 4\)"),
-        (lambda values: values.astype("f8"), r"returned torch.float64 of shape \(4, 4\) .* array was torch.float32"),
+        (lambda values: values.astype("f8"), r"must return torch.float32 .*, got torch.float64 of shape \(4, 4\)"),
         (lambda values: np.ma.masked_less(values, 2), r"`a` has a mask.*for netCDF4, call a.set_auto_mask\(False\)"),
     ],
     ids=["shrunk", "scaled", "masked"],
@@ -611,7 +611,7 @@ def test_another_dtype_is_that_of_a_map() -> None:
 
 
 def test_another_device_is_where_what_is_read_is_moved_to() -> None:
-    with pytest.raises(ValidationError, match=r"move what is read: t\[\.\.\.\]\.to\('meta'\)"):
+    with pytest.raises(ValidationError, match=r"move the pixels: t\[\.\.\.\]\.to\('meta'\)"):
         from_array(torch.ones(3)).to("meta")
 
 
