@@ -88,7 +88,7 @@ class Reader(ABC):
         block, expected = self._read(region), extents_of(region)
         if block.dtype != self.dtype or tuple(block.shape) != expected:
             raise ValidationError(
-                f"{self!r} must return {self.dtype} for all regions of shape {self.shape}, got {block.dtype} of shape "
+                f"{self!r} of shape {self.shape} must return {self.dtype} for all regions, got {block.dtype} of shape "
                 f"{tuple(block.shape)} for a region of shape {expected}; make the tensor again, from an array with one "
                 "dtype for all regions, such as a.astype('float64')"
             )
