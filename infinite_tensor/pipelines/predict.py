@@ -390,7 +390,7 @@ def _made(
         fields = {**vars(output)}
         return InfiniteTensor(fields.pop("shape"), f, fields.pop("window"), **fields, **options)
     except ValidationError as error:
-        if not resumed or "already holds a tensor" not in str(error):
+        if not resumed or "already contains a tensor" not in str(error):
             raise
         raise ValidationError(
             f"{error}\nGive predict another tensor_id, or overwrite=True to delete the stored tensor"

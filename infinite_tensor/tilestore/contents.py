@@ -261,7 +261,7 @@ class Contents(ABC):
         The state in memory may be inconsistent, so the store is closed. Later calls raise an error that names `error`.
         """
         self.closed = True
-        self._cut_by = f", since {error!r} interrupted a call in the middle of a change; stored data is intact"
+        self._cut_by = f" after {error!r} in the middle of a change (stored data is intact)"
 
     def check_writable(self, action: str) -> None:
         """Raise ValidationError if the store is read-only."""
@@ -539,7 +539,7 @@ class Contents(ABC):
                 # If another process was faster, its definition is used.
                 found = self.read_group(group_id)
         if found is None:
-            raise StoreError(f"{self}: group {group_id!r} was created and is gone again; try once more")
+            raise StoreError(f"{self}: group {group_id!r} was deleted right after it was created; try again")
         return found
 
     @abstractmethod

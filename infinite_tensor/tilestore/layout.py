@@ -286,8 +286,8 @@ def layout_of(shape: Shape, tile: Index, dtype: torch.dtype, reduction: Reductio
     if reduction is not None:
         if reduction.out_channels not in (None, tile[0]):
             raise ValidationError(
-                f"a tile of shape {tile} has only some of the {reduction.out_channels} values per pixel of the "
-                f"reduction; give a tile_size of {reduction.out_channels} along the first dimension"
+                f"a tile must contain all {reduction.out_channels} values per pixel of the reduction, got a tile of "
+                f"shape {tile}; give a tile_size of {reduction.out_channels} along the first dimension"
             )
         gathered_layout(reduction, layout)
     return layout

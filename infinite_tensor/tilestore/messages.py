@@ -54,16 +54,16 @@ def combined(failures: Sequence[StoreError]) -> StoreError:
 def damaged_definition(store: object, tensor_id: str, where: str, error: ValueError) -> StoreError:
     """Create the error for an unreadable definition."""
     return StoreError(
-        f"{store}: the definition of tensor {tensor_id!r}, {where}, is damaged ({error}); restore an intact one "
-        f"from a backup, or delete the whole tensor with clear_tensor({tensor_id!r})"
+        f"{store}: the definition of tensor {tensor_id!r}, {where}, is damaged ({error}); restore it from a "
+        f"backup, or delete the whole tensor with clear_tensor({tensor_id!r})"
     )
 
 
 def damaged_group(store: object, group_id: str, where: str, error: ValueError) -> StoreError:
     """Create the error for an unreadable group."""
     return StoreError(
-        f"{store}: group {group_id!r}, {where}, is damaged ({error}); delete it with clear_group({group_id!r}), which "
-        "keeps its tensors, and save it again"
+        f"{store}: group {group_id!r}, {where}, is damaged ({error}); delete it with clear_group({group_id!r}), and "
+        "save it again; its tensors are kept"
     )
 
 
@@ -73,24 +73,25 @@ def in_the_way(store: object, where: str, what: str) -> StoreError:
     The tensor or group `what` would be stored at the path `where`.
     """
     return StoreError(
-        f"{store}: {where!r} is not of this library, but has the path of {what}; choose another id, or move it away"
+        f"{store}: {where!r} belongs to another program, but is at the path of {what}; give another id, or move "
+        f"{where!r} away"
     )
 
 
 def cleared_elsewhere(store: object, tensor_id: str) -> StoreError:
     """Create the error for use of a tensor no longer stored."""
     return StoreError(
-        f"{store}: tensor {tensor_id!r} is gone: it has been cleared, or the whole store has vanished. "
-        f"clear_tensor({tensor_id!r}) drops what is left of it in memory; if the store has vanished, open it again; "
-        "then build the tensor again"
+        f"{store}: tensor {tensor_id!r} is gone: it has been cleared, or the whole store has vanished. Drop "
+        f"its pixels in memory with clear_tensor({tensor_id!r}), open the store again if it has vanished, and build "
+        "the tensor again"
     )
 
 
 def remade_elsewhere(store: object, tensor_id: str) -> StoreError:
     """Create the error for a tensor cleared and recreated by another process."""
     return StoreError(
-        f"{store}: tensor {tensor_id!r} has been cleared and recreated elsewhere; "
-        "close(discard=True) this store, and open it again to use the new tensor"
+        f"{store}: tensor {tensor_id!r} has been cleared and recreated elsewhere; call "
+        "close(discard=True), and open the store again to use the new tensor"
     )
 
 
@@ -101,7 +102,9 @@ def changed_meanwhile(store: object, tensor_id: str) -> StoreError:
 
 def vanished(store: object) -> StoreError:
     """Create the error for a store deleted while open."""
-    return StoreError(f"{store}: the store has vanished since it was opened; open it again to start with an empty one")
+    return StoreError(
+        f"{store}: the store has vanished since it was opened; open it again to start with an empty store"
+    )
 
 
 def warn_of_damage(store: object, what: str) -> None:
@@ -145,8 +148,8 @@ def check_functions(tensor_id: str, stored: Functions, given: Functions, store: 
     if found.firm:
         listed = "".join(f"\n  {line}" for line in found.firm)
         raise ValidationError(
-            f"{store} already holds a tensor {tensor_id!r}, computed from other values:{listed}\n"
-            "Give another tensor_id, or delete the stored tensor, and all tensors computed from it, with "
+            f"{store} already contains a tensor {tensor_id!r}, computed from other values:{listed}\n"
+            "Give another tensor_id, or delete the stored tensor and all tensors computed from it with "
             f"store.clear_tensor({tensor_id!r}, dependants=True)."
         )
     for name in found.code:
@@ -158,14 +161,14 @@ def check_functions(tensor_id: str, stored: Functions, given: Functions, store: 
         _warn_of_change(
             tensor_id,
             f"{'; '.join(found.stamps)} since {store} was filled, or is a copy without its original times. To identify "
-            "it yourself, give a source name=, or set version= if f contains it",
+            "its content yourself, give name= for a source, or version= for an f that contains it",
         )
 
 
 def _warn_of_change(tensor_id: str, what: str) -> None:
     warnings.warn(
-        f"tensor {tensor_id!r}: {what}. Stored pixels are used unchanged, and missing ones are computed anew beside "
-        f"them. To recompute all, call store.clear_tensor({tensor_id!r}, dependants=True), or give another tensor_id",
+        f"tensor {tensor_id!r}: {what}. Stored pixels are used unchanged, and only missing pixels are computed "
+        f"anew. To recompute all, call store.clear_tensor({tensor_id!r}, dependants=True), or give another tensor_id",
         FunctionChangedWarning,
         stacklevel=_level_of_caller(),
     )
@@ -179,9 +182,9 @@ def warn_of_opaque(spec: TensorSpec) -> None:
     opaque = spec.definition.functions.record.opaque
     if opaque:
         warnings.warn(
-            f"tensor {spec.tensor_id!r}: changes of {', '.join(opaque[:_MOST_NAMED])} cannot be detected, because "
-            "these objects cannot be inspected: after a change, old pixels would be used. Set version= to a value "
-            "that identifies them, such as the hash of a checkpoint",
+            f"tensor {spec.tensor_id!r}: changes of {', '.join(opaque[:_MOST_NAMED])} cannot be detected, and old "
+            "pixels would be used after a change. Set version= to a value for the current state, such as the hash of a "
+            "checkpoint",
             FunctionChangedWarning,
             stacklevel=_level_of_caller(),
         )
@@ -214,7 +217,7 @@ def warn_of_lost(target: str, what: Sequence[str]) -> None:
     """
     if what:
         warnings.warn(
-            f"{target} is without {', '.join(what)}: the format has no place for this metadata, or it does not "
+            f"{target} is without {', '.join(what)}: the format cannot store this metadata, or the metadata does not "
             "apply to the computed pixels",
             MeaningLostWarning,
             stacklevel=_level_of_caller(),
@@ -243,15 +246,15 @@ def warn_of_uncovered(spec: TensorSpec) -> None:
 def _remedies(grid: WindowGrid) -> Iterator[str]:
     clipped = WindowGrid(grid.window, grid.shape, ("clip",) * len(grid.shape))
     if clipped.uncovered < grid.uncovered:
-        yield 'edge="clip", which lets windows reach past the end'
+        yield 'edge="clip" to let windows reach past the end'
     gaps = [d for d, extent in enumerate(grid.shape) if extent is not None and clipped.alone(d).uncovered]
     moved = [d for d in gaps if followed(grid.window)[d] is not None]
     if moved:
-        yield "a stride of at most the size, which leaves no gaps"
+        yield "a stride of at most the size to leave no gaps"
     if len(gaps) > len(moved):
-        yield "a size and an offset that span the dimensions which dimension_map keeps in place"
+        yield "a size and an offset that span the dimensions kept in place by dimension_map"
     if clipped.uncovered and not gaps:
-        yield "another dimension_map, because windows that move along a diagonal miss the other pixels"
+        yield "another dimension_map, because windows along a diagonal miss the other pixels"
 
 
 def _level_of_caller() -> int:
@@ -268,7 +271,9 @@ def unknown_tensor(tensor_id: str, known: Sequence[str], store: object) -> Store
     folded = {each.casefold(): each for each in known[:_MOST_COMPARED]}
     close = difflib.get_close_matches(tensor_id.casefold(), folded, n=1)
     guess = f"; did you mean {folded[close[0]]!r}?" if close else ""
-    return StoreError(f"{store} holds no tensor {tensor_id!r}; it holds {list(known[:_MOST_LISTED])}{more}{guess}")
+    return StoreError(
+        f"{store} contains no tensor {tensor_id!r}; it contains {list(known[:_MOST_LISTED])}{more}{guess}"
+    )
 
 
 def mismatch(tensor_id: str, lines: Sequence[str], store: object, changed_args: Sequence[str] = ()) -> ValidationError:
@@ -280,19 +285,19 @@ def mismatch(tensor_id: str, lines: Sequence[str], store: object, changed_args: 
     stale = advice = ""
     if changed_args:
         stale = (
-            f"The stored tensor is stale: {' and '.join(changed_args)} has changed since it was computed, in its "
-            "version, in the rest of its definition, or further upstream.\n"
+            f"The stored tensor is stale: the definition or version of {' and '.join(changed_args)}, or of a tensor "
+            "further upstream, has changed.\n"
         )
         advice = (
             " If only some regions of an arg have changed, leave its definition unchanged, and call its "
             "invalidate(region)."
         )
     if any(line.startswith("tile_size:") for line in lines):
-        advice += " Without a tile_size, a stored tensor keeps the one it has."
+        advice += " To keep the stored tile_size, leave out tile_size."
     if any(line.startswith("dims:") for line in lines):
-        advice += " Without dims, a stored tensor keeps the names it has."
+        advice += " To keep the stored names, leave out dims."
     return ValidationError(
-        f"{store} already holds a tensor {tensor_id!r} with another definition:{listed}\n{stale}"
+        f"{store} already contains a tensor {tensor_id!r} with another definition:{listed}\n{stale}"
         "Give the new tensor another tensor_id, or delete the stored one with "
         f"store.clear_tensor({tensor_id!r}, dependants=True).{advice}"
     )
@@ -302,8 +307,8 @@ def warn_of_dependants(tensor_id: str, names: Sequence[str], store: object) -> N
     """Issue a DependantsRemainWarning for the readers `names` of a cleared tensor."""
     listed = ", ".join(map(repr, names[:_MOST_NAMED])) + ", ..." * (len(names) > _MOST_NAMED)
     warnings.warn(
-        f"{store}: tensor {tensor_id!r} is cleared, but {listed} {'is' if len(names) == 1 else 'are'} computed from "
-        f"it and kept unchanged. If the pixels of {tensor_id!r} will differ, clear those tensors too: "
+        f"{store}: tensor {tensor_id!r} was cleared, but tensors computed from it are kept unchanged: {listed}. If "
+        f"the pixels of {tensor_id!r} will differ, clear these tensors too: "
         f"store.clear_tensor({tensor_id!r}, dependants=True)",
         DependantsRemainWarning,
         stacklevel=_level_of_caller(),
@@ -313,6 +318,6 @@ def warn_of_dependants(tensor_id: str, names: Sequence[str], store: object) -> N
 def keeps_no_times(store: object) -> ValidationError:
     """Create the error for an age limit on storage without recorded times."""
     return ValidationError(
-        f"{store} does not record when something was stored: give older_than=0 to delete all partial tiles, "
-        "at a time when nobody fills a tensor there"
+        f"{store} does not record times of writing; give older_than=0 to delete all partial tiles, but only while "
+        "nobody fills a tensor of the store"
     )

@@ -113,7 +113,8 @@ class StoredTensor:
             raise StoreError(f"{what} cannot be read: {error}") from error
         except ValidationError as error:
             raise StoreError(
-                f"{what} is invalid: {error!s:.1000}. It may be damaged; clear_tensor({tensor_id!r}) deletes it"
+                f"{what} is invalid: {error!s:.1000}. It may be damaged; delete the tensor with "
+                f"clear_tensor({tensor_id!r})"
             ) from error
         return found
 
@@ -227,8 +228,8 @@ def _tile_size(definition: Definition, stored: object) -> Index | None:
     tile = tile_shape_of(definition.shape, _typed(list, "tile_size", stored))
     if list(tile) != stored:
         raise ValidationError(
-            f"tile_size must have one extent for each dimension of a tensor of shape {definition.shape}, none longer "
-            f"than the dimension, got {stored!r:.200}"
+            f"tile_size must have one extent per dimension of shape {definition.shape}, at most the extent of the "
+            f"dimension, got {stored!r:.200}"
         )
     reduction = None if definition.reduction is None else reduction_from_json(definition.reduction)
     return layout_of(definition.shape, tile, definition.dtype, reduction).tile_shape

@@ -185,9 +185,9 @@ def check_unmasked(values: Any, has: str) -> None:
     is_mask = isinstance(mask, np.ndarray | np.bool_ | bool) and not hasattr(values, "set_auto_mask")
     if is_mask and np.any(mask):
         raise ValidationError(
-            f"{has} a mask, but tensors have no masks; give a.filled(value), "
-            "dask.array.ma.filled(a, value) or numpy.where(a.mask, value, a.data), or, for netCDF4, call "
-            "a.set_auto_mask(False) to read the values as they are in the file"
+            f"{has} a mask, but tensors have no masks; give a.filled(value), dask.array.ma.filled(a, value) or "
+            "numpy.where(a.mask, value, a.data). To read a netCDF4 variable without a mask, call "
+            "a.set_auto_mask(False) first"
         )
 
 

@@ -426,7 +426,7 @@ def check_blend(blend: Blend | None, dtype: torch.dtype, device: torch.device) -
         if isinstance(error, ValidationError):
             raise
         raise ValidationError(
-            f"blend {blend!r} does not work on {dtype} (it was given flat blocks, of shape ({LANES},)): {error}"
+            f"blend {blend!r} does not work on flat blocks of {dtype} and shape ({LANES},): {error}"
         ) from error
 
 
@@ -436,8 +436,8 @@ def _called(blend: Callable[..., torch.Tensor], existing: torch.Tensor, incoming
     is_dense = isinstance(combined, torch.Tensor) and not combined.is_nested and combined.layout is torch.strided
     if not is_dense or (combined.dtype, combined.device, combined.shape) != expected:
         raise ValidationError(
-            f"blend must be elementwise: from two blocks of {expected[0]} of shape {tuple(expected[2])} on "
-            f"{expected[1]}, it must make one block like them, got {_describe(combined)}"
+            f"blend must be elementwise: for two tensors of {expected[0]} and shape {tuple(expected[2])} on "
+            f"{expected[1]}, return such a tensor, got {_describe(combined)}"
         )
     return combined
 
@@ -446,5 +446,5 @@ def _describe(value: object) -> str:
     if not isinstance(value, torch.Tensor):
         return repr(value)
     if value.is_nested or value.layout is not torch.strided:
-        return "one that is not dense"
+        return "a tensor that is not dense"
     return f"{value.dtype} on {value.device} of shape {tuple(value.shape)}"

@@ -77,17 +77,17 @@ def check_windows(tensor_id: str, grid: WindowGrid, labels: Sequence[str]) -> No
         return
     window, shape = grid.window, grid.shape
     reasons = [
-        f"dimension {labels[d]} has {extent} pixels, and windows of {size} begin at {offset}"
+        f"dimension {labels[d]} has {extent} pixels, but windows of size {size} begin at {offset}"
         + ("" if k is None else f" plus multiples of {stride}")
         for d, (k, size, stride, offset, extent) in enumerate(grid.dimensions)
         if extent is not None and grid.alone(d).empty
     ]
     clipped = WindowGrid(window, shape, ("clip",) * len(shape))
-    advice = "" if clipped.empty else ', or edge="clip", which keeps the part of each window that lies inside'
+    advice = "" if clipped.empty else ', or edge="clip" to keep the inner parts of windows'
     raise ValidationError(
         f"tensor {tensor_id!r}: no window of output_window {window!r} lies in its shape {shape}: "
-        f"{'; '.join(reasons) or 'windows fit into each dimension alone, but none fits into all of them'}. Give other "
-        f"windows, with one entry of stride and offset per dimension{advice}"
+        f"{'; '.join(reasons) or 'windows fit into each dimension alone, but none fits into all of them'}. Give "
+        f"another output_window, with one stride and one offset per dimension{advice}"
     )
 
 
@@ -116,8 +116,8 @@ def checked_paddings(args: Sequence[Any], given: object) -> tuple[tuple[Padding,
     entries = (given,) * len(args) if _is_one_padding(given) else members(given)
     if entries is None or len(entries) != len(args):
         raise ValidationError(
-            f"args_padding must be {_PADDINGS}, or a list with one entry per arg ({len(args)}): a padding, or a tuple "
-            f"with one padding per dimension of the arg; got {quoted(given)}"
+            f"args_padding must be {_PADDINGS}, or a list with one entry per arg ({len(args)}), each a padding or a "
+            f"tuple with one padding per dimension, got {quoted(given)}"
         )
     return tuple(_arg_padding(f"args_padding[{at}]", *each) for at, each in enumerate(zip(args, entries, strict=True)))
 
@@ -152,8 +152,8 @@ def _arg_padding(name: str, arg: Any, given: object) -> tuple[Padding, ...] | No
         if extent is None and padding.mode != "error":
             if not spread:
                 raise ValidationError(
-                    f"{name}[{d}]: dimension {label_of(d, arg.dims[d])} of {arg.tensor_id!r} is unbounded and has no "
-                    f"end to pad; give None, got {quoted(entry)}"
+                    f"{name}[{d}] must be None, because dimension {label_of(d, arg.dims[d])} of {arg.tensor_id!r} is "
+                    f"unbounded, got {quoted(entry)}"
                 )
             padding = Padding("error")
         paddings.append(padding)
@@ -180,7 +180,7 @@ def checked_windows(args: Sequence[Any], windows: Sequence[object]) -> tuple[Ten
     if len(args) != len(windows):
         raise ValidationError(
             f"args_windows must have one TensorWindow per arg, got {len(windows)} windows for {len(args)} args; give "
-            "for example args_windows=[output_window.padded(8)], for a halo of 8 pixels"
+            "for example args_windows=[output_window.padded(8)] for a halo of 8 pixels"
         )
     checked = []
     for at, (arg, window) in enumerate(zip(args, windows, strict=True)):
@@ -201,7 +201,7 @@ def check_followed(name: str, window: TensorWindow, coordinates: int) -> None:
     for d, k in enumerate(followed(window)):
         if k is not None and k >= coordinates:
             raise ValidationError(
-                f"{name}: dimension {d} follows window coordinate {k}, but the number of window coordinates is "
+                f"{name}: dimension {d} follows window coordinate {k}, but the number of coordinates is only "
                 f"{coordinates} (numbered from 0); give a dimension_map"
             )
 
@@ -223,9 +223,9 @@ def _check_known_extents(tensor_id: str, grid: WindowGrid, at: int, arg: Any, de
 def outside_arg(names: str, at: int, arg_id: str, label: str, low: int, high: int, extent: int) -> RegionError:
     """Create the error for an arg window beyond the ends of an arg."""
     return RegionError(
-        f"args_windows[{at}] of {names} reads pixels [{low}, {high}) in dimension {label} of {arg_id!r}, "
-        f"which only has pixels [0, {extent}); change the window, or set args_padding (padding in map and predict) "
-        f"to {_PADDINGS}"
+        f"args_windows[{at}] of {names} reads pixels [{low}, {high}) in dimension {label} of {arg_id!r}, but only "
+        f"pixels [0, {extent}) exist; change the window, or set args_padding (padding in map and predict) to "
+        f"{_PADDINGS}"
     )
 
 

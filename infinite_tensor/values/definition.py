@@ -89,8 +89,8 @@ def checked_dims(dims: object, ndim: int) -> Dims:
         is_taken = name in names[:d] or (_DEFAULT.fullmatch(name) and name != default_name(d))
         if is_taken or not 0 < len(name) <= _LONGEST or not name.isprintable():
             raise ValidationError(
-                f"dims must be different names: printable str of 1 to {_LONGEST} characters, and dim_N for dimension "
-                f"N only; got {quoted(given[d])} for dimension {d}"
+                f"dims must be different printable str of 1 to {_LONGEST} characters, and only dimension N can be "
+                f"dim_N; got {quoted(given[d])} for dimension {d}"
             )
     return None if names == names_of(None, ndim) else names
 
@@ -379,7 +379,7 @@ def json_value(name: str, value: object, deepest: int = DEEPEST_JSON) -> Json:
             raise ValidationError(f"{name} must contain ints of up to 4000 digits")
         return _json_number(number(value))  # type: ignore[arg-type]
     if not deepest and isinstance(value, list | tuple | Mapping):
-        raise ValidationError(f"{name:.80} lies too deep: lists and dicts may nest {DEEPEST_JSON} levels")
+        raise ValidationError(f"{name:.80} is nested too deep: lists and dicts may have at most {DEEPEST_JSON} levels")
     if isinstance(value, list | tuple):
         return [json_value(f"{name}[{i}]", item, deepest - 1) for i, item in enumerate(value)]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):

@@ -117,7 +117,7 @@ def digest_of_module(module: nn.Module, filled: AbstractSet[str] = frozenset()) 
         # Attributes and state of a module may be computed by a user's code.
         raise ValidationError(
             f"digest: {name_of(type(module))} cannot be inspected: {type(error).__name__}: {error}; set "
-            "version= to another text for the weights, such as the name of a checkpoint"
+            "version= to a text for the weights, such as the name of a checkpoint"
         ) from error
 
 
@@ -273,7 +273,7 @@ def digest_of_tensor(tensor: torch.Tensor, name: str = ".a tensor") -> str:
     except (RuntimeError, TypeError) as error:
         raise ValidationError(
             f"digest: the bytes of {name[1:]!r} ({type(tensor).__name__}, {tensor.dtype}, {tensor.layout}) "
-            f"cannot be read: {error}; set version= to another text for the weights, such as the name of a checkpoint"
+            f"cannot be read: {error}; set version= to a text for the weights, such as the name of a checkpoint"
         ) from error
 
 

@@ -202,7 +202,8 @@ def check_reduction(
     """
     if not isinstance(reduction, Reduction):
         raise ValidationError(
-            f"reduce must be a Reduction, got {quoted(reduction)}; give one, as Reduction('argmax', in_channels=10)"
+            f"reduce must be a Reduction, got {quoted(reduction)}; give, for example, "
+            "Reduction('argmax', in_channels=10)"
         )
     if reduction.function == _ARGMAX:
         largest = -1 if dtype.is_floating_point or dtype.is_complex else 1 if dtype is torch.bool else _largest(dtype)
@@ -235,9 +236,9 @@ def _check_channels(channels: int, shape: Shape, window: TensorWindow) -> None:
     alone = alone and window.offset[0] == 0 and window.stride[0] >= channels
     if not (alone and shape[0] == window.size[0] == channels):
         raise ValidationError(
-            f"the reduction gives {channels} values per pixel, along the first dimension of the tensor. In this "
-            f"dimension, the shape must be {channels}, and output_window must have size {channels}, offset 0 and a "
-            f"stride of at least {channels}; got shape {shape} and {window!r}"
+            f"shape must have extent {channels} in the first dimension, because the reduction gives {channels} values "
+            f"per pixel, and output_window must have size {channels}, offset 0 and a stride of at least {channels} "
+            f"there; got shape {shape} and {window!r}"
         )
 
 
@@ -368,8 +369,8 @@ class Reducer:
                 else repr(reduced)
             )
             raise ValidationError(
-                f"the function of a Reduction was given values of shape {tuple(values.shape)}, and must return "
-                f"{self._dtype} of shape {shape}, got {got:.200}"
+                f"the function of a Reduction must return {self._dtype} of shape {shape} for values of shape "
+                f"{tuple(values.shape)}, got {got:.200}"
             )
         return reduced.detach()
 

@@ -137,7 +137,7 @@ class Unknown:
     def __call__(self, *_values: torch.Tensor) -> torch.Tensor:
         """Raise ValidationError, because the function itself is not known."""
         raise ValidationError(
-            f"this needs {self.name!r}, but only its name is stored; give it to store.open(..., {self.given})"
+            f"{self.name!r} is needed, but only its name is stored; open the tensor with store.open(..., {self.given})"
         )
 
 
@@ -215,8 +215,8 @@ def check_dtype(mean: WeightedMean, dtype: torch.dtype) -> None:
     """
     if not (dtype.is_floating_point or dtype.is_complex):
         raise ValidationError(
-            f"blend {mean!r} divides, and {dtype} cannot represent fractions: use torch.float32, and convert results "
-            "(t[...].round().to(dtype))"
+            f"blend {mean!r} divides, but {dtype} cannot represent fractions; declare dtype=torch.float32, and convert "
+            "results, as in t[...].round().to(dtype)"
         )
     if isinstance(mean.weights, torch.Tensor):
         _check_positive(mean.weights.to(accumulator_of(dtype).to_real()))
@@ -233,10 +233,7 @@ def check_mean(blend: object, window: TensorWindow, dtype: torch.dtype, blend_in
     check_dtype(blend, dtype)
     _check_window(blend, window)
     if blend_init is not None:
-        raise ValidationError(
-            f"blend {blend!r} takes no blend_init: a pixel begins with its first window, and uncovered pixels are "
-            f"0; got {quoted(blend_init)}, leave it out"
-        )
+        raise ValidationError(f"blend {blend!r} takes no blend_init, got {quoted(blend_init)}; leave it out")
 
 
 def _check_window(mean: WeightedMean, window: TensorWindow) -> None:

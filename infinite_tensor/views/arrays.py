@@ -117,7 +117,7 @@ def _count_along(extent: int, entry: object) -> int:
         return 1
     if isinstance(entry, bool) or not all(number is None or number > 0 for number in numbers):
         raise ValidationError(
-            f"chunks must have 1 pixel or more along each dimension, or -1 for all of it, got "
-            f"{quoted(entry)}; by default they are tiles"
+            f"chunks must have at least 1 pixel along each dimension, or -1 for the whole dimension, got "
+            f"{quoted(entry)}; leave chunks out for chunks of a tile"
         )
     return len(numbers) if sizes is not None else -(-extent // (numbers[0] or 1))

@@ -38,7 +38,7 @@ from infinite_tensor_stores import shared_store
 from infinite_tensor_stores.targets import is_local, local_path
 
 _INTERRUPTED = (
-    "The copy was interrupted; what it has moved is kept. Call store.copy again with the same arguments to continue."
+    "The copy was interrupted; copied tiles are kept. Call store.copy again with the same arguments to continue."
 )
 _BATCH_TILES = 256
 _BATCH_BYTES = 2**25
@@ -301,8 +301,8 @@ def _in_the_way(job: _Job, source: _Contents, target: PersistentContents) -> Seq
 def _taken(target: PersistentContents, tensor_id: str, lines: Sequence[str]) -> ValidationError:
     listed = "".join(f"\n  {line}" for line in lines)
     return ValidationError(
-        f"{target} already holds a tensor {tensor_id!r} with another definition:{listed}\n"
-        "Copy into another store, or give overwrite=True, which deletes the tensor that is there."
+        f"{target} already contains a tensor {tensor_id!r} with another definition:{listed}\n"
+        "Copy into another store, or give overwrite=True to delete the existing tensor."
     )
 
 

@@ -138,7 +138,7 @@ class _Span(PandasIndex):
             return None
         value = number(np.asarray(bound)[()])
         if not isinstance(value, int | float):
-            raise TypeError(f"the coordinates are ints, got {quoted(bound)} as a bound of a slice; give a number")
+            raise TypeError(f"bounds of a slice of coordinates must be numbers, got {quoted(bound)}")
         outside = self.index[-1] + 1
         # As in pandas, NaN sorts last.
         return outside if math.isnan(value) else to_int(min(max(value, self.index[0] - 1), outside))

@@ -188,9 +188,9 @@ def path_of(key: Key) -> str:
     """
     if not all(map(is_name, key)):
         raise ValidationError(
-            f"{show(key)} cannot be the path of a Zarr array: a name in a path must be valid Unicode without slashes "
-            f"and NUL, must not consist of dots only, must not begin with '__', and must be neither {DOCUMENT!r} nor "
-            f"{UNFINISHED!r}; give the tensor another name, as by TensorGroup({{'another': group[key]}})"
+            f"{show(key)} cannot be the path of a Zarr array: names must be valid Unicode without slashes and NUL, not "
+            f"only dots, without '__' at the beginning, and neither {DOCUMENT!r} nor {UNFINISHED!r}; give the tensor "
+            "another name, as in TensorGroup({'another': group[key]})"
         )
     return "/".join(key)
 

@@ -154,16 +154,15 @@ def axes_of(frame: Frame, kept: Sequence[int]) -> list[dict[str, str]]:
     ranks = [_RANKS.get(str(names[d]), _OTHER) for d in kept]
     if len({*ranks}) < len(ranks) or sum(rank > _OTHER for rank in ranks) < 2:
         raise ValidationError(
-            "an OME-Zarr image has two or three dimensions of space, called z, y and x, and before these at most one "
-            f"of time, called t, and one with another name, but the region has {tuple(dims)}; index other dimensions "
-            'by ints, or rename dimensions, as in from_array(t.to_xarray(region).rename(lat="y", lon="x"))'
+            "the dimensions of an OME-Zarr image may be t, one with another name, z, y and x, and must include two of "
+            f"z, y and x, but the region has {tuple(dims)}; index other dimensions by ints, or rename them, as in "
+            'from_array(t.to_xarray(region).rename(lat="y", lon="x"))'
         )
     if ranks != sorted(ranks):
         ordered = ", ".join(repr(name) for _, name in sorted(zip(ranks, dims, strict=True)))
         raise ValidationError(
-            "the dimensions of an OME-Zarr image must be in this order: time, then channels or another dimension, "
-            f"then z, y and x; but the region has {tuple(dims)}; export "
-            f"from_array(t.to_xarray(region).transpose({ordered})) instead"
+            "the dimensions of an OME-Zarr image must be in the order t, channels or another dimension, z, y, x, but "
+            f"the region has {tuple(dims)}; export from_array(t.to_xarray(region).transpose({ordered})) instead"
         )
     types = ["time" if rank < _OTHER else "space" if rank > _OTHER else "channel" for rank in ranks]
     return [

@@ -103,14 +103,14 @@ class Plane:
         free = [d for d in self.others if d != self.colours]
         if len(places) > len(free):
             raise ValidationError(
-                f"the tensor has {len(free)} dimensions besides rows, columns and colours, but {len(places)} places "
+                f"the tensor has {len(free)} dimensions besides rows, columns and colours, but {len(places)} indices "
                 "are given"
             )
         given = dict(zip(free, places, strict=False))
         for d, place in given.items():
             extent = self.shape[d]
             if extent is not None and not 0 <= place < extent:
-                raise ValidationError(f"the place along dimension {d} must be from 0 to {extent - 1}, got {place}")
+                raise ValidationError(f"the index along dimension {d} must be from 0 to {extent - 1}, got {place}")
         return replace(self, at=tuple([given.get(d, place) for d, place in enumerate(self.at)]))
 
     def pyramid(

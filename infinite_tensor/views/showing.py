@@ -237,9 +237,9 @@ def _selection(tensor: InfiniteTensor, region: object) -> Selection:
         region = tuple(slice(-_HALF, _HALF) if extent is None else slice(None) for extent in tensor.shape)
     selection = parse(region, tensor.shape, node_of(tensor).spec.labels)
     if 0 in selection.shape:
-        raise ValidationError(f"the region is empty, got {quoted(region)}; give one such as sl[0:512, 0:512]")
+        raise ValidationError(f"the region is empty, got {quoted(region)}; give, for example, sl[0:512, 0:512]")
     if min(selection.steps) < 1:
-        raise ValidationError(f"steps must be positive: rows run down, and columns to the right; got {quoted(region)}")
+        raise ValidationError(f"steps of the region must be positive, got {quoted(region)}")
     return selection
 
 

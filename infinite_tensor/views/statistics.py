@@ -118,8 +118,8 @@ class Stats:
         wanted = _checked_quantiles(q)
         if self._bins is None:
             raise ValidationError(
-                "there are no pixels to take quantiles of: nothing of the region is stored, or all of it is NaN or "
-                "nodata; t.stats(region, compute=True) computes missing pixels"
+                "the region has no pixels for quantiles: none are stored, or all are NaN or nodata; call "
+                "t.stats(region, compute=True) to compute missing pixels"
             )
         places = [float(each) * (self.count - 1) for each in wanted.reshape(-1)]
         ends = [(math.floor(place), math.ceil(place)) for place in places]
@@ -383,8 +383,8 @@ def stats_of(
     computed, exact = checked_flag("compute", compute), checked_flag("exact", exact)
     if tensor.dtype.is_complex:
         raise ValidationError(
-            f"tensor {tensor.tensor_id!r} holds {tensor.dtype}, and complex numbers have no order; take the statistics "
-            "of their absolute values, as in t.map(torch.abs, dtype='float32')"
+            f"statistics need real numbers, but tensor {tensor.tensor_id!r} has dtype {tensor.dtype}; take the "
+            "statistics of the absolute values, as in t.map(torch.abs, dtype='float32')"
         )
     workers = checked_workers(workers)
     pixels = _Pixels.of(tensor, nodata, region, where, computed, workers)

@@ -64,13 +64,9 @@ def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, 
         if mode in ("r", "r+"):
             raise StoreError(f"{owner}: there is no store; mode 'a' or 'w' creates one in {place}")
     elif mode == "w-":
-        raise StoreError(
-            f"{owner}: something is there already; mode 'a' opens it if it is a store, else choose {place}"
-        )
+        raise StoreError(f"{owner}: the target exists already; open a store with mode 'a', or choose {place}")
     elif mode == "r" and not is_store:
-        raise StoreError(
-            f"{owner}: there is {found} with no store in it; mode 'a' creates one if nothing is in the way"
-        )
+        raise StoreError(f"{owner}: there is {found}, but no store; mode 'a' creates one if nothing is in the way")
 
 
 def check_format(version: object, owner: object, advice: str = "") -> None:
@@ -107,7 +103,7 @@ def local_path(target: str) -> Path:
         return Path(unquote(slash + path if host == "localhost" else rest))
     protocol, is_cut, _ = target.partition(":/")
     if is_cut and protocol in available_protocols():
-        raise ValidationError(f"a URL begins with {protocol}://, but pathlib removes a slash: give the URL as a str")
+        raise ValidationError(f"pathlib has removed a slash from the URL {protocol}://...; give the URL as a str")
     try:
         return Path(target).expanduser()
     except RuntimeError as error:
@@ -127,7 +123,9 @@ def text_of(target: str | os.PathLike[str]) -> str:
     except Exception as error:
         raise ValidationError(f"target must be a path or a URL, got {quoted(target)}: {error}") from error
     if not isinstance(text, str) or not text:
-        raise ValidationError(f"target must be a path or a URL as a str, got {quoted(text)}; '.' is the current folder")
+        raise ValidationError(
+            f"target must be a path or a URL as a str, got {quoted(text)}; give '.' for the current folder"
+        )
     return text
 
 
@@ -201,7 +199,7 @@ def zarr_store(
     """
     if isinstance(target, Store):
         if storage_options:
-            raise ValidationError("storage_options go with a URL; a zarr Store has its own")
+            raise ValidationError("storage_options are only for URLs; set those of a zarr Store when it is created")
         try:
             store = target.with_read_only(True) if read_only and not target.read_only else target
         except NotImplementedError as error:

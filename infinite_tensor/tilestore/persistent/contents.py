@@ -275,7 +275,7 @@ class PersistentContents(Contents):
     def check_droppable(self, tensor_id: str) -> None:
         """Check that tiles can be deleted; see `Contents.check_droppable`."""
         self.check_open()
-        self.check_writable(f"drop what it holds of tensor {tensor_id!r}")
+        self.check_writable(f"drop stored pixels of tensor {tensor_id!r}")
         backend = self.storage.backend
         if not offers(backend, "_delete_tiles"):
             backend._delete_tiles(tensor_id, [])

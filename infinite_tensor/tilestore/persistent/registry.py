@@ -186,7 +186,7 @@ def _checked_tile(storage: Storage, spec: TensorSpec, given: Index | None, found
     if found.tile_size is None:
         raise StoreError(
             f"{storage}: the stored definition of tensor {spec.tensor_id!r} is invalid: its tile_size is missing. "
-            f"It may be damaged; clear_tensor({spec.tensor_id!r}) deletes it"
+            f"It may be damaged; delete the tensor with clear_tensor({spec.tensor_id!r})"
         )
     before: dict[str, Any] = {**found.definition.values(), "tile_size": list(found.tile_size)}
     now: dict[str, Any] = {**spec.definition.values(), "tile_size": list(given or found.tile_size)}

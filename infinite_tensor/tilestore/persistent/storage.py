@@ -29,7 +29,7 @@ Entry: TypeAlias = torch.Tensor | TileInProgress
 Key: TypeAlias = tuple[Record, Index]
 """A tile of a tensor."""
 
-_KEPT = ". Stored data is intact; unstored data is kept in memory, flush to try again"
+_KEPT = ". Stored data is intact; unstored data is kept in memory; call flush() to try again"
 _ADVICE = {
     "store": _KEPT,
     "flush": _KEPT,

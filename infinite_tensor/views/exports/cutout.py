@@ -77,8 +77,8 @@ class Cutout:
         selection = parse(region, tensor.shape, node.spec.labels)
         if set(selection.steps) - {1} or 0 in selection.shape:
             raise ValidationError(
-                "the region of an export must contain pixels, given by ints and slices a:b without a step, got "
-                f"{quoted(region)}; for every second pixel of a PNG, give every=2"
+                "the region of an export must contain pixels, and consist of ints and slices a:b without a step, got "
+                f"{quoted(region)}; give every=2 for every second pixel of a PNG"
             )
         tile = node.contents.layout(node.spec).tile_shape
         frame = Frame(tensor, selection.start, selection.shape, tile, shown_dtype(tensor.dtype))

@@ -68,7 +68,7 @@ def check_png(cutout: Cutout) -> None:
     channels, _, _ = cutout.image("png")
     if (channels, cutout.dtype.name) not in _MODES:
         told = (
-            "format 'png' holds 1, 3 or 4 channels of uint8, or 1 of uint16, but the region has "
+            "format 'png' supports 1, 3 or 4 channels of uint8, or 1 of uint16, but the region has "
             f"{channels} of {cutout.tensor.dtype}; "
         )
         if cutout.dtype.kind in "iu":
@@ -78,7 +78,7 @@ def check_png(cutout: Cutout) -> None:
             )
         raise ValidationError(
             f"{told}convert it first, as in t.map(lambda x: (x.clamp(0, 1) * 255).round().to(torch.uint8), "
-            'dtype="uint8").export(...), take some channels, as in sl[0:3, 0:512, 0:512], or write .tif, .npy or .zarr'
+            'dtype="uint8").export(...), take fewer channels, as in sl[0:3, 0:512, 0:512], or write .tif, .npy or .zarr'
         )
 
 
@@ -130,7 +130,7 @@ def check_tiff(cutout: Cutout) -> None:
     bands, rows, columns = cutout.image("tiff")
     if cutout.dtype.kind not in "iufc":
         raise ValidationError(
-            f"format 'tiff' holds integers, floats and complex numbers, but the tensor is "
+            f"format 'tiff' supports integers, floats and complex numbers, but the tensor is "
             f"{cutout.tensor.dtype}; convert it first, as in t.map(lambda x: x.to(torch.uint8), "
             'dtype="uint8").export(...), or write .npy or .zarr'
         )
@@ -141,7 +141,7 @@ def check_tiff(cutout: Cutout) -> None:
         )
     crs = _said_of(cutout).profile.get("crs")
     if crs and not _is_held(crs):
-        raise ValidationError(f"a GeoTIFF cannot hold the CRS of the raster, {crs.to_string()}; write .npy or .zarr")
+        raise ValidationError(f"a GeoTIFF cannot store the CRS of the raster, {crs.to_string()}; write .npy or .zarr")
 
 
 def _is_held(crs: Any) -> bool:

@@ -90,8 +90,8 @@ def _tensors_of(
                 yield tensor.tensor_id, partial(_same, tensor if store_results else for_reading(tensor, readers))
         else:
             raise ValidationError(
-                f"an InfiniteTensor, a TensorGroup or a TileStore can be served, got {quoted(source)}; open a path "
-                "by open_store(path, mode='r')"
+                f"sources must be InfiniteTensors, TensorGroups or TileStores, got {quoted(source)}; open a path with "
+                " open_store(path, mode='r')"
             )
 
 

@@ -136,8 +136,8 @@ class Served:
             region = extent_of(self.tensor)
             if region is None:
                 raise ValidationError(
-                    "this tensor is unbounded, and nothing of it is stored, so there are no pixels to show; start the "
-                    'server with a region, as in --region "0:512,0:512"'
+                    "this unbounded tensor has no stored pixels to show; start the server with a region, as in "
+                    '--region "0:512,0:512"'
                 )
         frame = Frame.of(self.tensor, region)
         if max(frame.shape) > _LONGEST:

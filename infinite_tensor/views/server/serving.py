@@ -87,7 +87,7 @@ def serve(
     hosts: tuple[str, ...] = (*LOCAL, shown, socket.gethostname())
     if shown not in LOCAL:
         warnings.warn(
-            f"there is no authentication: anyone who reaches {shown}:{port} can read pixels and have windows computed",
+            f"the server has no authentication: anyone with access to {shown}:{port} can read and compute pixels",
             UserWarning,
             stacklevel=2,
         )
@@ -125,8 +125,8 @@ def _check_no_loop() -> None:
     except RuntimeError:
         return
     raise RuntimeError(
-        "serve runs until Ctrl-C, and an event loop is running on this thread, as in a notebook; call it on another "
-        "thread, as in threading.Thread(target=serve, args=[t]).start(), or run infinite-tensor serve in a terminal"
+        "serve cannot run on a thread with a running event loop, such as that of a notebook; use another thread, as in "
+        "threading.Thread(target=serve, args=[t]).start(), or run infinite-tensor serve in a terminal"
     )
 
 

@@ -272,10 +272,10 @@ def view(tensors: Sequence[object], port: object, budget: object, *, open_browse
             raise ValidationError(f"a view shows InfiniteTensors, got {quoted(tensor)}")
     number = as_index(port)
     if number is None or not 0 <= number < 2**16:
-        raise ValidationError(f"port must be an int from 0 to 65535, 0 for a free port, got {quoted(port)}")
+        raise ValidationError(f"port must be an int from 0 to 65535 (0 for a free port), got {quoted(port)}")
     most = as_index(budget)
     if most is None or most < 0:
-        raise ValidationError(f"budget must be a number of windows, 0 to compute nothing, got {quoted(budget)}")
+        raise ValidationError(f"budget must be a number of windows (0 to compute nothing), got {quoted(budget)}")
     found = View(cast("Sequence[InfiniteTensor]", tensors), number, Budget(most))
     # A notebook shows the page itself.
     if "ipykernel" not in sys.modules if open_browser is None else open_browser:

@@ -101,9 +101,9 @@ class Header:
         """
         if is_empty(document):
             raise EmptyDocumentError(
-                "its zarr.json is empty, perhaps after a power failure. To recover the rows, open it with mode 'a' or "
-                "'r+', and with dtype and shape as they were (and block_size and compressors if they were given); "
-                "mode 'w' and unlink delete them"
+                "its zarr.json is empty, perhaps after a power failure. To recover the rows, open the blob with mode "
+                "'a' or 'r+' and its original dtype and shape (and block_size and compressors, if given); mode 'w' and "
+                "unlink delete the rows"
             )
         found = parsed(document)
         attributes = dict(found.get("attributes") or {})

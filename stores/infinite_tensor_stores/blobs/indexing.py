@@ -16,7 +16,7 @@ from infinite_tensor.values.arrays import check_unmasked
 from infinite_tensor.values.checks import dense
 from infinite_tensor.values.dtypes import dtype_name, to_stored
 
-_SUPPORTED = "an index is an int, a slice, a list or tuple of ints, or a tensor or array of ints or bools"
+_SUPPORTED = "an index must be an int, a slice, a list or tuple of ints, or a tensor or array of ints or bools"
 
 
 RowNumbers: TypeAlias = npt.NDArray[np.int64]
@@ -89,7 +89,7 @@ def as_rows(given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Ten
         raise TypeError(f"rows must be of {dtype}, got {rows.dtype}; convert them with .to({dtype})")
     flat = rows.ndim == 1 and len(rows) % prod(shape) == 0
     if rows.shape[max(0, rows.ndim - len(shape)) :] != shape and not flat:
-        raise ValidationError(f"rows must have shape {shape}, or more dimensions before these; got {tuple(rows.shape)}")
+        raise ValidationError(f"the last dimensions of rows must be {shape}, got shape {tuple(rows.shape)}")
     return rows.reshape(-1, *shape)
 
 

@@ -60,7 +60,7 @@ class Wanted:
         block_size = self.block_size or max(1, min(_MOST_ROWS, _BLOCK_BYTES // row_bytes))
         if block_size * row_bytes > LARGEST_TILE_BYTES:
             raise ValidationError(
-                f"a block of {block_size} rows has more than {LARGEST_TILE_BYTES} bytes; make it smaller"
+                f"a block of {block_size} rows has more than {LARGEST_TILE_BYTES} bytes; give a smaller block_size"
             )
         is_automatic = isinstance(self.compressors, str) and self.compressors == "auto"
         compressors = None if is_automatic and is_local else self.compressors
@@ -159,10 +159,10 @@ def _found_again(location: Location, wanted: Wanted) -> Header:
             )
     location.commit(header)
     warnings.warn(
-        f"{location!r}: its {DOCUMENT} was empty; {header.rows} rows were found in its blocks, of "
-        f"dtype={header.dtype} and shape={header.shape}, {header.block_size} in a block. Rows of zeros at the end are "
-        f"lost, and rows that had been truncated may be back. If the number of rows, dtype or shape is wrong, empty "
-        f"{DOCUMENT} again and open it with the right arguments",
+        f"{location!r}: its {DOCUMENT} was empty; {header.rows} rows were found in its blocks, with "
+        f"dtype={header.dtype}, shape={header.shape} and block_size={header.block_size}. Rows of zeros at the end are "
+        "lost, and truncated rows may be back. If a value is wrong, empty "
+        f"{DOCUMENT} again, and open the blob with the right arguments",
         DamagedDataWarning,
         stacklevel=4,
     )

@@ -164,7 +164,7 @@ class Lease:
         holder = self._other(clean=True)
         if holder is not None:
             self._objects.delete([self._key])
-            ends = f". If that process was killed, its lease expires {SECONDS:.0f} s after it was last renewed"
+            ends = f". If that process was killed, its lease expires {SECONDS:.0f} s after the last renewal"
             raise _refused(holder, ends)
         self._renewed = begun
         # The thread must not keep the lease alive, because after an interrupt the caller may never get it.
@@ -176,7 +176,7 @@ class Lease:
         if not self._certain():
             self._renew()
         if self._lost is not None:
-            raise StoreError(f"{self._lost}; what was not flushed is not stored. Open it again to continue")
+            raise StoreError(f"{self._lost}; unflushed rows are not stored. Open the blob again to continue")
 
     def release(self) -> None:
         """Let others write.

@@ -87,7 +87,7 @@ def check_own(group: Any, names: Sequence[str]) -> None:
     """
     for name in names:
         if not isinstance(group.get(name, getlink=True), import_h5py().HardLink):
-            raise ValueError(f"{group.name}/{name} is missing, or a link to another place")  # noqa: TRY004  (not a type error)
+            raise ValueError(f"{group.name}/{name} is missing, or a link to another object")  # noqa: TRY004  (not a type error)
 
 
 def tensor_at(h5: Any, name: str) -> Any | None:

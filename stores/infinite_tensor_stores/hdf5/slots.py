@@ -286,9 +286,9 @@ class TileSlots:
     def _check_datasets(self, layout: TileLayout) -> None:
         wanted = np.dtype(stored_dtype(layout.dtype)), layout.tile_shape
         if (self._data.dtype, self._data.shape[1:]) != wanted:
-            raise ValueError(f"{self._data.name} holds {self._data.dtype} of {self._data.shape[1:]}, not {wanted}")
+            raise ValueError(f"{self._data.name} contains {self._data.dtype} of {self._data.shape[1:]}, not {wanted}")
         if (self._table.dtype, self._table.shape[1:]) != (np.dtype(np.int64), (len(layout.tile_shape) + 1,)):
-            raise ValueError(f"{self._table.name} holds {self._table.dtype} of shape {self._table.shape}")
+            raise ValueError(f"{self._table.name} contains {self._table.dtype} of shape {self._table.shape}")
         check_chunks(self._data, layout.tile_bytes)
         # The table grows by doubling, so up to half of it may not be written yet.
         check_size(self._table, LARGEST_DOCUMENT + 2 * self._table.id.get_storage_size())

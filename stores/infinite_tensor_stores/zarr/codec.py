@@ -224,8 +224,8 @@ def codecs_of(dtype: str, compressors: Any = "auto") -> list[dict[str, Any]]:
     except Exception as error:
         # zarr raises any kind of exception on invalid codecs.
         raise ValidationError(
-            f"compressors={compressors!r:.200}: must be one or several Zstandard or Blosc codecs, or None; choose for "
-            "example compressors=zarr.codecs.ZstdCodec(level=1)"
+            f"compressors must be one or several Zstandard or Blosc codecs, or None, got {compressors!r:.200}; give, "
+            "for example, compressors=zarr.codecs.ZstdCodec(level=1)"
         ) from error
     order = {"configuration": {"endian": sys.byteorder}} if np.dtype(dtype).itemsize > 1 else {}
     return [{"name": "bytes", **order}, *documents, {"name": "crc32c"}]

@@ -288,7 +288,7 @@ def array_in(document: bytes) -> str | None:
     attributes = found.get("attributes")
     blob = attributes.get(BLOB) if isinstance(attributes, dict) else None
     if not isinstance(blob, dict):
-        return "a Zarr array that is not of this library; choose another path"
+        return "a Zarr array of another program; choose another path"
     rows, shape, dtype = (str(blob.get(name))[:200] for name in ("rows", "shape", "dtype"))
     return f"a TensorBlob, not a store: {rows} rows of shape {shape} and {dtype}; TensorBlob.open reads it"
 
@@ -380,7 +380,7 @@ def _misfit(tensor: Definition) -> str | None:
     if ndim not in _EXAMPLES:
         return f"OME-Zarr needs 2 to 5 dimensions, and shape {tensor.shape} has {ndim}"
     if tensor.dtype is torch.bfloat16:
-        return "its bfloat16 is stored as the uint16 of its bits, which other programs would show as numbers"
+        return "bfloat16 is stored as uint16, and other programs would show wrong numbers"
     if dims is None:
         return f"its dimensions have no names; store a new tensor with names such as dims={_EXAMPLES[ndim]}"
     if not _fit(dims):

@@ -153,7 +153,7 @@ class Root:
             return
         what = "a broken link" if root.is_symlink() and not root.exists() else "a file"
         raise StoreError(
-            f"{self._owner}: there is {what}, and a Zarr store is a folder; choose another path, or open an HDF5 file "
+            f"{self._owner}: there is {what}, but a Zarr store is a folder; choose another path, or open an HDF5 file "
             "with HDF5TileStore"
         )
 
@@ -173,7 +173,7 @@ class Root:
         except ValueError as error:
             raise StoreError(
                 f"{self._owner}: {kind} accepts only the keys of Zarr arrays, and incomplete tiles have other keys; "
-                "store tensors in a folder or at a URL, and copy regions of them there: "
+                f"store tensors in a folder or at a URL, and copy regions to the {kind}: "
                 "zarr.from_array(store, data=t.as_zarr(region), name='map')"
             ) from error
 
@@ -206,7 +206,7 @@ class Root:
         """
         root = self._objects.root
         if root is not None and root.exists() and not os.access(root, os.W_OK):
-            raise StoreError(f"{self._owner} cannot be opened: its folder cannot be written to; mode 'r' reads it")
+            raise StoreError(f"{self._owner} cannot be opened: its folder is not writable; open it with mode 'r'")
 
     def _mark_in(self, document: bytes) -> dict[str, Any] | None:
         """Return the mark of this library in the root's document.
