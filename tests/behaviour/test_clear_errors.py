@@ -123,7 +123,7 @@ def test_a_forgotten_batch_dimension_of_one_output_is_told_with_its_name() -> No
 )
 @pytest.mark.filterwarnings("ignore:.*(prototype|beta)")
 def test_a_blend_that_returns_another_kind_of_tensor_is_refused_at_construction(blended: Callable[..., Any]) -> None:
-    with pytest.raises(ValidationError, match=r"blend must be elementwise: from two blocks of torch.float32"):
+    with pytest.raises(ValidationError, match=r"blend must be elementwise: for two tensors of torch.float32"):
         built(lambda _ctx: torch.ones(4), TensorWindow((4,), stride=2), blend=blended)
 
 

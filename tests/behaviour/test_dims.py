@@ -79,10 +79,10 @@ def test_a_dimension_without_a_name_is_called_by_its_number(dims: Any, names: An
         (("c", "y\0", "x"), "got 'y.x00' for dimension 1"),
         *((("c", name, "x"), "printable") for name in ("y\n", "\ud800", b"y")),
         *((("c", "y" * count, "x"), "of 1 to 100 characters") for count in (101, 10_000)),
-        (("c", "x", "x"), "dims must be different names: .* got 'x' for dimension 2"),
-        (("dim_1", "y", "x"), "dim_N for dimension N only; got 'dim_1' for dimension 0"),
+        (("c", "x", "x"), "dims must be different printable str .* got 'x' for dimension 2"),
+        (("dim_1", "y", "x"), "only dimension N can be dim_N; got 'dim_1' for dimension 0"),
         (("c", "dim_7", "x"), "got 'dim_7' for dimension 1"),
-        (("dim_" + "9" * 90, "y", "x"), "dim_N for dimension N only"),
+        (("dim_" + "9" * 90, "y", "x"), "only dimension N can be dim_N"),
     ],
 )
 def test_what_are_no_names_is_refused(dims: Any, said: str) -> None:
@@ -126,7 +126,7 @@ def test_other_names_than_the_stored_ones_are_an_error_with_both(store: TileStor
         reopened(store)
     with pytest.raises(ValidationError, match=r"dims: stored \['c', 'y', 'x'\], given \['c', 'x', 'y'\]") as caught:
         tensor(store, ("c", "x", "y"))
-    assert "Without dims, a stored tensor keeps the names it has." in str(caught.value)
+    assert "To keep the stored names, leave out dims." in str(caught.value)
     # Nothing has changed.
     assert tensor(store).dims == store.open("t").dims == NAMES
 
@@ -258,25 +258,27 @@ def test_an_arg_window_that_leaves_the_arg_tells_the_name_of_the_dimension(dims:
         return built(lambda _ctx, _region: torch.ones(size), size, (t, arg_window), shape=shape)
 
     # Known when it is built, and only when it is read.
-    with pytest.raises(RegionError, match=rf"in {named} of 't', which only has pixels \[0, 3\)"):
+    with pytest.raises(RegionError, match=rf"in {named} of 't', but only pixels \[0, 3\) exist"):
         reader((8,), (4,), TensorWindow((4, 4, 4), dimension_map=(None, None, 0)))
     diagonal = reader((None,), (1,), TensorWindow((1, 4, 4), dimension_map=(0, 0, None)))
-    with pytest.raises(RegionError, match=rf"in {named} of 't', which only has pixels \[0, 3\)"):
+    with pytest.raises(RegionError, match=rf"in {named} of 't', but only pixels \[0, 3\) exist"):
         diagonal[3]
 
 
 @pytest.mark.parametrize(("dims", "named"), [(("y", "x"), r"dimension 1 \('x'\)"), (None, "dimension 1")])
 def test_what_does_not_fit_a_dimension_tells_its_name(dims: Any, named: str) -> None:
     plane, narrow = TensorWindow((4, 4)), built(image, (4, 3), shape=(4, 3), dims=dims)
-    with pytest.raises(ValidationError, match=rf"no window of .*: {named} has 3 pixels, and windows of 4 begin at"):
+    with pytest.raises(ValidationError, match=rf"no window of .*: {named} has 3 pixels, but windows of size 4 begin"):
         built(image, plane, shape=(4, 3), dims=dims)
     kept = TensorWindow((4, 4), dimension_map=(0, None))
-    with pytest.raises(ValidationError, match=rf"{named} has 3 pixels, and windows of 4 begin at 0\. Give"):
+    with pytest.raises(ValidationError, match=rf"{named} has 3 pixels, but windows of size 4 begin at 0\. Give"):
         built(image, kept, shape=(4, 3), dims=dims)
     with pytest.raises(ValidationError, match=rf"the mask does not cover .*: along {named} the 2 pixels"):
         narrow.plan(..., where=torch.ones(4, 2))
     strip = built(image, plane, shape=(4, None), dims=dims)
-    with pytest.raises(ValidationError, match=rf"args_padding\[0\]\[1\]: {named} of '.*' is unbounded"):
+    with pytest.raises(
+        ValidationError, match=rf"args_padding\[0\]\[1\] must be None, because {named} of '.*' is unbounded"
+    ):
         built(image, plane, strip, shape=(4, None), args_padding=[("edge", "edge")])
 
 

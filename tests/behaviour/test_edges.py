@@ -156,11 +156,15 @@ class TestNoWindow:
     @pytest.mark.parametrize(
         ("shape", "window", "told"),
         [
-            ((50, 50), TensorWindow((64, 64)), "dimension 0 has 50 pixels, and windows of 64 begin at 0 plus"),
+            ((50, 50), TensorWindow((64, 64)), "dimension 0 has 50 pixels, but windows of size 64 begin at 0 plus"),
             ((3, None, None), TensorWindow((3, 64, 64), 32, -16), "dimension 0 has 3 .* -16 plus multiples of 32"),
-            ((3, None, None), TensorWindow((3, 64, 64), 32, -16, (None, 1, 2)), r"windows of 3 begin at -16\. Give"),
+            (
+                (3, None, None),
+                TensorWindow((3, 64, 64), 32, -16, (None, 1, 2)),
+                r"windows of size 3 begin at -16\. Give",
+            ),
             ((5, 5), TensorWindow((5, 5), 1, (0, -5), (0, 0)), "none fits into all of them"),
-            ((3, None), TensorWindow((3, 4), None, (-3, 0), (None, 1)), r"windows of 3 begin at -3\. Give"),
+            ((3, None), TensorWindow((3, 4), None, (-3, 0), (None, 1)), r"windows of size 3 begin at -3\. Give"),
         ],
     )
     def test_it_is_an_error(self, shape: tuple[int | None, ...], window: TensorWindow, told: str) -> None:
@@ -176,7 +180,7 @@ class TestNoWindow:
 
     def test_only_dimensions_that_have_no_window_are_named(self) -> None:
         kept = TensorWindow((3, 64), offset=(3, 0), dimension_map=(None, 1))
-        with pytest.raises(ValidationError, match=r"windows of 3 begin at 3\. ") as caught:
+        with pytest.raises(ValidationError, match=r"windows of size 3 begin at 3\. ") as caught:
             built(numbered, kept, shape=(3, 50), edge="clip")
         assert "dimension 1" not in str(caught.value)
 
@@ -195,7 +199,7 @@ class TestUncoveredPixels:
         uncovered = 3 * (4000 * 6000 - (7 * 448 + 512) * (12 * 448 + 512))
         assert f"no window covers {uncovered} of the {3 * 4000 * 6000} pixels" in str(warning.message)
         assert str(warning.message).endswith(
-            'uncovered pixels are 0. Give edge="clip", which lets windows reach past the end'
+            'uncovered pixels are 0. Give edge="clip" to let windows reach past the end'
         )
         assert warning.filename == __file__
 

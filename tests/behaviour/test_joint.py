@@ -159,7 +159,7 @@ def test_outputs_that_do_not_fit_are_refused(outputs: Any, said: str) -> None:
 def test_an_arg_window_follows_the_coordinates_that_f_is_given() -> None:
     arg = built(lambda _ctx: torch.ones(2, 2, 2), (2, 2, 2))
     with pytest.raises(
-        ValidationError, match="dimension 2 follows window coordinate 2, but the number of window coordinates is 2"
+        ValidationError, match="dimension 2 follows window coordinate 2, but the number of coordinates is only 2"
     ):
         InfiniteTensor.from_multi(Painter(), OUTPUTS, [arg], [TensorWindow((2, 2, 2))])
 

@@ -325,7 +325,7 @@ class TestErrors:
             ([["edge", "mirror"]], r"args_padding\[0\]\[1\] must be"),
             (("constant", "x"), "args_padding must be"),
             ([("constant", float("1e40"))], "does not fit"),
-            ([["edge", "edge"]], "dimension 1 of .* is unbounded and has no end to pad"),
+            ([["edge", "edge"]], "must be None, because dimension 1 of .* is unbounded"),
         ],
     )
     def test_another_padding_is_refused(self, padding: object, told: str) -> None:

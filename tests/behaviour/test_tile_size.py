@@ -130,7 +130,7 @@ def test_one_that_is_given_and_differs_is_refused(make: Make, tile_size: Any) ->
         with pytest.raises(ValidationError) as raised:
             tensor(store)
         assert f"tile_size: stored [8, 8], given {given}\n" in str(raised.value)
-        assert "Without a tile_size, a stored tensor keeps the one it has." in str(raised.value)
+        assert "To keep the stored tile_size, leave out tile_size." in str(raised.value)
         # Whether it has been opened before makes no difference.
         store.open("t")
         with pytest.raises(ValidationError, match="tile_size: stored"):

@@ -126,7 +126,7 @@ def _() -> None:
     InfiniteTensor((None, None), ones, FOUR, args=[plane()])
 
 
-@case("which only has pixels", RegionError, "args_padding .*reflect")
+@case("change the window, or set args_padding", RegionError, "args_padding .*reflect")
 def _() -> None:
     InfiniteTensor((8, 8), lambda _, a: a, FOUR, args=[from_array(torch.ones(8, 8))], args_windows=[FOUR.padded(1)])
 
@@ -136,7 +136,7 @@ def _() -> None:
     InfiniteTensor((None, None), ones, FOUR, args=[torch.ones(8, 8)], args_windows=[FOUR])  # type: ignore[list-item]
 
 
-@case("cannot represent fractions", ValidationError, "use torch.float32")
+@case("cannot represent fractions", ValidationError, "declare dtype=torch.float32")
 def _() -> None:
     plane(dtype="int64", blend="mean")
 
@@ -309,7 +309,7 @@ def _() -> None:
 # Stores.
 
 
-@case("already holds a tensor", ValidationError, r"stored \[4, 4\], given \[8, 8\].*\n.*clear_tensor\('x', dep")
+@case("already contains a tensor", ValidationError, r"stored \[4, 4\], given \[8, 8\].*\n.*clear_tensor\('x', dep")
 def _() -> None:
     InfiniteTensor((None, None), ones, TensorWindow((8, 8), (4, 4)), tile_store=stored(), tensor_id="x")
 
@@ -326,7 +326,7 @@ def _() -> None:
         store.open("x")[100, 100]
 
 
-@case("holds no tensor", StoreError, "did you mean 'world'")
+@case("contains no tensor", StoreError, "did you mean 'world'")
 def _() -> None:
     with ZarrTileStore("a.zarr") as store:
         plane(tile_store=store, tensor_id="world")
@@ -338,7 +338,7 @@ def _() -> None:
     ZarrTileStore("missing.zarr", mode="r")
 
 
-@case("that is not of this library", StoreError, "empty folder")
+@case("but data of another program", StoreError, "empty folder")
 def _() -> None:
     Path("folder").mkdir()
     Path("folder/photo.jpg").touch()
@@ -363,7 +363,7 @@ def _() -> None:
     ZarrTileStore("a.zarr")
 
 
-@case("is open in another process", StoreError, "Close it there, or use a ZarrTileStore")
+@case("is open in another process", StoreError, "close it there, or share a ZarrTileStore")
 def _() -> None:
     program = "import h5py\nwith h5py.File('a.h5', 'w'): print(flush=True), input()"
     command = [sys.executable, "-c", program]
@@ -403,7 +403,7 @@ class FullStore(WrapperStore[MemoryStore]):
         await self.set(key, value)
 
 
-@case("No space left on device", StoreError, "flush to try again")
+@case("No space left on device", StoreError, r"flush\(\) to try again")
 def _() -> None:
     disk = FullStore(MemoryStore())
     with ZarrTileStore(disk) as store:
@@ -430,7 +430,7 @@ def _() -> None:
     ZarrTileStore("s3://bucket/a.zarr", storage_options=options)
 
 
-@case("it is treated as missing", DamagedDataWarning, "computed again if the tensor has its f")
+@case("it is treated as missing", DamagedDataWarning, "computed again if the tensor was opened with its f")
 def _() -> None:
     for path in Path(stored()).rglob("partial-*/*/*"):
         content = path.read_bytes()
@@ -473,7 +473,7 @@ def _() -> None:
     from_array(IMAGE).export(sl[:, :, :], "a.jpg")
 
 
-@case("format 'png' holds", ValidationError, "palette=True")
+@case("format 'png' supports", ValidationError, "palette=True")
 def _() -> None:
     from_array(torch.zeros(8, 8, dtype=torch.int64)).export(sl[:, :], "a.png")
 

@@ -129,13 +129,13 @@ def test_the_repr_of_a_store_that_has_vanished_is_no_error(tmp_path: Path) -> No
     store = ZarrTileStore(tmp_path / "s.zarr")
     made(store, "a")
     shutil.rmtree(tmp_path / "s.zarr")
-    assert repr(store) == f"{store}: what it holds cannot be listed (StoreError)"
+    assert repr(store) == f"{store}: its tensors cannot be listed (StoreError)"
 
 
 def test_the_repr_of_a_store_that_is_half_made_is_no_error() -> None:
     half = ZarrTileStore.__new__(ZarrTileStore)
     half.target, half.mode = "world.zarr", "a"
-    assert repr(half) == "ZarrTileStore('world.zarr', mode='a'): what it holds cannot be listed (AttributeError)"
+    assert repr(half) == "ZarrTileStore('world.zarr', mode='a'): its tensors cannot be listed (AttributeError)"
 
 
 def test_an_id_that_nobody_gave_is_shown_short() -> None:
@@ -149,7 +149,7 @@ def test_errors_and_the_str_of_a_store_list_nothing() -> None:
     store = ZarrTileStore(inner, tile_size=4)
     made(store, *(f"t{number}" for number in range(30)))
     before = inner.requests["list"]
-    with pytest.raises(ValidationError, match="already holds a tensor 't3' with another definition") as caught:
+    with pytest.raises(ValidationError, match="already contains a tensor 't3' with another definition") as caught:
         made(store, "t3", version=1)
     assert "t7" not in f"{caught.value}{store}{store.open('t1')!r}"
     with pytest.raises(ValidationError, match=r"output_window must be .*, got ZarrTileStore\("):
@@ -172,5 +172,5 @@ def test_to_look_for_an_id_lists_nothing() -> None:
 
 def test_an_unknown_id_among_many_is_a_short_error(store: TileStore) -> None:
     made(store, *(f"t{number:02}" for number in range(30)))
-    with pytest.raises(StoreError, match=r"holds no tensor 'x'; it holds \['t00', .*'t11'\] and 18 more$"):
+    with pytest.raises(StoreError, match=r"contains no tensor 'x'; it contains \['t00', .*'t11'\] and 18 more$"):
         store.open("x")

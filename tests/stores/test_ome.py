@@ -192,7 +192,7 @@ class TestAttributes:
         (("t", "c", "x"), (2, 3, 8), {}, r"at least two of z, y and x"),
         (("lat", "lon"), (8, 8), {}, r"its dims are \('lat', 'lon'\)"),
         (("dim_0", "y", "x"), (3, 8, 8), {}, r"its dims are \('dim_0', 'y', 'x'\)"),
-        (("y", "x"), (8, 8), {"dtype": torch.bfloat16}, "bfloat16 is stored as the uint16 of its bits"),
+        (("y", "x"), (8, 8), {"dtype": torch.bfloat16}, "bfloat16 is stored as uint16"),
     ],
 )
 def test_a_tensor_that_does_not_fit_has_none_and_tells_why(

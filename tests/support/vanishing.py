@@ -93,7 +93,7 @@ class VanishingPlaceTests:
             with pytest.raises(StoreError, match=REMADE):
                 store.flush()
             assert self.keys() == before
-            with pytest.raises(StoreError, match=r"close\(discard=True\) this store, and open it again"):
+            with pytest.raises(StoreError, match=r"close\(discard=True\), and open the store again"):
                 t[100:108]
             store.close(discard=True)
             assert self.keys() == before

@@ -194,6 +194,6 @@ def test_what_a_blend_of_a_large_block_returns_is_checked_to_the_end() -> None:
 
     blender = Blender(WindowGrid(TensorWindow((300, 220)), (None, None)), torch.float32, fickle, None)
     target = np.zeros((300, 220), dtype=np.float32)
-    with pytest.raises(ValidationError, match=r"two blocks of torch.float32 of shape \(512,\) on cpu.*float64"):
+    with pytest.raises(ValidationError, match=r"two tensors of torch.float32 and shape \(512,\) on cpu.*float64"):
         blender.fold(target, (0, 0), np.ones((300, 220), dtype=np.float32), (0, 0), (0, 0))
     assert not target.any()

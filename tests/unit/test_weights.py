@@ -109,7 +109,7 @@ def test_a_definition_says_a_digest_of_given_weights() -> None:
     unknown = mean_from_json(stored)
     assert unknown == WeightedMean(torch.tensor([[1.0, 2.0]]))
     with pytest.raises(
-        ValidationError, match=r"needs 'sha256:\w+', but only its name is stored; give it to store.open"
+        ValidationError, match=r"'sha256:\w+' is needed, but only its name is stored; open the tensor with store.open"
     ):
         weights_over(unknown, LINE)
 
@@ -169,7 +169,7 @@ def make(blend: Any, **options: Any) -> InfiniteTensor:
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.uint16])
 def test_a_dtype_without_fractions_is_refused_and_told_of_float32(dtype: torch.dtype) -> None:
-    with pytest.raises(ValidationError, match=r"cannot represent fractions: use torch.float32, and convert"):
+    with pytest.raises(ValidationError, match=r"cannot represent fractions; declare dtype=torch.float32, and convert"):
         make("hann", dtype=dtype)
 
 

@@ -329,7 +329,7 @@ def test_predict_overwrites_only_what_it_is_told_to(cli: CommandLine, model: Pat
     assert cli("predict", "--module", f"{model}:flat", source, target, *options).code == 0
     other = ["--module", f"{model}:half", source, target, *options]
     found = cli("predict", *other)
-    assert "already holds a tensor 'prediction'" in found.err
+    assert "already contains a tensor 'prediction'" in found.err
     assert "another tensor_id, or --overwrite to delete the stored tensor" in found.err
     assert tiles(target, "prediction") > 0
     assert cli("predict", *other, "--overwrite").code == 0

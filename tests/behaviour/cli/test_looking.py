@@ -130,7 +130,7 @@ def test_info_tells_what_is_stored(cli: CommandLine, store: Path) -> None:
 def test_info_of_a_tensor_that_there_is_not_names_those_that_there_are(cli: CommandLine, store: Path) -> None:
     found = cli("info", store, "columns")
     assert found.code == 1
-    assert "holds no tensor 'columns'; it holds ['rows', 'twice']" in found.err
+    assert "contains no tensor 'columns'; it contains ['rows', 'twice']" in found.err
 
 
 def test_info_of_a_group_tells_what_it_is_made_of_and_which_tensor_is_not_there(cli: CommandLine, store: Path) -> None:

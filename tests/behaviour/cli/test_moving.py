@@ -39,7 +39,7 @@ def test_cp_replaces_another_tensor_only_where_it_is_told_to(cli: CommandLine, s
     found = cli("cp", store, "rows", other)
     assert found.code == 1
     assert "shape: stored [4, 4], given [None, None]" in found.err
-    assert "give --overwrite, which deletes the tensor that is there" in found.err
+    assert "give --overwrite to delete the existing tensor" in found.err
     assert cli("ls", other, "--json").json["tensors"][0]["shape"] == [4, 4]
     assert cli("cp", store, "rows", other, "--overwrite").code == 0
     assert cli("ls", other, "--json").json["tensors"][0]["shape"] == [None, None]
@@ -64,7 +64,7 @@ def test_cp_of_what_cannot_be_creates_no_store(cli: CommandLine, store: Path, tm
     for options in (["--region", "0:4"], ["--region", "0:4,0:4,0:4", "--overwrite"]):
         assert cli("cp", store, "rows", tmp_path / "other.zarr", *options).code == 1
     found = cli("cp", store, "columns", tmp_path / "other.zarr")
-    assert (found.code, "holds no tensor 'columns'" in found.err) == (1, True)
+    assert (found.code, "contains no tensor 'columns'" in found.err) == (1, True)
     assert not (tmp_path / "other.zarr").exists()
 
 

@@ -117,7 +117,7 @@ def test_a_read_only_store_is_refused_and_nothing_is_dropped(data: Data, tmp_pat
         top = smooth_over(data, "top", smooth_over(data, "mid", ground, opened["mid"]), memory)
         top[0:END]
         data.calls.clear()
-        with pytest.raises(ValidationError, match=f"read-only: it cannot drop what it holds of tensor '{of}'"):
+        with pytest.raises(ValidationError, match=f"read-only: it cannot drop stored pixels of tensor '{of}'"):
             ground.invalidate()
         top[0:END]
         assert data.calls == []

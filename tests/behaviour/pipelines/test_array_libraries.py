@@ -390,7 +390,7 @@ def test_a_variable_of_netcdf4_without_masked_elements_is_read_chunk_by_chunk(tm
 
 def test_a_variable_of_netcdf4_with_masked_elements_is_refused_until_its_file_is_read_as_it_is(tmp_path: Path) -> None:
     variable = a_netcdf4_file(tmp_path)["masked"]
-    assert "for netCDF4, call a.set_auto_mask(False)" in refused_for_a_mask(variable)
+    assert "netCDF4 variable without a mask, call a.set_auto_mask(False)" in refused_for_a_mask(variable)
     variable.set_auto_mask(False)
     assert from_array(variable)[0, 7:11].tolist() == [-1, -1, 9, 10]
 

@@ -299,7 +299,7 @@ def test_padding_may_differ_along_dimensions_and_inputs() -> None:
     assert t.args_padding == (("error", "edge", "wrap"),)
     t = infinite_tensor.map_windows(torch.add, photo(), photo(), halo=2, padding=["edge", ("constant", 1)])
     assert t.args_padding == (("edge",) * 3, (("constant", 1.0),) * 3)
-    with pytest.raises(ValidationError, match="is unbounded and has no end to pad; give None"):
+    with pytest.raises(ValidationError, match=r"must be None, because dimension .* is unbounded"):
         source(PHOTO, (1,)).map(torch.clone, dims=(1, 2), padding=("edge", "wrap"))
     photos = [photo() for _ in range(3)]
     with pytest.raises(ValidationError, match=r"for each input: padding=\(\('edge', 'wrap'\),\) \* 3"):

@@ -397,7 +397,7 @@ def test_it_is_continued_in_whatever_order_they_are_given(tmp_path: Path) -> Non
 def test_other_reductions_under_the_same_id_are_refused(other: dict[str, Any], tmp_path: Path) -> None:
     with open_store(tmp_path / "s.zarr") as store:
         predicted(NET, IMAGE, store, reduce={"labels": "argmax", "sure": confidence})
-        with pytest.raises(ValidationError, match="already holds a tensor 'prediction'"):
+        with pytest.raises(ValidationError, match="already contains a tensor 'prediction'"):
             predicted(NET, IMAGE, store, reduce=other)
 
 

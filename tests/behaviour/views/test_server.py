@@ -556,9 +556,9 @@ def test_serve_warns_of_other_hosts_and_names_a_port_that_is_taken(world: Infini
     with served(world) as server:
         with pytest.raises(ValidationError, match="give another port, or 0 for a free one"):
             infinite_tensor.serve(world, port=server.port)
-        with pytest.warns(UserWarning, match="there is no authentication"), pytest.raises(ValidationError):
+        with pytest.warns(UserWarning, match="the server has no authentication"), pytest.raises(ValidationError):
             infinite_tensor.serve(world, host="0.0.0.0", port=server.port)  # noqa: S104
-    with pytest.raises(ValidationError, match="can be served"):
+    with pytest.raises(ValidationError, match="sources must be InfiniteTensors"):
         infinite_tensor.serve(3, port=0)  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="there is nothing to serve"):
         infinite_tensor.serve(port=0)
@@ -568,7 +568,7 @@ def test_serve_says_where_it_cannot_run() -> None:
     async def in_a_notebook() -> None:
         infinite_tensor.serve(from_array(np.zeros((4, 4))), port=0)
 
-    with pytest.raises(RuntimeError, match="an event loop is running on this thread"):
+    with pytest.raises(RuntimeError, match="cannot run on a thread with a running event loop"):
         asyncio.run(in_a_notebook())
 
 

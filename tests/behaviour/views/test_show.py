@@ -213,7 +213,7 @@ def test_missing_colours_are_blank() -> None:
     ("region", "options", "message"),
     [
         (sl[0:0, 0:4], {}, "the region is empty"),
-        (sl[4:0:-1, 0:4], {}, "steps must be positive"),
+        (sl[4:0:-1, 0:4], {}, "steps of the region must be positive"),
         (sl[1, 2], {}, "a picture has one or two dimensions, and 1 or 3 channels, but the region has one pixel"),
         (sl[0:100_000, 0:100_000], {"every": 1}, "the region has 100,000 x 100,000 pixels to draw"),
         (sl[0:4, 0:4], {"compute": "skip"}, "compute must be a bool"),

@@ -157,7 +157,7 @@ class TestFigures:
         assert from_array(np.array([np.nan, np.nan])).stats().nan == 2
 
     def test_complex_numbers_have_none(self) -> None:
-        with pytest.raises(ValidationError, match="complex64, and complex numbers have no order"):
+        with pytest.raises(ValidationError, match=r"statistics need real numbers, but .*complex64"):
             from_array(np.zeros(3, np.complex64)).stats()
 
     def test_are_shown_as_a_table(self) -> None:

@@ -117,7 +117,7 @@ def test_the_newest_part_says_how_old_a_tile_is(tmp_path: Path) -> None:
 def test_where_no_times_are_kept_all_or_nothing_is_dropped(kind: str, tmp_path: Path) -> None:
     with MAKERS[kind](tmp_path) as store:
         made(store)[0][STORED]
-        with pytest.raises(ValidationError, match="does not record when something was stored: give older_than=0"):
+        with pytest.raises(ValidationError, match="does not record times of writing; give older_than=0"):
             store.gc(partial=True)
         assert store.tensor_info("t").tiles_partial == 2
 

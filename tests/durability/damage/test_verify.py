@@ -122,7 +122,7 @@ def test_a_damaged_definition_is_an_error_that_says_what_to_do(make: Make, tmp_p
     _damage_definition(tmp_path)
     with make() as store:
         for use in (lambda: overlapping(store, Counted()), lambda: store.open("t"), lambda: store.tensor_info("t")):
-            with pytest.raises(StoreError, match=r"'t'.*damaged.*intact one from a backup.*clear_tensor\('t'\)"):
+            with pytest.raises(StoreError, match=r"'t'.*damaged.*restore it from a backup.*clear_tensor\('t'\)"):
                 use()
         assert store.tensor_ids() == ["t"]
 

@@ -168,7 +168,7 @@ def test_a_second_ctrl_c_comes_at_once_and_the_store_must_be_opened_again() -> N
             t[8:16]
         assert not went_on
         for call in (lambda: t[0:8], store.flush, lambda: store.tensor_info("t")):
-            with pytest.raises(StoreError, match=r"KeyboardInterrupt.*interrupted a call.*open it again"):
+            with pytest.raises(StoreError, match=r"KeyboardInterrupt.*in the middle of a change.*open it again"):
                 call()
         with store:
             assert t[0:16].tolist() == [1] * 16

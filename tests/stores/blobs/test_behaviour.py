@@ -58,7 +58,7 @@ def test_a_mode_that_is_none_is_refused(place: Place) -> None:
             ValueError,
             "a block of 1 rows has more than 2147483647 bytes",
         ),
-        ({"dtype": "int8", "shape": 1, "compressors": "fast"}, ValueError, "compressors='fast'"),
+        ({"dtype": "int8", "shape": 1, "compressors": "fast"}, ValueError, "compressors must be .*'fast'"),
         ({"dtype": "int8", "shape": 1, "compressors": GzipCodec()}, ValueError, "Zstandard or Blosc"),
     ],
 )
@@ -225,7 +225,7 @@ def test_write_takes_a_row_several_rows_and_their_numbers(place: Place, shape: t
 
 @pytest.mark.parametrize("shape", [(3, 2), (7,), (4, 6), (2, 3, 1), ()])
 def test_write_refuses_rows_of_another_shape(filled: Place, shape: tuple[int, ...]) -> None:
-    with filled.open("a") as blob, pytest.raises(ValueError, match=r"rows must have shape \(2, 3\)"):
+    with filled.open("a") as blob, pytest.raises(ValueError, match=r"the last dimensions of rows must be \(2, 3\)"):
         blob.write(torch.zeros(shape))
     assert len(filled.open()) == 10
 
@@ -439,7 +439,7 @@ def test_a_row_out_of_range_is_an_index_error(filled: Place, index: Any) -> None
 
 @pytest.mark.parametrize("index", [1.0, "a", None, ..., [0.5], [slice(1)], torch.rand(2), [True, 1]])
 def test_what_is_no_index_is_a_type_error(filled: Place, index: Any) -> None:
-    with pytest.raises(TypeError, match="an index is an int, a slice, a list or tuple of ints"):
+    with pytest.raises(TypeError, match="an index must be an int, a slice, a list or tuple of ints"):
         filled.open()[index]
 
 
@@ -507,7 +507,7 @@ def test_unlink_leaves_alone_what_is_not_of_the_blob(local: Place) -> None:
 
 def test_unlink_refuses_an_array_that_is_not_a_blob(tmp_path: Path) -> None:
     zarr.create_array(str(tmp_path / "array"), shape=(3,), dtype="int8")
-    with pytest.raises(StoreError, match="it is not a TensorBlob"):
+    with pytest.raises(StoreError, match="there is data, but not a TensorBlob"):
         TensorBlob.unlink(tmp_path / "array")
     assert (tmp_path / "array" / "zarr.json").exists()
 

@@ -39,7 +39,7 @@ def test_each_document_is_on_the_disk_before_it_gets_its_name(folder: Place, mon
 
 @pytest.mark.parametrize("mode", ["r", "r+", "a"])
 def test_the_error_says_how_rows_are_found_again(emptied: Place, mode: str) -> None:
-    with pytest.raises(StoreError, match=r"zarr\.json is empty.*mode 'a' or 'r\+', and with dtype and shape"):
+    with pytest.raises(StoreError, match=r"zarr\.json is empty.*mode 'a' or 'r\+' and its original dtype and shape"):
         emptied.open(mode)
 
 

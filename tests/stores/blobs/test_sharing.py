@@ -275,7 +275,7 @@ def age(url: str, seconds: float) -> None:
 def test_a_lease_that_has_run_out_keeps_nobody_out() -> None:
     url = "memory://lease-1"
     first = lease(url)
-    with pytest.raises(StoreError, match="its lease expires 60 s after it was last renewed"):
+    with pytest.raises(StoreError, match="its lease expires 60 s after the last renewal"):
         lease(url)
     age(url, SECONDS + 1)
     second = lease(url)

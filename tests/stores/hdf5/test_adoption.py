@@ -130,7 +130,7 @@ def test_a_file_in_which_something_is_in_the_way_is_refused_and_left_alone(taken
     with h5py.File(path, "w") as h5:
         put(h5)
     before = path.read_bytes()
-    with pytest.raises(StoreError, match=rf"not of this library, and {name} would be in the way; choose another path$"):
+    with pytest.raises(StoreError, match=rf"contains {name} of another program; choose another path$"):
         HDF5TileStore(path, mode)
     assert path.read_bytes() == before
 
@@ -172,9 +172,9 @@ def test_a_group_named_tensors_need_not_be_of_versions_0(path: Path) -> None:
 def test_mode_r_writes_nothing_into_a_file_that_is_no_store(path: Path) -> None:
     make_theirs(path)
     before = path.read_bytes()
-    with pytest.raises(StoreError, match="there is an HDF5 file with no store in it; mode 'a' creates one if"):
+    with pytest.raises(StoreError, match="there is an HDF5 file, but no store; mode 'a' creates one if"):
         HDF5TileStore(path, "r")
-    with pytest.raises(StoreError, match="something is there already"):
+    with pytest.raises(StoreError, match="the target exists already"):
         HDF5TileStore(path, "w-")
     assert path.read_bytes() == before
 
@@ -221,7 +221,7 @@ def test_what_is_no_file_is_refused_at_once(make: Callable[[Path], None], mode: 
 def test_an_empty_file_becomes_a_store(mode: Any, path: Path) -> None:
     path.touch()
     for refused in ("r", "w-"):
-        with pytest.raises(StoreError, match=r"an empty file with no store in it|something is there already"):
+        with pytest.raises(StoreError, match=r"an empty file, but no store|the target exists already"):
             HDF5TileStore(path, refused)
         assert path.read_bytes() == b""
     with HDF5TileStore(path, mode, tile_size=8) as store:
@@ -232,7 +232,7 @@ RESTORES = r"attrs\['infinite_tensor_format'\] = 1 restores it"
 DAMAGES: dict[str, tuple[Any, list[str], str]] = {
     **{repr(mark): (mark, MODES[:4], rf"may be damaged.*{RESTORES}") for mark in (0, -1, "one", 1.5, [1, 2])},
     "later": (2, MODES[:4], "has format 2, this version reads up to 1"),
-    "none": (None, ADOPTING, rf"/t-map would be.*{RESTORES}"),
+    "none": (None, ADOPTING, rf"contains /t-map of another program.*{RESTORES}"),
 }
 
 

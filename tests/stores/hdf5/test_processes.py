@@ -53,7 +53,7 @@ def test_a_file_that_another_process_has_open_is_refused_and_left_alone(
     with Team(1) as team:
         team.members[0].call(keep_open, path, theirs_in)
         before = path.read_bytes()
-        with pytest.raises(StoreError, match="is open in another process; HDF5 allows one at a time"):
+        with pytest.raises(StoreError, match="is open in another process, but HDF5 allows one at a time"):
             HDF5TileStore(path, mode)
         assert path.read_bytes() == before
 

@@ -74,7 +74,7 @@ def test_a_second_writer_on_s3_is_refused(server: S3Server, url: str) -> None:
     with create(url, server):
         with pytest.raises(StoreError, match=r"process \d+ on .* has it open for writing"):
             TensorBlob.open(url, "a", storage_options=server.options())
-        with Team(1) as team, pytest.raises(StoreError, match="its lease expires 60 s after it was last renewed"):
+        with Team(1) as team, pytest.raises(StoreError, match="its lease expires 60 s after the last renewal"):
             team.members[0].call(append, url, server.options())
     TensorBlob.open(url, "a", storage_options=server.options()).close()
 

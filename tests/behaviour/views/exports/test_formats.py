@@ -250,7 +250,7 @@ def test_an_unbounded_dimension_needs_both_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("region", [sl[0:8:2, 0:8], sl[0:0, 0:8]], ids=str)
 def test_a_region_holds_pixels_without_a_step(region: object, tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="must contain pixels, given by ints and slices a:b without a step"):
+    with pytest.raises(ValidationError, match="must contain pixels, and consist of ints and slices a:b without a step"):
         plane().export(region, tmp_path / "out.npy")
 
 

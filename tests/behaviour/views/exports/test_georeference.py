@@ -176,10 +176,10 @@ ROTATED_POLE = CRS.from_string(
 def test_a_crs_that_no_geotiff_holds_is_an_error(tmp_path: Path) -> None:
     t = raster(tmp_path, crs=ROTATED_POLE)
     before = names_in(tmp_path)
-    with pytest.raises(ValidationError, match=r"a GeoTIFF cannot hold the CRS of the raster, .*; write .npy or .zarr"):
+    with pytest.raises(ValidationError, match=r"a GeoTIFF cannot store the CRS of the raster, .*; write .npy or .zarr"):
         t.export(..., tmp_path / "out.tif")
     assert names_in(tmp_path) == before
-    with pytest.warns(MeaningLostWarning, match=r"out.npy is without CRS, transform, nodata: the format has no place"):
+    with pytest.warns(MeaningLostWarning, match=r"out.npy is without CRS, transform, nodata: the format cannot store"):
         t.export(..., tmp_path / "out.npy")
     assert np.array_equal(np.load(tmp_path / "out.npy"), PIXELS)
 

@@ -375,7 +375,7 @@ def test_dimensions_in_another_order_are_refused_with_what_to_export_instead(tmp
         (("lat", "lon"), ..., {}, r"rename\(lat=\"y\", lon=\"x\"\)"),
         (("a", "c", "y", "x"), ..., {}, "index other dimensions by ints"),
         (("z", "y", "x"), sl[3, :, :], {}, r"along 'z'.*3:4"),
-        (("y",), ..., {}, "two or three dimensions of space"),
+        (("y",), ..., {}, "must include two of z, y and x"),
         (("y", "x"), ..., {"pyramid": 0}, "pyramid must be a positive int"),
         (("y", "x"), ..., {"pyramid": "median"}, "method must be one of"),
         (("y", "x"), ..., {"format": "tiff"}, "pyramid is only for Zarr"),
