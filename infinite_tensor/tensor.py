@@ -343,7 +343,7 @@ class InfiniteTensor(Fillable):
 
     @property
     def batch_size(self) -> int | tuple[int, ...] | None:
-        """Largest number of windows in a call of ``f``, or the allowed numbers."""
+        """Largest number of windows in a call of ``f``, or a tuple of allowed numbers."""
         return self._node.computation.batching.given
 
     @property

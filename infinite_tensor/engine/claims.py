@@ -8,11 +8,11 @@ A read proceeds by depth: it begins with tensors without args, and ends with the
 it first computes the windows not yet stored or claimed by other reads. Then it waits for the windows claimed by other
 reads. If ``f`` raises in another read, this read computes the remaining windows.
 
-A nested read is a read made by an ``f``. If it waited for all windows of other reads, two threads could wait for each
-other forever: one for a window, the other for the call of this ``f``. So a nested read does not wait for threads that
-wait for the call of its own ``f``, directly or through other threads. Instead, the nested read computes the windows
-begun by such a thread a second time, one window per call. So an ``f`` may read windows computed in the same call. But
-if a call computes only one window and reads this window, the window needs itself, which is an error.
+A nested read is a read made by an ``f``. Two threads must not wait for each other: one for a window, the other for the
+call of this ``f``. So a nested read does not wait for a thread waiting for the call of its own ``f``, directly or
+through other threads. If such a thread has begun a window, the nested read computes the window too, alone in a call. So
+an ``f`` may read windows computed in the same call. But if a call computes only one window and reads this window, the
+window needs itself, which is an error.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ class NumberedRegions:
 class Lifetimes:
     """Tells how long a read needs the pixels of each tensor in memory.
 
-    Regions are read in order. After each region, pixels not needed by later regions can be released. Windows computed
-    for an earlier region count as stored, so their args are not needed again.
+    Regions are read in order. After each region, pixels not needed by later regions can be released. The args of a
+    window are needed only by the first region with this window, because the window is stored then.
 
     Parameters
     ----------
@@ -124,11 +124,10 @@ class Lifetimes:
         return numbers, low[numbers], high[numbers], whole
 
     def _reads(self, node: Node, reads: ArgReads, numbers: IntArray, low: IntArray, high: IntArray, depth: int) -> bool:
-        """Record the pixels of `node` read by the windows of a consumer.
+        """Record which pixels of `node` a consumer reads, as one box per region.
 
-        Region ``numbers[i]`` needs the consumer's windows from ``low[i]`` to ``high[i] - 1``. A box around the pixels
-        is recorded for each region. `depth` is the depth of the consumer. Return False if a box may also contain pixels
-        not read, as with the padding "wrap".
+        Region ``numbers[i]`` needs the windows from ``low[i]`` to ``high[i] - 1`` of the consumer. `depth` is the depth
+        of the consumer. Return False if a box may contain other pixels too, as with the padding "wrap".
         """
         begin = starts_of(reads.window, low)
         end = starts_of(reads.window, np.maximum(high - 1, low)) + np.array(reads.window.size)

@@ -49,7 +49,7 @@ class Loop:
     Attributes
     ----------
     read : int
-        The number of steps whose windows are all computed, or are being computed now.
+        The number of steps ready to be read: all windows are computed, or are being computed now.
     """
 
     def __init__(self, nodes: Iterable[Node], views: Views, release: Callable[[int], None] | None = None) -> None:

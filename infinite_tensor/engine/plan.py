@@ -190,8 +190,8 @@ def _check_computable(node: Node, missing: Mapping[Node, IntArray]) -> None:
         if node.contents.outlives_process and upstream.node.spec.definition.digest != arg.digest:
             raise ValidationError(
                 f"args[{at}] of tensor {node.spec.tensor_id!r} has been moved to {upstream.node.spec.dtype}, but "
-                f"{node.store!s} has windows from before the move: move args[{at}] back, or build a new tensor on the "
-                "moved arg"
+                f"{node.store!s} may contain windows computed earlier; move args[{at}] back, or build a new tensor "
+                "with the moved arg"
             )
 
 

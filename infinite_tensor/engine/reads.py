@@ -140,7 +140,7 @@ class Views:
     def close(self, first: int = 0) -> None:
         """Close the accesses, from the newest to the oldest.
 
-        If `first` is given, this number of the oldest accesses stays open.
+        The `first` oldest accesses stay open.
         """
         self._of = {node: access for node, _, access in self._opened[:first]}
         self._drops = DROPPING.count

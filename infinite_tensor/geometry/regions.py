@@ -320,8 +320,8 @@ class Blocks:
     def fill(self, block: Block, out: torch.Tensor, read: Callable[[Index, torch.Tensor], T]) -> T:
         """Read a block, and copy the wanted pixels to `out`.
 
-        `out` is the result of the whole selection. ``read(start, box)`` must fill `box` with the pixels from `start`
-        on. The return value of `read` is returned.
+        `out` is the result of the whole selection. ``read(start, box)`` must fill `box` with pixels,
+        beginning at pixel `start`. The return value of `read` is returned.
         """
         target = out[block.place]
         if target.shape == block.shape:

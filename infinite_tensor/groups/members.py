@@ -436,7 +436,7 @@ def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any] | 
     try:
         version, members = stored.get("format"), stored.get("members")
         if type(version) is not int or version < 1:
-            raise ValidationError(f"its format is {version!r:.200}")
+            raise ValidationError(f"the format is {version!r:.200}")
         if version > FORMAT:
             raise StoreError(
                 f"{store}: group {group_id!r} has format {version}, this version reads up to {FORMAT}; open it "
@@ -445,7 +445,7 @@ def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any] | 
         if stored.get("group_id") != group_id:
             raise ValidationError(f"the definition belongs to group {stored.get('group_id')!r:.200}")
         if not isinstance(members, list) or not members:
-            raise ValidationError(f"its members are {members!r:.200}")
+            raise ValidationError(f"the members are {members!r:.200}")
         parts = [StoredMember.from_json(member) for member in members]
         # Nesting orders the names and refuses duplicates.
         found = dict(named_leaves(nested([(part.key, part) for part in parts])))

@@ -248,10 +248,7 @@ class VirtualTensor(TensorLike):
 
     @property
     def attributes(self) -> _LinkedAttributes:
-        """Names of the attributes added to the module.
-
-        This is a named tuple with the field ``ref``, the name of the added buffer.
-        """
+        """Name of the buffer added to the module, as ``attributes.ref``."""
         return _LinkedAttributes(self._placement.attribute)
 
     @property

@@ -82,7 +82,8 @@ class Sliding:
             numbers = slid_dims(source.shape, names, None if entries is None else len(entries))
             if len(numbers) < source.ndim - 1:
                 raise ValueError(
-                    f"windows slide over {len(numbers)} dimensions, and only one other dimension can be channels"
+                    f"windows slide over {len(numbers)} of {source.ndim} dimensions, but only one dimension may be "
+                    "left for channels"
                 )
         except ValueError as problem:
             if members(overlap) is None:
@@ -217,8 +218,8 @@ class Sliding:
             shares = [_share_for(*each) for each in zip(self.size, self.stride, units, strict=True)]
             shown = str(shares[0]) if len({*shares}) == 1 else f"({', '.join(map(str, shares))})"
             raise ValidationError(
-                f"windows {self.stride} pixels apart are not a whole number of pixels apart at scale "
-                f"{_shown(wrong[0])}; give overlap={shown}, or another window"
+                f"at scale {_shown(wrong[0])}, a stride of {self.stride} pixels is not a whole number of output "
+                f"pixels; give overlap={shown}, or another window"
             )
         ends = zip(self.count(edge), self.extents, self.stride, strict=True) if singles and scales else ()
         if any(n is not None and count != -(-n // step) for count, n, step in ends):
@@ -437,8 +438,8 @@ class Result:
             return blend if divides else "last"
         if not divides:
             raise ValidationError(
-                f"windows overlap, but pixels of {dtype} have no mean; give blend='last' or overlap=0, or return "
-                "scores in place of labels, and give reduce='argmax'"
+                f"overlapping windows of {dtype} cannot be averaged; give blend='last' or overlap=0. If net returns "
+                "labels, return scores, and give reduce='argmax'"
             )
         return blend
 

@@ -351,7 +351,7 @@ def _path_of(name: str, what: str) -> str:
             with contextlib.suppress(OSError):
                 if os.path.samestat(os.fstat(int(number)), there):
                     return path
-    raise pickle.PicklingError(f"{what} cannot be opened again, because {path} is missing or another file")
+    raise pickle.PicklingError(f"{what} cannot be opened again, because {path} was deleted or replaced")
 
 
 _OPEN = "/dev/fd"
@@ -449,7 +449,7 @@ def _of_zarr(obj: Any) -> Opened | None:
         # Use mode r, because the mode of a written store would empty the file on reopening.
         return functools.partial(ZipStore, mode="r"), (str(obj.path.absolute()),)
     if isinstance(obj, Store) and _is_of_fsspec_in_memory(obj):
-        raise pickle.PicklingError(f"{obj} is in the memory of this process")
+        raise pickle.PicklingError(f"{obj} exists only in the memory of this process")
     return None
 
 

@@ -33,7 +33,7 @@ class Calling(ABC):
     stored : bool
         Whether results are stored for later runs. If not, changes of these functions do not matter.
     looked : Reach or None
-        The code and values used by these functions, as looked up before the first call. None if not looked up.
+        The code and values used by these functions before the first call. None if not known.
     """
 
     told = True

@@ -314,7 +314,7 @@ def listing(found: Callable[[], tuple[Sequence[str], int] | None]) -> str:
     try:
         some = found()
     except Exception as error:  # noqa: BLE001  (a debugger may show a half-initialized store)
-        return f"its tensors cannot be listed ({type(error).__name__})"
+        return f"tensors cannot be listed ({type(error).__name__})"
     if some is None:
         return "closed"
     ids, more = some

@@ -117,7 +117,7 @@ class PartialTile:
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
             metadata = dict(header["__metadata__"])
             if metadata.pop("digest") != _digest(place, metadata, raw):
-                raise ValueError("its content does not match its digest")
+                raise ValueError("the content does not match the digest")
             dtype = dtype_of(metadata["dtype"])
             prefix = raw.pop(_PREFIX, None)
             if prefix is not None:
@@ -367,7 +367,7 @@ class TileInProgress:
                 0 <= i - low < width for i, low, width in zip(index, self._low, self._widths, strict=True)
             )
             if not inside:
-                raise DamagedPartialError(f"a piece of window {index}, although this window does not touch the tile")
+                raise DamagedPartialError(f"window {index} has a piece, but does not touch the tile")
             bounds = zip(self._piece_start(index), self._piece_stop(index), strict=True)
             shape = tuple([b - a for a, b in bounds])
             self._check_block(f"piece of window {index}", piece, self._layout.dtype, shape)
@@ -375,7 +375,7 @@ class TileInProgress:
     def _check_block(self, name: str, block: torch.Tensor, dtype: torch.dtype, shape: Index) -> None:
         if block.dtype != dtype or block.shape != shape:
             raise DamagedPartialError(
-                f"a {name} of {block.dtype} and shape {tuple(block.shape)}, not of {dtype} and shape {shape}"
+                f"{name} must have {dtype} and shape {shape}, got {block.dtype} and shape {tuple(block.shape)}"
             )
 
     def _rank(self, index: Index) -> int:

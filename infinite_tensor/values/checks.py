@@ -66,7 +66,7 @@ def check_output_window(window: object, shape: Shape, edge: Edge | None) -> None
 def check_windows(tensor_id: str, grid: WindowGrid, labels: Sequence[str]) -> None:
     """Check that a tensor has at least one window.
 
-    `labels` are the names of the dimensions in messages.
+    Messages name dimension `d` by ``labels[d]``.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def check_windows(tensor_id: str, grid: WindowGrid, labels: Sequence[str]) -> No
     clipped = WindowGrid(window, shape, ("clip",) * len(shape))
     advice = "" if clipped.empty else ', or edge="clip" to keep the inner parts of windows'
     raise ValidationError(
-        f"tensor {tensor_id!r}: no window of output_window {window!r} lies in its shape {shape}: "
+        f"tensor {tensor_id!r}: no window of output_window {window!r} fits into shape {shape}: "
         f"{'; '.join(reasons) or 'windows fit into each dimension alone, but none fits into all of them'}. Give "
         f"another output_window, with one stride and one offset per dimension{advice}"
     )

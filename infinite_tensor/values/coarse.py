@@ -353,9 +353,9 @@ class Coarsening:
 
     @property
     def version(self) -> Json:
-        """The settings, in the form of a version.
+        """The settings as JSON, for the ``version`` of a tensor.
 
-        The settings and the finer tensor identify this `f`. `of_version` reads the settings back.
+        `of_version` reads the settings back.
         """
         said: dict[str, Json] = {"factor": [*self.factor], "method": self.method}
         if {*self.weight} != {1}:

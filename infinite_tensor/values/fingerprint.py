@@ -216,8 +216,8 @@ class _Place(NamedTuple):
     def at(self, step: str, value: object = None, kind: str | None = None) -> _Place:
         """Return the location of a member, reached by a step such as ``[0]`` or ``.name``.
 
-        `value` is the object with this member. Its id is added to `within`. So a walk finds out when an object contains
-        itself, and goes no deeper.
+        The id of `value`, the object with this member, is added to `within`. So the walk can stop at an object
+        containing itself.
         """
         within = self.within if value is None else (*self.within, id(value))
         return _Place(f"{self.path}{step}", self.of, within, kind or self.kind)

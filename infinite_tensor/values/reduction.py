@@ -236,9 +236,8 @@ def _check_channels(channels: int, shape: Shape, window: TensorWindow) -> None:
     alone = alone and window.offset[0] == 0 and window.stride[0] >= channels
     if not (alone and shape[0] == window.size[0] == channels):
         raise ValidationError(
-            f"shape must have extent {channels} in the first dimension, because the reduction gives {channels} values "
-            f"per pixel, and output_window must have size {channels}, offset 0 and a stride of at least {channels} "
-            f"there; got shape {shape} and {window!r}"
+            f"a reduction to {channels} values per pixel needs {channels} as the first entry of shape and of the size "
+            f"of output_window, with offset 0 and a stride of at least {channels}; got shape {shape} and {window!r}"
         )
 
 

@@ -174,10 +174,7 @@ def mean_from_json(stored: object) -> WeightedMean:
 
 
 def lifted(mean: WeightedMean) -> WeightedMean:
-    """Return the same mean for windows with an additional first dimension.
-
-    The additional dimension must not slide.
-    """
+    """Return the mean for windows with an additional first dimension, such as channels."""
     scale = mean.sigma_scale
     return WeightedMean("gaussian", (scale[0], *scale)) if isinstance(scale, tuple) else mean
 
@@ -215,8 +212,8 @@ def check_dtype(mean: WeightedMean, dtype: torch.dtype) -> None:
     """
     if not (dtype.is_floating_point or dtype.is_complex):
         raise ValidationError(
-            f"blend {mean!r} divides, but {dtype} cannot represent fractions; declare dtype=torch.float32, and convert "
-            "results, as in t[...].round().to(dtype)"
+            f"blend {mean!r} returns fractions, and {dtype} cannot represent fractions; declare dtype=torch.float32, "
+            "and convert results, as in t[...].round().to(dtype)"
         )
     if isinstance(mean.weights, torch.Tensor):
         _check_positive(mean.weights.to(accumulator_of(dtype).to_real()))
@@ -518,10 +515,10 @@ _Blocks: TypeAlias = tuple[Array, Array, Array]
 
 
 def parts_of(blocks: _Blocks) -> list[_Blocks]:
-    """Cut blocks into parts of at most `AT_ONCE` elements.
+    """Cut a target, its values and a factor into parts of at most `AT_ONCE` elements.
 
-    The blocks are a target, values and a factor. The factor must broadcast to the shape of the other two. Blocks on a
-    GPU are not cut.
+    `blocks` is a tuple of these three. The factor must broadcast to the shape of the target. Blocks on a GPU are not
+    cut.
     """
     target, values, factor = blocks
     count = math.prod(target.shape)

@@ -188,9 +188,9 @@ def path_of(key: Key) -> str:
     """
     if not all(map(is_name, key)):
         raise ValidationError(
-            f"{show(key)} cannot be the path of a Zarr array: names must be valid Unicode without slashes and NUL, not "
-            f"only dots, without '__' at the beginning, and neither {DOCUMENT!r} nor {UNFINISHED!r}; give the tensor "
-            "another name, as in TensorGroup({'another': group[key]})"
+            f"{show(key)} cannot be the path of a Zarr array: a name must not contain slashes, NUL or invalid "
+            f"Unicode, begin with '__', consist of dots, or be {DOCUMENT!r} or {UNFINISHED!r}; give the tensor another "
+            "name, as in TensorGroup({'another': group[key]})"
         )
     return "/".join(key)
 
@@ -373,10 +373,10 @@ def documents_of(
 def _beside(
     shown: Mapping[str, Shown], may_be: Callable[[str], bool], compressors: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, bytes], dict[str, dict[str, Any]]]:
-    """Return the coordinates of a Zarr hierarchy as further arrays.
+    """Create Zarr arrays for the coordinates of the arrays `shown`.
 
-    The first mapping contains the metadata of each array of coordinates, by path. The second contains the chunks of
-    these arrays, one per array, by key. The third contains attributes to add to the arrays of the hierarchy, by path.
+    Return three mappings: the metadata of each coordinate array by path, the only chunk of each by key, and attributes
+    to add to the arrays `shown`, by path.
     """
     documents, chunks, said = {}, {}, {}
     taken = set(shown).union(*map(groups_above, shown))

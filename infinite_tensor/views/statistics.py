@@ -207,7 +207,7 @@ class _Pixels:
         computed: bool,
         workers: int | None,
     ) -> _Pixels:
-        """Select pixels by the arguments of `InfiniteTensor.stats`."""
+        """Create the selection from the arguments of `InfiniteTensor.stats`."""
         node = node_of(tensor)
         layout = node.contents.layout(node.spec)
         if region is None and not computed:

@@ -35,7 +35,7 @@ HDF5_SUFFIXES = (".h5", ".hdf5", ".hdf")
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 # Errors for a socket, a device without a driver, and a circular symbolic link.
 _NOT_TO_BE_OPENED = (errno.ENXIO, errno.ENODEV, errno.ELOOP)
-_IRREGULAR = "it is not a regular file"
+_IRREGULAR = "not a regular file"
 _PIECE = 2**16
 
 _DELETING = 4
@@ -64,7 +64,7 @@ class Unreadable(bytes):
     @classmethod
     def too_large(cls, size: int, most: int) -> Self:
         """Create a placeholder for an object of `size` bytes, more than the allowed `most`."""
-        return cls(f"it has {size} bytes, at most {most} are allowed")
+        return cls(f"{size} bytes, but at most {most} are allowed")
 
 
 def bounded(data: bytes, most: int) -> bytes:
@@ -87,9 +87,9 @@ def parsed(document: bytes) -> dict[str, Any]:
     try:
         found = json.loads(content(document))
     except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
+        raise ValueError("nested too deep") from error
     if not isinstance(found, dict):
-        raise ValueError(f"it is a JSON {type(found).__name__}, not an object")  # noqa: TRY004  (not a type error of the caller)
+        raise ValueError(f"a JSON {type(found).__name__}, not an object")  # noqa: TRY004  (not a type error of the caller)
     return found
 
 
@@ -116,7 +116,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[tuple[int, os.stat_result]]
     try:
         found = os.fstat(descriptor)
         if stat.S_ISDIR(found.st_mode):
-            raise ValueError("it is a folder, not a regular file")
+            raise ValueError("a folder, not a regular file")
         if not stat.S_ISREG(found.st_mode):
             raise ValueError(_IRREGULAR)
         yield descriptor, found

@@ -84,7 +84,7 @@ class _Loop(asyncio.SelectorEventLoop):
         self.set_default_executor(_Threads())
 
     def __del__(self) -> None:
-        """Do not warn of a running loop: the loop runs until the process ends."""
+        """Skip the warning of asyncio: this loop runs until the process ends."""
 
 
 class _Threads(ThreadPoolExecutor):

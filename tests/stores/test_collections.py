@@ -129,13 +129,13 @@ def test_the_repr_of_a_store_that_has_vanished_is_no_error(tmp_path: Path) -> No
     store = ZarrTileStore(tmp_path / "s.zarr")
     made(store, "a")
     shutil.rmtree(tmp_path / "s.zarr")
-    assert repr(store) == f"{store}: its tensors cannot be listed (StoreError)"
+    assert repr(store) == f"{store}: tensors cannot be listed (StoreError)"
 
 
 def test_the_repr_of_a_store_that_is_half_made_is_no_error() -> None:
     half = ZarrTileStore.__new__(ZarrTileStore)
     half.target, half.mode = "world.zarr", "a"
-    assert repr(half) == "ZarrTileStore('world.zarr', mode='a'): its tensors cannot be listed (AttributeError)"
+    assert repr(half) == "ZarrTileStore('world.zarr', mode='a'): tensors cannot be listed (AttributeError)"
 
 
 def test_an_id_that_nobody_gave_is_shown_short() -> None:

@@ -399,7 +399,9 @@ def test_who_has_strangers_beside_a_damaged_root_is_not_told_to_delete_it(place:
 def test_a_root_that_holds_the_document_of_its_tensor_is_damaged(place: Place) -> None:
     expected = filled(place.open())
     place.put("zarr.json", data=place.files()["t-t/zarr.json"])
-    with pytest.raises(StoreError, match=r"is damaged \(it defines tensor 't'\)\. .* delete it, and open the store"):
+    with pytest.raises(
+        StoreError, match=r"is damaged \(the definition belongs to tensor 't'\)\. .* delete it, and open the store"
+    ):
         place.open()
     place.delete("zarr.json")
     with place.open() as store:

@@ -26,4 +26,4 @@ IRREGULAR: dict[str, Callable[[Path], object]] = {
     "a socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
     "a file of 64 GiB": _endless_file,
 }
-REASON = r"it is not a regular file|it has 68719476736 bytes, at most \d+ are allowed"
+REASON = r"not a regular file|68719476736 bytes, but at most \d+ are allowed"

@@ -196,7 +196,7 @@ class TileCache:
                 entries[tile] = entry
 
     def unpin(self, record: Record, tiles: Iterable[Index], reader: weakref.ref[object]) -> None:
-        """Unpin tiles in progress after `fetch`."""
+        """Undo the pinning of tiles in progress by `fetch`."""
         with self.lock:
             for tile in tiles:
                 key = record, tile

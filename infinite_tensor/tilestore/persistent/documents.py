@@ -109,13 +109,13 @@ def intact(found: object, name: str) -> dict[str, Any]:
     if isinstance(found, ValueError):
         raise found
     if not isinstance(found, dict) or "digest" not in found:
-        raise ValueError("there is no definition")
+        raise ValueError("the definition is missing")
     if found["digest"] != _digest(found):
-        raise ValueError("its content does not match its digest")
+        raise ValueError("the content does not match the digest")
     kind = kind_of(name)
     given = found.get(f"{KINDS[kind]}_id")
     if not isinstance(given, str) or name_of(given, kind) != name:
-        raise ValueError(f"it defines {KINDS[kind]} {given!r:.200}")
+        raise ValueError(f"the definition belongs to {KINDS[kind]} {given!r:.200}")
     return found
 
 
@@ -124,7 +124,7 @@ def _digest(definition: Mapping[str, Any]) -> str:
         fields = {key: value for key, value in definition.items() if key != "digest"}
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
+        raise ValueError("nested too deep") from error
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
@@ -148,7 +148,7 @@ def checked(found: object, name: str) -> dict[str, Any]:
         layout_of(definition)
         incarnation = definition.get("incarnation")
         if not isinstance(incarnation, str) or not _INCARNATION.fullmatch(incarnation):
-            raise ValueError(f"its incarnation is {incarnation!r:.200}, not 16 hexadecimal digits")
+            raise ValueError(f"the incarnation is {incarnation!r:.200}, not 16 hexadecimal digits")
     return definition
 
 
@@ -159,7 +159,7 @@ def layout_of(definition: Mapping[str, Any]) -> tuple[Definition, TileLayout]:
     """
     stored = StoredTensor.from_json(definition)
     if stored.tile_size is None:
-        raise ValueError("its tile_size is missing")
+        raise ValueError("tile_size is missing")
     tensor = stored.definition
     return tensor, TileLayout(tensor.shape, stored.tile_size, tensor.dtype)
 

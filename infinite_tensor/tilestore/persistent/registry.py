@@ -78,9 +78,9 @@ class Registry:
     def record_of(self, spec: TensorSpec, original: Mapping[str, Any] | None = None) -> Record:
         """Return the record of a tensor.
 
-        The record stays in memory as long as `spec`. A new tensor is created in storage. If `original` is the stored
-        definition of another tensor, the new tensor is encoded like that tensor. Raise ValidationError if the store has
-        a different tensor under the same id.
+        If the tensor is new, create it in storage, encoded like the tensor with the stored definition `original`. The
+        record stays in memory as long as `spec`. Raise ValidationError if the store has a different tensor under the
+        same id.
         """
         record = self.records.get(spec.tensor_id)
         if record is None:
@@ -185,7 +185,7 @@ def _new_definition(spec: TensorSpec, layout: TileLayout) -> dict[str, Any]:
 def _checked_tile(storage: Storage, spec: TensorSpec, given: Index | None, found: StoredTensor) -> Index:
     if found.tile_size is None:
         raise StoreError(
-            f"{storage}: the stored definition of tensor {spec.tensor_id!r} is invalid: its tile_size is missing. "
+            f"{storage}: the stored definition of tensor {spec.tensor_id!r} is invalid: tile_size is missing. "
             f"It may be damaged; delete the tensor with clear_tensor({spec.tensor_id!r})"
         )
     before: dict[str, Any] = {**found.definition.values(), "tile_size": list(found.tile_size)}

@@ -282,7 +282,7 @@ def _places(query: str) -> list[int]:
     for given in parse_qs(query, keep_blank_values=True).get("at", ())[-1:]:
         if not _AT.fullmatch(given):
             raise ValidationError(
-                f"at must have one int for each dimension that is not drawn, as in at=2,5, got {given!r:.80}"
+                f"at=... must have one int for each dimension except rows and columns, as in at=2,5, got {given!r:.80}"
             )
         return list(map(int, given.split(",")))
     return []

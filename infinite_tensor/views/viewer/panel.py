@@ -72,8 +72,8 @@ Work: TypeAlias = Callable[[], None]
 class Lane:
     """A thread for work, with at most one item waiting.
 
-    New work replaces waiting work. ``unwanted(number)`` tells whether the work given with this number should stop
-    before its next call of ``f``.
+    New work replaces waiting work. Each work has a number, and must stop before its next call of ``f`` if
+    ``unwanted(number)`` is True.
     """
 
     def __init__(self, unwanted: Callable[[int], bool]) -> None:

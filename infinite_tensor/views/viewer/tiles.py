@@ -144,7 +144,7 @@ class Tiles:
     def computed(self, plane: Plane, tile: Tile) -> Picture:
         """Compute the missing pixels of a tile.
 
-        Return a tile with the error if that fails.
+        If ``f`` raises, return a picture of the error.
         """
         if (plane, tile) in self._failed:
             return self._failed[plane, tile]

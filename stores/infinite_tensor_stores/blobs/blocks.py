@@ -22,7 +22,7 @@ from infinite_tensor_stores.files import opened
 from infinite_tensor_stores.zarr.codec import ChunkCodec
 
 CRC_BYTES = 4
-_MISSING = "it is missing"
+_MISSING = "missing"
 _ZEROS = np.zeros(2**18, np.uint8)
 _PIECE = 2**18
 
@@ -115,7 +115,7 @@ class MappedBlocks(Blocks):
         try:
             with opened(path) as (descriptor, found):
                 if found.st_size != size + CRC_BYTES:
-                    raise DamagedBlockError(number, f"it has {found.st_size} bytes, not {size + CRC_BYTES}")
+                    raise DamagedBlockError(number, f"{found.st_size} bytes, not {size + CRC_BYTES}")
                 stamp = found.st_ino, found.st_mtime_ns, found.st_ctime_ns
                 if self._checked.get(number) != stamp:
                     _check(number, descriptor, size)
@@ -142,7 +142,7 @@ def _check(number: int, descriptor: int, size: int) -> None:
         checksum = google_crc32c.extend(checksum, piece)
         size -= len(piece)
     if os.read(descriptor, CRC_BYTES) != checksum.to_bytes(CRC_BYTES, "little"):
-        raise DamagedBlockError(number, "its checksum does not match its content")
+        raise DamagedBlockError(number, "the checksum does not match the content")
 
 
 def _mapped(path: Path, size: int) -> torch.Tensor:

@@ -109,18 +109,18 @@ class Header:
         attributes = dict(found.get("attributes") or {})
         ours = attributes.pop(BLOB, None)
         if not isinstance(ours, dict):
-            raise ValueError("it is not from a TensorBlob")  # noqa: TRY004  (not a type error of the caller)
+            raise ValueError("not from a TensorBlob")  # noqa: TRY004  (not a type error of the caller)
         if sealed({key: value for key, value in ours.items() if key != "digest"}) != ours:
-            raise ValueError("its content does not match its digest")
+            raise ValueError("the content does not match the digest")
         if ours["format"] > FORMAT:
-            raise ValueError(f"it has format {ours['format']}, this version reads up to {FORMAT}")
+            raise ValueError(f"the format is {ours['format']}, but this version reads up to {FORMAT}")
         as_they_are = {name: ours[name] for name in _STORED_AS_THEY_ARE}
         for name, fits in _FITS.items():
             if not fits(ours[name]):
-                raise ValueError(f"its {name} cannot be {ours[name]!r:.200}")
+                raise ValueError(f"{name} cannot be {ours[name]!r:.200}")
         header = cls(tuple(ours["shape"]), dtype_of(ours["dtype"]), **as_they_are, attributes=attributes)
         if header.block_bytes > LARGEST_TILE_BYTES:
-            raise ValueError(f"its blocks would have {header.block_bytes} bytes, more than {LARGEST_TILE_BYTES}")
+            raise ValueError(f"blocks would have {header.block_bytes} bytes, more than {LARGEST_TILE_BYTES}")
         array = header._array()
         if {key: found.get(key) for key in array} != array:
             raise ValueError("another program has changed the metadata of the array; it does not match the blob's")

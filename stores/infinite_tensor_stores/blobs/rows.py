@@ -220,7 +220,7 @@ class Rows:
     def _committed(self) -> tuple[Header, Document]:
         header, document = self.location.header()
         if header.incarnation != self.header.incarnation:
-            raise StoreError("it has been recreated since it was opened; open it again")
+            raise StoreError("the blob has been recreated since it was opened; open the blob again")
         return header, document
 
     def _block(self, number: int) -> torch.Tensor:

@@ -205,7 +205,7 @@ class Lease:
             if self._lost is not None:
                 return
             if self._objects.get([self._key]) == [None]:
-                self._lost = "its lease was deleted, because this process had not renewed it in time"
+                self._lost = "the lease was deleted, because this process had not renewed it in time"
                 return
             begun = self._put()
             holder = None if self._certain() else self._other()

@@ -139,7 +139,7 @@ class SharedFile:
             if known is None or known.incarnation != definition["incarnation"]:
                 # If it were opened with the wrong definition, two objects could write to the same slots.
                 if name not in self.h5 or not is_incarnation(self.h5[name], definition["incarnation"]):
-                    raise OSError("it has just been cleared elsewhere; try again")
+                    raise OSError("the tensor has just been cleared elsewhere; try again")
                 known = self.groups[name] = TileSlots(self.h5[name], definition)
             return known
 

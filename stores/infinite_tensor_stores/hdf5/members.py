@@ -234,7 +234,7 @@ def is_incarnation(group: Any, incarnation: str) -> bool:
 def put_document(group: Any, name: str, document: str) -> None:
     """Create a dataset with a document.
 
-    The dataset gets its name when it is complete, so an interrupt never leaves a part.
+    The dataset gets its name only when complete, so an interrupt cannot leave an incomplete document.
     """
     group[name] = group.create_dataset(None, data=np.bytes_(document))
 

@@ -133,11 +133,13 @@ class ChunkCodec:
         for compressor in reversed(others):
             size = _size_in(compressor, data)
             if size is None or size > self._most_between:
-                raise ValueError(f"it claims to decompress to {size} bytes, too many for a tile of {self._size} bytes")
+                raise ValueError(
+                    f"the chunk claims to decompress to {size} bytes, too many for a tile of {self._size} bytes"
+                )
             data = compressor.decode(data)
         size = _size_in(first, data)
         if size != self._size:
-            raise ValueError(f"it claims to decompress to {size} bytes, not {self._size}")
+            raise ValueError(f"the chunk claims to decompress to {size} bytes, not {self._size}")
         block = np.empty(self._shape, self._stored_dtype)
         first.decode(data, block)
         return block
@@ -180,7 +182,7 @@ def _size_in(compressor: Any, data: Bytes) -> int | None:
         return content_size(header)
     # Blosc would read as many bytes as the header claims, even beyond the end of `data`.
     if len(data) < _BLOSC_HEADER or int.from_bytes(header[12:16], "little") != len(data):
-        raise ValueError("it is not a complete Blosc buffer")
+        raise ValueError("not a complete Blosc buffer")
     return int.from_bytes(header[4:8], "little")
 
 
@@ -256,7 +258,7 @@ def normal_form(document: Mapping[str, Any]) -> dict[str, Any]:
         found["chunk_key_encoding"]["configuration"].setdefault("separator", "/")
         found["codecs"] = list(map(_extension, found["codecs"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"it is not the metadata of a Zarr array: {error!r}") from error
+        raise ValueError(f"not the metadata of a Zarr array: {error!r}") from error
     return found
 
 
@@ -271,5 +273,5 @@ def _checked(data: bytes) -> bytes | Exception:
 def _unsealed(data: bytes) -> npt.NDArray[np.uint8]:
     compressed = np.frombuffer(content(data), np.uint8)[:-_CRC_LENGTH]
     if google_crc32c.value(compressed) != int.from_bytes(data[-_CRC_LENGTH:], "little"):
-        raise ValueError("its checksum does not match its content")
+        raise ValueError("the checksum does not match the content")
     return compressed

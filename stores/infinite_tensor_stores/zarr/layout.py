@@ -67,7 +67,7 @@ class Place:
         tensor, layout = layout_of(definition)
         origin = origin_of(layout.shape, layout.tile_shape)
         if definition.get("origin") != list(origin):
-            raise ValueError(f"its origin is {definition.get('origin')!r:.200}, not {list(origin)}")
+            raise ValueError(f"the origin is {definition.get('origin')!r:.200}, not {list(origin)}")
         return cls(name_of(definition["tensor_id"]), definition, layout, origin, largest_part(tensor, layout))
 
     @property
@@ -241,10 +241,10 @@ def attributes_in(document: bytes, node: str = "group") -> dict[str, Any] | None
     found = parsed(document)
     attributes = found.get("attributes", {})
     if found.get("zarr_format") != 3 or found.get("node_type") != node or not isinstance(attributes, dict):
-        raise ValueError(f"it is not the metadata of a Zarr {node}")
+        raise ValueError(f"not the metadata of a Zarr {node}")
     ours = attributes.get(ATTRIBUTE)
     if ours is not None and not isinstance(ours, dict):
-        raise ValueError(f"its attribute {ATTRIBUTE!r} is {ours!r}")
+        raise ValueError(f"the attribute {ATTRIBUTE!r} is {ours!r}")
     return ours
 
 
@@ -382,7 +382,7 @@ def _misfit(tensor: Definition) -> str | None:
     if tensor.dtype is torch.bfloat16:
         return "bfloat16 is stored as uint16, and other programs would show wrong numbers"
     if dims is None:
-        return f"its dimensions have no names; store a new tensor with names such as dims={_EXAMPLES[ndim]}"
+        return f"dimensions have no names; store a new tensor with names such as dims={_EXAMPLES[ndim]}"
     if not _fit(dims):
         return (
             f"its dims are {dims}, and OME-Zarr needs some of t, c, z, y and x in this order, with at least two of "

@@ -215,7 +215,7 @@ class Root:
         """
         array = array_in(document)
         if array is not None:
-            raise StoreError(f"{self._owner}: there is {array}")
+            raise StoreError(f"{self._owner} must be a store, but there is {array}; choose another folder")
         try:
             ours = attributes_in(document)
             member = None if ours is None else member_in(ours)
@@ -225,9 +225,9 @@ class Root:
                     f"above, and open {member} by its id there"
                 )
             if member is not None:
-                raise ValueError(f"it defines {member}")
+                raise ValueError(f"the definition belongs to {member}")
             if ours is not None and (not isinstance(ours.get("format"), int) or ours["format"] < 1):
-                raise ValueError(f"its format is {ours.get('format')!r}")
+                raise ValueError(f"the format is {ours.get('format')!r}")
         except ValueError as error:
             theirs = [*self._strangers(), *attributes_of_others(document)]
             if isinstance(document, Unreadable):
@@ -432,9 +432,10 @@ class Sweep:
         return replace(self._collected, partial_tiles=len(self.logs), partial_bytes=self._collected.bytes)
 
     def _delete_logs(self, name: str, chosen: Callable[[Place, Mapping[Index, Log]], list[Index]]) -> None:
-        """Delete the logs of the tiles returned by ``chosen(place, logs)``.
+        """Delete some logs of a tensor.
 
-        `logs` maps each tile with a log to the log. Without a readable definition, nothing is deleted.
+        ``chosen(place, logs)`` selects tiles, and `logs` maps tiles to logs. Without a readable definition, nothing is
+        deleted.
         """
         place = self._place(name)
         if place is None:

@@ -370,15 +370,15 @@ class ZarrTensor(TensorHandle):
         try:
             (document,) = self._objects.get([key])
             if document is None:
-                raise ValueError("it is missing")
+                raise ValueError("missing")
             if (attributes_in(document, "array") or {}).get("origin") != list(self.place.origin):
-                raise ValueError("its origin differs from the definition")
+                raise ValueError("the origin differs from the definition")
             found, wanted = normal_form(parsed(document)), normal_form(array_document(self.place.definition))
             differing = [
                 field for field, value in wanted.items() if field != "attributes" and found.get(field) != value
             ]
             if differing:
-                raise ValueError(f"it differs from the definition in {', '.join(differing)}")
+                raise ValueError(f"differs from the definition in {', '.join(differing)}")
         except ValueError as error:
             yield Damage("array", None, key, str(error))
             if repair:
@@ -421,7 +421,7 @@ class ZarrTensor(TensorHandle):
         for tile in itertools.compress(gaps, (not done for done in complete)):
             for number in missing[tile]:
                 key = part_of(self.place.log(tile), number)
-                yield Damage("partial", tile, key, "it is missing, so that later parts are not read")
+                yield Damage("partial", tile, key, "missing, so later parts are not read")
                 if repair and self._objects.freed([key]):
                     self._objects.run(self._objects.create, key, self._nothing(tile))
 

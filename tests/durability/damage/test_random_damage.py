@@ -78,7 +78,7 @@ def survives(store_at: Open, put_back: Callable[[], object], hits: Sequence[Hit]
 
 def _met(tensor_id: str, damage: Damage) -> bool:
     """Whether `read` comes across a damage. A part that has been deleted looks like the end of its log."""
-    return damage.tile in tiles_read(tensor_id) and "it is missing" not in damage.reason
+    return damage.tile in tiles_read(tensor_id) and "missing" not in damage.reason
 
 
 def _verified(store: PersistentTileStore, *, repair: bool) -> list[tuple[str, Damage]]:

@@ -105,4 +105,4 @@ def test_a_tile_that_claims_to_hold_more_takes_no_memory(tmp_path: Path) -> None
     first.write_bytes(frame + checksum.to_bytes(4, "little"))
     with ZarrTileStore(tmp_path, mode="r") as store:
         (damage,) = store.verify("t")
-    assert "it claims to decompress to 1099511627776 bytes, not 256" in damage.reason
+    assert "the chunk claims to decompress to 1099511627776 bytes, not 256" in damage.reason

@@ -186,7 +186,7 @@ def test_damage_to_the_metadata_of_the_array_never_changes_what_is_read(tmp_path
     document.unlink()
     with zarr_at(tmp_path) as store:
         assert torch.equal(store.open("t")[0:9, 0:9], expected)
-        assert [damage.reason for damage in store.verify("t", repair=True)] == ["it is missing"]
+        assert [damage.reason for damage in store.verify("t", repair=True)] == ["missing"]
     assert json.loads(document.read_text()) == intact
 
 
@@ -336,7 +336,7 @@ def test_a_folder_in_the_place_of_an_object_is_listed_and_gives_way(
     with zarr_at(tmp_path) as store:
         (damage,) = store.verify("t")
         assert store.verify("t", repair=True) == [damage]
-        assert (tmp_path / "s.zarr" / damage.location, damage.reason) == (path, "it is a folder, not a regular file")
+        assert (tmp_path / "s.zarr" / damage.location, damage.reason) == (path, "a folder, not a regular file")
         assert store.verify("t") == []
         assert torch.equal(overlapping(store, Counted())[0:9, 0:9], expected)
     with zarr_at(tmp_path) as store:
@@ -372,7 +372,7 @@ def test_a_log_with_a_part_missing_is_listed_and_its_repair_brings_later_parts_b
         assert (damage.kind, damage.tile, damage.reason) == (
             "partial",
             (0, 0),
-            "it is missing, so that later parts are not read",
+            "missing, so later parts are not read",
         )
         assert store.verify("t") == []
     before = len(f.calls)

@@ -154,7 +154,7 @@ def test_a_folder_in_the_place_of_a_chunk_is_damage(path: Path, member: Member) 
     chunk.mkdir()
     found = member.call(used, path, "r")
     assert found.right == [True]
-    assert _tells(found, r"tile \(0, 0\) of tensor 't' is damaged \(it is a folder, not a regular file\)")
+    assert _tells(found, r"tile \(0, 0\) of tensor 't' is damaged \(a folder, not a regular file\)")
 
 
 def test_a_part_of_a_log_is_computed_again(path: Path, member: Member, put: Callable[[Path], object]) -> None:
