@@ -127,7 +127,7 @@ class _SevenMethods(_OnlyTiles):
 
 
 def test_a_backend_that_keeps_no_definitions_is_told_what_it_needs() -> None:
-    with pytest.raises(TypeError, match=r"_OnlyTiles cannot store definitions: .*_read_definition.*_read_documents"):
+    with pytest.raises(TypeError, match=r"_OnlyTiles cannot store definitions; .*_read_definition.*_read_documents"):
         _OnlyTiles()
 
 
