@@ -109,7 +109,7 @@ def vanished(store: object) -> StoreError:
 
 def warn_of_damage(store: object, what: str) -> None:
     """Issue a DamagedDataWarning for unreadable data."""
-    message = f"{store}: {what}; it is treated as missing, and computed again if the tensor has its f"
+    message = f"{store}: {what}; it is treated as missing, and computed again if the tensor was opened with its f"
     # Python may show a warning only once, but the log has every warning.
     LOG.debug("%s", message)
     warnings.warn(message, DamagedDataWarning, stacklevel=3)

@@ -77,7 +77,7 @@ def check_format(version: object, owner: object, advice: str = "") -> None:
     """
     number = as_index(version)
     if number is None or number < 1:
-        raise StoreError(f"{owner} has format {version!r:.200}, but no such format exists; it may be damaged. {advice}")
+        raise StoreError(f"{owner} has the invalid format {version!r:.200}; it may be damaged. {advice}")
     if number > FORMAT:
         raise StoreError(
             f"{owner} has format {number}, this version reads up to {FORMAT}; open it with a later version of this "

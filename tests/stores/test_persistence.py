@@ -289,7 +289,7 @@ def test_a_tensor_opened_without_its_blend_goes_on_once_the_blend_is_there(make:
         stored = store.open("t")
         with pytest.raises(ValidationError, match=r"halved.* is needed"):
             stored[0:2, 0:2]
-        with pytest.raises(ValidationError, match="give it as blend="):
+        with pytest.raises(ValidationError, match="give blend="):
             store.open("t", f=f)
         assert torch.equal(store.open("t", f=f, blend=halved)[0:8, 0:8], expected)
 

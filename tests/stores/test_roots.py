@@ -114,7 +114,7 @@ STRANGERS = {
 @pytest.mark.parametrize("key", STRANGERS)
 def test_a_folder_of_somebody_else_is_refused_and_left_as_it_is(place: Place, key: str, mode: Any) -> None:
     place.put(key)
-    with pytest.raises(StoreError, match="there is no store, but data that is not of this library") as refused:
+    with pytest.raises(StoreError, match="there is no store, but data of another program") as refused:
         place.open(mode)
     assert f"{STRANGERS[key]!r}; choose an empty folder" in str(refused.value)
     assert place.files() == {key: PHOTOGRAPH}
@@ -272,7 +272,7 @@ def test_mode_w_refuses_before_it_deletes_where_a_file_lies_in_the_folder_of_a_t
             overlapping(store, tensor_id=name)[0:9, 0:9]
     place.put("t-t/notes.txt")
     before = place.files()
-    with pytest.raises(StoreError, match=r"'t-t/notes.txt' is not of this library, but is in 't-t', .*move the data"):
+    with pytest.raises(StoreError, match=r"mode 'w' would delete 't-t/notes.txt' of another program in 't-t'; move it"):
         place.open("w")
     assert place.files() == before
 
@@ -391,7 +391,7 @@ def test_who_has_strangers_beside_a_damaged_root_is_not_told_to_delete_it(place:
     with pytest.raises(StoreError, match="delete it, and open the store with mode 'a'"):
         place.open()
     place.put("sea.jpg")
-    with pytest.raises(StoreError, match=r"Put an intact copy back; there is data .* such as 'sea.jpg'") as told:
+    with pytest.raises(StoreError, match=r"Restore it from a copy; the folder also .* such as 'sea.jpg'") as told:
         place.open()
     assert "delete it" not in str(told.value)
 
@@ -571,7 +571,7 @@ def test_no_message_says_that_a_folder_of_photographs_can_be_opened(folder: Fold
 def test_nobody_is_told_to_delete_the_attributes_of_somebody_else(place: Place) -> None:
     notes = {"zarr_format": 3, "node_type": "group", "attributes": {"author": "me", "infinite_tensor": "my notes"}}
     place.put("zarr.json", data=json.dumps(notes).encode())
-    with pytest.raises(StoreError, match=r"Put an intact copy back; there is data .* such as 'author'"):
+    with pytest.raises(StoreError, match=r"Restore it from a copy; the folder also .* such as 'author'"):
         place.open()
 
 

@@ -94,7 +94,7 @@ class Location(Objects):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if is_in_memory(self.store):
-            raise pickle.PicklingError(f"{self!r} is in the memory of this process, and no other process can read it")
+            raise pickle.PicklingError(f"{self!r} cannot be pickled, because it is in the memory of this process")
         return location_of, self.address
 
     @property

@@ -224,7 +224,7 @@ def _document(location: Location, what: str) -> Document | None:
     if nothing and (stranger := location.stranger()) is not None:
         raise StoreError(f"{stranger!r} {what}")
     if document is not None and not nothing and BLOB.encode() not in document.content:
-        raise StoreError("something else is there, and it is not a TensorBlob; choose another location")
+        raise StoreError("there is data, but not a TensorBlob; choose another location")
     return document
 
 

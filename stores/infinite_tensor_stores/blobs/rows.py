@@ -257,8 +257,8 @@ class Rows:
         first = error.number * self._size
         last = min(first + self._size, self.length) - 1
         return StoreError(
-            f"block {self.header.key(error.number)} (rows {first} to {last}) is damaged: {error}. Put an intact copy "
-            f"of the block back, or truncate({first}) the blob; all other rows can be read"
+            f"block {self.header.key(error.number)} (rows {first} to {last}) is damaged: {error}. Restore it from a "
+            f"copy, or call truncate({first}); other rows can be read"
         )
 
     def _check_there(self, number: int, cause: Exception | None = None) -> None:

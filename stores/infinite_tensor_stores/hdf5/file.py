@@ -126,7 +126,8 @@ class SharedFile:
         """Raise StoreError in a forked child, because only its parent may write."""
         if self.process != os.getpid():
             raise StoreError(
-                f"{owner} was opened before this process was forked: two writing processes would damage the file"
+                f"{owner} was opened before this process was forked, and two writing processes would damage the file; "
+                "write in the parent process only"
             )
 
     def group(self, name: str, definition: Mapping[str, Any]) -> TileSlots:
@@ -364,8 +365,8 @@ def _opening(path: Path, owner: object) -> Iterator[None]:
         raise
     except BlockingIOError as error:
         raise StoreError(
-            f"{owner} is open in another process; HDF5 allows one at a time ({error}). Close it there, or use a "
-            "ZarrTileStore, for any number of processes"
+            f"{owner} is open in another process, but HDF5 allows one at a time ({error}); close it there, or share a "
+            "ZarrTileStore between processes"
         ) from error
     except Exception as error:  # (h5py raises any exception on a damaged file)
         if _is_other_file(path):
@@ -406,9 +407,8 @@ def _look(path: Path, owner: object, mode: str) -> bool:
             return True
         if is_of_version_0(h5):
             raise StoreError(
-                f"{owner}: the file was written by version 0.x of this library (it has a group /tensors), and this "
-                "version cannot open it; examples/take_over_04.py imports a tensor from version 0.4. "
-                "Choose another path"
+                f"{owner}: the file was written by version 0.x of this library (it has a group /tensors), and cannot "
+                "be opened; choose another path, or import a tensor of version 0.4 with examples/take_over_04.py"
             )
         check_found(mode, owner, "an HDF5 file", is_store=False, place=_PLACE)
         _check_free(h5, owner)

@@ -165,8 +165,8 @@ class Root:
         kind = type(self._objects.store).__name__
         if not self._objects.store.supports_deletes:
             raise StoreError(
-                f"{self._owner}: {kind} cannot delete, but parts of a tile must be deleted when the tile is complete; "
-                "write to a folder, pack the folder, and open the packed store with mode='r'"
+                f"{self._owner}: {kind} cannot delete, but a store must delete the parts of complete tiles; write to a "
+                "folder, pack the folder, and open the packed store with mode='r'"
             )
         try:
             self._objects.exist([_LOG])
@@ -185,7 +185,7 @@ class Root:
         """
         if strangers := self._strangers():
             raise StoreError(
-                f"{self._owner}: there is no store, but data that is not of this library: "
+                f"{self._owner}: there is no store, but data of another program: "
                 f"{', '.join(map(repr, strangers))}; choose an empty folder"
             )
         if self._objects.root is None:
@@ -233,8 +233,8 @@ class Root:
             if isinstance(document, Unreadable):
                 advice = "Move it away"
             elif theirs:
-                strangers = f"there is data that is not of this library, such as {theirs[0]!r}"
-                advice = f"Put an intact copy back; {strangers}"
+                strangers = f"the folder also contains data of another program, such as {theirs[0]!r}"
+                advice = f"Restore it from a copy; {strangers}"
             else:
                 advice = "It contains only the version of the store: delete it, and open the store with mode 'a'"
             raise StoreError(f"{self._owner}: {DOCUMENT} of the store is damaged ({error}). {advice}") from error
@@ -293,8 +293,8 @@ class Root:
         for folder in folders:
             if folder.stranger is not None and folder.marked:
                 raise StoreError(
-                    f"{self._owner}: {folder.stranger!r} is not of this library, but is in {folder.name!r}, and "
-                    "mode 'w' would delete this folder; move the data away"
+                    f"{self._owner}: mode 'w' would delete {folder.stranger!r} of another program in {folder.name!r}; "
+                    "move it away"
                 )
         ours = [folder.name for folder in folders if folder.stranger is None]
         # Groups first: otherwise, a kill could leave a group with deleted tensors.
