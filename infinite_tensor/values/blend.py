@@ -426,7 +426,7 @@ def check_blend(blend: Blend | None, dtype: torch.dtype, device: torch.device) -
         if isinstance(error, ValidationError):
             raise
         raise ValidationError(
-            f"blend {blend!r} does not work on flat blocks of {dtype} and shape ({LANES},): {error}"
+            f"blend {blend!r} does not work on {dtype} tensors of shape ({LANES},): {error}"
         ) from error
 
 

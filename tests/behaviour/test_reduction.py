@@ -360,7 +360,7 @@ def test_a_reduction_that_there_is_not_is_refused(arguments: tuple[Any, ...], me
         ("uint8", Reduction("argmax", 300), r"integer dtype for 0 to 299, got torch.uint8; declare .*int16"),
         ("float32", ARGMAX, "integer dtype for 0 to 4, got torch.float32"),
         ("uint8", Reduction("softmax", CHANNELS), "needs a floating-point dtype, got torch.uint8"),
-        ("float32", Reduction("softmax", CHANNELS), "output_window must have size 5, .*got shape"),
+        ("float32", Reduction("softmax", CHANNELS), "a reduction to 5 values per pixel needs 5 .*got shape"),
     ],
 )
 def test_a_reduction_that_does_not_fit_its_tensor_is_refused(dtype: str, reduce: Any, message: str) -> None:
@@ -370,7 +370,7 @@ def test_a_reduction_that_does_not_fit_its_tensor_is_refused(dtype: str, reduce:
 
 def test_windows_that_begin_between_the_channels_are_refused() -> None:
     window = TensorWindow((CHANNELS, 4, 4), stride=(1, 4, 4))
-    with pytest.raises(ValidationError, match="output_window must have size 5, offset 0 and a stride of at least 5"):
+    with pytest.raises(ValidationError, match="needs 5 .* with offset 0 and a stride of at least 5"):
         built(str, window, shape=(CHANNELS, 8, 8), reduce=Reduction("softmax", CHANNELS))
 
 

@@ -359,7 +359,9 @@ def test_a_definition_of_a_later_version_is_refused_by_a_message_that_says_where
         definition = store.tensor_definition("t")
         store._delete_document("t-t")
         store._create_document("t-t", sealed(definition | {"format": 99}))
-        with pytest.raises(StoreError, match=r"SQLiteTileStore\(.*\): the definition in t-t cannot .* has format 99"):
+        with pytest.raises(
+            StoreError, match=r"SQLiteTileStore\(.*\): the definition in t-t cannot .* the format is 99"
+        ):
             store.tensor_definition("t")
 
 

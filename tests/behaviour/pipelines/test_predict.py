@@ -316,7 +316,7 @@ def test_what_does_not_fit_the_window_is_explained() -> None:
         predicted(lambda _batch: "scores", picture)
     with pytest.raises(
         ValidationError,
-        match=r"windows \(24, 24\) pixels apart are not a whole number of pixels apart at scale 1/16",
+        match=r"at scale 1/16, a stride of \(24, 24\) pixels is not a whole number of output pixels",
     ):
         predicted(nn.AvgPool2d(16), picture)
     with pytest.raises(ValidationError, match="without channels; leave reduce out"):
@@ -369,7 +369,7 @@ def test_an_error_of_the_first_batch_names_the_prediction() -> None:
         (
             (3, 3, 50, 60),
             {"window": (32, 32)},
-            "windows slide over 2 dimensions, and only one other dimension can be channels",
+            "windows slide over 2 of 4 dimensions, but only one dimension may be left for channels",
         ),
         ((3, 50, 60), {"window": (32, 0)}, "window must be a positive int"),
         ((3, 50, 60), {"overlap": 1}, "overlap must be a number that is at least 0 and below 1"),

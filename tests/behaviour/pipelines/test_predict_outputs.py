@@ -160,7 +160,9 @@ def test_labels_are_kept_where_windows_do_not_overlap(dtype: torch.dtype) -> Non
 
 def test_labels_of_windows_that_overlap_need_a_blend_that_takes_them() -> None:
     net = functools.partial(torch.argmax, dim=1)
-    with pytest.raises(ValidationError, match=r"pixels of torch.int64 have no mean.*blend='last' or overlap=0.*scores"):
+    with pytest.raises(
+        ValidationError, match=r"windows of torch.int64 cannot be averaged.*blend='last' or overlap=0.*scores"
+    ):
         predicted(net, PICTURE)
     assert torch.equal(predicted(net, PICTURE, blend="last")[...], PICTURE.argmax(0))
     assert predicted(net, PICTURE, dtype="float32").dtype == torch.float32
@@ -273,7 +275,7 @@ def test_the_largest_of_one_channel_is_refused(reduce: Any) -> None:
 def test_an_overlap_that_works_is_named(net: Any, size: int, overlap: float, advised: float) -> None:
     with pytest.raises(
         ValidationError,
-        match=rf"not a whole number of pixels apart at scale 1/\d+; give overlap={advised}, or another window",
+        match=rf"at scale 1/\d+, .* not a whole number of output pixels; give overlap={advised}, or another window",
     ):
         predicted(net, PICTURE, window=(size, size), overlap=overlap)
     predicted(net, PICTURE, window=(size, size), overlap=advised)

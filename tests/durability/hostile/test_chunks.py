@@ -74,7 +74,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("compressors", OTHERS.values(), ids=OTHERS)
 def test_nothing_new_is_compressed_by_what_cannot_be_bounded(compressors: Callable[[], Any]) -> None:
     memory = MemoryStore()
-    told = r"compressors=.*Zstandard or Blosc.*or None"
+    told = r"compressors must be .*Zstandard or Blosc.*or None"
     with ZarrTileStore(memory, compressors=compressors()) as store:
         with pytest.raises(ValidationError, match=told):
             make_base(store)

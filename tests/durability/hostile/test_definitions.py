@@ -132,7 +132,7 @@ def test_a_dictionary_that_is_no_json_is_refused() -> None:
 
 def test_the_format_of_a_later_version_asks_for_an_upgrade_whatever_else_it_holds(storage: Storage) -> None:
     storage["base", "definition"] = json.dumps({"format": 4, "form": "new"})
-    with pytest.raises(StoreError, match="open it with a later version"):
+    with pytest.raises(StoreError, match="open the store with a later version"):
         opened(storage).open("base")
 
 
@@ -162,14 +162,14 @@ def test_the_name_of_a_blend_is_never_imported(
         change(storage, "top", blend=name)
         store = opened(storage)
         assert same_bits(store.open("top")[0:8, 0:7], EXPECTED["top"][0:8])
-        with pytest.raises(ValidationError, match=r"needs .*; give it as blend="):
+        with pytest.raises(ValidationError, match=r"needs .*; give blend="):
             store.open("top", f=lambda _ctx, below: below)
     assert "evil_blend" not in sys.modules
 
 
 def test_a_blend_that_cannot_work_on_the_dtype_is_refused(storage: Storage) -> None:
     change(storage, "top", blend="torch._VariableFunctionsClass.maximum", dtype="complex64", blend_init=None)
-    with pytest.raises(ValidationError, match=r"does not work on torch\.complex64"):
+    with pytest.raises(ValidationError, match=r"does not work on .*torch\.complex64"):
         opened(storage).open("top")
 
 

@@ -232,7 +232,7 @@ def test_a_file_that_grows_while_it_is_read_is_read_whole_or_not_at_all(tmp_path
         assert data == b"begun more"
     else:
         assert isinstance(data, Unreadable)
-        assert data.reason == "it has 10 bytes, at most 9 are allowed"
+        assert data.reason == "10 bytes, but at most 9 are allowed"
 
 
 def hdf5_opened(path: Path, mode: Any) -> str:
