@@ -47,7 +47,7 @@ def test_verify_of_a_damaged_store_exits_with_3_and_lists_it(cli: CommandLine, s
     found = cli("verify", store)
     assert found.code == 3
     assert found.out.splitlines()[1].startswith("rows       tile  (-2, 0)  t-rows/")
-    assert "its checksum" in found.out
+    assert "the checksum" in found.out
     assert len(chunks(store, "rows")) == 8
     told = cli("verify", store, "--json")
     assert told.code == 3

@@ -172,7 +172,7 @@ def test_what_was_computed_from_it_reopens_from_any_form_and_not_from_other_cont
     changed["label", "weight"][650, 2, 3] += 1
     with (
         ZarrTileStore(tmp_path / "store.zarr") as store,
-        pytest.raises(ValidationError, match="tensor is stale: .* has changed"),
+        pytest.raises(ValidationError, match=r"tensor is stale: .* has changed"),
     ):
         weights_from(TensorGroup.from_tensordict(changed), store)
 
@@ -198,7 +198,7 @@ def test_a_version_is_compared_and_so_is_the_key(tmp_path: Path) -> None:
         weights_from(TensorGroup.from_tensordict(sample(), version=1), store)
     other_key = TensorDict({"label": {"weight": sample()["label", "weight"]}}, batch_size=[ROWS])
     with ZarrTileStore(tmp_path / "store.zarr") as store:
-        with pytest.raises(ValidationError, match="tensor is stale: .* has changed"):
+        with pytest.raises(ValidationError, match=r"tensor is stale: .* has changed"):
             weights_from(TensorGroup.from_tensordict(sample(), version=2), store)
         weights_from(TensorGroup.from_tensordict(other_key, version=1), store)
 
