@@ -155,7 +155,7 @@ class _Patches(Dataset[_Item_co]):
         return self._length
 
     def _number(self, index: int) -> int:
-        """Return the number of the position of item `index`."""
+        """Choose the patch position for an item: in order here, at random in a `PatchDataset`."""
         return index
 
     def region(self, index: int) -> Any:
@@ -242,7 +242,6 @@ class _Patches(Dataset[_Item_co]):
         return tuple(reversed(corner))
 
     def _arranged(self, values: Sequence[_T]) -> _T | list[_T] | tuple[_T, ...] | dict[Any, _T]:
-        """Arrange values, one per tensor or group, like the argument `t`."""
         if isinstance(self._sources, dict):
             return dict(zip(self._sources, values, strict=True))
         if isinstance(self._sources, Source):
@@ -251,7 +250,9 @@ class _Patches(Dataset[_Item_co]):
 
 
 class GridDataset(_Patches[_Item_co]):
-    """All patches on a grid entirely within a region, in lexicographic order.
+    """Patches on a regular grid in a region.
+
+    The positions are in lexicographic order. Patches reaching past the end of the region are left out.
 
     Parameters
     ----------

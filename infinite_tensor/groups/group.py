@@ -353,8 +353,8 @@ class TensorGroup(Fillable):
 
         ``TensorDict.load_memmap(path)`` opens it, without this library.
 
-        The path appears only when all of it is written. A process that is killed leaves a hidden folder next to it,
-        ``.<name>.<random>.partial``, and may leave the TensorDict that it was replacing as ``.<name>.<random>.former``.
+        The path appears only when all files are written. If the process is killed, a hidden folder is left next to the
+        path, ``.<name>.<random>.partial``, and perhaps the replaced TensorDict, ``.<name>.<random>.former``.
 
         Parameters
         ----------
@@ -363,8 +363,8 @@ class TensorGroup(Fillable):
         path : str or path
             A folder on a local disk.
         overwrite : bool
-            Replace an existing memory-mapped TensorDict. The path is missing for a moment, and otherwise has either all
-            of the old one or all of the new one.
+            Replace an existing memory-mapped TensorDict. The path contains the old TensorDict until the new TensorDict
+            is complete. Then the path is missing for a moment, before it contains the new TensorDict.
         workers : int, optional
             As for `InfiniteTensor.read`.
 

@@ -168,7 +168,7 @@ def read_members(
 ) -> Iterator[dict[Key, torch.Tensor]]:
     """Read regions of all members together.
 
-    For each region, yield the arranged result of each tensor.
+    For each region, yield a dict with the pixels of each tensor. The shared dimensions come first.
     """
     requests = [
         (node_of(member.tensor), [member.selection(region) for region in regions]) for member in members.values()
@@ -229,11 +229,11 @@ def names_of_shared(members: Members) -> tuple[str, ...]:
 def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
     """Create a group member for each output of an ``f``.
 
-    The outputs share the dimensions over which windows move, one for each entry of the window index. A dimension that
-    a single window covers in every output, such as channels, is not shared. But if the `dimension_map` of any output
-    contains None, there is a shared dimension for every entry.
+    The outputs share a dimension for each entry of the window index. Entries are left out if a single window covers
+    the whole dimension in every output, as for channels. No entries are left out if the `dimension_map` of any output
+    contains None.
 
-    An output with twice the stride of the first output has the scale 2.
+    The scale is the stride divided by the stride of the first output.
     """
     grids = [node_of(tensor).spec.grid for tensor in tensors.values()]
     told = any(None in followed(grid.window) for grid in grids)
@@ -305,7 +305,8 @@ def _checked_dims(key: Key, tensor: InfiniteTensor, given: object) -> tuple[int,
     dims = [d % tensor.ndim for d in numbers if d is not None and -tensor.ndim <= d < tensor.ndim]
     if len(dims) < len(numbers) or len(set(dims)) < len(dims):
         raise ValidationError(
-            f"dims of {show(key)} must be a tuple of different dimensions of shape {tensor.shape}, got {quoted(given)}"
+            f"dims of {show(key)} must be a tuple of dimensions of a tensor of shape {tensor.shape}, without "
+            f"repetition, got {quoted(given)}"
         )
     return tuple(dims)
 

@@ -248,7 +248,7 @@ class VirtualTensor(TensorLike):
 
     @property
     def attributes(self) -> _LinkedAttributes:
-        """Name of the buffer added to the module, as ``attributes.ref``."""
+        """Names of attributes added to the module: ``attributes.ref`` is the name of the buffer."""
         return _LinkedAttributes(self._placement.attribute)
 
     @property
@@ -354,7 +354,7 @@ class _Placement:
     ``module.to()`` changes the buffer, and so the dtype and the device of the virtual tensor.
 
     Copies of a virtual tensor share one placement. When a placement is deleted, its buffer is removed from the module.
-    The buffer stays if another placement uses it: two virtual tensors may have had the same name.
+    But the buffer stays while a newer virtual tensor of the same name uses it.
 
     The reference to the module is weak. A pickle or a deep copy contains the module too.
 
@@ -404,7 +404,6 @@ class _Placement:
 
     @property
     def buffer(self) -> torch.Tensor:
-        """An empty tensor with the dtype and device, on meta while the device is not known."""
         return cast("torch.Tensor", getattr(self.living_owner(), self.attribute))
 
     @property

@@ -360,8 +360,8 @@ class _Noise(RegionWriter):
     ) -> None:
         """Draw the part of a region in a single row of cells.
 
-        All cells in the row have the index `place`, followed by a number from `columns`. `row` and `columns` also give
-        the rows and columns of pixels to draw.
+        `place` is the index of each cell, except for the last entry. `columns` has a tuple for each cell, with this
+        last entry and the columns of pixels to draw. `row` contains the rows of pixels to draw.
         """
         _, top, bottom, _ = row
         width, itemsize = _SIDE if place else _CELL, pixels.itemsize

@@ -634,9 +634,10 @@ def _tensor_of(source: Any, dims: Any) -> InfiniteTensor:
 
 
 def _empty_one_like(store: TileStore | None) -> TileStore:
-    """Create an empty store in memory, to check a fill in advance.
+    """Create an empty store in memory, with the settings of `store`.
 
-    The check raises the same errors as with `store`. If `store` is None, a new Zarr store will be created later.
+    The fill is checked with this store before anything is deleted or created. If `store` is None, the settings are
+    those of a new Zarr store.
     """
     if isinstance(store, MemoryTileStore):
         return MemoryTileStore(store.cache_size_bytes)

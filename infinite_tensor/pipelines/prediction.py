@@ -125,10 +125,10 @@ class Sliding:
         return window_over(self.source, dict(zip(self.numbers, slid, strict=True)))
 
     def edges(self, edge: Any, channels: int = 0) -> Any:
-        """Return the argument `edge` for the tensor of an output.
+        """Return the `edge` for the tensor of an output.
 
-        If windows begin before pixel 0 in a dimension, as with "wrap" padding, the edge of the dimension is "all". The
-        tensor has `channels` additional dimensions, which come first.
+        Dimensions in which windows begin before pixel 0, as with "wrap" padding, get "all". All others get the given
+        `edge`. The tensor has `channels` dimensions in front of the sliding dimensions.
         """
         if not any(self.offset):
             return edge
@@ -208,7 +208,7 @@ class Sliding:
     def check(self, results: Mapping[str | None, Result], edge: object) -> None:
         """Check that the outputs fit the windows and each other.
 
-        Raise ValidationError if windows begin between pixels of an output, or if outputs end at different positions.
+        Raise ValidationError if windows begin between pixels of an output, or if outputs cover different regions.
         """
         singles = [name for name, result in results.items() if result.seen.is_single]
         scales = [result.scale for name, result in results.items() if name not in singles]
@@ -225,8 +225,8 @@ class Sliding:
         if any(n is not None and count != -(-n // step) for count, n, step in ends):
             others = [name for name in results if name not in singles]
             raise ValidationError(
-                f"outputs {singles} of net, with one pixel for each window, and outputs {others}, with more, end at "
-                "different positions, because windows overlap; give overlap=0, or predict one output at a time, as in "
+                f"outputs {singles} of net have one pixel for each window, and do not cover the same region as "
+                f"outputs {others}; give overlap=0 and edge='clip', or predict one output at a time, as in "
                 f"lambda batch: net(batch)[{singles[0]!r}]"
             )
 
@@ -236,10 +236,10 @@ def _stride(size: int, share: float) -> int:
 
 
 def _share_for(size: int, stride: int, unit: int) -> float:
-    """Return an overlap for an error message, with windows a multiple of `unit` pixels apart.
+    """Return the overlap to suggest in an error message.
 
-    The multiple nearest to `stride` is taken. For `size` 64, `stride` 50 and `unit` 8, windows are 48 pixels apart, and
-    the overlap is 0.25.
+    The suggested stride is the multiple of `unit` nearest to `stride`. For `size` 64, `stride` 50 and `unit` 8, this is
+    a stride of 48, so the overlap is 0.25.
     """
     step = min(range(unit, size + 1, unit), key=lambda n: abs(n - stride))
     # If 0.8 gives a stride of 31.99 pixels, the stride is cut to 31. Try overlaps slightly below 0.8.
@@ -591,7 +591,7 @@ class Reductions:
     def group(self, made: InfiniteTensor, store: TileStore) -> TensorGroup:
         """Return a group with a tensor for each result.
 
-        The tensors read from `made`, and cache windows in `store`.
+        Each tensor takes its channels from `made`, which contains all results, and caches windows in `store`.
         """
         dims = tuple(range(1, made.ndim))
         tensors = {

@@ -63,7 +63,7 @@ class Reader(ABC):
     chunks : tuple of int or None
         Extents of the blocks to decode as a whole, up to 128 MiB. None if there are no such blocks.
     in_memory : bool
-        Whether reading takes no longer than copying.
+        Whether the values are in memory or in a mapped file, so that blocks need not be cached.
     in_file : bool
         Whether the values lie outside the memory of this process, such as in a file.
     """

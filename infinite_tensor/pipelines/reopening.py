@@ -38,12 +38,12 @@ try:
 except ImportError:
 
     class Pickler(pickle.Pickler):  # type: ignore[no-redef]
-        """The pickler of the standard library, used without cloudpickle."""
+        """Replaces the pickler of cloudpickle if cloudpickle is not installed."""
 
         def reducer_override(self, obj: Any) -> Any:  # noqa: ARG002
-            """Return NotImplemented: pickle `obj` without a special function.
+            """Pickle `obj` in the normal way.
 
-            cloudpickle has this method too. Subclasses call it for objects they do not replace.
+            Subclasses call this method, which the class of cloudpickle has as well.
             """
             return NotImplemented
 
@@ -62,9 +62,9 @@ def library_of(obj: object) -> str:
 
 
 def opened_by(array: Any) -> Opened:
-    """Return a call for another process to recreate an array.
+    """Return a function and arguments for recreating an array in another process.
 
-    The call opens the files of the array again, or copies its values.
+    The function opens the files of the array again. Values that are only in memory become part of the arguments.
 
     Raises
     ------
@@ -212,8 +212,8 @@ _ONE_STATE = {"netCDF4": "HDF5", "h5py": "HDF5"}
 def locks_of(array: Any) -> tuple[Lock, ...]:
     """Return the locks for reading an array, in order of acquisition.
 
-    All arrays of a library with a global state share a lock. Otherwise, there is a lock for each file object in the
-    array, or a lock for an array without file objects. Arrays safe for parallel reads have no lock.
+    All arrays of a library with a global state share a lock. An array of another library has a lock for each file
+    object in it, or a single lock if it contains no file objects. Arrays safe for parallel reads have no lock.
     """
     library = library_of(array)
     if library in _PARALLEL:
@@ -231,10 +231,10 @@ def locks_of(array: Any) -> tuple[Lock, ...]:
 
 
 class _Looking(_ToChild):
-    """Walks over an array, to find what parallel reads must not use at once.
+    """Finds the objects in an array that only one thread at a time may use.
 
-    These are open files, and libraries with a global state, such as HDF5. The pickle is never loaded. No methods of
-    unknown classes are called.
+    These are open files, and libraries with a global state, such as HDF5. The objects are found by pickling the array.
+    The pickle is never loaded, and no methods of unknown classes are called.
     """
 
     def __init__(self) -> None:
@@ -256,9 +256,9 @@ class _Looking(_ToChild):
         return 0
 
     def reducer_override(self, obj: Any) -> Any:
-        """Let pickle visit the state of `obj`, or the variables in the closure of a function.
+        """Pickle a list with the state of `obj`, or with the variables in the closure of a function.
 
-        These are pickled as a list, because the usual way would call methods of `obj`.
+        Normal pickling would call methods of `obj`.
         """
         if isinstance(obj, FunctionType):
             held = [cell.cell_contents for cell in obj.__closure__ or ()]

@@ -279,8 +279,8 @@ def _numbers(at: int, tensor: InfiniteTensor, dims: object) -> list[int]:
             numbers.append(d % tensor.ndim)
     if not numbers or len({*numbers}) < len(members(dims) or ()):
         raise ValidationError(
-            f"dims must be a tuple of different dimensions of input {at}, as numbers or as names in {tensor.dims}, got "
-            f"{quoted(dims)}"
+            f"dims must be a tuple of dimensions of input {at}, without repetition, as numbers or as names in "
+            f"{tensor.dims}, got {quoted(dims)}"
         )
     return numbers
 

@@ -113,8 +113,8 @@ def test_dims_says_which_dimensions_are_shared_in_which_order() -> None:
             {"dims": (0,)},
             "'a' .* unbounded in dimension 1, .*; add 1 to its dims ",
         ),
-        ({"a": plain((None, None))}, {"dims": (0, 2)}, "dims of 'a' must be a tuple of different dimensions"),
-        ({"a": plain((None, None))}, {"dims": (0, -2)}, "dims of 'a' must be a tuple of different dimensions"),
+        ({"a": plain((None, None))}, {"dims": (0, 2)}, "dims of 'a' must be a tuple of dimensions"),
+        ({"a": plain((None, None))}, {"dims": (0, -2)}, "dims of 'a' must be a tuple of dimensions"),
         (
             {"a": plain((None, None))},
             {"dims": {"b": (0, 1)}},

@@ -357,7 +357,7 @@ UNKNOWN = "the channel dimension is unknown; give dims=..., the names or numbers
             (3, 9, 9),
             None,
             {"dims": (1, 1)},
-            "dims must be a tuple of different dimensions of input 0",
+            "dims must be a tuple of dimensions of input 0, without repetition",
         ),
         ((3, 9, 9), None, {"dims": ("y",)}, r"names in \('dim_0', 'dim_1', 'dim_2'\), got \('y',\)"),
         ((3, 9, 9), None, {"dims": (3,)}, r"got \(3,\)"),

@@ -285,7 +285,9 @@ def test_one_result_a_window_lies_beside_pixels_where_they_end_together() -> Non
     def net(batch: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"pixels": nn.AvgPool2d(16)(batch), "patch": batch.mean((2, 3))}
 
-    with pytest.raises(ValidationError, match=r"outputs \['patch'\] .* outputs \['pixels'\], .* give overlap=0, or"):
+    with pytest.raises(
+        ValidationError, match=r"outputs \['patch'\] .* outputs \['pixels'\]; give overlap=0 and edge='clip', or"
+    ):
         predicted(net, PICTURE)
     found = predicted(net, PICTURE, overlap=0)
     alone = predicted(lambda batch: net(batch)["patch"], PICTURE, overlap=0)
