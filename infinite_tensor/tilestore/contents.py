@@ -372,7 +372,7 @@ class Contents(ABC):
     def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:
         """Count the stored tiles of a tensor.
 
-        The count may stop at the limit `most`. Return None if counting would take long.
+        The count may stop after `most` tiles. Return None if counting would take long.
         """
 
     # Fills and invalidation.
@@ -401,16 +401,16 @@ class Contents(ABC):
 
     @abstractmethod
     def specs_downstream(self) -> list[TensorSpec]:
-        """Return the specs of all tensors with args.
+        """Return the specs for finding the dependants of a tensor.
 
-        Used to find the dependants of a tensor. The outputs of an ``f`` with several outputs are included even without
-        args. Some stores return all their tensors.
+        The result includes all tensors with args, and all outputs of an ``f`` with several outputs. It may also include
+        other tensors.
         """
 
     def specs_at_hand(self) -> list[TensorSpec]:
-        """List the same tensors as `specs_downstream`, but without network requests.
+        """Return the specs for finding dependants, without network requests.
 
-        A store on remote storage leaves out tensors not used through this store object.
+        On remote storage, tensors not used through this store object are left out.
         """
         return self.specs_downstream()
 
@@ -444,8 +444,8 @@ class Contents(ABC):
     def generation(self, spec: TensorSpec) -> tuple[str, str] | None:  # noqa: ARG002  (memory is not shared)
         """Return two strings for the state of the stored pixels.
 
-        If the strings are the same as before, no process has cleared the tensor or dropped windows of it meanwhile, but
-        windows may have been added. Return None if the state is unknown.
+        Compare the strings with the result of an earlier call. If they are equal, no stored pixels were deleted in
+        between by any process. Windows may have been added. Return None if the state is unknown.
         """
         return None
 
@@ -467,9 +467,9 @@ class Contents(ABC):
         """
 
     def some_ids(self, most: int) -> tuple[list[str], int]:
-        """Return some tensor ids, and an upper bound for the number of the remaining ids.
+        """Return up to `most` tensor ids, and an upper bound for the number of further ids.
 
-        The limit for the number of returned ids is `most`. Fast even for many tensors.
+        Fast even for many tensors.
         """
         found = self.tensor_ids()
         return found[:most], len(found[most:])

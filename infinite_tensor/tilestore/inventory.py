@@ -308,8 +308,8 @@ _MOST_CHARACTERS = 40
 def listing(found: Callable[[], tuple[Sequence[str], int] | None]) -> str:
     """Return a short list of tensors for the repr of a store.
 
-    ``found()`` returns None if the store is closed. Otherwise, it returns some ids and an upper bound for the number of
-    further ids. If ``found()`` raises an error, the text names the type of the error.
+    ``found()`` returns some ids and an upper bound for the number of further ids, or None if the store is closed. If
+    ``found()`` raises an error, the text names the type of the error.
     """
     try:
         some = found()

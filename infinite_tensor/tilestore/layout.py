@@ -181,10 +181,10 @@ class Record:
 
 
 class Holder:
-    """Link from the specs of a tensor to the record of the tensor.
+    """Keeps a record alive while specs of the tensor are in use.
 
-    Each spec refers to the holder, and the holder to the record, so the record stays alive while a spec is in use. The
-    record has only a weak reference to the holder. When this reference is dead, no spec is in use.
+    Each spec has a reference to the holder, and the holder has a reference to the record. The record has only a weak
+    reference to the holder. When this reference is dead, no spec is in use.
     """
 
     def __init__(self, record: Record) -> None:
@@ -234,9 +234,9 @@ class TileLayout:
         )
 
     def is_stored(self, tile: Index) -> bool:
-        """Check whether a tile has pixels within the limits of coordinates.
+        """Check whether a tile may be stored.
 
-        Other tiles are never stored.
+        Tiles entirely beyond ``-COORDINATE_LIMIT`` or ``COORDINATE_LIMIT`` are never stored.
         """
         return all(
             extent is not None or -COORDINATE_LIMIT - n < i * n < COORDINATE_LIMIT
@@ -286,7 +286,7 @@ def layout_of(shape: Shape, tile: Index, dtype: torch.dtype, reduction: Reductio
     if reduction is not None:
         if reduction.out_channels not in (None, tile[0]):
             raise ValidationError(
-                f"a tile must contain all {reduction.out_channels} values per pixel of the reduction, got a tile of "
+                f"a tile must contain all {reduction.out_channels} output channels of the reduction, got a tile of "
                 f"shape {tile}; give a tile_size of {reduction.out_channels} along the first dimension"
             )
         gathered_layout(reduction, layout)

@@ -142,7 +142,7 @@ def check_functions(tensor_id: str, stored: Functions, given: Functions, store: 
     """Compare the functions given for a tensor with the functions behind the stored pixels.
 
     Raise ValidationError for a change that makes stored pixels wrong, listed in `Changes.firm`. Issue a
-    FunctionChangedWarning for all other changes: of code, values or files.
+    FunctionChangedWarning for other changes of code, values or files.
     """
     found = changes(stored.record, given.record)
     if found.firm:
@@ -227,7 +227,7 @@ def warn_of_lost(target: str, what: Sequence[str]) -> None:
 def warn_of_uncovered(spec: TensorSpec) -> None:
     """Issue an UncoveredPixelsWarning if some pixels have no window.
 
-    Pixels are counted along the finite dimensions only.
+    Unbounded dimensions are ignored: for shape ``(None, 10)``, the message counts the uncovered ones of 10 pixels.
     """
     count = spec.grid.uncovered
     if not count:

@@ -57,7 +57,7 @@ class PartialTile:
     def merged(parts: Iterable[PartialTile]) -> PartialTile | None:
         """Merge parts of a tile.
 
-        The result has the longest prefix, and the pieces of all parts. Return None if there are no parts.
+        The result has the pieces of all parts, but only one prefix, the longest. Return None if there are no parts.
         """
         known = list(parts)
         if not known:
@@ -358,7 +358,9 @@ class TileInProgress:
     def _check_fits(self, partial: PartialTile) -> None:
         length = partial.prefix_length
         if not 0 <= length <= self.total or (partial.prefix is None) is (length > 0):
-            raise DamagedPartialError(f"a prefix of {length} windows does not match a tile of {self.total} windows")
+            raise DamagedPartialError(
+                f"prefix_length {length} does not match the prefix, or exceeds the {self.total} windows of the tile"
+            )
         if partial.prefix is not None:
             self._check_block("prefix", partial.prefix, self._blender.accumulator, self._layout.tile_shape)
         for named, piece in partial.pieces.items():
@@ -379,7 +381,7 @@ class TileInProgress:
             )
 
     def _rank(self, index: Index) -> int:
-        """Return the position of a window in lexicographic order, from 0 for the first window over the tile."""
+        """Return the position of a window among all windows over the tile, counted from 0."""
         rank = 0
         for i, low, width in zip(index, self._low, self._widths, strict=True):
             rank = rank * width + i - low

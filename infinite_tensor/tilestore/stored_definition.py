@@ -229,8 +229,7 @@ def _tile_size(definition: Definition, stored: object) -> Index | None:
     tile = tile_shape_of(definition.shape, _typed(list, "tile_size", stored))
     if list(tile) != stored:
         raise ValidationError(
-            f"tile_size must have one extent per dimension of shape {definition.shape}, at most the extent of the "
-            f"dimension, got {stored!r:.200}"
+            f"tile_size must have one int per dimension, and fit into shape {definition.shape}, got {stored!r:.200}"
         )
     reduction = None if definition.reduction is None else reduction_from_json(definition.reduction)
     return layout_of(definition.shape, tile, definition.dtype, reduction).tile_shape

@@ -142,7 +142,7 @@ class MemoryAccess(Access):
     def detach(self) -> None:
         """Turn off storing; see `Access.detach`.
 
-        The read continues with a copy of the spec. The cache ignores windows for a spec that is not registered.
+        From now on, the read passes an unregistered copy of the spec to the cache, so the cache ignores the windows.
         """
         self._spec = replace(self._spec)
         self._held = Held(self._spec)

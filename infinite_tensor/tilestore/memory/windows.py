@@ -62,8 +62,9 @@ def rows_in(
 ) -> list[tuple[Index, Array]] | None:
     """Return all windows of a box, in as few arrays as possible.
 
-    The result is a list of pairs: the index of a window, and an array with this window and the next ones along the last
-    coordinate. Return None if a window is missing. ``row_at(index)`` returns a `Row` with the window `index`, or None.
+    The result is a list of pairs ``(index, windows)``. The array `windows` begins with the window at `index`, and
+    continues along the last coordinate. Return None if a window is missing. ``row_at(index)`` returns the `Row`
+    containing the window at `index`, or None.
     """
     low, high = box
     rows = []
@@ -186,7 +187,7 @@ class Windows:
         self._keep_limits()
 
     def lend(self, held: threading.Lock, room: int) -> None:
-        """Allow `room` more bytes of windows, until the lock `held` is released."""
+        """Limit the growth of the windows to `room` bytes while `held` is locked."""
         self._begin_order()
         self._used.lend(held, room)
 
@@ -200,7 +201,7 @@ class Windows:
     def finder(self, tensor_id: str) -> Callable[[Index], Row | None]:
         """Return a function for looking up windows of a tensor.
 
-        For a window index, the function returns a row with this window, or None. Each lookup counts as a use.
+        For a window index, the function returns the `Row` containing the window, or None. Each lookup counts as a use.
         """
         find = self.of(tensor_id).get
 
@@ -213,7 +214,7 @@ class Windows:
     def take(self, tensor_id: str, indices: Sequence[Index]) -> dict[Index, Row]:
         """Look up windows in memory.
 
-        The result maps the index of each window found to a row with this window. Missing windows are left out.
+        The result maps each window index to the `Row` containing the window. Missing windows are left out.
         """
         rows, find = self.of(tensor_id), self.finder(tensor_id)
         return {index: row for index in indices if (row := find(index)) is not None} if rows else {}
@@ -400,8 +401,8 @@ class KeptWindows:
     def take(self, spec: TensorSpec, indices: Sequence[Index]) -> Mapping[Index, Row]:
         """Look up windows in memory.
 
-        The result maps the index of each window found to a row with this window. Missing windows are left out. The
-        result is empty if `spec` is no longer registered.
+        The result maps each window index to the `Row` containing the window. Missing windows are left out. The result
+        is empty if `spec` is no longer registered.
         """
         with self.lock:
             return self.windows.take(spec.tensor_id, indices) if self.is_current(spec) else {}

@@ -166,11 +166,6 @@ class TileAccess(Access):
             out.copy_(block)
 
     def _blended_tile(self, tile: Index, entry: TileInProgress) -> Blended | None:
-        """Return the blended pixels of a tile in progress.
-
-        The pixels are cut to the regions of the read. Return None if windows are missing, or if the read has too few
-        regions to use the pixels again.
-        """
         return self._blended.get(tile, partial(self._blend, tile, entry)) if self._blended.worthwhile else None
 
     def _blend(self, tile: Index, entry: TileInProgress) -> Blended | None:
@@ -207,7 +202,8 @@ class TileAccess(Access):
     def detach(self) -> None:
         """Turn off storing; see `Access.detach`.
 
-        The read continues with a copy of the record. The cache stores nothing for a record that is not `current`.
+        From now on, the read passes a copy of the record to the cache. The copy is not `current`, so the cache stores
+        nothing.
         """
         self._record = replace(self._record, current=False)
 

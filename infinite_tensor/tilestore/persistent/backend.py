@@ -63,7 +63,7 @@ class Backend(ABC):
     def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
         """Store each complete tile atomically.
 
-        If the tile is already stored, replace it. The pixels are the same then, unless the stored tile is damaged.
+        If a tile is already stored, replace it: the stored tile may be damaged.
         """
 
     @abstractmethod
@@ -232,16 +232,19 @@ class Backend(ABC):
         return None
 
     def _bind_again(self, tensor_id: str, bound: object) -> None:  # noqa: B027  (most need nothing)
-        """Receive `bound` again, the object returned by `_bind_tensor` for this tensor.
+        """Restore weak references to `bound`, the object returned by `_bind_tensor` for this tensor.
 
-        Called when the garbage collector frees the store, but some tiles must still be stored. If the backend has only
-        a weak reference to `bound`, the garbage collector may have cleared it: set the reference again.
+        Called when the garbage collector frees the store, but some tiles must still be stored. The garbage collector
+        may have cleared all weak references to `bound`. A backend without such references need not override this
+        method.
         """
 
     def _has_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bool]:
-        """Return whether each tile is complete in storage.
+        """Check which tiles are complete in storage.
 
-        Override this method if the backend can tell without reading tiles.
+        The result has a bool for each tile.
+
+        Override this method if the backend can check without reading tiles.
         """
         return [tile is not None for tile in self._read_tiles(tensor_id, tile_indices)]
 
@@ -284,7 +287,7 @@ class Backend(ABC):
     def _stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:  # noqa: ARG002
         """Count the complete tiles of a tensor.
 
-        The count may stop at the limit `most`. Use only one or two requests. Return None if the backend cannot count
+        The count may stop after `most` tiles. Use only one or two requests. Return None if the backend cannot count
         that quickly.
         """
         return None
@@ -318,8 +321,8 @@ class Backend(ABC):
 def offers(backend: Backend, method: str) -> bool:
     """Return whether a backend implements an optional method.
 
-    If a backend implements all methods for documents, the base class implements the methods for definitions, such as
-    `_read_definition`, so these count as implemented too.
+    The methods for definitions, such as `_read_definition`, also count as implemented if the backend has all methods
+    for documents.
     """
     if getattr(type(backend), method) is not getattr(Backend, method):
         return True
@@ -395,10 +398,9 @@ class Documents:
         return found
 
     def some_ids(self, kind: str, most: int) -> tuple[list[str], int]:
-        """Return some ids, and an upper bound for the number of the remaining ids.
+        """Return up to `most` ids, and an upper bound for the number of further ids.
 
-        The limit for the number of returned ids is `most`. The ids are derived from the names of documents. No document
-        is checked.
+        The ids are derived from the names of documents. No document is checked.
         """
         names = sorted(self._backend._list_documents(kind))
         looked = names[: 2 * most]
@@ -419,10 +421,10 @@ class Documents:
         return document is not None and (isinstance(document, dict) or self._backend._is_ours(name))
 
     def readers(self) -> dict[str, dict[str, Any]]:
-        """Return the definitions of all tensors with args.
+        """Return the definitions of tensors, by id.
 
-        The result maps ids to definitions. The outputs of an ``f`` with several outputs are included even without args.
-        Unreadable definitions are left out.
+        Tensors without args are left out, unless they are outputs of an ``f`` with several outputs. Unreadable
+        definitions are left out too.
         """
         names, found = self._backend._list_documents(TENSOR), {}
         for name, document in zip(names, self._backend._read_documents(names), strict=True):

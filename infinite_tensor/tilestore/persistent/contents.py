@@ -259,14 +259,14 @@ class PersistentContents(Contents):
         self.tiles.drop_stored(tensor_id, in_progress=True)
 
     def specs_downstream(self) -> list[TensorSpec]:
-        """Return the specs of all tensors with args; see `Registry.specs_downstream`."""
+        """Return the specs for finding dependants; see `Registry.specs_downstream`."""
         self.check_open()
         return self.registry.specs_downstream()
 
     def specs_at_hand(self) -> list[TensorSpec]:
-        """List the same tensors as `specs_downstream`, but without network requests.
+        """Return the specs for finding dependants, without network requests.
 
-        On remote storage, the result is only the tensors registered through this store object.
+        On remote storage, only tensors registered through this store object are included.
         """
         if self.storage.backend._is_near:
             return self.specs_downstream()
@@ -347,7 +347,7 @@ class PersistentContents(Contents):
         return tensor_id in self.registry.records or self.storage.holds(tensor_id)
 
     def some_ids(self, most: int) -> tuple[list[str], int]:
-        """Return some ids of stored tensors, and an upper bound for the number of the remaining ids."""
+        """Return up to `most` ids of stored tensors, and an upper bound for the number of further ids."""
         return self.storage.some_ids(most)
 
     def definition_of(self, tensor_id: str) -> dict[str, Any]:

@@ -118,10 +118,9 @@ class Registry:
             return None
 
     def specs_downstream(self) -> list[TensorSpec]:
-        """Return the specs of all tensors with args.
+        """Return the specs for finding the dependants of a tensor.
 
-        Used to find the dependants of a tensor. Registered tensors are included even without args, and so are all
-        stored tensors in `Storage.definitions`.
+        The result includes all registered tensors, and all stored tensors in `Storage.definitions`.
         """
         stored = self._storage.definitions()
         found = {record.spec.tensor_id: record.spec for record in self.known()}

@@ -160,10 +160,7 @@ class Storage:
         return [tensor_id for tensor_id in found if tensor_id.startswith(prefix)]
 
     def some_ids(self, most: int) -> tuple[list[str], int]:
-        """Return some tensor ids, and an upper bound for the number of the remaining ids.
-
-        The limit for the number of returned ids is `most`.
-        """
+        """Return up to `most` tensor ids, and an upper bound for the number of further ids."""
         with self.asked("list") as backend:
             if self._keeps_documents:
                 return backend._documents.some_ids(TENSOR, most)
@@ -171,10 +168,10 @@ class Storage:
         return found[:most], len(found[most:])
 
     def definitions(self) -> dict[str, dict[str, Any]]:
-        """Return the stored definitions of all tensors with args.
+        """Return the stored definitions of tensors, by id.
 
-        The result maps ids to definitions. The outputs of an ``f`` with several outputs are included even without args.
-        For some backends, all tensors are included. If the backend cannot list tensors, the result is empty.
+        If the backend stores documents, tensors without args are left out, unless they are outputs of an ``f`` with
+        several outputs. If the backend cannot list tensors, the result is empty.
         """
         with self.asked("list") as backend:
             if self._keeps_documents:
@@ -210,9 +207,9 @@ class Storage:
         }
 
     def known_partials(self, record: Record, tiles: Sequence[Index]) -> dict[Index, Known]:
-        """Return the indices of the stored windows of incomplete tiles.
+        """Map each incomplete tile to the indices of its stored windows.
 
-        Tiles without stored windows are left out of the result.
+        Tiles without stored windows are left out.
         """
         parts = self.read_partials(record, tiles)
         begun = [self._merged(record, TileInProgress(record, tile), part) for tile, part in parts.items()]
@@ -224,7 +221,7 @@ class Storage:
                 begun.merge(part)
             except DamagedPartialError as error:
                 where = f"tile {begun.tile} of tensor {record.spec.tensor_id!r}"
-                warn_of_damage(self, f"what is stored of {where} has {error}")
+                warn_of_damage(self, f"the partial {where} is damaged: {error}")
         return begun
 
     def read_tiles(self, record: Record, tiles: Sequence[Index]) -> dict[Index, torch.Tensor | None]:

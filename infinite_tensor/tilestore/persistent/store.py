@@ -91,8 +91,8 @@ class PersistentTileStore(TileStore, Backend):
         if missing:
             documents = ", ".join(name for name in DOCUMENT_METHODS if not offers(self, name))
             raise TypeError(
-                f"{type(self).__name__} cannot store definitions; implement {', '.join(missing)}, or, for a store "
-                f"of documents, {documents}; see infinite_tensor.tilestore.persistent.backend"
+                f"{type(self).__name__} cannot store definitions; implement either {', '.join(missing)}, or the "
+                f"methods for documents: {documents}. See infinite_tensor.tilestore.persistent.backend"
             )
         limits = checked_bytes("cache_size_bytes", cache_size_bytes), check_limit("cache_size_tiles", cache_size_tiles)
         if isinstance(flush_interval, bool) or not isinstance(flush_interval, int | float) or flush_interval < 0:

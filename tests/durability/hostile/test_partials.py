@@ -94,7 +94,7 @@ _MADE_UP = {
 def test_a_part_that_does_not_fit_is_left_out_though_its_digest_is_right(storage: Storage, part: PartialTile) -> None:
     storage[KEY] = wrong = (part.to_bytes(PLACE),)
     f = Counted(window)
-    said = r"tile \(0, 0\) of tensor 't' has a (prefix|piece).*treated as missing"
+    said = r"partial tile \(0, 0\) of tensor 't' is damaged: (prefix|piece|window).*treated as missing"
     with bounded(), opened(storage) as store, pytest.warns(DamagedDataWarning, match=said):
         assert same_bits(overlapping(store, f)[REGION], expected())
     assert len(f.calls) == len(set(f.calls)) == 16
@@ -130,7 +130,10 @@ def test_a_part_that_does_not_fit_is_left_out_of_a_zarr_store() -> None:
     with ZarrTileStore(memory, tile_size=8) as store:
         t = overlapping(store, f)
         store._write_partials(t.tensor_id, {(0, 0): PartialTile(torch.ones(1, 8), 16)})
-    with ZarrTileStore(memory, tile_size=8) as store, pytest.warns(DamagedDataWarning, match="has a prefix of torch"):
+    with (
+        ZarrTileStore(memory, tile_size=8) as store,
+        pytest.warns(DamagedDataWarning, match="damaged: prefix must have"),
+    ):
         assert same_bits(overlapping(store, f)[REGION], expected())
 
 
@@ -213,7 +216,7 @@ def test_a_part_with_any_bit_flipped_is_refused_or_means_the_same() -> None:
 
 def test_a_part_of_another_tile_or_tensor_is_refused(storage: Storage, tmp_path: Path) -> None:
     for place in ("", "there", "here ", "here\0", str(tmp_path)):
-        with pytest.raises(DamagedPartialError, match="does not match its digest"):
+        with pytest.raises(DamagedPartialError, match="does not match the digest"):
             PartialTile.from_bytes(_part(), place)
     other = ("t", "partial", (0, 1))
     storage[KEY], storage[other] = storage[other], storage[KEY]
@@ -279,7 +282,7 @@ def test_both_dtypes_are_under_the_digest() -> None:
     # As long as the one that is there.
     forged = data.replace(b'"prefix_dtype":"float32"', b'"prefix_dtype":"uint32" ')
     assert forged != data
-    with pytest.raises(DamagedPartialError, match="does not match its digest"):
+    with pytest.raises(DamagedPartialError, match="does not match the digest"):
         PartialTile.from_bytes(forged, "here")
 
 
@@ -296,7 +299,7 @@ WRONG_DTYPES: dict[str, Any] = {
 def test_a_part_of_the_wrong_dtype_is_left_out(part: PartialTile) -> None:
     entries = stored_mean(torch.bfloat16)
     entries[KEY] = (part.to_bytes(PLACE),)
-    said = r"tile \(0, 0\) of tensor 't' has a (prefix|piece).*treated as missing"
+    said = r"partial tile \(0, 0\) of tensor 't' is damaged: (prefix|piece|window).*treated as missing"
     with bounded(), opened(entries) as store, pytest.warns(DamagedDataWarning, match=said):
         assert same_bits(mean(store, torch.bfloat16)[REGION], mean(MemoryTileStore(), torch.bfloat16)[REGION])
 
