@@ -145,7 +145,6 @@ def positions(mode: str, extent: int, start: int, size: int) -> IntArray:
 
 
 def _mapped(mode: str, extent: int, pixels: IntArray) -> IntArray:
-    """Map pixels into the arg by any padding but "constant"."""
     if mode == "edge":
         inside = np.clip(pixels, 0, extent - 1)
     elif mode == "wrap":
@@ -199,10 +198,10 @@ def _reach(grid: WindowGrid, window: TensorWindow, d: int) -> tuple[int, int]:
 
 
 def _outside(mode: str, extent: int, low: int, high: int, reach: tuple[int, int]) -> Sequence[tuple[int, int]]:
-    """Return intervals containing all positions with a copy of a pixel in ``[low, high)``.
+    """Return all positions, inside the arg or in the padding, with the value of a pixel in ``[low, high)``.
 
-    In a dimension of 10 pixels with the padding "wrap", pixel 3 is also read at the positions 13, 23 and -7, for
-    example. Positions outside of `reach` are not needed, and may be missing.
+    For example, the padding "wrap" of a dimension of 10 pixels repeats pixel 3 at -7, 13 and 23. The positions are
+    returned as intervals. The caller needs no positions outside of `reach`.
     """
     if mode == "constant":
         return [(low, high)]

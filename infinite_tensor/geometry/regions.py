@@ -292,9 +292,10 @@ class Blocks:
 
     @property
     def pixels(self) -> int:
-        """The number of pixels in all blocks.
+        """The number of pixels to compute for all blocks.
 
-        Along a dimension marked in `far`, each block is a single pixel, but counts as a whole window.
+        If a dimension is marked in `far`, a block has a single pixel along the dimension, but a whole window must be
+        computed. So the block counts with the size of a window.
         """
         along = zip(self.far, self.lows, self.highs, self.window.size, strict=True)
         return math.prod([len(low) * size if is_far else high[-1] - low[0] for is_far, low, high, size in along])
@@ -333,10 +334,6 @@ class Blocks:
 
 
 def _cut(wanted: range, rows: int, offset: int) -> list[int]:
-    """Return the first wanted pixel of each part of a dimension.
-
-    The dimension is cut every `rows` pixels, counted from pixel `offset` in both directions.
-    """
     first, last = ((pixel - offset) // rows for pixel in (wanted[0], wanted[-1]))
     borders = [cell * rows + offset for cell in range(first + 1, last + 1)]
     return [wanted[0], *[wanted[-((wanted[0] - border) // wanted.step)] for border in borders]]

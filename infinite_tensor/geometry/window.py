@@ -367,9 +367,9 @@ def starts_of(window: TensorWindow, indices: IntArray) -> IntArray:
 
 
 def coordinates_of(window: TensorWindow) -> int:
-    """Return how many entries a window index needs: 3 if a dimension follows coordinate 2.
+    """Return the minimum number of entries in a window index.
 
-    Longer indices are allowed.
+    For example, if a dimension follows window coordinate 2, an index has at least 3 entries.
     """
     return max((k + 1 for k in followed(window) if k is not None), default=0)
 
@@ -514,7 +514,11 @@ class WindowGrid:
         return low, high
 
     def box(self, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the bounds of the windows intersecting the region ``[start, stop)``."""
+        """Return the box of all windows intersecting a region of pixels.
+
+        The region is ``[start, stop)``. The result is ``(low, high)``: an intersecting window has an index with
+        ``low <= index < high``.
+        """
         low, high = list(self.first), list(self._stop)
         for (k, size, stride, offset, _), a, b in zip(self.dimensions, start, stop, strict=True):
             if b <= a or (k is None and not (a < offset + size and offset < b)):
@@ -527,7 +531,7 @@ class WindowGrid:
     def boxes(self, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
         """Like `box`, for N regions at once.
 
-        All bounds have shape (N, ndim).
+        `starts` and `stops` have shape (N, ndim). The two results have shape (N, coordinates).
         """
         low = np.array([self.first], dtype=np.int64).repeat(len(starts), axis=0)
         high = np.array([self._stop], dtype=np.int64).repeat(len(starts), axis=0)
@@ -555,7 +559,7 @@ class WindowGrid:
     def covers(self, start: Sequence[int], stop: Sequence[int]) -> bool:
         """Whether windows cover every pixel of a region.
 
-        The result may be False by mistake if dimensions share a coordinate.
+        If several dimensions follow the same window coordinate, the result may be False for a covered region.
         """
         if self._everywhere:
             return True
@@ -578,7 +582,10 @@ class WindowGrid:
         )
 
     def exist(self, indices: IntArray) -> npt.NDArray[np.bool_]:
-        """Return whether each window in `indices` exists and has readable pixels."""
+        """Return an array of bools: whether each window in `indices` exists.
+
+        Windows beyond the pixels that a read can reach count as missing.
+        """
         exist = np.asarray(((indices >= self.first) & (indices <= self.last)).all(axis=1))
         for k, size, stride, offset, _ in self.dimensions:
             if k is not None:

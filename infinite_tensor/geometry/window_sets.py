@@ -203,7 +203,8 @@ class WindowSet:
     def all_of(cls, parts: Iterable[IndexProduct]) -> WindowSet:
         """Return the union of `parts`.
 
-        If there are too many parts to be counted, return all windows of a box around them, with False for `exact`.
+        If there are too many parts to be counted, the result contains all windows of a box around the parts, and its
+        attribute `exact` is False.
         """
         needs = cls()
         for part in parts:
@@ -349,10 +350,10 @@ class BoxUnion:
 
 
 def same_windows(windows: BoxUnion, coordinates: int, grid: WindowGrid) -> BoxUnion:
-    """Return the windows computed by ``f`` in the same calls as `windows`.
+    """Return the windows of another output of ``f``, computed in the same calls as `windows`.
 
-    `windows` belong to one output of ``f``, the returned windows to another output with the grid `grid`. Windows of the
-    same call have the same first `coordinates` entries in their indices.
+    `grid` has the windows of the other output. Windows of the two outputs come from the same call if the first
+    `coordinates` entries of their indices are equal.
     """
     low, high = _every_window(grid, len(windows.low))
     low[:, :coordinates] = np.maximum(low[:, :coordinates], windows.low[:, :coordinates])
@@ -384,19 +385,14 @@ def windows_over(grid: WindowGrid, start: Sequence[int], stop: Sequence[int]) ->
 def pixels_of(grid: WindowGrid, windows: BoxUnion) -> BoxUnion:
     """Return the pixels of a tensor covered by `windows`.
 
-    Windows with gaps, or along a diagonal, need a box each. If these boxes are too many, the result contains larger
-    boxes, including the pixels in the gaps.
+    If there are gaps between the windows, or windows lie along a diagonal, the result has a box for each window. If
+    there would be too many boxes, the result has larger boxes, including the pixels in the gaps.
     """
     windows = _split(grid.window, windows)
     return BoxUnion(grid.bounds(windows.low)[0], grid.bounds(windows.high - 1)[1])
 
 
 def _split(window: TensorWindow, windows: BoxUnion) -> BoxUnion:
-    """Split boxes of windows with gaps between the windows, or along a diagonal.
-
-    Afterwards, the windows of each box cover a whole box of pixels. If there would be too many boxes, `windows` is
-    returned unchanged.
-    """
     follows = followed(window)
     strides = zip(follows, window.size, window.stride, strict=True)
     gaps = {k for k, size, stride in strides if k is not None and stride > size}
@@ -423,6 +419,6 @@ def readers_of(pixels: BoxUnion, grid: WindowGrid, window: TensorWindow) -> BoxU
 def tiles_of(grid: WindowGrid, pixels: BoxUnion) -> BoxUnion:
     """Return the tiles containing any of `pixels`.
 
-    The windows of `grid` are the tiles, and leave no gaps.
+    `grid` is the grid of the tiles, not of the windows of a tensor.
     """
     return BoxUnion.of(*grid.boxes(pixels.low, pixels.high))

@@ -362,9 +362,9 @@ def _actions_of(blend: Blend | None, blend_init: Number | None) -> tuple[_Action
 
 
 def _cut(box: _Box, dims: list[int], extents: list[int]) -> tuple[list[_Box], _Box]:
-    """Split a box into the corner below all cuts, and boxes for the rest.
+    """Cut off the parts of a box beyond ``extents[i]`` along each dimension ``dims[i]``.
 
-    Along dimension ``dims[i]``, the cut is at ``extents[i]``. Return the list of the other boxes, then the corner.
+    Return the parts, and the remaining box.
     """
     rest: list[_Box] = []
     low, high = box

@@ -234,8 +234,8 @@ def move_target(
 ) -> tuple[torch.device, torch.dtype]:
     """Return the target device and dtype of ``.to(*args, **kwargs)``.
 
-    `device` and `dtype` are those before the move. torch itself parses the arguments, so all forms of ``Tensor.to``
-    work, and wrong arguments raise the same TypeErrors.
+    `device` and `dtype` are the device and dtype before the move. torch itself parses the arguments, so all forms of
+    ``Tensor.to`` work, and wrong arguments raise the same TypeErrors.
     """
     flags = [arg for arg in args if isinstance(arg, bool)]
     if kwargs.get("copy") or (len(flags) > 1 and flags[1]):
@@ -270,9 +270,9 @@ def dense(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def stand_in(given: Any) -> Any:
-    """Convert an object with a method ``as_tensor``, such as a `TensorBlob`.
+    """Return ``given.as_tensor()`` for a `TensorBlob`, or another object with this method.
 
-    Return any other object unchanged, and also any torch tensor.
+    A torch tensor, or an object without the method, is returned unchanged.
     """
     # Look up the method on the class, because an object may compute attributes. Some torch tensors, such as MONAI's,
     # also have this method.

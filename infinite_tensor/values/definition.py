@@ -89,17 +89,17 @@ def checked_dims(dims: object, ndim: int) -> Dims:
         is_taken = name in names[:d] or (_DEFAULT.fullmatch(name) and name != default_name(d))
         if is_taken or not 0 < len(name) <= _LONGEST or not name.isprintable():
             raise ValidationError(
-                f"dims must be different printable str of 1 to {_LONGEST} characters, and only dimension N can be "
-                f"dim_N; got {quoted(given[d])} for dimension {d}"
+                f"dims must be distinct printable str of 1 to {_LONGEST} characters, and the name dim_N is only for "
+                f"dimension N; got {quoted(given[d])} for dimension {d}"
             )
     return None if names == names_of(None, ndim) else names
 
 
 def joined_dims(stored: Dims, given: Dims) -> Dims:
-    """Complete the stored dimension names by the given names.
+    """Add given names to the stored dimension names.
 
-    A dimension without a stored name gets the given name. Only the stored names are returned if a given name
-    contradicts them, or if two dimensions would have the same name.
+    A dimension without a stored name gets the given name. The stored names are returned unchanged if a given name
+    differs from a stored name, or if two dimensions would have the same name.
     """
     if stored is None or given is None:
         return stored or given

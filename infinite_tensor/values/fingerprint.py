@@ -78,10 +78,11 @@ class Item(NamedTuple):
     place : str
         The location of the value, for messages: "`MEAN`, a global of `norm`".
     said : str
-        A text that identifies the value: the value itself, or "#" and its digest.
+        The value as text, or "#" and a digest of the value.
     kind : str
-        "value" in most cases. "state" for a value that may change without changing results. "stamp" for a stamp of
-        data that was not read. "late" for a module that is not imported before the code runs.
+        "value" for most values. "state" for values such as lists and settings, because results may stay the same when
+        they change. "stamp" for a digest of the size and modification time of a large file, for example. "late" for
+        a module not imported yet.
     """
 
     place: str
@@ -216,8 +217,8 @@ class _Place(NamedTuple):
     def at(self, step: str, value: object = None, kind: str | None = None) -> _Place:
         """Return the location of a member, reached by a step such as ``[0]`` or ``.name``.
 
-        The id of `value`, the object with this member, is added to `within`. So the walk can stop at an object
-        containing itself.
+        `value` is the object with the member. Its id is added to `within`, so that a walk ends if an object contains
+        itself.
         """
         within = self.within if value is None else (*self.within, id(value))
         return _Place(f"{self.path}{step}", self.of, within, kind or self.kind)
@@ -458,7 +459,6 @@ class _Walk:
             self.uses = before | Uses(self.uses.globals, self.uses.attributes, self.uses.imported)
 
     def _attributes(self, owner: object, held: Mapping[str, object], place: _Place) -> None:
-        """Walk attributes of an object or Python module, limited to names in walked code."""
         assigned, kind = self.known.assigned, type(owner)
         if issubclass(kind, types.ModuleType):
             assigned |= self.known.rebound
@@ -629,10 +629,7 @@ def _is_record(kind: type) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _inherits(kind: type) -> bool:
-    """Whether a project's class inherits from an installed class.
-
-    The code of an installed class may read any attribute. Classes in the modules `_TELLING_BASES` do not count.
-    """
+    # The code of an installed base class may read any attribute.
     own, *modules = [each.__module__ for each in kind.__mro__]
     return not is_installed(own) and any(is_installed(each) and each not in _TELLING_BASES for each in modules)
 

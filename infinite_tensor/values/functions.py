@@ -34,7 +34,7 @@ class Record:
     Attributes
     ----------
     python : str
-        The minor version of Python whose bytecode `code` covers.
+        The version of Python, such as "3.12". Other versions have other bytecode, so their `code` is not compared.
     code : mapping of str to str
         Digests of code, by key: "f", "blend", "reduce", and "upstream" for the functions of all upstream tensors.
     items : tuple of Item
@@ -77,7 +77,7 @@ class Record:
         except (AttributeError, TypeError, ValueError):
             texts = [None]
         if not all(isinstance(text, str) for text in texts):
-            raise ValidationError("functions must contain digests of code, and values with their places")
+            raise ValidationError("functions must contain digests of code, and values as lists of three str")
         return cls(python, code, tuple([Item(*item) for item in items]), tuple(opaque))
 
 
@@ -144,9 +144,9 @@ class Functions:
         return functions
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the record.
+        """Pickle the record, without the functions.
 
-        If there is no record yet and nothing is upstream, pickle the functions instead.
+        The functions are pickled only if the record was not computed yet, and the tensor has no args.
         """
         if self._record is None and not self._upstream:
             return partial(type(self), told=self._told), (self._own,)
@@ -189,10 +189,9 @@ class Functions:
         return self._record
 
     def unknown(self) -> list[Functions]:
-        """Return the `Functions` of those args without a record so far.
+        """List the args whose records must be computed before `keep` is called.
 
-        Their records must be computed before the record of this object. Return an empty list if this object already has
-        a record.
+        The list contains the `Functions` of these args. It is empty if this object already has a record.
         """
         return [each for each in self._upstream if each._record is None] if self._record is None else []  # noqa: SLF001
 

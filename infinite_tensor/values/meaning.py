@@ -37,9 +37,10 @@ _SAME_SIZE, _SAME_PLACE = 1e-6, 1e-3
 
 
 class Seen(NamedTuple):
-    """Scale and shift of a dimension, as part of a `Lens`.
+    """Scale and shift between the pixels of two tensors along one dimension, as part of a `Lens`.
 
-    In a level coarser by a factor of 4, each pixel covers 4 pixels of this tensor, so `scale` is 4.
+    For a level coarser by a factor of 4, the scale is 4 and the shift is 0. For the region ``t[100:200]``, the scale is
+    1 and the shift is 100.
 
     Attributes
     ----------
@@ -89,12 +90,21 @@ class Lens:
     ) -> Lens:
         """Create the lens from an arg to a tensor computed from the arg.
 
-        `output` is the computed tensor, and `window` the arg window. The middle of each output window has the position
-        of the middle of the arg window with the same index. The scale is the stride of arg windows divided by the
-        stride of output windows. If arg windows contain all of a dimension, the dimension corresponds to an output
-        dimension of the same name and extent.
-        `picks_first` is True for coarsening by the method "nearest": an output pixel then has the position of the first
-        pixel in its block, not of the middle.
+        An output window and the arg window of the same index are assumed to have the same centre. The scale is the
+        stride of the arg windows divided by the stride of the output windows. If an arg window covers a whole
+        dimension of the arg, an output dimension of the same name and extent has the same pixels.
+
+        Parameters
+        ----------
+        output, arg : Definition
+            The computed tensor and the arg.
+        window : TensorWindow
+            The arg window.
+        keeps_codes : bool
+            See `Lens`.
+        picks_first : bool
+            True for coarsening by "nearest". Then each output pixel lies at the first pixel of its block of arg
+            pixels. Otherwise, it lies at the centre of the block.
         """
         own, follows, its = output.output_window, followed(output.output_window), followed(window)
         dims, names = names_of(output.dims, len(output.shape)), names_of(arg.dims, len(arg.shape))
@@ -149,10 +159,10 @@ class Fact(ABC):
 
     @abstractmethod
     def through(self, lens: Lens) -> Fact | None:
-        """Translate the fact to the other tensor of a lens.
+        """Return the same fact for the other tensor of a lens.
 
-        For a region, for example, a georeference gets another origin. Return None if the fact is not known, or not
-        true, for the other tensor.
+        For example, if the other tensor is a region of this tensor, its georeference has another origin. Return None
+        if the fact cannot be derived for the other tensor.
         """
 
     def agrees_with(self, other: Any) -> bool:
@@ -290,7 +300,7 @@ class Coordinate(Fact):
     Attributes
     ----------
     called : str
-        The name. A coordinate that is named like its only dimension is the index of this dimension.
+        The name. As in xarray, a coordinate ``x`` with the single dimension ``x`` labels the pixels along ``x``.
     dims : sequence of int
         The dimensions.
     values : numpy.ndarray
@@ -388,10 +398,6 @@ _DTYPES = re.compile(r"[<|][biuf][1248]|<[mM]8\[(s|ms|us|ns)\]|<U[0-9]+")
 
 
 def _along(values: npt.NDArray[Any], axis: int, seen: Seen, count: int) -> npt.NDArray[Any] | None:
-    """Interpolate `values` along `axis`, at `count` pixels of the other tensor.
-
-    Return None if interpolation is impossible.
-    """
     n, first = values.shape[axis], seen.shift + (seen.scale - 1) / 2
     if seen.scale == first.denominator == 1 and 0 <= first <= n - count:
         return values[(slice(None),) * axis + (slice(int(first), int(first) + count),)]
@@ -455,8 +461,8 @@ class Code(Fact):
     def through(self, lens: Lens) -> Code | None:
         """Return the code for the other tensor of a lens.
 
-        For a region, a list of values is cut to the indices in the region. If all of them are equal, the code has a
-        single value. Return None if numbers mean something else in the other tensor; see `Lens.keeps_codes`.
+        For example, a tensor has a nodata value per band, and the other tensor is a region of two bands. Then the
+        result has the two values, or a single value if they are equal. Return None if `Lens.keeps_codes` is False.
         """
         if not lens.keeps_codes or self.along is None:
             return self if lens.keeps_codes else None
@@ -515,9 +521,9 @@ class Meaning:
         return [*self.lost, *[label for fact in self.facts for label in fact.labels]]
 
     def through(self, lens: Lens) -> Meaning:
-        """Translate the facts to the other tensor of a lens.
+        """Return the facts for the other tensor of a lens.
 
-        The labels of facts without a translation are added to `lost`.
+        If a fact cannot be derived for the other tensor, its labels are added to `lost`.
         """
         found = [(fact, fact.through(lens)) for fact in self.facts]
         lost = [label for fact, seen in found if seen is None for label in fact.labels]

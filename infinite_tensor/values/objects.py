@@ -467,10 +467,10 @@ NOT_CHANGING = MAKING | {"to", "cpu", "cuda", "half", "float", "double", "bfloat
 
 @lru_cache(maxsize=4096)
 def assigned_by(kind: type) -> frozenset[str]:
-    """Return the attributes changed by calls of a class's instances.
+    """Return the names of attributes changed when an instance of a class is called.
 
-    Examples are counters, caches, and tables created by the first call. Attributes set only by the constructor are left
-    out.
+    Examples are counters and caches. The names are found in the code of ``__call__``, ``forward`` and the methods used
+    there. Attributes changed only by ``__init__`` are left out.
     """
     methods: dict[str, types.FunctionType] = {}
     for each in reversed(kind.__mro__):

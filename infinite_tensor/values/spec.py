@@ -28,7 +28,7 @@ class TensorSpec:
     definition : Definition
         Everything that decides the values of the tensor.
     device : torch.device
-        The device on which ``f`` returns windows and reads return regions.
+        The device of the windows from ``f``, and of the regions returned by reads.
     blend : callable, WeightedMean, "first", "last" or None
         The blend that ``definition.blend`` names.
     blend_init : number or None

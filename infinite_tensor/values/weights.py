@@ -121,14 +121,14 @@ class WeightedMean:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Placeholder for a function or weights with only a stored name or digest.
+    """Placeholder for a user's function or weights, after opening a stored tensor without them.
 
     Attributes
     ----------
     name : str
-        The stored name or digest.
+        The name of the function, or the digest of the weights, from the store.
     given : str
-        The argument by which a user passes it, as it appears in an error message.
+        The argument missing in ``store.open``, for the error message: ``"blend=..."``.
     """
 
     name: str

@@ -79,10 +79,10 @@ def test_a_dimension_without_a_name_is_called_by_its_number(dims: Any, names: An
         (("c", "y\0", "x"), "got 'y.x00' for dimension 1"),
         *((("c", name, "x"), "printable") for name in ("y\n", "\ud800", b"y")),
         *((("c", "y" * count, "x"), "of 1 to 100 characters") for count in (101, 10_000)),
-        (("c", "x", "x"), "dims must be different printable str .* got 'x' for dimension 2"),
-        (("dim_1", "y", "x"), "only dimension N can be dim_N; got 'dim_1' for dimension 0"),
+        (("c", "x", "x"), "dims must be distinct printable str .* got 'x' for dimension 2"),
+        (("dim_1", "y", "x"), "the name dim_N is only for dimension N; got 'dim_1' for dimension 0"),
         (("c", "dim_7", "x"), "got 'dim_7' for dimension 1"),
-        (("dim_" + "9" * 90, "y", "x"), "only dimension N can be dim_N"),
+        (("dim_" + "9" * 90, "y", "x"), "the name dim_N is only for dimension N"),
     ],
 )
 def test_what_are_no_names_is_refused(dims: Any, said: str) -> None:
