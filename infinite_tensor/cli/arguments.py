@@ -173,7 +173,7 @@ region = click.option(
 def module(told: str, *, required: bool = False) -> Callable[[F], F]:
     """Create the option ``--module``, for a tensor or group in a Python file.
 
-    `told` is a part of the help text.
+    `told` completes the help text, which begins with "An InfiniteTensor or TensorGroup".
     """
 
     def checked(_context: click.Context, _option: click.Parameter, found: Any) -> Any:

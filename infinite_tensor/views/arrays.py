@@ -118,6 +118,6 @@ def _count_along(extent: int, entry: object) -> int:
     if isinstance(entry, bool) or not all(number is None or number > 0 for number in numbers):
         raise ValidationError(
             f"chunks must have at least 1 pixel along each dimension, or -1 for the whole dimension, got "
-            f"{quoted(entry)}; leave chunks out for chunks of a tile"
+            f"{quoted(entry)}; leave chunks out for one chunk per tile"
         )
     return len(numbers) if sizes is not None else -(-extent // (numbers[0] or 1))

@@ -110,12 +110,12 @@ class CopyReport(Tabular):
 
     @property
     def tiles(self) -> int:
-        """The number of complete tiles moved, over all tensors."""
+        """The number of complete tiles moved, in total."""
         return sum(tensor.tiles for tensor in self.tensors)
 
     @property
     def bytes(self) -> int:
-        """The number of bytes moved, over all tensors."""
+        """The number of bytes moved, in total."""
         return sum(tensor.bytes for tensor in self.tensors)
 
     @property
@@ -408,7 +408,7 @@ class Tiles:
         )
 
     def _move(self, tiles: Sequence[Index]) -> None:
-        """Copy complete tiles, and delete partial tiles of the target in their place."""
+        """Copy complete tiles. Then delete the partial tiles of the target at the same indices."""
         if not tiles:
             return
         moved = self._move_encoded(tiles) if self._alike else self._move_decoded(tiles)
@@ -487,9 +487,9 @@ def _same_bits(found: torch.Tensor | None, expected: torch.Tensor) -> bool:
 
 
 def _news(part: PartialTile, known: PartialTile | None) -> PartialTile | None:
-    """Return the windows to copy, if the source has `part` of a tile, and the target has `known`.
+    """Return the windows missing in the target's copy of a partial tile.
 
-    Return None if the target has all of them.
+    `part` is the tile in the source, and `known` in the target. Return None if no windows are missing.
     """
     if known is None:
         return part
@@ -501,7 +501,7 @@ def _news(part: PartialTile, known: PartialTile | None) -> PartialTile | None:
 
 
 def _knows(found: PartialTile | None, part: PartialTile) -> bool:
-    """Check a partial tile after writing `part`: whether `found`, as read back, contains all of `part`."""
+    """Whether the partial tile `found`, read back, contains all windows of `part`, just written."""
     if found is None or found.prefix_length < part.prefix_length:
         return False
     if (

@@ -332,9 +332,9 @@ class FaceStore(Store):
 
 
 def _chunks(counts: Index, begun: str) -> Iterator[str]:
-    """Yield the keys of chunks beginning with `begun`, such as ``3/0``.
+    """Yield the keys of chunks with the prefix `begun`.
 
-    `counts` is the number of chunks per dimension.
+    For example, with `counts` of 5 x 12 chunks, the prefix ``3/1`` gives ``3/1``, ``3/10`` and ``3/11``.
     """
     number, slash, rest = begun.partition("/")
     for i in _numbers(number, counts[0], whole=bool(slash)):
@@ -345,9 +345,10 @@ def _chunks(counts: Index, begun: str) -> Iterator[str]:
 
 
 def _numbers(begun: str, end: int, *, whole: bool) -> Iterable[int]:
-    """Return all numbers below `end` beginning with the digits `begun`.
+    """Return the numbers below `end` with the first digits `begun`.
 
-    For example, "1" and 20 give 1 and 10 to 19. If `whole`, they give only 1.
+    For example, ``_numbers("1", 20, whole=False)`` returns 1 and 10 to 19. With ``whole=True``, `begun` is the whole
+    number, so only 1 is returned.
     """
     if not begun and not whole:
         return range(end)

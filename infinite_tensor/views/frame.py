@@ -239,7 +239,9 @@ def step_of(extents: Sequence[int], every: object, max_pixels: object) -> int:
         If `every` or `max_pixels` is not a positive int, or both are given.
     """
     if every is not None and max_pixels is not None:
-        raise ValidationError(f"give every or max_pixels, not both; got {quoted(every)} and {quoted(max_pixels)}")
+        raise ValidationError(
+            f"give every=... or max_pixels=..., not both; got {quoted(every)} and {quoted(max_pixels)}"
+        )
     if every is not None:
         return checked_count("every", every)
     if max_pixels is None:

@@ -58,7 +58,10 @@ class _Lazy(BackendArray):
 
 
 class _LazilyIndexed(LazilyIndexedArray):
-    """A lazy array for xarray. Transposed, xarray's own would create an index for every pixel."""
+    """A lazy array for xarray, cheap to transpose.
+
+    When xarray's own class is transposed, it creates an index for every pixel.
+    """
 
     def transpose(self, order: Sequence[int]) -> CopyOnWriteArray:
         entries, lazy = self.key.tuple, self.array

@@ -211,7 +211,10 @@ def attributes_of(meaning: Meaning, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def unsaid_by_attributes(meaning: Meaning) -> list[str]:
-    """Return labels of the metadata left out of a Zarr array, for messages."""
+    """List the metadata left out of a Zarr array.
+
+    The entries are texts for a warning, such as ``coordinate 'x'``.
+    """
     nameless = [label for fact in meaning.of(Coordinate) if not is_name(fact.called) for label in fact.labels]
     return [
         *meaning.lost,

@@ -111,11 +111,10 @@ def exactly(
 
 
 def _count(counts: Mapping[int, npt.NDArray[np.int64]], rest: int, digit: int, piece: Numbers) -> None:
-    """Count how the next bits are distributed among numbers with the same leading bits.
+    """Add the numbers in `piece` to the histograms in `counts`.
 
-    Bits are those of the unsigned integers from `_keys`. For example, ``counts[5][2]`` grows by the number of integers
-    with leading bits 5, and 2 in the next `digit` bits. Only leading bits in `counts` are counted. All bits after the
-    leading bits are `rest` in number.
+    Each number is mapped to an unsigned integer by `_keys`, and its last `rest` bits are cut off. What remains selects
+    the histogram; without such a histogram, the number is ignored. The first `digit` of the `rest` bits are the bin.
     """
     keys = _keys(piece)
     for prefix, found in counts.items():

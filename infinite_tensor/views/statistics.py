@@ -434,8 +434,8 @@ class _Figures:
     def stats(self, others: _Sieve, missing: int, again: _Pixels | None) -> Stats:
         """Return the statistics of the values added so far.
 
-        `others` has counted NaN and nodata. `missing` is the number of pixels left out because they are not stored.
-        `again` is used to read the pixels again for exact quantiles; None if these are not wanted.
+        The counts of NaN and nodata are taken from `others`, and the count of missing pixels is `missing`. Exact
+        quantiles read the same pixels again from `again`; None if exact quantiles are not requested.
         """
         is_float = self._dtype.is_floating_point
         (places,) = np.nonzero(self._counts)

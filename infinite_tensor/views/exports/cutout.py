@@ -263,8 +263,8 @@ def stream(
 ) -> None:
     """Write the pixels of a cutout to a sink, except pixels already written.
 
-    `tally` also counts the units already written. With ``part=(start, stop)``, write only these pixels of the tensor.
-    Both corners must lie at the edges of units.
+    With ``part=(start, stop)``, write only the pixels of the tensor from `start` to `stop`, which must consist of whole
+    units of the sink, such as chunks. The progress report `tally` also counts units already written.
 
     Raises
     ------

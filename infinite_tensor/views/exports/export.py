@@ -295,9 +295,10 @@ def _fill_values(cutouts: Mapping[str, Cutout], options: Options) -> dict[str, A
 def _identity(
     cutouts: Mapping[str, Cutout], shown: Mapping[str, Shown], options: Options, *, in_levels: bool
 ) -> str | None:
-    """Return a hash of the exported pixels, or None if another export may give different pixels.
+    """Return a hash for recognizing an interrupted export of the same pixels.
 
-    That is so if only stored pixels are exported, if a tensor is not stored, or if its functions cannot be identified.
+    Return None if the pixels may differ next time: if only stored pixels are exported, if a tensor is not stored, or if
+    its functions cannot be identified.
     """
     nodes = [node_of(cutout.tensor) for cutout in cutouts.values()]
     # The pixels of levels depend only on the first tensor.

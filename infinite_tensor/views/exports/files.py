@@ -324,7 +324,10 @@ def _mask_of(cutout: Cutout) -> Callable[[slice, slice], Any] | None:
 
 
 def unsaid_by_tiff(cutout: Cutout) -> list[str]:
-    """Return labels of the metadata left out of a TIFF, for messages."""
+    """List the metadata left out of a TIFF.
+
+    The entries are texts for a warning, such as ``coordinate 'x'``.
+    """
     said = _said_of(cutout).said
     return [label for label in cutout.meaning.labels if label not in said]
 
@@ -398,7 +401,11 @@ def _say_place(place: Georeference, found: _Said) -> None:
 
 
 def _say_coordinate(coordinate: Coordinate, cutout: Cutout, bands: int, found: _Said) -> None:
-    """Add a coordinate to `found` as band descriptions, units or a tag, if possible."""
+    """Add a coordinate to the metadata `found` of the file.
+
+    A coordinate called units becomes the units of the bands. The coordinate of the channels becomes the descriptions of
+    the bands. Another single value becomes a tag. Everything else is left out.
+    """
     texts = coordinate.values.reshape(-1).astype(str).tolist()
     called, dims = coordinate.called, [*coordinate.dims]
     of_channels = called.lower() in CHANNELS if not dims else called == cutout.dims[dims[0]]

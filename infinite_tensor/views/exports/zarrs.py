@@ -254,9 +254,10 @@ class _Array:
         self._objects.put({f"{self._path}/{_key(chunk)}": data for chunk, data in found if data is not None})
 
     def _encoded(self, place: Place, pixels: Pixels, chunk: Index) -> bytes | None:
-        """Encode a chunk of `pixels`, or return None for only fill values.
+        """Cut a chunk out of `pixels`, and encode it.
 
-        `place` is the box of `pixels` in the array.
+        `pixels` fill the box `place` of the array. Return None if the chunk has only fill values, and need not be
+        written.
         """
         box = [
             slice(i * n - b.start, (i + 1) * n - b.start)

@@ -91,7 +91,7 @@ def _tensors_of(
         else:
             raise ValidationError(
                 f"sources must be InfiniteTensors, TensorGroups or TileStores, got {quoted(source)}; open a path with "
-                " open_store(path, mode='r')"
+                "open_store(path, mode='r')"
             )
 
 
@@ -163,7 +163,7 @@ class _Routes:
             found = await work.result(client, key, partial(served.answer, path, query, compute=compute))
             if found is not None:
                 return found
-        raise AssertionError("a request with compute=True always has an answer")
+        raise AssertionError("Served.answer returned None with compute=True")
 
 
 async def _left(request: Request) -> None:

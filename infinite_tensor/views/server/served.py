@@ -186,9 +186,10 @@ class Served:
             return None
 
     def _drawing_in(self, colours: Colours) -> tuple[list[InfiniteTensor], list[Index], Colours]:
-        """Return the tensor and its levels for drawing map tiles, the scale of each, and `colours`.
+        """Return the tensor and its levels, the scale of each, and `colours`.
 
-        If no levels are stored, create levels in memory. `colours` tell whether pixels are labels, which have no mean.
+        If no levels are stored, create levels in memory. The method depends on `colours`: the mean suits numbers, but
+        not labels.
         """
         tensor = self.tensor
         levels = stored_levels(tensor)
@@ -262,8 +263,8 @@ def _cost(tensor: InfiniteTensor, region: Any, most: int) -> int:
 def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -> int:
     """Estimate the number of windows to compute for a box of a level.
 
-    If the level is computed from a finer level with missing tiles in the same area, count the windows of the finer
-    level instead, and so on. The first count above the limit `most` is returned.
+    If the level is made from a finer level, and some tiles of the finer level are missing, count the windows of the
+    finer level. Continue like this down to the tensor itself, or until a count is above the limit `most`.
     """
     strides = level.output_window.stride
     count = math.prod([-(-(b - a) // n) for (a, b), n in zip(spans, strides, strict=True)])

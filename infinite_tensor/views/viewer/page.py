@@ -79,7 +79,6 @@ class _Place:
         return replace(self, **given)
 
     def zoom_for(self, height: float, width: float) -> float:
-        """Return `zoom`, or else the zoom for fitting `whole` to a screen."""
         if self.zoom is not None:
             return self.zoom
         sides = zip((height, width), self.whole, strict=False)

@@ -70,10 +70,10 @@ Work: TypeAlias = Callable[[], None]
 
 
 class Lane:
-    """A thread for work, with at most one item waiting.
+    """A thread for running one function at a time, with at most one waiting.
 
-    New work replaces waiting work. Each work has a number, and must stop before its next call of ``f`` if
-    ``unwanted(number)`` is True.
+    A new function replaces the waiting function. Every function has a number. Once ``unwanted(number)`` is True, the
+    running function is stopped before its next call of an ``f``.
     """
 
     def __init__(self, unwanted: Callable[[int], bool]) -> None:
@@ -83,7 +83,7 @@ class Lane:
         self._lock = threading.Lock()
 
     def give(self, number: int, work: Work) -> None:
-        """Do `work` next, in place of waiting work."""
+        """Run the function `work` next, in place of the waiting function."""
         with self._lock:
             self._next = number, work
             if not self._busy:
@@ -278,7 +278,10 @@ class Panel:
         return choice
 
     def look(self, y0: float, x0: float, y1: float, x1: float) -> None:
-        """Show a part of the plane. Tiles in the browser appear first, then stored tiles, then tiles to compute."""
+        """Show a part of the plane.
+
+        Tiles already in the browser appear at once, then stored tiles, then computed tiles.
+        """
         if not all(self.size) or any(edge is None or math.isnan(edge) for edge in (y0, x0, y1, x1)):
             return
         view = self._view = Viewport(min(y0, y1), min(x0, x1), max(y0, y1), max(x0, x1), self.size[0])

@@ -47,9 +47,9 @@ class Viewport:
     width: float
 
     def level(self, most: int) -> int:
-        """Return the level to draw: the one with pixels about as large as screen pixels.
+        """Return the level with pixels about as large as screen pixels.
 
-        If that level has too many visible tiles, return a coarser level. The result is at most the level `most`.
+        If too many of its tiles are visible, return a coarser level. No level above `most` is returned.
         """
         finest = max(0, round(math.log2(max(self.right - self.left, 1) / max(self.width, 1))))
         for level in range(min(finest, most), most):
@@ -102,7 +102,7 @@ class Budget:
     def allows(self, tiles: Sequence[Tile], window: int) -> bool:
         """Whether the computation of some tiles stays within the limits.
 
-        `window` is the number of pixels per window; 0 if windows are not to be counted.
+        `window` is the number of pixels per window. If it is 0, only the limit on pixels applies.
         """
         pixels = sum((SIDE * 2**tile.level) ** 2 for tile in tiles)
         return pixels <= self.pixels and (window == 0 or pixels <= self.windows * window)

@@ -219,7 +219,7 @@ def test_missing_colours_are_blank() -> None:
         (sl[0:4, 0:4], {"compute": "skip"}, "compute must be a bool"),
         (sl[0:4, 0:4], {"every": 0}, "every must be a positive int, got 0"),
         (sl[0:4, 0:4], {"max_pixels": 0.5}, "max_pixels must be a positive int, got 0.5"),
-        (sl[0:4, 0:4], {"every": 2, "max_pixels": 9}, "give every or max_pixels, not both; got 2 and 9"),
+        (sl[0:4, 0:4], {"every": 2, "max_pixels": 9}, "give every=... or max_pixels=..., not both; got 2 and 9"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_before_anything_is_computed(

@@ -304,7 +304,7 @@ def test_a_format_that_is_given_holds_whatever_the_target_is_called(tmp_path: Pa
         ("out.png", {"palette": 3}, "palette must be a bool, got 3"),
         ("out.png", {"every": 0}, "every must be a positive int, got 0"),
         ("out.png", {"max_pixels": -1}, "max_pixels must be a positive int, got -1"),
-        ("out.png", {"every": 2, "max_pixels": 9}, "give every or max_pixels, not both; got 2 and 9"),
+        ("out.png", {"every": 2, "max_pixels": 9}, "give every=... or max_pixels=..., not both; got 2 and 9"),
         ("out.npy", {"workers": 0}, "workers must be a positive int"),
     ],
 )
