@@ -68,7 +68,7 @@ class Unreadable(bytes):
 
 
 def bounded(data: bytes, most: int) -> bytes:
-    """Return `data`, or an `Unreadable` for more than `most` bytes."""
+    """Return `data`, or an `Unreadable` if `data` has more than `most` bytes."""
     return Unreadable.too_large(len(data), most) if len(data) > most else data
 
 
@@ -95,9 +95,9 @@ def parsed(document: bytes) -> dict[str, Any]:
 
 @contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[tuple[int, os.stat_result]]:
-    """Open a regular file for the duration of the context.
+    """Open a regular file, as in ``with opened(path) as (descriptor, status)``.
 
-    The context gives the descriptor and the status of the file.
+    The status is from `os.fstat`.
 
     Raises
     ------

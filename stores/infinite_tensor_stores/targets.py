@@ -66,7 +66,7 @@ def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, 
     elif mode == "w-":
         raise StoreError(f"{owner}: the target exists already; open a store with mode 'a', or choose {place}")
     elif mode == "r" and not is_store:
-        raise StoreError(f"{owner}: there is {found}, but no store; mode 'a' creates one if nothing is in the way")
+        raise StoreError(f"{owner}: there is {found}, but no store; mode 'a' creates one if no data is in the way")
 
 
 def check_format(version: object, owner: object, advice: str = "") -> None:
@@ -99,7 +99,7 @@ def local_path(target: str) -> Path:
             raise ValidationError(f"{shown(target)} is not a local file")
         host, slash, path = rest.partition("/")
         if "@" in host:
-            raise ValidationError(f"a {scheme}:// URL has no login: write {scheme}:///{path}")
+            raise ValidationError(f"a {scheme}:// URL must not contain a login; write {scheme}:///{path}")
         return Path(unquote(slash + path if host == "localhost" else rest))
     protocol, is_cut, _ = target.partition(":/")
     if is_cut and protocol in available_protocols():

@@ -642,8 +642,8 @@ class _Snapshot(RegionWriter):
         header = self._rows.header
         if header.version != self._version or header.rows < self._count:
             raise StoreError(
-                f"{self._rows.location!r} has been overwritten or truncated since a tensor was made of its first "
-                f"{self._count} rows; make a new tensor, and give new ids to tensors computed from the new one"
+                f"{self._rows.location!r} has been overwritten or truncated since a tensor was made from its first "
+                f"{self._count} rows; make a new tensor, and give new ids to all tensors computed from it"
             )
 
 

@@ -45,11 +45,11 @@ def parts_of(rows: range | RowNumbers, block_size: int) -> Iterator[BlockPart]:
 
 
 def indexable(tensor: torch.Tensor, rows: range | RowNumbers) -> Any:
-    """Return `tensor` itself or a numpy view, whichever copies rows faster.
+    """Return `tensor` or a numpy view of the same memory, whichever copies rows faster.
 
-    The caller indexes the result with positions from `parts_of`. If `rows` is a range, they are slices, and the result
-    is `tensor`: torch copies slices on several threads. Otherwise they are arrays, and the result is a numpy array with
-    one element per row. If a row of this array is assigned twice, the last value is kept. `tensor` must be contiguous.
+    For a range of rows, the caller copies slices of the result. The result is `tensor`, because torch copies slices on
+    several threads. For an array of row numbers, the caller indexes the result by arrays. The result is a numpy view
+    with one element per row: if a row is assigned twice, the last value is kept. `tensor` must be contiguous.
     """
     if isinstance(rows, range):
         return tensor

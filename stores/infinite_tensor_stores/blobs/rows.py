@@ -111,9 +111,9 @@ class Rows:
         return self._right is not None
 
     def check_apart(self) -> None:
-        """Raise StoreError if this thread is in the middle of another call on these rows.
+        """Raise StoreError if this thread is already inside another call on these rows.
 
-        This is so in a signal handler that has interrupted the other call.
+        A signal handler may have interrupted such a call.
         """
         # Ask the lock itself: no flag of our own would be right after every interrupt. RLock only has a private method.
         if self.lock._is_owned() or self.extending._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
@@ -423,8 +423,8 @@ class Rows:
     def _buffer(self, number: int, stop: int) -> torch.Tensor:
         """Return the buffer of a block, a new one if necessary.
 
-        Another buffer may be stored to save memory. `stop` is the end of the rows being written, possibly after
-        `length`.
+        If there are too many buffers, the oldest is stored and dropped. `stop` is the end of the rows being written. It
+        may be larger than `length`.
         """
         buffer = self._buffers.get(number)
         if buffer is None:
@@ -460,7 +460,7 @@ class Rows:
             self._unsaved.difference_update(wave)
 
     def _begin_edit(self) -> None:
-        """Announce a change of committed rows to readers, with a commit."""
+        """Tell readers, by a commit, that committed rows are about to change."""
         if not self.header.changing:
             self._commit(self.header.rows, self.header.edits + 1)
 

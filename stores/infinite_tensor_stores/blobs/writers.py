@@ -216,7 +216,6 @@ class Lease:
             self._objects.delete([self._key])
 
     def _certain(self) -> bool:
-        """Return whether all other processes still respect the lease."""
         return time.monotonic() - self._renewed < _CERTAIN
 
     def _put(self) -> float:

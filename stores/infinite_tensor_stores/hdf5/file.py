@@ -113,9 +113,9 @@ class SharedFile:
 
     @contextmanager
     def opened(self, owner: object) -> Iterator[Any]:
-        """Hold the lock of the open file, for the duration of a context.
+        """Lock the open file, as in ``with file.opened(owner) as h5``.
 
-        The context gives the h5py file. Raise StoreError if the file is closed.
+        Here, ``h5`` is the h5py file. Raise StoreError if the file is closed.
         """
         with self.lock:
             if not self.h5:
@@ -145,9 +145,10 @@ class SharedFile:
             return known
 
     def remember(self, name: str, slots: TileSlots) -> None:
-        """Put the slots of a tensor into `groups`, if the garbage collector has removed them.
+        """Put the slots of a tensor back into `groups`.
 
-        Takes no lock, because the garbage collector may call this.
+        `groups` refers to slots only weakly, so the garbage collector may have removed them. Takes no lock, because the
+        garbage collector may call this.
         """
         if not slots.gone:
             self.groups.setdefault(name, slots)
@@ -357,7 +358,7 @@ def leave_file(file: SharedFile, owner: object) -> None:
 
 @contextmanager
 def _opening(path: Path, owner: object) -> Iterator[None]:
-    """Keep other threads from opening a file, and name the store in errors."""
+    """Hold the lock on opening files, and turn errors into StoreErrors with the name of the store."""
     try:
         with _opening_lock:
             yield

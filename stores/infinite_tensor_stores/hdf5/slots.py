@@ -458,9 +458,9 @@ class TileSlots:
             self._checksums = np.concatenate([self._checksums, more])
 
     def _checksum(self, tile: Index, block: Block) -> int:
-        """Return the CRC-32 of a block with its tile index and incarnation.
+        """Return one CRC-32 of a block, its tile index and the incarnation.
 
-        So the pixels of another tile do not match.
+        If the block of another tile is read by mistake, its checksum does not match.
         """
         return zlib.crc32(
             np.ascontiguousarray(block).data, zlib.crc32(struct.pack(f"<{len(tile)}q", *tile), self._seed)

@@ -87,7 +87,7 @@ class Place:
 
     @property
     def shared(self) -> str:
-        """Key of the object announcing a writer besides the creator."""
+        """Key of the announcement; see `Writers` in `zarr.tensor`."""
         return f"{self.logs}/shared"
 
     @property
@@ -103,7 +103,7 @@ class Place:
     def log(self, tile: Index) -> str:
         """Return the key prefix for the log of a partial tile.
 
-        The prefix is also the name of the tile inside each part of the log.
+        Each part of the log also contains this text, as a name of the tile.
         """
         return f"{self.logs}/0.{'.'.join(map(str, tile))}"
 
@@ -166,7 +166,7 @@ def folder_of_tiles(definition: Mapping[str, Any]) -> str:
 def array_document(definition: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``zarr.json`` of the array with the complete tiles.
 
-    The document is for other programs. It follows from the definition.
+    Other programs need this document to open the array. It is computed from the definition alone.
     """
     tensor, layout = layout_of(definition)
     middle = origin_of(layout.shape, layout.tile_shape)

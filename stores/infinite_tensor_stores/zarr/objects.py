@@ -188,10 +188,11 @@ class Objects:
         return self.each(size, keys)
 
     def freed(self, keys: Iterable[str]) -> list[str]:
-        """Return the keys at which objects can be written or deleted.
+        """Remove folders in the place of objects, and return the keys free for writing.
 
-        An empty folder or a link to a folder is first deleted from such a key. A key below a link out of the store is
-        left out, with a warning. A key with a folder that is not empty is left out too.
+        Through damage, a folder may be at the key of an object. An empty folder or a link to a folder is deleted. If a
+        folder is not empty, its key is not returned. The same holds, with a warning, for a key behind a link out of the
+        store.
         """
         root = self.root
         return [key for key in keys if root is None or _is_free(root, key)]
@@ -252,9 +253,9 @@ class Objects:
         return True
 
     async def _insist(self, action: Callable[[], Awaitable[None]], harmless: type[OSError]) -> None:
-        """Call `action`, again after a `harmless` error on a local disk.
+        """Call `action`, with a few retries on a local disk.
 
-        Such an error arises if another process changes the same files. After a few attempts it is raised.
+        A call is repeated after an error of type `harmless`, as caused by another process that changes the same files.
         """
         for _ in range(0 if self.root is None else _RETRIES):
             try:
@@ -289,10 +290,10 @@ class Objects:
         yield from _paged(keys, length)
 
     def places(self, prefix: str, length: int) -> Iterator[list[str]]:
-        """Iterate over everything below a folder: objects, empty folders and links to folders.
+        """Iterate over the keys of all objects, empty folders and links below a folder.
 
-        Each page has up to `length` keys. Empty folders and links exist on a local disk only, and come last. They are
-        included because one of them, by damage, may be at the key of a tile.
+        Each page has up to `length` keys. Empty folders and links to folders exist on a local disk only, and come last.
+        They are included to find damage, such as an empty folder in the place of a tile.
         """
         yield from self.pages(prefix, length)
         if self.root is not None:
@@ -316,10 +317,11 @@ class Objects:
             yield {key: Stored(size, changed) for key, size, changed in zip(keys, sizes, times, strict=True)}
 
     def first_page(self, prefix: str, most: int) -> tuple[list[str], int | None, bool] | None:
-        """Return up to `most` keys below a folder, their total size and whether there are no more.
+        """Return the first keys below a folder, their total size, and whether these are all keys.
 
-        With exactly `most` keys, the third value is always False. The size is in bytes, or None if each object would
-        need a request. Return None instead of the three values if the Store can only list all objects.
+        At most `most` keys are returned. For exactly `most` keys, the third value is always False, because there may be
+        more. The size is in bytes, or None if each object would need a request. Return None in place of the three
+        values if the Store can only list all objects at once.
         """
         store = self.store
         if isinstance(store, RemoteStore):
@@ -356,7 +358,7 @@ def _at_once(call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs:
     except StopIteration as end:
         found: R = end.value
         return found
-    raise AssertionError("a folder has made somebody wait")
+    raise AssertionError("a coroutine without an event loop has suspended")
 
 
 class _OutOfOrderError(Exception):

@@ -165,8 +165,8 @@ class Root:
         kind = type(self._objects.store).__name__
         if not self._objects.store.supports_deletes:
             raise StoreError(
-                f"{self._owner}: {kind} cannot delete, but a store must delete the parts of complete tiles; write to a "
-                "folder, pack the folder, and open the packed store with mode='r'"
+                f"{self._owner}: {kind} cannot delete, but a store must delete outdated data; write to a folder, pack "
+                "the folder, and open the packed store with mode='r'"
             )
         try:
             self._objects.exist([_LOG])
@@ -254,9 +254,10 @@ class Root:
         return self._objects.run(find)
 
     def ours(self) -> dict[str, list[str]]:
-        """List the folders of tensors and groups, with or without a definition.
+        """Return the content of all folders of tensors and groups.
 
-        Each folder is mapped to the names directly in it.
+        The result maps the name of each folder to the names directly in it. Folders without a definition are included,
+        folders with data of other programs are not.
         """
         folders = self._objects.each(self._look, self._named_as_ours())
         return {folder.name: folder.inside for folder in folders if folder.stranger is None}
@@ -432,10 +433,10 @@ class Sweep:
         return replace(self._collected, partial_tiles=len(self.logs), partial_bytes=self._collected.bytes)
 
     def _delete_logs(self, name: str, chosen: Callable[[Place, Mapping[Index, Log]], list[Index]]) -> None:
-        """Delete some logs of a tensor.
+        """Delete the logs of a tensor, for the tiles returned by `chosen`.
 
-        ``chosen(place, logs)`` selects tiles, and `logs` maps tiles to logs. Without a readable definition, nothing is
-        deleted.
+        In the call ``chosen(place, logs)``, `logs` maps each tile with a log to this log. If the definition of the
+        tensor cannot be read, nothing is deleted.
         """
         place = self._place(name)
         if place is None:

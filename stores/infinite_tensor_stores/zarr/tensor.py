@@ -37,7 +37,10 @@ _PAGE_TILES = 256
 
 
 class TileSet:
-    """A set of tiles, with about one bit per tile for adjacent tiles."""
+    """A set of tiles that takes little memory.
+
+    The bits of one int stand for adjacent tiles.
+    """
 
     def __init__(self) -> None:
         self._blocks: dict[Index, int] = {}
@@ -62,7 +65,7 @@ def _place_of(tile: Index) -> tuple[Index, int]:
 
 
 class Writers:
-    """Saves requests for tiles that nobody has stored.
+    """Avoids requests for tiles never stored.
 
     The store object that created a tensor remembers which tiles it has stored. As long as it is the only writer, no
     other tile exists, and looking for one would be a wasted request. Every other writer, even in the same process,
@@ -85,9 +88,10 @@ class Writers:
         self._written, self._announced = TileSet(), True
 
     def doubt(self, tiles: Iterable[Index]) -> list[str]:
-        """Return the keys to read before a call of `candidates`.
+        """Return the key of the announcement in a list, for the caller to read.
 
-        The list contains the key of the announcement. It is empty if all `tiles` must be looked up in any case.
+        The caller gives the object found there to `candidates`. The list is empty if the announcement does not matter,
+        because all `tiles` must be looked up anyway.
         """
         written = self._written
         return [] if written is None or all(map(written.__contains__, tiles)) else [self._mark]
@@ -95,8 +99,8 @@ class Writers:
     def candidates(self, tiles: Iterable[Index], found: Sequence[bytes | None]) -> list[Index]:
         """Return the tiles that may be in the store.
 
-        For the remaining tiles no request is needed. `found` contains the objects read at the keys from `doubt`, with
-        None for a missing announcement.
+        All other tiles are certainly missing. `found` is what the caller has read at the keys from `doubt`:
+        ``[None]`` if there is no announcement.
         """
         if found.count(None) < len(found):
             self._written = None
@@ -104,9 +108,9 @@ class Writers:
         return [tile for tile in tiles if written is None or tile in written]
 
     def will_write(self, objects: Objects, tiles: Iterable[Index]) -> None:
-        """Announce this writer if necessary, and remember the tiles.
+        """Record `tiles` as stored, before any of them is written.
 
-        Must be called before any of the tiles is written.
+        The first call also stores the announcement, except in the creator.
         """
         if not self._announced:
             objects.put({self._mark: b""})
