@@ -153,7 +153,7 @@ class Shared:
                 raise ValidationError(f"output {show(key)}: {error}") from error
         ids = [spec.tensor_id for spec in specs.values()]
         if len(set(ids)) < len(ids):
-            raise ValidationError(f"the keys of outputs must give different ids, got {ids}: use keys without slashes")
+            raise ValidationError(f"the ids of outputs must be different, got {ids}; use keys without slashes")
         return specs
 
 

@@ -75,7 +75,7 @@ class _Part:
         return pixels * (self.nbytes / float(pixels.sum()))
 
     def cut(self, most: int) -> _Part:
-        """Return the part with smaller blocks, if possible within the limit `most` in bytes."""
+        """Return the part with blocks of at most `most` bytes, if possible."""
         return replace(self, blocks=self.blocks.cut(max(1, most // self.node.spec.dtype.itemsize)))
 
 
@@ -132,10 +132,10 @@ _Request: TypeAlias = tuple[Node, TensorSpec, _Selected]
 
 
 def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[list[_Selected], list[_Request]]:
-    """Allocate the result tensors of a read, and fill as many as possible from memory.
+    """Allocate the result tensors of a read, and fill them from memory where possible.
 
-    Return two lists. The first has the selections and result tensors of each request. The second has requests to fill
-    the remaining result tensors.
+    Return two lists: the selections of each request with their result tensors, and the requests for result tensors that
+    are not filled yet.
     """
     read: list[_Selected] = []
     absent: list[_Request] = []

@@ -336,10 +336,7 @@ class Claims:
             del self._waits[thread]
 
     def _waits_for(self, thread: int, others: frozenset[int]) -> bool:
-        """Check whether a thread waits for any of `others`, directly or indirectly.
-
-        A thread in `others` counts as waiting too.
-        """
+        """Check whether a thread is one of `others`, or waits for one, directly or through other threads."""
         seen: set[int] = set()
         unseen = {thread}
         while unseen and unseen.isdisjoint(others):

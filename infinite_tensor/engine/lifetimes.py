@@ -105,11 +105,10 @@ class Lifetimes:
         self._until = {node: np.maximum.accumulate(last, axis=0) for node, (_, last) in self._reach.items()}
 
     def _windows(self, computation: Computation, nodes: Sequence[Node]) -> tuple[IntArray, IntArray, IntArray, bool]:
-        """Return a box of windows of `computation` for each region.
+        """Find the windows of `computation` needed for each region, as one box of windows per region.
 
-        The box contains all windows needed by the region. Return the numbers of the regions in need of windows, the
-        lower bounds of their boxes, the upper bounds, and a bool. The bool is False if some box may also contain
-        windows not needed.
+        Return ``(numbers, low, high, exact)``: the numbers of the regions that need windows, the bounds of their boxes,
+        and False if a box may also contain windows that are not needed.
         """
         boxes = []
         for node in nodes:
@@ -124,10 +123,10 @@ class Lifetimes:
         return numbers, low[numbers], high[numbers], whole
 
     def _reads(self, node: Node, reads: ArgReads, numbers: IntArray, low: IntArray, high: IntArray, depth: int) -> bool:
-        """Record which pixels of `node` a consumer reads, as one box per region.
+        """Record the pixels of `node` read by a consumer, as one box of pixels per region.
 
         Region ``numbers[i]`` needs the windows from ``low[i]`` to ``high[i] - 1`` of the consumer. `depth` is the depth
-        of the consumer. Return False if a box may contain other pixels too, as with the padding "wrap".
+        of the consumer. Return False if a box may also contain pixels that are not read, as with the padding "wrap".
         """
         begin = starts_of(reads.window, low)
         end = starts_of(reads.window, np.maximum(high - 1, low)) + np.array(reads.window.size)
@@ -143,9 +142,10 @@ class Lifetimes:
         return all_of_it
 
     def _spread(self, numbers: IntArray, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
-        """Return `starts` and `stops` with one row for every region of the read.
+        """Return the bounds of a box for every region of the read.
 
-        ``starts[i]`` belongs to region ``numbers[i]``. The rows of all other regions are empty.
+        ``starts[i]`` and ``stops[i]`` are the bounds for region ``numbers[i]``. Regions not in `numbers` get an empty
+        box.
         """
         first = np.full((self._count, starts.shape[1]), _NOWHERE, dtype=np.int64)
         last = -first
@@ -165,10 +165,10 @@ class Lifetimes:
         return self._read_at[node]
 
     def before(self, node: Node, number: int) -> Sequence[int] | None:
-        """Return the position of the first pixels still needed from a tensor.
+        """Return the smallest coordinates still needed from a tensor.
 
-        In each dimension, no pixel before this position is needed for region `number` or later regions. Return None if
-        no pixels are needed.
+        Region `number` and all later regions read no pixel with a smaller coordinate, in any dimension. Return None if
+        these regions read no pixels.
         """
         firsts = self._before[node]
         if number >= len(firsts) or firsts[number, 0] == _NOWHERE:
@@ -190,11 +190,11 @@ def _is_one(hull: _Boxes, box: _Boxes, other: _Boxes) -> bool:
 
 
 def _new(low: IntArray, high: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
-    """Find the part of each box outside all earlier boxes.
+    """Find the part of each box not covered by earlier boxes.
 
-    Of the boxes ``0:4`` and ``2:6`` in one dimension, the new part of the second begins at 4. Return two arrays with an
-    entry per box: whether there is a new part, and its lower corner. For speed, only some earlier boxes are compared,
-    so the new part may be too large, but never too small.
+    After the box ``0:4``, the new part of the box ``2:6`` begins at 4. Return two arrays with an entry per box: whether
+    there is a new part, and the lower corner of that part. For speed, a box is compared only with some earlier boxes.
+    So the new part may be too large, but never too small.
     """
     new, corners, nothing = np.ones(len(low), dtype=bool), low.copy(), [0] * low.shape[1]
     known = nothing, [*nothing]

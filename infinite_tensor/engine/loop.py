@@ -96,8 +96,8 @@ class _Queue:
     def add(self, starts: IntArray, stops: IntArray) -> int:
         """Add the missing windows of regions.
 
-        Return the number of windows added to the queue so far. The regions can be read as soon as `take` returns at
-        least this number, and the windows taken are computed.
+        Return the total number of windows added to the queue so far. The regions can be read once `take` has returned
+        at least this number, and the windows returned with it are computed.
         """
         waiting = len(self._windows)
         if waiting:
@@ -115,8 +115,8 @@ class _Queue:
     def take(self, *, all_of_them: bool) -> tuple[IntArray, int]:
         """Remove the windows to compute next from the queue.
 
-        Also return how many windows were added before the first window left in the queue. If no window is left, this is
-        the number of all windows added.
+        Return ``(windows, number)``. When these windows are computed, the first `number` of all windows ever added to
+        the queue are computed.
         """
         windows, count = self._windows, len(self._windows)
         count = count if all_of_them else self.node.computation.batching.full(count)

@@ -138,9 +138,9 @@ class Views:
         self.close()
 
     def close(self, first: int = 0) -> None:
-        """Close the accesses, from the newest to the oldest.
+        """Close the opened tensors, in reverse order.
 
-        The `first` oldest accesses stay open.
+        The earliest `first` tensors stay open; 0 closes all.
         """
         self._of = {node: access for node, _, access in self._opened[:first]}
         self._drops = DROPPING.count

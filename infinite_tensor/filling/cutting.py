@@ -88,11 +88,14 @@ class Bands:
 
 
 def cut_into_bands(target: Target, most_bytes: int, least_bands: int = 1, unit: Index | None = None) -> Bands:
-    """Cut a region into bands, at the borders of tiles.
+    """Cut a region into bands for a limited amount of memory.
 
-    Bands are made narrower until there are `least_bands` bands, and the pixels kept for later steps take at most
-    `most_bytes` (see `held_bytes`), or until bands are one tile wide. With a `unit`, such as ``(100, 100)``, cut at
-    multiples of 100 pixels from the first pixel of the region, whatever the tiles are.
+    Bands begin and end at borders of tiles. With a `unit`, such as ``(100, 100)``, they begin and end at multiples of
+    100 pixels instead, counted from the first pixel of the region.
+
+    The result is the widest bands found to meet two conditions: there are at least `least_bands` bands, and the pixels
+    kept for later steps take at most `most_bytes` bytes (see `held_bytes`). If none do, the bands
+    are one tile or one unit wide.
     """
     root = target.node
     tile = root.contents.layout(root.spec).tile_shape if unit is None else unit
@@ -115,11 +118,14 @@ def cut_into_bands(target: Target, most_bytes: int, least_bands: int = 1, unit: 
 
 
 def side_by_side(cuts: Mapping[Node, Bands]) -> Iterator[dict[Node, NumberedRegions]]:
-    """Iterate over the bands of several regions in parallel.
+    """Iterate over the bands of several tensors in parallel.
 
-    Yield a dict with the first band of every region, then a dict with all second bands, and so on. All regions must
-    have the same number of bands. The steps in a dict are numbered in a common order: by the position where they end,
-    as a fraction of the band. So all bands advance together.
+    Yield a dict with the first band of each tensor, then a dict with the second bands, and so on. All tensors must have
+    the same number of bands.
+
+    The steps of all bands in a dict are numbered in the order in which to fill them, so that the bands advance at the
+    same pace: if a band has two equal steps, and another has four, the two get the numbers 1 and 4, and the four get 0,
+    2, 3 and 5.
     """
     for bands in zip(*cuts.values(), strict=True):
         ends = [_how_far(band, each.along) for band, each in zip(bands, cuts.values(), strict=True)]
@@ -201,11 +207,10 @@ def shard_of_tiles(low: Sequence[int], high: Sequence[int], rank: int, count: in
 
 
 def _halved(extents: Sequence[int], d: int, count: int) -> tuple[int, int, int, int, int]:
-    """Find the best position to cut a box of tiles in two, along dimension `d`.
+    """Find the best position to cut a box of tiles in two along dimension `d`, for `count` shards.
 
-    The box is to be divided into `count` shards. The position is the fourth entry of the result, in tiles along `d`.
-    The fifth entry is the number of shards for the part before the cut. The first three entries are for comparing
-    dimensions: the number of tiles in the largest shard, ``-extents[d]``, and `d`. The smallest result is the best.
+    Return ``(largest, -extents[d], d, at, ranks)``. The first part is `at` tiles long, and gets `ranks` of the shards.
+    `largest` is the number of tiles in the largest shard. The dimension with the smallest tuple is the best to cut.
     """
     across = math.prod(extents) // extents[d]
     at = min(max(1, _rounded(extents[d] * (count // 2), count)), extents[d] - 1)

@@ -311,10 +311,10 @@ def _to_fill(node: Node, request: Request, shard: tuple[int, int] | None = None)
 
 
 def _masked(node: Node, request: Request, start: Index, stop: Index, *, confined: bool = False) -> Target | None:
-    """Return the wanted part of the pixels ``[start, stop)``: those selected by the mask of the request.
+    """Return the target for the pixels ``[start, stop)`` and the mask of the request.
 
-    Return None if there are no pixels. `confined` is for a shard: without a mask, windows reaching into tiles of
-    another shard are stored only in the tiles of this one.
+    Return None if there are no pixels. For a shard without a mask, `confined` prevents windows from being stored in
+    tiles of other shards.
     """
     if is_empty(start, stop):
         return None

@@ -81,7 +81,7 @@ class Invalidation(Tabular):
 
     @property
     def windows(self) -> int:
-        """The number of windows dropped from memory, of all tensors."""
+        """The number of windows dropped from memory, in total."""
         return sum(tensor.windows for tensor in self.tensors)
 
     @property
@@ -131,10 +131,9 @@ def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
 def _drop_in(
     stores: Mapping[int, Contents], requests: Requests, *, dependants: bool
 ) -> Invalidation | dict[int, Contents]:
-    """Drop windows, unless some are in a store missing in `stores`.
+    """Drop windows, if the stores of all of them are in `stores`.
 
-    `stores` are the stores reserved for this call. If a store is missing, drop nothing, and return all stores to
-    reserve for the next call.
+    Otherwise drop nothing, and return the stores. The caller then reserves them, and calls this function again.
     """
     for node, _ in requests:
         node.contents.check_open()

@@ -37,7 +37,7 @@ class Mask:
     """The pixels to fill, for the argument ``where`` of `fill`.
 
     A mask has its own scale and origin. A tile is computed if a non-zero pixel of the mask lies over the part of the
-    tile in the filled region. A fill with a mask computes whole stored tiles, so no value depends on the mask.
+    tile in the filled region. Such a tile is computed as a whole, so the mask never changes the value of a pixel.
 
     Parameters
     ----------
@@ -117,8 +117,8 @@ def placed(where: object, names: Sequence[str], region: Selection) -> PlacedMask
         has = f"shape {tuple(mask.values.shape)}" if sliced else f"{len(numbers)} dimensions"
         named = "" if mask.dims is None else f", and dims={quoted(mask.dims)}"
         raise ValidationError(
-            "dims of a mask must give a different dimension of the tensor for each dimension of the mask, by number or "
-            f"as one of {tuple(names)}; the mask has {has}{named}"
+            "dims of a mask must list one dimension of the tensor for each dimension of the mask, without repetition, "
+            f"by number or as one of {tuple(names)}; the mask has {has}{named}"
         )
     lies = []
     for name, given in (("scale", mask.scale), ("origin", mask.origin)):
@@ -332,10 +332,11 @@ class Target:
     start, stop : tuple of int
         The first pixel, and the pixel after the last, per dimension.
     wanted : Wanted or None
-        The part to fill, for a mask or a shard. Windows reaching beyond its tiles are not stored there. None to fill
-        all pixels, and to store the whole of each window.
+        The part to fill, for a mask or a shard. Pixels of windows outside of the tiles of this part are not stored.
+        None to fill all pixels, and to store whole windows.
     is_level : bool
-        Whether the tensor is a level of a pyramid. All pixels that its windows read are filled before it or with it.
+        Whether the tensor is a level of a pyramid. If so, the pixels read by its windows are filled earlier or at the
+        same time.
     """
 
     node: Node
@@ -384,9 +385,9 @@ class Target:
 
 @dataclass(frozen=True)
 class TakenTiles:
-    """Tiles stored by a fill, for one tensor.
+    """The tiles of one tensor to store in a fill.
 
-    Parts of windows outside of these tiles are discarded.
+    Pixels of windows outside of these tiles are discarded.
     """
 
     parts: tuple[Wanted, ...]
@@ -396,10 +397,10 @@ class TakenTiles:
 
 
 def taken_tiles(filled: Sequence[Target], targets: Sequence[Target]) -> dict[Node, TakenTiles]:
-    """Return the only tiles to store in a pass, for tensors with a mask or cut into shards.
+    """Return the tiles that a pass may store, for tensors with a mask or cut into shards.
 
-    These are the tiles selected in all passes together. Tensors without such a limit are left out: tensors filled as a
-    whole, and tensors that the pass reads to compute another tensor. Levels of a pyramid do not count as such.
+    For each tensor, these are the tiles selected in any of the passes. Tensors without a limit are left out: those
+    filled as a whole, and those also read in the pass to compute a tensor that is not a level of a pyramid.
 
     Parameters
     ----------
@@ -429,9 +430,10 @@ def _over(start: int, stop: int, scale: Fraction, origin: Fraction) -> tuple[int
 
 
 def _any_in_slices(values: Any, ranges: Sequence[_Ranges]) -> BoolArray:
-    """Return a bool for each box of the mask: True for a box with a wanted pixel.
+    """Check which boxes of the mask contain a wanted pixel.
 
-    `ranges` has the ranges of pixels along each dimension. Every combination of ranges is a box.
+    ``ranges[d]`` lists ranges of mask pixels along dimension `d`. Each combination of ranges is a box. Return a bool
+    array with an entry for each box.
     """
     longest = max(
         (d for d, of_d in enumerate(ranges) if len(of_d) > 1),

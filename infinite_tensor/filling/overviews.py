@@ -81,9 +81,10 @@ def in_blocks_of(targets: Sequence[Target], most_bytes: int) -> Iterator[list[Ta
 
 
 def _part(target: Target, bounds: Sequence[Sequence[int]]) -> Target | None:
-    """Return the tiles of `target` with their first pixel in a box, or None if none of them is wanted.
+    """Return the part of `target` in a box, or None if the box contains no wanted tile.
 
-    `bounds` are the first pixel of the box, and the pixel after its last.
+    `bounds` are the first pixel of the box, and the pixel after the last. A tile counts if its first pixel is in
+    the box.
     """
     edges = [
         [

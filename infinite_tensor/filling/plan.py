@@ -87,7 +87,7 @@ class Estimate:
 
     @property
     def windows(self) -> int:
-        """The number of windows to compute, of all tensors."""
+        """The number of windows to compute, in total."""
         return sum(demand.missing for demand in self.demands)
 
 
@@ -235,10 +235,10 @@ def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> lis
 def _add_named(
     found: list[Demand], node: Node, pixels: list[Boxes] | None, windows: IntArray, inventory: Inventory
 ) -> None:
-    """Count the windows and tiles of `node` one by one, and append the counts to `found`.
+    """Append the counts of windows and tiles of `node` to `found`, counted one by one.
 
-    `pixels` are the regions to read; None if ``f`` is only called for its other outputs. `windows` are the windows to
-    call ``f`` for.
+    `pixels` are the regions to read; None if only other outputs of the same ``f`` are read. ``f`` will be called for
+    `windows`.
     """
     grid, layout = node.spec.grid, inventory.layout
     made = node.indices(windows)
@@ -404,12 +404,12 @@ class FillPlan(Tabular):
 
     @property
     def windows(self) -> int:
-        """The number of windows to compute, of all tensors."""
+        """The number of windows to compute, in total."""
         return sum(tensor.windows for tensor in self.tensors)
 
     @property
     def calls(self) -> int:
-        """The number of calls of ``f``, of all tensors."""
+        """The number of calls of ``f``, in total."""
         return sum(tensor.calls for tensor in self.tensors)
 
     @property

@@ -26,7 +26,7 @@ class Progress:
     Attributes
     ----------
     done : int
-        The number of windows computed so far, of all tensors. For an export or a copy, the number of finished tiles.
+        The total number of windows computed so far. For an export or a copy, the number of finished tiles.
     total : int
         The expected number of windows to compute in all. It decreases as the fill finds windows already stored. For an
         export, the number of tiles. For a copy, the number of tiles in the tensors examined so far.
@@ -105,9 +105,9 @@ class Tally(AbstractContextManager["Tally"]):
                 self._tell()
 
     def pass_parts(self, count: int) -> None:
-        """Mark `count` more parts of the work as done.
+        """Mark `count` more parts of the work as done, and update `total`.
 
-        If the parts took fewer windows than expected, `total` is lowered.
+        `total` becomes the number of windows computed so far, plus the windows expected for the remaining parts.
         """
         with self._lock:
             self._left -= count
@@ -243,17 +243,17 @@ class FillReport(Tabular):
 
     @property
     def windows(self) -> int:
-        """The number of windows computed, of all tensors."""
+        """The number of windows computed, in total."""
         return sum(tensor.windows for tensor in self.tensors)
 
     @property
     def tiles(self) -> int:
-        """The number of complete tiles stored, of all tensors."""
+        """The number of complete tiles stored, in total."""
         return sum(tensor.tiles for tensor in self.tensors)
 
     @property
     def skipped(self) -> int:
-        """The number of tiles excluded by the mask, of all filled tensors."""
+        """The number of tiles excluded by the mask, in total."""
         return sum(tensor.skipped for tensor in self.tensors)
 
     @property

@@ -254,7 +254,10 @@ def _write(pixels: torch.Tensor, _start: Index, box: torch.Tensor) -> None:
 
 
 def _read_around(access: Access, lacks: torch.Tensor, start: Index, box: torch.Tensor) -> None:
-    """Read the pixels of a block into `box`, except pixels marked in `lacks`."""
+    """Read a block into `box`, without the pixels marked in `lacks`.
+
+    The block is read in rectangular parts without marked pixels.
+    """
     sides = []
     for d, extent in enumerate(lacks.shape):
         changes = lacks.diff(dim=d).movedim(d, 0).reshape(extent - 1, lacks.numel() // extent).any(1)

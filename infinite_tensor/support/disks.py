@@ -341,7 +341,7 @@ def check_free(path: Path, is_replaced: Callable[[Path], bool], what: str, *, ov
     """Check that a path is free or may be replaced.
 
     A path may be replaced if `overwrite` is True, ``is_replaced(path)`` is True, and the path is not a link. Otherwise,
-    raise ValidationError. `what` completes the message if ``is_replaced(path)`` is False, as in "is not a file".
+    raise ValidationError. `what` says in the message why a path may not be replaced, as in "is not a file".
     """
     if not os.path.lexists(path):
         return
@@ -359,7 +359,7 @@ def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
     Raises
     ------
     ValidationError
-        If another process has taken the name in the meantime. `unfinished` is not deleted.
+        If another process has taken the name in the meantime. The file or folder `unfinished` is kept.
     """
     if overwrite and unfinished.is_file() and path.is_file():
         unfinished.replace(path)

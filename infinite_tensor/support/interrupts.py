@@ -54,7 +54,7 @@ class _Here(threading.local):
     looking : threading.Lock
         Locked while the thread reads from a store without changing it.
     known : BaseException or None
-        The last exception that needs no report to stores: no change was interrupted, or the stores already know.
+        The last exception that interrupted no change of a store, or was already reported to the stores.
     is_main : bool
         Whether Python handles signals on this thread.
     """
@@ -75,9 +75,10 @@ class _Here(threading.local):
         return self.call
 
     def free_for(self, stores: Mapping[int, object]) -> store_call | None:
-        """Return the innermost running call, or None.
+        """Return the innermost running call of this thread, or None.
 
-        Raise StoreError if this call uses any of `stores`, or if this thread holds the lock from `looking`.
+        Raise StoreError if this thread may not use `stores` now: the running call already uses one of them, or the
+        thread is inside a ``with looking(...)``.
         """
         call = self.innermost()
         if self.looking.locked() or (call is not None and not call.stores.keys().isdisjoint(stores)):
@@ -112,7 +113,7 @@ class _TakesNote:
         self.note(self._former, number, frame)
 
     def note(self, handler: Any, number: int, frame: FrameType | None) -> None:
-        """Call `handler` now, or later if a call into a store is running."""
+        """Call the former `handler` now, or record the interrupt if a call into a store is running."""
         call, first = _here.call, not self.has_noted
         self._noted = handler if first and call is not None and call.is_within(frame) else None
         if not self.has_noted:
@@ -392,9 +393,9 @@ def show_interrupt() -> None:
 
 
 def known(error: BaseException) -> BaseException:
-    """Record that an error needs no report to stores, and return the error.
+    """Record that stores need not be told of an error, and return the error.
 
-    An example is an error from another thread. The call into stores on that thread has already made the report.
+    For example, an error may come from a call into stores on another thread. That call has already told the stores.
     """
     _here.known = error
     return error

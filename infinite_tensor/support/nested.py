@@ -17,10 +17,10 @@ Key: TypeAlias = tuple[str, ...]
 def leaves(
     given: Mapping[Any, Any], above: Key = (), parts: Callable[[Any], Key] = lambda name: (name,)
 ) -> Iterator[tuple[Key, Any]]:
-    """Yield the keys and values of all leaves.
+    """Yield the keys and values of a nested dictionary.
 
-    Leaves are entries other than dictionaries. `above` is the key of `given`. ``parts(name)`` splits a name into
-    several names.
+    ``{"a": {"b": 1}}`` yields the key ``("a", "b")`` with the value 1. `above` is prepended to every key. By default,
+    each name is one entry of a key; ``parts(name)`` may split a name into several entries.
     """
     for name, value in given.items():
         key = (*above, *parts(name))
@@ -103,11 +103,11 @@ def nested(values: Iterable[tuple[Key, Any]]) -> dict[str, Any]:
 
 
 def listed(keys: Iterable[Key], *, nested: bool, leaves_only: bool) -> list[Key]:
-    """Return the keys listed by ``TensorDict.keys()``, in the same order.
+    """Return keys in the order of ``TensorDict.keys()``.
 
-    `keys` contains only the leaves. The result also contains each nested dictionary, after its last leaf: the leaf
-    ``("a", "b")`` is followed by the dictionary ``("a",)``. If `nested` is False, only the keys with a single name are
-    returned. If `leaves_only` is True, keys of dictionaries are left out.
+    `keys` are the keys of values, without dictionaries. The result also contains the key of each dictionary, after its
+    last value: ``("a", "b"), ("c",)`` becomes ``("a", "b"), ("a",), ("c",)``. If `nested` is False, only keys with a
+    single name are returned. If `leaves_only` is True, the keys of dictionaries are left out.
     """
     found: list[Key] = []
     open_names: Key = ()

@@ -97,7 +97,7 @@ class TileTests(BackendTests):
     def test_deleted_tiles_are_gone_and_can_come_back(self, location: Any) -> None:
         """Deleted tiles are missing, and can be stored again.
 
-        A store object can delete complete and partial tiles without reading them before. Other tiles stay.
+        A store object can also delete complete and partial tiles that it has never read. Other tiles stay.
         """
         ones = torch.ones(TILE, TILE)
         with self._open_with("_delete_tiles", location, "t") as store:

@@ -268,9 +268,9 @@ class TestKindsOfMasks:
             (Mask(np.ones((8, 8)), dims=(0,)), r"the mask has shape \(8, 8\), and dims=\(0,\)"),
             (
                 Mask(np.ones((8, 8)), dims=(0, 2)),
-                "must give a different dimension of the tensor for each dimension of the mask, by number or",
+                "must list one dimension of the tensor for each dimension of the mask, without repetition, by number",
             ),
-            (Mask(np.ones((8, 8)), dims=(0, -2)), r"a different dimension .* dims=\(0, -2\)"),
+            (Mask(np.ones((8, 8)), dims=(0, -2)), r"without repetition, .* dims=\(0, -2\)"),
             (
                 Mask(np.ones((8, 8)), scale=(1, 1, 1)),
                 r"scale of a mask must have one entry per dimension of the mask \(2\)",
@@ -288,7 +288,7 @@ class TestKindsOfMasks:
             ),
             (TensorGroup({"t": lazily(torch.ones(8, 8))}, dims=(0, 1)), "a mask must contain bools or numbers"),
             (Mask(np.ones((8, 8)), dims=("y", "x")), r"by number or as one of \('dim_0', 'dim_1'\)"),
-            (Mask(np.ones((8, 8)), dims=("dim_1", 1)), "must give a different dimension"),
+            (Mask(np.ones((8, 8)), dims=("dim_1", 1)), "must list one dimension"),
             (np.ones((8, 7)), "along dimension 1 the 7 pixels of the mask cover 0:7, but the region is 0:8"),
             (Mask(np.ones((9, 9)), origin=(0, 0.5)), "along dimension 1 the 9 pixels of the mask cover 0.5:9.5"),
             (Mask(np.ones((2, 2)), scale=(4, 3.5)), "along dimension 1 the 2 pixels of the mask cover 0:7"),
