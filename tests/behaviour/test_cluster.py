@@ -225,7 +225,7 @@ def test_a_ctrl_c_says_how_to_continue(client: Client, truth: torch.Tensor, t: I
     def pressed(_progress: Progress) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt, match="kept: call fill with the same region again"):
+    with pytest.raises(KeyboardInterrupt, match="call fill again with the same region"):
         t.fill(REGION, client=client, progress=pressed)
     t.fill(REGION, client=client, progress=False)
     assert torch.equal(t[REGION], truth)

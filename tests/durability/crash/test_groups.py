@@ -105,7 +105,7 @@ def _check_store(witness: Witness) -> None:
         try:
             saved = store.open_group("saved")
         except StoreError as error:
-            assert "holds no group" in str(error)  # noqa: PT017  (there may be one)
+            assert "contains no group" in str(error)  # noqa: PT017  (there may be one)
             assert store.group_ids() == []
         else:
             assert same(saved[READ[0]], EXPECTED[READ[0]])

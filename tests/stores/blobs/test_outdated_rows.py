@@ -125,7 +125,7 @@ def test_rows_that_another_process_has_written_again_are_the_new_ones(
         (TensorBlob.unlink, "there is no blob"),
         (shutil.rmtree, "there is no blob"),
         (move_away, "there is no blob"),
-        (create, "has been recreated since it was opened; open it again"),
+        (create, "has been recreated since it was opened; open the blob again"),
         (unlink_and_create, "has been recreated"),
         (move_another_here, "has been recreated"),
     ],
