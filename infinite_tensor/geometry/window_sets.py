@@ -350,10 +350,10 @@ class BoxUnion:
 
 
 def same_windows(windows: BoxUnion, coordinates: int, grid: WindowGrid) -> BoxUnion:
-    """Return the windows of another output of ``f``, computed in the same calls as `windows`.
+    """Return the windows of another output of ``f``, as computed in the same calls as `windows`.
 
-    `grid` has the windows of the other output. Windows of the two outputs come from the same call if the first
-    `coordinates` entries of their indices are equal.
+    `grid` has all windows of the other output. A call computes the windows with the same first entries of the index, as
+    many entries as `coordinates` says.
     """
     low, high = _every_window(grid, len(windows.low))
     low[:, :coordinates] = np.maximum(low[:, :coordinates], windows.low[:, :coordinates])

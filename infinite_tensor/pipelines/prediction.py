@@ -333,8 +333,8 @@ class Returned:
             reduction, becomes = _reduction(reduce, self.channels, self.computed)
         if reduction.function == "argmax" and self.channels == 1:
             raise ValidationError(
-                "reduce='argmax' of one channel is 0 everywhere; if the channel is the logit of a foreground, give "
-                "reduce=lambda values: values[0].sigmoid() > 0.5"
+                "reduce='argmax' needs several channels, but net returned one; if the channel is the logit of a "
+                "foreground, give reduce=lambda values: values[0].sigmoid() > 0.5"
             )
         if dtype is None:
             dtype = labels_dtype(self.channels) if reduction.function == "argmax" else becomes or self.computed

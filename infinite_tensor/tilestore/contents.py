@@ -73,10 +73,9 @@ class Access(ABC):
 
     @abstractmethod
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
-        """Return a mask of the windows still missing.
+        """Return a mask of the windows still missing, out of windows returned by `add`.
 
-        `windows` are missing windows that `add` has returned. Windows deposited by other reads are no longer missing,
-        and become part of this access. Does no I/O.
+        Other reads may have deposited windows since. These windows become part of this access. Does no I/O.
         """
 
     @abstractmethod

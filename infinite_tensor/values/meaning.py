@@ -218,7 +218,7 @@ class Georeference(Fact):
         return [label for label, value in has.items() if value]
 
     def through(self, lens: Lens) -> Georeference | None:
-        """Return the georeference for pixels of another size and origin."""
+        """Return the georeference of the other tensor, such as a region or a coarser level."""
         rows, columns = lens.seen.get(self.rows), lens.seen.get(self.columns)
         if rows is None or columns is None or rows.d is None or columns.d is None:
             return None

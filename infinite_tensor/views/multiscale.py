@@ -136,7 +136,7 @@ def _pixels(frame: Frame, low: Index, high: Index) -> Box:
 
 
 def axes_of(frame: Frame, kept: Sequence[int]) -> list[dict[str, str]]:
-    """Return the dimensions `kept` as axes of OME-Zarr.
+    """Describe dimensions as axes of OME-Zarr.
 
     Raise ValidationError if OME-Zarr does not allow the dimensions.
     """

@@ -66,7 +66,7 @@ def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, 
     elif mode == "w-":
         raise StoreError(f"{owner}: the target exists already; open a store with mode 'a', or choose {place}")
     elif mode == "r" and not is_store:
-        raise StoreError(f"{owner}: there is {found}, but no store; mode 'a' creates one if no data is in the way")
+        raise StoreError(f"{owner}: there is {found}, but no store; open it with mode 'a' to create a store")
 
 
 def check_format(version: object, owner: object, advice: str = "") -> None:

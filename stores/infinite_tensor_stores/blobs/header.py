@@ -123,7 +123,7 @@ class Header:
             raise ValueError(f"blocks would have {header.block_bytes} bytes, more than {LARGEST_TILE_BYTES}")
         array = header._array()
         if {key: found.get(key) for key in array} != array:
-            raise ValueError("another program has changed the metadata of the array; it does not match the blob's")
+            raise ValueError("another program has changed the metadata of the array")
         return header
 
     def to_bytes(self) -> bytes:

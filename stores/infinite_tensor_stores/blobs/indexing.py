@@ -47,9 +47,9 @@ def parts_of(rows: range | RowNumbers, block_size: int) -> Iterator[BlockPart]:
 def indexable(tensor: torch.Tensor, rows: range | RowNumbers) -> Any:
     """Return `tensor` or a numpy view of the same memory, whichever copies rows faster.
 
-    For a range of rows, the caller copies slices of the result. The result is `tensor`, because torch copies slices on
-    several threads. For an array of row numbers, the caller indexes the result by arrays. The result is a numpy view
-    with one element per row: if a row is assigned twice, the last value is kept. `tensor` must be contiguous.
+    For a range of rows, return `tensor`, because torch copies slices on several threads. For an array of row numbers,
+    return a numpy view with one element per row. If a row of this view is assigned twice, the last value is kept.
+    `tensor` must be contiguous.
     """
     if isinstance(rows, range):
         return tensor

@@ -358,7 +358,7 @@ def leave_file(file: SharedFile, owner: object) -> None:
 
 @contextmanager
 def _opening(path: Path, owner: object) -> Iterator[None]:
-    """Hold the lock on opening files, and turn errors into StoreErrors with the name of the store."""
+    """Lock the opening of files, and turn errors into StoreErrors with the name of the store."""
     try:
         with _opening_lock:
             yield

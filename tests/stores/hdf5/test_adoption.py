@@ -172,7 +172,7 @@ def test_a_group_named_tensors_need_not_be_of_versions_0(path: Path) -> None:
 def test_mode_r_writes_nothing_into_a_file_that_is_no_store(path: Path) -> None:
     make_theirs(path)
     before = path.read_bytes()
-    with pytest.raises(StoreError, match="there is an HDF5 file, but no store; mode 'a' creates one if"):
+    with pytest.raises(StoreError, match="there is an HDF5 file, but no store; open it with mode 'a'"):
         HDF5TileStore(path, "r")
     with pytest.raises(StoreError, match="the target exists already"):
         HDF5TileStore(path, "w-")

@@ -60,7 +60,7 @@ def test_a_file_of_somebody_elses_that_has_taken_its_place_is_left_alone(mode: A
     path.unlink()
     make_theirs(path)
     before, bits = theirs(path), path.read_bytes()
-    with pytest.raises(StoreError, match="there is an HDF5 file, but no store; mode 'a' creates one if"), store:
+    with pytest.raises(StoreError, match="there is an HDF5 file, but no store; open it with mode 'a'"), store:
         pass
     assert path.read_bytes() == bits
     with HDF5TileStore(path, tile_size=8) as adopted:
