@@ -354,7 +354,7 @@ class _Placement:
     ``module.to()`` changes the buffer, and so the dtype and the device of the virtual tensor.
 
     Copies of a virtual tensor share one placement. When a placement is deleted, its buffer is removed from the module.
-    But the buffer stays while a newer virtual tensor of the same name uses it.
+    But the buffer stays while another virtual tensor of the same name uses it.
 
     The reference to the module is weak. A pickle or a deep copy contains the module too.
 

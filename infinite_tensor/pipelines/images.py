@@ -136,7 +136,7 @@ def _opened_image(path: str) -> Iterator[Any]:
     except InfiniteTensorError:
         raise
     except (UnidentifiedImageError, SyntaxError) as error:
-        # pillow raises SyntaxError for a file with a single unknown page.
+        # pillow raises SyntaxError for an unknown page in a file of a known format.
         raise _NotHeldError("pillow does not recognize the format") from error
     except (OSError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise StoreError(

@@ -369,7 +369,7 @@ class _Noise(RegionWriter):
         counters = _CELL // in_counter
         key, (counter, *others) = cell_address(self.seed, self.stream, [*place, columns[0][0]], counters)
         for _, left, right, at in columns:
-            # Draw all words from the first to the last pixel of the region. Words between the rows are skipped.
+            # Draw all words from the first to the last pixel of the region in a cell. Copy only pixels of the region.
             first, last = top * width + left, (bottom - 1) * width + right
             begin, end = first // in_counter, -(-last // in_counter)
             upper = self._upper((key, (counter + begin, *others)), 4 * (end - begin), bits, itemsize)

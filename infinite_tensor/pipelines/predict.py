@@ -370,7 +370,7 @@ _ALL = Mask(lambda _pixels: True, dims=())
 """Mask with True everywhere.
 
 With a mask, a fill does not store window pixels outside the region. Such pixels would be scores, and scores take far
-more memory than labels.
+more space than labels.
 """
 _LARGEST_BATCH = 2**20
 _LITTLE_BYTES = 2**20

@@ -310,9 +310,9 @@ class Returned:
     def reduced_by(self, reduce: object, dtype: Any, scale: tuple[Fraction, ...]) -> Result:
         """Return the stored form of the output, after the reduction `reduce`.
 
-        `reduce` and `dtype` are arguments of `predict`. If `dtype` is None, the values are stored in the dtype of the
-        reduced output, or the labels of "argmax" in the smallest dtype that holds them. Raise ValidationError if
-        `reduce` does not fit the channels or dtype of the output.
+        `reduce` and `dtype` are arguments of `predict`. If `dtype` is None, values are stored in the dtype of the
+        output. But results of a function `reduce` are stored in their own dtype, and labels of "argmax" in the smallest
+        dtype that holds them. Raise ValidationError if `reduce` does not fit the channels or dtype of the output.
         """
         if reduce is None:
             stored = self.computed if dtype is None else dtype

@@ -63,7 +63,7 @@ class Reader(ABC):
     chunks : tuple of int or None
         Extents of the blocks to decode as a whole, up to 128 MiB. None if there are no such blocks.
     in_memory : bool
-        Whether the values are in memory or in a mapped file, so that blocks need not be cached.
+        Whether a read takes no longer than a copy, as from main memory or a mapped file. Blocks then need no cache.
     in_file : bool
         Whether the values lie outside the memory of this process, such as in a file.
     """
@@ -88,9 +88,9 @@ class Reader(ABC):
         block, expected = self._read(region), extents_of(region)
         if block.dtype != self.dtype or tuple(block.shape) != expected:
             raise ValidationError(
-                f"{self!r} of shape {self.shape} must return {self.dtype} for all regions, got {block.dtype} of shape "
-                f"{tuple(block.shape)} for a region of shape {expected}; make the tensor again, from an array with one "
-                "dtype for all regions, such as a.astype('float64')"
+                f"{self!r} of shape {self.shape} must return {self.dtype} of shape {expected} for a region of this "
+                f"shape, got {block.dtype} of shape {tuple(block.shape)}; make the tensor again, from an array that "
+                "does not change and has one dtype for all regions, such as a.astype('float64')"
             )
         return block
 
@@ -174,7 +174,7 @@ class ArrayReader(Reader):
             self._array = opened_in_child(self._array)
         except Exception as error:
             raise StoreError(
-                f"{self!r} cannot be read in a forked process, because its files cannot be opened again there: "
+                f"{self!r} cannot be read in a forked process, because the array cannot be opened again there: "
                 f"{error}. Spawn the workers, as in DataLoader(..., multiprocessing_context='spawn'), or open the "
                 "array and call from_array in each worker"
             ) from error

@@ -92,7 +92,7 @@ def _by_value(array: Any) -> Opened:
 
 
 _AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""Signed dtypes to pickle in place of unsigned dtypes. torch cannot unpickle unsigned dtypes."""
+"""Signed dtypes to pickle in place of unsigned dtypes. torch cannot unpickle these unsigned dtypes."""
 
 
 def _unchanged(array: Any) -> Any:
@@ -351,7 +351,7 @@ def _path_of(name: str, what: str) -> str:
             with contextlib.suppress(OSError):
                 if os.path.samestat(os.fstat(int(number)), there):
                     return path
-    raise pickle.PicklingError(f"{what} cannot be opened again, because {path} was deleted or replaced")
+    raise pickle.PicklingError(f"{what} cannot be opened again, because {path} is not the open file")
 
 
 _OPEN = "/dev/fd"

@@ -231,8 +231,8 @@ def slid_dims(
 def window_advice(window: object, shape: Sequence[int | None]) -> str:
     """Return advice for an error message: to give a tuple for `window` in place of an int.
 
-    For 64, it is the text ``window=(64, 64), which slides over the last 2 dimensions, or ``. The caller appends other
-    advice. The text is empty if `window` is None or a tuple, or if the last dimension may be channels.
+    For 64, it is the text ``window=(64, 64) for the last 2 dimensions, or ``. The caller appends other advice. The
+    text is empty if `window` is None or a tuple, or if the last dimension may be channels.
 
     Raises
     ------

@@ -113,7 +113,7 @@ def from_image(
     """Create a tensor over an image file, with channels first.
 
     The first read decodes the whole file, because pillow cannot read parts of images. The pixels stay in memory as long
-    as the tensor exists. For larger images, use `from_raster`: it reads parts of the file.
+    as the tensor exists. For images too large for memory, use `from_raster`: it reads parts of the file.
 
     Parameters
     ----------
@@ -451,7 +451,7 @@ def tensors_of(
     others = [key for key in map(as_key, td.keys(True)) if key not in above]
     if others:
         raise ValidationError(
-            f"the TensorDict must contain only tensors, got other values for {', '.join(map(show, others))}; give "
+            f"the TensorDict must contain only tensors, got no tensor for {', '.join(map(show, others))}; give "
             f"td.exclude({', '.join(map(show, others))})"
         )
     if not keys:

@@ -217,7 +217,7 @@ def test_blocks_may_be_kept_in_a_store_that_is_read_without_the_source(tmp_path:
     [
         (
             TensorDict({"name": "x", "a": torch.zeros(2)}),
-            r"only tensors, got other values for 'name'; give td.exclude\('name'\)",
+            r"only tensors, got no tensor for 'name'; give td.exclude\('name'\)",
         ),
         (TensorDict({"a": {"b": torch.zeros(())}}), r"\('a', 'b'\) of the TensorDict must have .*, got shape \(\)"),
         (TensorDict({"a": torch.zeros(0, 3)}), r"'a' of the TensorDict must have .*, got shape \(0, 3\)"),
