@@ -333,7 +333,7 @@ class InfiniteTensor(Fillable):
 
     @property
     def output_window(self) -> TensorWindow:
-        """Window of the output: the pixels covered by each call of ``f``."""
+        """Output window: the pixels covered by each window."""
         return self._spec.definition.output_window
 
     @property
@@ -943,8 +943,8 @@ class InfiniteTensor(Fillable):
         compute : bool
             Whether missing pixels are computed and stored, as by a read. Otherwise, they are left blank.
         every : int, optional
-            Draw only every n-th pixel of the region, along each dimension of the picture. 1 draws all. The axes always
-            show the coordinates of the tensor.
+            Draw only every n-th of the pixels selected by the region, along each dimension of the picture. 1 draws all.
+            The axes always show the coordinates of the tensor.
         max_pixels : int, optional
             Instead of `every`: the largest number of pixels to draw. `every` is then the smallest int that suffices.
             Default: ``2**20``, about a screen.
@@ -1056,10 +1056,10 @@ class InfiniteTensor(Fillable):
         Files also contain metadata of the pixels, such as coordinates and units. If some metadata cannot be written,
         one `MeaningLostWarning` lists it.
 
-        A region of any size is written in steps, with little memory. The target appears only when it
-        is complete. A killed process leaves a hidden ``.<name>.partial`` next to the target, or several files whose
-        names begin with that. The next export reuses them. At a URL, the target becomes a Zarr group only at the end,
-        and the next export replaces an unfinished target.
+        A region of any size is written in steps. Memory stores keep few of the computed windows. The target appears
+        only when it is complete. A killed process leaves a hidden ``.<name>.partial`` next to the target, or several
+        files whose names begin with that. The next export reuses them. At a URL, the target becomes a Zarr group only
+        at the end, and the next export replaces an unfinished target.
 
         An export to Zarr of a stored tensor with a `tensor_id` resumes an equal export that was stopped. Finished parts
         are not written again, unless pixels were invalidated since. ``overwrite=True`` starts over.

@@ -38,7 +38,7 @@ _SOON_SECONDS = 0.05
 class Work:
     """Windows of one computation, as needed by one read.
 
-    Several threads use the same object, so it is changed only while holding the lock of `Claims`.
+    Several threads use the same object. Hold the lock of `Claims` to change the object, or to call its methods.
 
     Attributes
     ----------
@@ -208,7 +208,8 @@ class Claims:
     def join(self, plan: Sequence[Workload], reader: Reader, running: threading.Lock) -> list[tuple[int, list[Work]]]:
         """Register the workloads of a read, to share windows with other reads.
 
-        Return the works grouped by depth, such as ``[(0, [work]), (1, [work, work])]``. `leave` unregisters the works.
+        Return the works grouped by depth, in ascending order: ``[(0, [work]), (1, [work, work])]``. `leave` unregisters
+        the works.
         """
         for caller in _callers():
             if caller.thread == threading.get_ident():

@@ -23,7 +23,7 @@ from infinite_tensor.values.checks import outside_arg
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _REACH = 2 * COORDINATE_LIMIT
-"""How far halos may reach beyond the last readable pixel. Pixels there are computed but not stored."""
+"""The limit of coordinates in halos. Pixels beyond `COORDINATE_LIMIT` are computed but not stored."""
 
 
 @dataclass(frozen=True)

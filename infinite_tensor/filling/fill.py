@@ -171,7 +171,11 @@ def _job(targets: Sequence[Target], parts: Sequence[Sequence[Target]], max_memor
 
 
 def _families(targets: Sequence[Target]) -> list[list[Target]]:
-    """Group targets: two targets with a common upstream tensor, or the same ``f``, are in one group."""
+    """Group targets.
+
+    Two targets are in one group if one tensor reads the other, if both read a common tensor, or if both are outputs of
+    the same ``f``.
+    """
     families: list[tuple[set[Computation], list[Target]]] = []
     for target in targets:
         chain, together, apart = {node.computation for node in chain_of([target.node])}, [target], []
@@ -410,9 +414,9 @@ def _unfinished(node: Node, band: NumberedRegions) -> NumberedRegions:
 def _renumbered(bands: Mapping[Node, NumberedRegions]) -> tuple[dict[Node, NumberedRegions], list[range]]:
     """Number the regions of all bands from 0, in the order of their steps.
 
-    For example, two bands have regions in the steps 0, 1, 2 and 0, 2. The regions get the numbers 0, 2, 3 and 1, 4.
-    Also return the range of numbers of each step: here 0 to 1, 2 to 2, and 3 to 4. Bands and steps without regions are
-    left out.
+    In `bands`, the number of a region is the number of its step. For example, two bands have regions in the steps 0, 1,
+    2 and 0, 2. The regions get the numbers 0, 2, 3 and 1, 4. Also return the range of numbers of each step: here 0 to
+    1, 2 to 2, and 3 to 4. Bands and steps without regions are left out.
     """
     of_each = [band.numbers for band in bands.values()]
     steps = np.concatenate(of_each)

@@ -47,7 +47,8 @@ class Demand:
     pixels : list of Intervals, or of bounds of regions
         The pixels to read or to fill: bounds of regions if windows were counted one by one, otherwise intervals.
     needed : int
-        The number of windows over these pixels, stored or not.
+        The number of windows over these pixels, stored or not. Windows computed only for another output of the same
+        ``f`` count too.
     missing : int
         The number of these windows that must be computed.
     runs : int
@@ -156,7 +157,7 @@ def _add(
 def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
     """Count the tiles over `pixels` without any window.
 
-    Return 0 if there are too many tiles or windows to count.
+    The count may be too low. It is 0 if there are too many tiles or windows to count.
     """
     tile_grid, grid = node.contents.layout(node.spec).grid, node.spec.grid
     tiles, covered = WindowSet(), WindowSet()

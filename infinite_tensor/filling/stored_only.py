@@ -135,9 +135,9 @@ class StoredOnly:
         return dask_of(self, region, chunks)
 
     def export(self, region: object, target: str | os.PathLike[str], **options: Any) -> None:
-        """Export stored pixels to a file.
+        """Export stored pixels to a file or Zarr group.
 
-        The options are as for `InfiniteTensor.export`. The nodata value of the file is `nodata`.
+        The options are as for `InfiniteTensor.export`. The nodata value of the target is `nodata`.
         """
         self.tensor.export(region, target, compute=False, fill_value=self.nodata, **options)
 

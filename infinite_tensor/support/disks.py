@@ -3,9 +3,10 @@
 SMB shares, exFAT, FUSE and others have no hard links, some mounts of NFS and Lustre have no locks, and CIFS cannot sync
 folders.
 
-Files and folders are written next to their target, under the name ``.<name>.partial``, and renamed when complete. If an
-attempt fails, the next attempt finds the unfinished file or folder. Only one process at a time writes to it. A leftover
-folder is deleted if a file is needed, and a leftover file if a folder is needed.
+Files and folders are written next to their target, under the name ``.<name>.partial``, and renamed when complete. A
+killed attempt leaves the unfinished file or folder to the next attempt. A failed attempt leaves only an unfinished
+folder. Only one process at a time writes there. A leftover folder is deleted if a file is needed, and a leftover file
+if a folder is needed.
 """
 
 from __future__ import annotations
@@ -286,7 +287,7 @@ def _locked(unfinished: Path, create: Callable[[Path], None], is_kind: Callable[
             if _is_there(descriptor, unfinished):
                 if is_kind(os.fstat(descriptor).st_mode) and not _has_another_name(descriptor):
                     return descriptor
-                # An earlier attempt has left the file, and nobody is writing to it.
+                # An earlier attempt has left the file or folder, and nobody is writing to it.
                 remove(unfinished)
         except BlockingIOError as error:
             os.close(descriptor)
@@ -352,9 +353,10 @@ def check_free(path: Path, is_replaced: Callable[[Path], bool], what: str, *, ov
 
 
 def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
-    """Give a finished file or folder its final name.
+    """Give a finished file or folder its final name, in one step.
 
-    If `overwrite` is True, an existing file or folder of this name is replaced.
+    If `overwrite` is True, an existing file or folder of this name is replaced. A replaced folder is missing for a
+    moment.
 
     Raises
     ------

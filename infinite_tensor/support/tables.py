@@ -25,7 +25,8 @@ class Tabular(ABC):
     _COLUMNS: ClassVar[Mapping[str, tuple[str, Callable[[Any], str]]]]
     """For each heading, an attribute of tensors and a function to format the attribute.
 
-    The last row shows the attributes of the report itself. Columns with only empty cells are not shown.
+    The last row shows the same attributes of the report itself, if it has them. Columns with only empty cells are not
+    shown.
     """
 
     @property
