@@ -386,7 +386,7 @@ def test_tiles_hold_all_values_of_a_pixel(tmp_path: Path) -> None:
             tensor(kept, "float32", Reduction("softmax", CHANNELS), store=store, name="t")
             definition = store.tensor_info("t").definition
     assert definition["tile_size"] == [CHANNELS, 8, 8]
-    with pytest.raises(ValidationError, match=r"must contain all 5 values .* a tile of shape \(2, 8, 8\)"):
+    with pytest.raises(ValidationError, match=r"must contain all 5 output channels .* a tile of shape \(2, 8, 8\)"):
         StoredTensor.from_json(definition | {"tile_size": [2, 8, 8]})
 
 
