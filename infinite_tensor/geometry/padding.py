@@ -104,7 +104,8 @@ class ArgReads:
 
         A box may begin or end in the padding. For each box, the pixels are returned as the smallest box around them.
         For example, the padding "wrap" of a dimension of 10 pixels makes the interval ``[-1, 2)`` need the pixels 9, 0
-        and 1, so the result is ``[0, 10)``. Returns starts, stops, and whether all pixels in the results are needed.
+        and 1, so the result is ``[0, 10)``. If a box contains only constant padding, the result is empty. Returns
+        starts, stops, and whether all pixels in the results are needed.
         """
         low, high, whole = starts.copy(), stops.copy(), True
         for d, (extent, mode) in self.padded.items():

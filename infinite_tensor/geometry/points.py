@@ -169,9 +169,9 @@ def rows_of(points: IntArray) -> list[tuple[int, int]]:
 
 
 def check_count(count: float, most: int) -> None:
-    """Check that `count` windows or tiles do not exceed the limit `most`."""
+    """Raise ValidationError if `count` windows or tiles exceed the limit `most`."""
     if count > most:
         raise ValidationError(
-            f"a region may need at most {most} windows or tiles at once, got {count:.3g}; read a smaller region, or "
-            "use a larger stride or tile_size"
+            f"at most {most} windows or tiles at once are possible, got {count:.3g}; read a smaller region, or use "
+            "a larger stride or tile_size"
         )

@@ -398,9 +398,10 @@ _MOST_ALONG_DIAGONAL = 2**18
 
 
 def _just_enough(size: int, stride: int, offset: int, extent: int) -> tuple[int, int]:
-    """Return the last window starting at pixel 0 or before, and the first window reaching pixel ``extent - 1``.
+    """Return the first and the last window needed to cover ``[0, extent)``.
 
-    With gaps between windows, both may lie outside of the tensor.
+    The first one is the last window that starts at pixel 0 or before. The last one is the first window, from there on,
+    that reaches pixel ``extent - 1``. With gaps between windows, both may lie outside of the tensor.
     """
     first = -offset // stride
     return first, max(first, -((size + offset - extent) // stride))
@@ -409,7 +410,8 @@ def _just_enough(size: int, stride: int, offset: int, extent: int) -> tuple[int,
 def _covered(dims: Sequence[tuple[int, int, int, int]], first: int, last: int) -> int:
     """Count the pixels covered by the windows `first` to `last`.
 
-    `dims` contains (size, stride, offset, extent) for each dimension. All dimensions follow the same window coordinate.
+    `dims` contains (size, stride, offset, extent) for each dimension. All dimensions follow the same window coordinate,
+    or all stay in place.
     """
     if len(dims) == 1:
         ((size, stride, offset, extent),) = dims

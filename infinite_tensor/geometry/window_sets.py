@@ -28,7 +28,7 @@ _MOST_PARTS = 10
 
 
 Indices: TypeAlias = "range | IntArray"
-"""A set of window indices along one coordinate, in ascending order."""
+"""A set of window indices along one coordinate, in ascending order. A range has step 1."""
 
 MOST_BOXES = 2**12
 """The maximum number of boxes in a union. A larger union is replaced by the smallest box around it."""
@@ -119,7 +119,7 @@ class IndexProduct:
     Attributes
     ----------
     coordinates : tuple of range or int64 array
-        The indices along each coordinate, in ascending order.
+        The indices along each coordinate, in ascending order. A range has step 1.
     """
 
     coordinates: tuple[Indices, ...]
@@ -385,8 +385,8 @@ def windows_over(grid: WindowGrid, start: Sequence[int], stop: Sequence[int]) ->
 def pixels_of(grid: WindowGrid, windows: BoxUnion) -> BoxUnion:
     """Return the pixels of a tensor covered by `windows`.
 
-    If there are gaps between the windows, or windows lie along a diagonal, the result has a box for each window. If
-    there would be too many boxes, the result has larger boxes, including the pixels in the gaps.
+    If there are gaps between the windows, or windows lie along a diagonal, the result has several boxes without the
+    pixels in between. If there would be too many boxes, the result has larger boxes, including these pixels.
     """
     windows = _split(grid.window, windows)
     return BoxUnion(grid.bounds(windows.low)[0], grid.bounds(windows.high - 1)[1])

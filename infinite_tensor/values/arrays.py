@@ -163,7 +163,7 @@ def checksum(content: Any) -> bytes:
 def memory_map_of(array: object) -> np.memmap[Any, Any] | None:
     """Return the memory map behind an array.
 
-    Return None if the array is not a view of a mapped file.
+    Return None if the array is not a view of a mapped file, or if the file is mapped copy-on-write.
     """
     base = array
     while isinstance(base, np.ndarray):

@@ -370,7 +370,8 @@ class Coarsening:
     def of_version(cls, version: object, shape: Shape, dtype: torch.dtype) -> Self | None:
         """Create a coarsening from a recorded version.
 
-        `shape` and `dtype` are those of the finer tensor. Return None if `version` is not the version of a coarsening.
+        `shape` and `dtype` are those of the finer tensor. Return None if `version` is not the version of a coarsening,
+        or does not fit `shape` and `dtype`.
         """
         said: Any = version.get(KEY) if isinstance(version, dict) else None
         if not isinstance(said, dict):

@@ -66,7 +66,7 @@ VALUE, _STATE, STAMP, LATE = "value", "state", "stamp", "late"
 Said: TypeAlias = "str | Callable[[], str]"
 """Text identifying a value: the repr, or ``#`` and a digest.
 
-A function computes the text later, because a digest may take a while. "" stands for a value not inspected.
+A function computes the text later, because a digest may take a while. "" stands for a value that cannot be inspected.
 """
 
 
@@ -450,7 +450,7 @@ class _Walk:
         return operator or method == "forward" or method in self.known.attributes
 
     def _method(self, function: types.FunctionType) -> None:
-        # If two classes have a method with the same name, both methods share a place.
+        # If the methods of two classes have the same qualified name, both methods share a place.
         before = self.uses
         self._function(function, _Place(function.__qualname__))
         if function.__name__ in NOT_CHANGING:

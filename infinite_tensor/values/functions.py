@@ -268,7 +268,8 @@ def changes(stored: Record, given: Record) -> Changes:
             line = _line(old, new)
         elif kind == _FIRM and is_comparable and stored.code and given.code:
             line = f"{_subject(place)} {'is not there any more' if new is None else 'was not there'}"
-            # Changed code reaches the same values by new names. Report only lost data, such as weights.
+            # Changed code may reach other values, or the same values by new names. Report only lost data, such as
+            # weights.
             if code and (old is None or old.said[0] != "#" or old.said in known):
                 line = ""
         if line:

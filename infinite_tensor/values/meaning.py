@@ -39,8 +39,8 @@ _SAME_SIZE, _SAME_PLACE = 1e-6, 1e-3
 class Seen(NamedTuple):
     """Scale and shift between the pixels of two tensors along one dimension, as part of a `Lens`.
 
-    For a level coarser by a factor of 4, the scale is 4 and the shift is 0. For the region ``t[100:200]``, the scale is
-    1 and the shift is 100.
+    For a level coarser by a factor of 4, by the method "mean", the scale is 4 and the shift is 0. For the region
+    ``t[100:200]``, the scale is 1 and the shift is 100.
 
     Attributes
     ----------
@@ -129,7 +129,7 @@ class Lens:
         """Create the lens from a tensor to a region of its pixels.
 
         `names` are the dimension names of the tensor. `start` is the first pixel of the region. `shown` maps each
-        dimension of the region to its name and extent.
+        dimension of the tensor that is kept in the region to its name and extent there.
         """
         numbers = {d: number for number, d in enumerate(shown)}
         seen = {d: Seen(numbers.get(d), Fraction(1), Fraction(first)) for d, first in enumerate(start)}
@@ -317,8 +317,8 @@ class Coordinate(Fact):
     def through(self, lens: Lens) -> Coordinate | None:
         """Return the coordinate of the other tensor.
 
-        Values are interpolated where needed. Return None if a dimension is missing there, or if interpolation is
-        impossible.
+        Values are interpolated where needed. Return None if a dimension is missing or unbounded there, or if
+        interpolation is impossible.
         """
         dims: list[int] = []
         values = self.values
@@ -437,7 +437,7 @@ class Attribute(Fact):
 class Code(Fact):
     """Meaning of the numbers in pixels: nodata, scale, offset, colour map or mask.
 
-    A code does not apply to pixels computed from these pixels.
+    A code does not apply to pixels computed from these pixels, except by coarsening.
 
     Attributes
     ----------
@@ -594,8 +594,8 @@ class StoredMeaning:
 def nodata_in(value: Any, dtype: torch.dtype) -> float | None:
     """Convert a nodata value to a dtype.
 
-    Floats are rounded. Return None if no pixel of this dtype can have the value. Metadata may give the value as text,
-    or in a list with one entry.
+    If the dtype is floating, the value is rounded. Return None if no pixel of this dtype can have the value. Metadata
+    may give the value as text, or in a list with one entry.
     """
     if dtype is torch.bool or dtype.is_complex:
         return None

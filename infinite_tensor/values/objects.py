@@ -198,7 +198,10 @@ def parts_of_attribute(value: object) -> list[object]:
 
 
 MOST_MEMBERS = 10_000
-"""Maximum number of members to inspect in a container. Larger containers are sampled evenly, and opaque."""
+"""Maximum number of members to inspect in a container.
+
+`said_at_once` covers larger containers of numbers and texts. Other larger containers are sampled evenly, and opaque.
+"""
 
 Members: TypeAlias = list[tuple[str, str, object]]
 

@@ -237,7 +237,8 @@ def _check_channels(channels: int, shape: Shape, window: TensorWindow) -> None:
     if not (alone and shape[0] == window.size[0] == channels):
         raise ValidationError(
             f"a reduction to {channels} values per pixel needs {channels} as the first entry of shape and of the size "
-            f"of output_window, with offset 0 and a stride of at least {channels}; got shape {shape} and {window!r}"
+            f"of output_window, with offset 0, a stride of at least {channels}, and a window coordinate that no other "
+            f"dimension follows; got shape {shape} and {window!r}"
         )
 
 

@@ -174,7 +174,10 @@ def mean_from_json(stored: object) -> WeightedMean:
 
 
 def lifted(mean: WeightedMean) -> WeightedMean:
-    """Return the mean for windows with an additional first dimension, such as channels."""
+    """Return the mean for windows with an additional first dimension, such as channels.
+
+    The additional dimension must not slide, so its entry of `sigma_scale` does not matter.
+    """
     scale = mean.sigma_scale
     return WeightedMean("gaussian", (scale[0], *scale)) if isinstance(scale, tuple) else mean
 
@@ -439,7 +442,7 @@ class Averaging:
 
     @cached_property
     def _uniform(self) -> list[bool]:
-        """For each dimension, whether the sum of the weights is constant."""
+        """For each dimension, whether the sum of the weights is constant along the dimension."""
         grid, weights = self._grid, weights_over(self._mean, self._grid.window)
         at = grid.window.start(tuple(grid.first))
         return [
@@ -517,8 +520,8 @@ _Blocks: TypeAlias = tuple[Array, Array, Array]
 def parts_of(blocks: _Blocks) -> list[_Blocks]:
     """Cut a target, its values and a factor into parts of at most `AT_ONCE` elements.
 
-    `blocks` is a tuple of these three. The factor must broadcast to the shape of the target. Blocks on a GPU are not
-    cut.
+    `blocks` is a tuple of these three. The values must have the shape of the target, and the factor must broadcast to
+    this shape. Blocks on a GPU are not cut.
     """
     target, values, factor = blocks
     count = math.prod(target.shape)

@@ -370,7 +370,7 @@ def test_a_reduction_that_does_not_fit_its_tensor_is_refused(dtype: str, reduce:
 
 def test_windows_that_begin_between_the_channels_are_refused() -> None:
     window = TensorWindow((CHANNELS, 4, 4), stride=(1, 4, 4))
-    with pytest.raises(ValidationError, match=r"needs 5 .* with offset 0 and a stride of at least 5"):
+    with pytest.raises(ValidationError, match=r"needs 5 .* with offset 0, a stride of at least 5, and"):
         built(str, window, shape=(CHANNELS, 8, 8), reduce=Reduction("softmax", CHANNELS))
 
 
