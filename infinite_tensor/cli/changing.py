@@ -1,6 +1,6 @@
-"""Commands for changing a store: fill, predict, cp, export, verify, gc and rm.
+"""Commands for writing to stores or files: fill, predict, cp, export, verify, gc and rm.
 
-No command deletes anything without consent.
+Without --repair, verify writes nothing. No command deletes anything without consent.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def _record(definition: Mapping[str, Any]) -> dict[str, Any]:
 @arguments.group
 @arguments.as_json
 def info(store: str, tensor_id: str, group: bool, as_json: bool) -> None:
-    """Show the definition and the stored tiles of a tensor.
+    """Show the definition of a tensor, and how many tiles and bytes of it are stored.
 
     For a group, show its tensors.
     """

@@ -152,7 +152,8 @@ class TensorGroup(Fillable):
     def shape(self) -> Shape:
         """Extent of each shared dimension in pixels of the group, or None if unbounded.
 
-        The group ends with the last pixel covered by every tensor. A coarser tensor may reach past this end.
+        The group ends with the last pixel in which every tensor has pixels. A coarser tensor may reach past this end. A
+        finer tensor may cover the last pixel only in part.
         """
         return self._shape
 

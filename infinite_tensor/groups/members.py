@@ -180,7 +180,10 @@ def read_members(
 
 
 def check_extents(members: Members) -> None:
-    """Check that all members end in the same pixel of the group."""
+    """Check that all members end in the same pixel of the group, along each shared dimension.
+
+    Raise ValidationError if not.
+    """
     shape = shape_of(members)
     if all(_ends_in(member, shape) for member in members.values()):
         return
@@ -288,8 +291,8 @@ def _check_as_many(
     if len(counts) > 1 or (0 in counts and unsaid):
         found = "; ".join(f"{show(key)} of shape {tensors[key].shape} shares {list(shared[key])}" for key in tensors)
         raise ValidationError(
-            f"the tensors of a group must all share the same number of dimensions, but {found}. By default, unbounded "
-            "dimensions are shared; give dims=... to share others"
+            f"the tensors of a group must share dimensions, and all share the same number of dimensions, but {found}. "
+            "By default, unbounded dimensions are shared; give dims=... to share others"
         )
     for key in tensors:
         inner = [d for d in _unbounded(tensors[key]) if d not in shared[key]]
@@ -427,7 +430,7 @@ def _line(member: StoredMember | None) -> str:
 def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any] | None) -> dict[Key, StoredMember]:
     """Read the members of a stored group from untrusted JSON.
 
-    Raise StoreError if the group is missing or damaged.
+    Raise StoreError if the group is missing, damaged, or stored by a later version of the format.
     """
     if stored is None:
         is_tensor = group_id in store
@@ -480,7 +483,10 @@ def opened_tensor(
 
 
 def checked_tensor(group_id: str, stored: StoredMember, given: object) -> InfiniteTensor:
-    """Return `given` after checking its definition against the stored definition."""
+    """Return `given` after checking its definition against the stored definition.
+
+    Raise ValidationError if `given` is no tensor, or has another definition.
+    """
     if not isinstance(given, InfiniteTensor):
         raise ValidationError(f"members must contain InfiniteTensors, got {quoted(given)} for {show(stored.key)}")
     if digest_of(given) != stored.digest:

@@ -183,7 +183,10 @@ def save_tensordict(members: Members, region: Selection, path: Path, workers: in
 
 
 def _created(folder: Path, members: Members, sample: Mapping[Key, torch.Tensor], region: Selection) -> dict[Key, str]:
-    """Create empty files for a memory-mapped TensorDict. Tensors without pixels have no file."""
+    """Create the files of a memory-mapped TensorDict in full size, still without pixels.
+
+    Return the name of each file. Tensors without pixels have no file.
+    """
     skeleton: Any = assembled(members, sample, region, torch.device("cpu")).memmap_like(folder)
     names = {key: skeleton.get(key).filename for key, tensor in sample.items() if tensor.numel()}
     del skeleton
@@ -193,7 +196,7 @@ def _created(folder: Path, members: Members, sample: Mapping[Key, torch.Tensor],
 
 
 def _blocks(members: Members, region: Selection) -> Iterator[Selection]:
-    """Split a region into small blocks with whole pixels of every tensor."""
+    """Split a region into small blocks. No split cuts through a pixel of any tensor."""
     nbytes = sum(math.prod(each.selection(region).shape) * each.tensor.dtype.itemsize for each in members.values())
     for d, (start, stop) in enumerate(zip(region.start, region.stop, strict=True)):
         unit = unit_of(members, d)
@@ -215,7 +218,7 @@ def _explained(path: Path) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError) as error:
         message = f"cannot write {str(path)!r}: {type(error).__name__}: {error}"
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            message += "; give the tensors shorter names, because their files have the same names"
+            message += "; give a shorter path, or give the tensors shorter names: files are named after tensors"
             raise ValidationError(message) from error
         raise (ValidationError if isinstance(error, ValueError) else StoreError)(message) from error
 

@@ -97,7 +97,7 @@ class Frame:
 
     @property
     def token(self) -> tuple[object, ...]:
-        """A hashable identifier for the pixels of the frame.
+        """An identifier for the pixels of the frame. It need not be hashable.
 
         It changes when windows of the tensor are dropped. It is the same in all processes if the tensor is stored and
         its functions can be identified. Otherwise each tensor object has its own value. If a frame shows only stored

@@ -60,7 +60,7 @@ class _Lazy(BackendArray):
 class _LazilyIndexed(LazilyIndexedArray):
     """A lazy array for xarray, cheap to transpose.
 
-    When xarray's own class is transposed, it creates an index for every pixel.
+    When xarray's own class is transposed, it creates an array of all indices along each dimension.
     """
 
     def transpose(self, order: Sequence[int]) -> CopyOnWriteArray:

@@ -118,7 +118,7 @@ class Stats:
         wanted = _checked_quantiles(q)
         if self._bins is None:
             raise ValidationError(
-                "the region has no pixels for quantiles: none are stored, or all are NaN or nodata; call "
+                "there are no pixels for quantiles: none are selected or stored, or all are NaN or nodata; call "
                 "t.stats(region, compute=True) to compute missing pixels"
             )
         places = [float(each) * (self.count - 1) for each in wanted.reshape(-1)]
@@ -253,7 +253,7 @@ class _Pixels:
                 yield part, wanted
 
     def _parts(self) -> Iterator[Selection]:
-        """Divide the selection into boxes.
+        """Divide the selection into boxes. Leave out the parts outside of `tiles`.
 
         If there is a mask, or missing pixels are not computed, each box lies in one tile.
         """
@@ -304,7 +304,7 @@ def _within(selection: Selection, start: Index, stop: Index) -> Selection | None
 
 
 class _Sieve:
-    """Filter for NaN, nodata and masked pixels. Passes the remaining values to `use`.
+    """Removes NaN, nodata and masked pixels, and passes the remaining values to `use`.
 
     Attributes
     ----------

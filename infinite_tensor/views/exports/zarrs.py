@@ -3,8 +3,9 @@
 On a local disk the group is written next to its target, then renamed. Elsewhere its root document is written last:
 without it, there is no group.
 
-An unfinished export contains a document with a hash that identifies the exported pixels. The next export of the same
-pixels skips the chunks written so far. None of them is incomplete, because each chunk is written as a whole.
+An unfinished export contains a document with a hash that identifies the exported pixels. The document has no hash if
+repeating the export may give other pixels. The next export with the same hash skips the chunks written so far, unless
+it has ``overwrite=True``. None of the chunks is incomplete, because each chunk is written as a whole.
 """
 
 from __future__ import annotations

@@ -279,11 +279,12 @@ def _bound(level: InfiniteTensor, spans: Sequence[tuple[int, int]], most: int) -
 
 
 def _places(query: str) -> list[int]:
-    """Parse the index along each dimension other than rows and columns, as in ``at=2,5``."""
+    """Parse the index along each dimension besides rows, columns and colours, as in ``at=2,5``."""
     for given in parse_qs(query, keep_blank_values=True).get("at", ())[-1:]:
         if not _AT.fullmatch(given):
             raise ValidationError(
-                f"at=... must have one int for each dimension except rows and columns, as in at=2,5, got {given!r:.80}"
+                "at=... must have one int for each dimension besides rows, columns and colours, as in at=2,5, got "
+                f"{given!r:.80}"
             )
         return list(map(int, given.split(",")))
     return []

@@ -37,7 +37,7 @@ from infinite_tensor.views.viewer.viewport import Budget
 _LARGEST = 6
 """The largest zoom."""
 _FARTHEST = 2.0**50
-"""Farthest distance from pixel 0. At larger distances, floats of a browser cannot distinguish quarters of pixels."""
+"""Farthest distance from pixel 0. Up to here, floats of a browser distinguish quarters of pixels."""
 _BESIDE = 75
 """Left and right margins of several pictures, in screen pixels, for an axis and a colour bar."""
 

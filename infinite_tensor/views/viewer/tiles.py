@@ -144,7 +144,8 @@ class Tiles:
     def computed(self, plane: Plane, tile: Tile) -> Picture:
         """Compute the missing pixels of a tile.
 
-        If ``f`` raises, return a picture of the error.
+        If this fails, as when ``f`` raises or a store fails, return a picture with the error. If pixels are neither
+        stored nor computable, return a picture with the state "partial".
         """
         if (plane, tile) in self._failed:
             return self._failed[plane, tile]
