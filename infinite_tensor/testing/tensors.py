@@ -246,7 +246,7 @@ class GroupTests(BackendTests):
 
 
 class LifeTests(BackendTests):
-    """Tests of reads through several store objects in turn."""
+    """Tests of reads through several store objects, in turn or at once."""
 
     def test_a_tensor_that_is_made_again_calls_f_zero_times(self, location: Any) -> None:
         """Stored pixels match the pixels of a memory store, bit for bit."""

@@ -24,7 +24,7 @@ from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values.spec import TensorSpec
 
 _FEW_REGIONS = 8
-"""For up to this many regions in a read, each region blends incomplete tiles separately."""
+"""If each call of `Access.add` has at most this many regions, each region blends incomplete tiles separately."""
 
 
 class Tiles(Protocol):
@@ -68,14 +68,15 @@ class Access(ABC):
     def whole(self, tiles: Sequence[Index]) -> list[Index]:
         """Return the complete tiles in `tiles`.
 
-        The pixels of these tiles can then be read without a call of `add`.
+        Only the pixels of these tiles can then be read without a call of `add`.
         """
 
     @abstractmethod
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
         """Return a mask of the windows still missing, out of windows returned by `add`.
 
-        Other reads may have deposited windows since. These windows become part of this access. Does no I/O.
+        Windows deposited by other reads become part of this access, also if they are deposited after this call. Does no
+        I/O.
         """
 
     @abstractmethod
@@ -179,8 +180,8 @@ class BlendedForRead:
     def get(self, index: Index, make: Callable[[], Blended | None]) -> Blended | None:
         """Return a blended tile.
 
-        The first call for a tile calls `make`, and later calls return the same result. None means that windows of the
-        tile are missing.
+        If the tile is not kept yet, `make` blends the tile. None means that windows of the tile are missing. For such a
+        tile, `make` is not called again until `look_again`.
         """
         tile = self._tiles.get(index)
         if tile is None and index not in self._lacking:
@@ -330,14 +331,15 @@ class Contents(ABC):
     def lend(self, held: threading.Lock, room: int) -> None:
         """Limit the growth of the cache to `room` bytes while `held` is locked.
 
-        A fill with ``max_memory``, for example, keeps `held` locked until its end. `cache_limit` still applies.
+        A fill, for example, keeps `held` locked until its end. `cache_limit` still applies.
         """
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:  # noqa: ARG002
         """Try to fill `out` from memory, and return True on success.
 
-        `start` is the first pixel. If False is returned, some pixels are not in memory, and the content of `out` is
-        undefined. A read tries this fast path first, before looking for missing windows.
+        `start` is the first pixel. False means that some pixels are not in memory, or that the store cannot copy them
+        at once. The content of `out` is undefined then. A read tries this fast path first, before looking for missing
+        windows.
         """
         return False
 
@@ -391,7 +393,7 @@ class Contents(ABC):
         return False
 
     def written(self, tensor_id: str) -> tuple[int, int]:  # noqa: ARG002  (memory has no storage)
-        """Return how much this process has written to storage for a tensor.
+        """Return how much the reads and fills of this store object have written to storage for a tensor.
 
         The result is the number of complete tiles, and the number of bytes before compression, including bytes of
         incomplete tiles. A fill reports how much these numbers have grown.
@@ -402,8 +404,8 @@ class Contents(ABC):
     def specs_downstream(self) -> list[TensorSpec]:
         """Return the specs for finding the dependants of a tensor.
 
-        The result includes all tensors with args, and all outputs of an ``f`` with several outputs. It may also include
-        other tensors.
+        The result includes all known tensors with args, and all known outputs of an ``f`` with several outputs. It may
+        also include other tensors.
         """
 
     def specs_at_hand(self) -> list[TensorSpec]:
@@ -443,8 +445,9 @@ class Contents(ABC):
     def generation(self, spec: TensorSpec) -> tuple[str, str] | None:  # noqa: ARG002  (memory is not shared)
         """Return two strings for the state of the stored pixels.
 
-        Compare the strings with the result of an earlier call. If they are equal, no stored pixels were deleted in
-        between by any process. Windows may have been added. Return None if the state is unknown.
+        Compare the strings with the result of an earlier call. If they are equal, no process has cleared the tensor or
+        called `drop` for it in between. Windows may have been added. `verify` and `collect_garbage` may have deleted
+        tiles. Return None if the state is unknown.
         """
         return None
 
@@ -499,7 +502,7 @@ class Contents(ABC):
     def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:
         """Flush, then list the damaged objects of a tensor.
 
-        `repair` deletes damaged objects, except definitions.
+        `repair` removes the damage, but leaves a damaged definition unchanged.
         """
 
     def collect_garbage(self, older_than: float | None) -> Garbage:  # noqa: ARG002  (memory has no garbage)

@@ -71,7 +71,7 @@ _LEAST_TILE_BYTES = 2**20
 _MOST_TILE_BYTES = 2**22
 _GATHERED_TILE_SIZE = 128
 _GATHERED_TILE_BYTES = 2**22
-"""With a reduction, default tiles grow by whole strides until the gathered windows take about this much memory."""
+"""Limits for the growth of default tiles with a reduction: pixels per dimension, and bytes of the gathered windows."""
 LARGEST_TILE_BYTES = 2**31 - 1
 """The buffer limit of common compressors."""
 
@@ -138,8 +138,8 @@ class Record:
     bound : object
         The object returned by `Backend._bind_tensor` for the tensor.
     written : list of int
-        The number of complete tiles stored by this process, and the size in bytes of everything stored by this process
-        for the tensor, before compression.
+        The number of complete tiles stored by the background writer of this store object, and the size in bytes of
+        everything the writer has stored for the tensor, before compression.
     current : bool
         Whether deposited windows may be stored: False once the tensor was cleared or invalidated.
     is_sparse : bool

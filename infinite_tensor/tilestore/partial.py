@@ -41,7 +41,7 @@ class PartialTile:
     prefix_length : int
         The number of windows in `prefix`.
     pieces : mapping of window index to torch.Tensor
-        Known windows after a missing window, each cut to the part inside the tile.
+        Other known windows, each cut to the part inside the tile. Some may also be in `prefix`.
     """
 
     prefix: torch.Tensor | None = None
@@ -154,7 +154,7 @@ def _digest(place: str, metadata: Mapping[str, str], raw: Mapping[str, torch.Ten
 
 
 class TileInProgress:
-    """A tile with missing windows, in memory.
+    """A tile in memory that collects windows until it is complete.
 
     Windows arrive in any order. All windows before the first missing window are blended immediately, into the prefix.
     Later windows wait as pieces. So every pixel is blended in lexicographic order, and heavy overlap takes little
@@ -246,7 +246,7 @@ class TileInProgress:
         return self._reducer.lowered(index) if self._is_reduced else index
 
     def add_row(self, index: Index, windows: Array) -> None:
-        """Add a row of windows along the last dimension.
+        """Add a row of windows, adjacent along the last coordinate.
 
         `index` is the index of the first window. All windows must touch the tile. Pixels outside the tile are ignored.
         """
@@ -334,9 +334,9 @@ class TileInProgress:
         return as_tensor(self._prefix)
 
     def unstored(self) -> PartialTile | None:
-        """Return the windows added since the last `mark_stored`.
+        """Return the windows added since the last `mark_stored`, as a part for storage.
 
-        Return None if there are none, or if the tile is spoilt.
+        If the prefix has grown, the part has the whole prefix. Return None if there are none, or if the tile is spoilt.
         """
         ranks = self._pieces.keys() - self._stored_pieces
         grown = self._prefix_length > self._stored_prefix

@@ -135,8 +135,7 @@ def _parsed(text: str) -> StoredTensor:
         raise ValidationError(f"format must be a positive int, got {fields['format']!r:.200}")
     if version > FORMAT:
         raise StoreError(
-            f"the format is {version}, but this version reads up to {FORMAT}; open the store with a later version of "
-            "this library"
+            f"the format is {version}, but this version reads up to {FORMAT}; use a later version of this library"
         )
     definition = definition_of(fields)
     return StoredTensor(definition, _tile_size(definition, fields.get("tile_size")))

@@ -189,7 +189,7 @@ class MemoryAccess(Access):
         return rows_in(box, lambda index: held.get(index) or found.get(index))
 
     def _remember(self, pixels: Array, start: Sequence[int], stop: Sequence[int]) -> None:
-        """Cache the complete tiles of a blended region."""
+        """Cache the tiles that lie entirely inside a blended region."""
         for tile in itertools.product(*map(range, *self._layout.box(start, stop))):
             low, to = self._layout.part(tile, start, stop)
             block = pixels[to]

@@ -60,7 +60,7 @@ class Row:
 def rows_in(
     box: tuple[Sequence[int], Sequence[int]], row_at: Callable[[Index], Row | None]
 ) -> list[tuple[Index, Array]] | None:
-    """Return all windows of a box, in as few arrays as possible.
+    """Return all windows of a box, in rows, without a copy.
 
     The result is a list of pairs ``(index, windows)``. The array `windows` begins with the window at `index`, and
     continues along the last coordinate. Return None if a window is missing. ``row_at(index)`` returns the `Row`
@@ -176,7 +176,8 @@ class Windows:
     def room(self) -> int:
         """The number of bytes left free for blended tiles.
 
-        If only the number of windows is limited, this is 0, so no blended tiles are kept.
+        Without a limit in bytes, this is 0. So no blended tiles are kept if only the number of windows is limited. If
+        nothing is limited, blended tiles are kept regardless of this number.
         """
         most = self._used.most_bytes
         return 0 if most is None else most - self._used.total_bytes
@@ -306,8 +307,8 @@ class Held:
     Attributes
     ----------
     spec : TensorSpec
-        The spec of the tensor at the start of the read. Once the tensor is cleared or invalidated, the read gets no
-        more windows from the cache.
+        The spec of the tensor at the start of the read. Once the tensor is cleared, moved or invalidated, the read gets
+        no more windows from the cache.
     rows : dict of tuple of int to Row
         The available windows.
     awaited : set of tuple of int

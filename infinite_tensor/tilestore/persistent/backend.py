@@ -78,7 +78,7 @@ class Backend(ABC):
         """Add a part to each partial tile, or delete the partial tile.
 
         `partials` maps each tile index to the new part, or to None to delete all stored parts. When a part is added,
-        earlier parts, also from other processes, must be kept.
+        all other parts must be kept, also parts that other processes add at the same time.
         """
 
     # Documents: JSON objects, each the definition of a tensor (names begin with ``t-``) or of a group (``g-``).
@@ -202,7 +202,7 @@ class Backend(ABC):
         """Return an identifier for the encoding of tiles, such as the compression settings.
 
         If two backends return equal values, a copy between them passes encoded tiles from `_read_encoded` to
-        `_write_encoded`. Return None if the backend lacks these methods.
+        `_write_encoded`. Return None if encoded tiles of the tensor cannot be read or written.
         """
         return None
 
@@ -234,9 +234,9 @@ class Backend(ABC):
     def _bind_again(self, tensor_id: str, bound: object) -> None:  # noqa: B027  (most need nothing)
         """Restore weak references to `bound`, the object returned by `_bind_tensor` for this tensor.
 
-        Called when the garbage collector frees the store, but some tiles must still be stored. The garbage collector
-        may have cleared all weak references to `bound`. A backend without such references need not override this
-        method.
+        Called when the garbage collector frees the store, because some tiles may still have to be stored. The garbage
+        collector may have cleared all weak references to `bound`. A backend without such references need not override
+        this method.
         """
 
     def _has_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bool]:

@@ -296,7 +296,7 @@ class TileCache:
         self._drop(lambda key, _entry: key[0] is record)
 
     def hand_over(self, old: Record, new: Record, but: BoxUnion) -> None:
-        """Keep the valid tiles of a tensor in memory, after some tiles have been invalidated.
+        """Keep the valid tiles of a tensor in memory when some tiles are invalidated.
 
         Complete, stored tiles are moved from the old record of the tensor to the new one. All other tiles are dropped
         from memory, also tiles waiting to be stored. Waits for a write in progress. After this call, no tile of the old

@@ -78,9 +78,9 @@ class Registry:
     def record_of(self, spec: TensorSpec, original: Mapping[str, Any] | None = None) -> Record:
         """Return the record of a tensor.
 
-        If the tensor is new, create it in storage, encoded like the tensor with the stored definition `original`. The
-        record stays in memory as long as `spec`. Raise ValidationError if the store has a different tensor under the
-        same id.
+        If the tensor is new, create it in storage, unless the store is read-only. `original` may be the stored
+        definition of another tensor. The new tensor is then encoded like that tensor. The record stays in memory as
+        long as `spec`. Raise ValidationError if the store has a different tensor under the same id.
         """
         record = self.records.get(spec.tensor_id)
         if record is None:

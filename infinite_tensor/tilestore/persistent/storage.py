@@ -275,8 +275,9 @@ class Storage:
         """Store the tiles in `jobs`, and return the errors.
 
         Called on the background thread of the writer. After the call, `jobs` contains only tiles that could not be
-        stored. Tiles of cleared tensors are removed without storing. `lock` protects the tiles from changes. It is not
-        locked during I/O. `_backend` is not used, but this reference keeps the store alive until the thread has ended.
+        stored. Tiles of records that are not current are removed without storing. `lock` protects the tiles from
+        changes. It is not locked during I/O. `_backend` is not used, but this reference keeps the store alive until the
+        thread has ended.
         """
         by_record: dict[Record, dict[Index, TileInProgress]] = {}
         for (record, tile), job in jobs.items():
