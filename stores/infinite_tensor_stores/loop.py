@@ -77,7 +77,7 @@ def _is_here(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop able to start threads even at exit."""
+    """An event loop with an executor that works even at exit."""
 
     def __init__(self) -> None:
         super().__init__()

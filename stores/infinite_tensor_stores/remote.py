@@ -17,7 +17,7 @@ from infinite_tensor_stores.files import bounded
 
 _HIDDEN = "***"
 _HARMLESS = "addressing_style endpoint_url host mode port profile project region_name signature_version"
-"""Options without credentials. The text of any other option may be a credential."""
+"""Options without credentials, except for a login in a URL. The text of any other option may be a credential."""
 _SHORT = 6
 
 # A password may contain an unquoted slash. Text after a host with a port is no password.
@@ -192,7 +192,7 @@ class RemoteStore(FsspecStore):
 
 
 def _changed(entry: Mapping[str, Any]) -> float | None:
-    """Return the time of the last write, in seconds since 1970."""
+    """Return the time of the last write, in seconds since 1970, or None if unknown."""
     named = [entry[name] for name in ("LastModified", "last_modified", "mtime", "created") if name in entry]
     times = [each.timestamp() if isinstance(each, datetime) else each for each in named]
     return next((float(each) for each in times if isinstance(each, int | float)), None)

@@ -91,7 +91,7 @@ def local_path(target: str) -> Path:
     Raises
     ------
     ValidationError
-        If `target` is another URL, a URL shortened by pathlib, or a path in the home folder of an unknown user.
+        If `target` is another URL, a URL with a single slash, or a path in the home folder of an unknown user.
     """
     scheme, is_url, rest = target.partition("://")
     if is_url:
@@ -103,7 +103,7 @@ def local_path(target: str) -> Path:
         return Path(unquote(slash + path if host == "localhost" else rest))
     protocol, is_cut, _ = target.partition(":/")
     if is_cut and protocol in available_protocols():
-        raise ValidationError(f"pathlib has removed a slash from the URL {protocol}://...; give the URL as a str")
+        raise ValidationError(f"a URL begins with {protocol}://, but pathlib removes a slash; give the URL as a str")
     try:
         return Path(target).expanduser()
     except RuntimeError as error:
@@ -130,7 +130,7 @@ def text_of(target: str | os.PathLike[str]) -> str:
 
 
 def absolute(target: Any) -> Any:
-    """Make a local path absolute.
+    """Make a local path absolute, also the path of a `LocalStore`.
 
     A later change of the current folder then has no effect. Other targets are returned unchanged.
     """

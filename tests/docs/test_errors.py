@@ -338,7 +338,7 @@ def _() -> None:
     ZarrTileStore("missing.zarr", mode="r")
 
 
-@case("but data of another program", StoreError, "empty folder")
+@case("but other data", StoreError, "empty folder")
 def _() -> None:
     Path("folder").mkdir()
     Path("folder/photo.jpg").touch()

@@ -211,7 +211,7 @@ def test_what_is_no_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "letters" / "to-you.txt").write_text("Hello")
     with pytest.raises(StoreError):
         tensor(tmp_path / "letters")
-    with pytest.raises(ValidationError, match="pathlib has removed a slash"):
+    with pytest.raises(ValidationError, match="pathlib removes a slash"):
         tensor(Path("s3://bucket/world.zarr"))
 
 

@@ -93,7 +93,7 @@ class MappedBlocks(Blocks):
         self._checked: dict[int, tuple[int, int, int]] = {}
 
     def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
-        """Map the files, and check files new to this process."""
+        """Map the files, and check new and changed files."""
         return [self._load(number) for number in numbers]
 
     def save(self, blocks: Mapping[int, torch.Tensor]) -> None:

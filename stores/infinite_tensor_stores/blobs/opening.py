@@ -60,7 +60,8 @@ class Wanted:
         block_size = self.block_size or max(1, min(_MOST_ROWS, _BLOCK_BYTES // row_bytes))
         if block_size * row_bytes > LARGEST_TILE_BYTES:
             raise ValidationError(
-                f"a block of {block_size} rows has more than {LARGEST_TILE_BYTES} bytes; give a smaller block_size"
+                f"a block of {block_size} rows has more than {LARGEST_TILE_BYTES} bytes; give a smaller block_size or "
+                "shape"
             )
         is_automatic = isinstance(self.compressors, str) and self.compressors == "auto"
         compressors = None if is_automatic and is_local else self.compressors

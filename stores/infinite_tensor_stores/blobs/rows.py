@@ -474,9 +474,9 @@ class Rows:
         self._in_doubt = False
 
     def _settle(self) -> None:
-        """Read the last commit again if a write to the storage has failed.
+        """Read the last commit again if a write to the storage has failed or was interrupted.
 
-        Despite the error, the storage may have carried out the write.
+        The storage may have carried out the write nevertheless.
         """
         if not self._in_doubt:
             return

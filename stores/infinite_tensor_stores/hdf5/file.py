@@ -421,10 +421,10 @@ def _check_free(h5: Any, owner: object) -> None:
     if not taken:
         return
     names = ", ".join(taken[:_TOLD]) + (f" and {len(taken) - _TOLD} more" if len(taken) > _TOLD else "")
-    told = f"{owner}: the HDF5 file contains {names} of another program; choose another path"
+    told = f"{owner}: the HDF5 file is not a store, and {names} would be in the way; choose another path"
     if tensors_in(h5):
         told += (
-            f". If this library wrote the file, restore its mark: h5py.File(path, 'r+').attrs[{MARK!r}] = "
+            f". If this library wrote the file, the mark of the store is lost: h5py.File(path, 'r+').attrs[{MARK!r}] = "
             f"{FORMAT} restores it"
         )
     raise StoreError(told)

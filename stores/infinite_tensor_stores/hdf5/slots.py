@@ -415,7 +415,7 @@ class TileSlots:
         # Write pixels before the index rows with references to them.
         for first, run in runs:
             self._data[first : first + len(run)] = np.stack([blocks[number] for number in run.tolist()])
-        # Update memory first. After a failed write, the next attempt then frees the written rows.
+        # Update memory before the rows. After a failed write, the next attempt then frees the written rows.
         self._checksums[slots] = checksums
         self._index.put(indices, slots.tolist())
         for first, run in runs:

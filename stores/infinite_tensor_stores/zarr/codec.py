@@ -124,8 +124,8 @@ class ChunkCodec:
     def _decompressed(self, data: Bytes) -> npt.NDArray[Any]:
         """Decompress a block.
 
-        If the size stated in `data` is wrong, raise ValueError before any memory is allocated. Without compressors, the
-        block may be a view of `data`.
+        Raise ValueError if a size stated in `data` is wrong or too large. Each stated size is checked before memory is
+        allocated for it. Without compressors, the block may be a view of `data`.
         """
         if not self._compressors:
             return np.frombuffer(data, self._stored_dtype).reshape(self._shape)

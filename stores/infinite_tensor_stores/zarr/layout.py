@@ -288,7 +288,7 @@ def array_in(document: bytes) -> str | None:
     attributes = found.get("attributes")
     blob = attributes.get(BLOB) if isinstance(attributes, dict) else None
     if not isinstance(blob, dict):
-        return "a Zarr array of another program; choose another path"
+        return "a Zarr array; choose another path"
     rows, shape, dtype = (str(blob.get(name))[:200] for name in ("rows", "shape", "dtype"))
     return f"a TensorBlob, not a store: {rows} rows of shape {shape} and {dtype}; TensorBlob.open reads it"
 

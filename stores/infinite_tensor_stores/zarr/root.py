@@ -4,7 +4,7 @@ A folder belongs to this library if its name is ``t-...`` or ``g-...`` and it co
 ``tiles-<incarnation>`` and ``partial-<incarnation>``. All other folders are left alone. Files left in folders by killed
 writers and by operating systems are ignored.
 
-Garbage is stored data without a definition: deleted incarnations, logs of complete tiles, temporary files.
+Garbage is stored data without any use: deleted incarnations, logs of complete tiles, temporary files.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Root:
         if not self._objects.store.supports_deletes:
             raise StoreError(
                 f"{self._owner}: {kind} cannot delete, but a store must delete outdated data; write to a folder, pack "
-                "the folder, and open the packed store with mode='r'"
+                "the content of the folder, and open the packed store with mode='r'"
             )
         try:
             self._objects.exist([_LOG])
@@ -180,13 +180,12 @@ class Root:
     def _check_free(self) -> None:
         """Check that a new store can be created here.
 
-        Raise StoreError if there is data of other programs. On a local disk, also raise StoreError inside another
-        store.
+        Raise StoreError if there is other data. On a local disk, also raise StoreError inside another store.
         """
         if strangers := self._strangers():
             raise StoreError(
-                f"{self._owner}: there is no store, but data of another program: "
-                f"{', '.join(map(repr, strangers))}; choose an empty folder"
+                f"{self._owner}: there is no store, but other data: {', '.join(map(repr, strangers))}; choose an empty "
+                "folder"
             )
         if self._objects.root is None:
             # On remote storage, the check for another store would cost requests.
@@ -215,7 +214,7 @@ class Root:
         """
         array = array_in(document)
         if array is not None:
-            raise StoreError(f"{self._owner} must be a store, but there is {array}; choose another folder")
+            raise StoreError(f"{self._owner} must be a store, but there is {array}")
         try:
             ours = attributes_in(document)
             member = None if ours is None else member_in(ours)
@@ -233,7 +232,7 @@ class Root:
             if isinstance(document, Unreadable):
                 advice = "Move it away"
             elif theirs:
-                strangers = f"the folder also contains data of another program, such as {theirs[0]!r}"
+                strangers = f"there is also other data, such as {theirs[0]!r}"
                 advice = f"Restore it from a copy; {strangers}"
             else:
                 advice = "It contains only the version of the store: delete it, and open the store with mode 'a'"

@@ -184,7 +184,7 @@ class Logs:
     def forget(self, logs: Iterable[str]) -> None:
         """Forget the lengths of logs.
 
-        Called before logs are deleted.
+        Called for logs that are being deleted, or have been deleted.
         """
         for log in logs:
             self._lengths.pop(log, None)

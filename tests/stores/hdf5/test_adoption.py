@@ -130,7 +130,7 @@ def test_a_file_in_which_something_is_in_the_way_is_refused_and_left_alone(taken
     with h5py.File(path, "w") as h5:
         put(h5)
     before = path.read_bytes()
-    with pytest.raises(StoreError, match=rf"contains {name} of another program; choose another path$"):
+    with pytest.raises(StoreError, match=rf"not a store, and {name} would be in the way; choose another path$"):
         HDF5TileStore(path, mode)
     assert path.read_bytes() == before
 
@@ -232,7 +232,7 @@ RESTORES = r"attrs\['infinite_tensor_format'\] = 1 restores it"
 DAMAGES: dict[str, tuple[Any, list[str], str]] = {
     **{repr(mark): (mark, MODES[:4], rf"may be damaged.*{RESTORES}") for mark in (0, -1, "one", 1.5, [1, 2])},
     "later": (2, MODES[:4], "has format 2, this version reads up to 1"),
-    "none": (None, ADOPTING, rf"contains /t-map of another program.*{RESTORES}"),
+    "none": (None, ADOPTING, rf"/t-map would be in the way.*{RESTORES}"),
 }
 
 
