@@ -44,7 +44,7 @@ def ls(store: str, long: bool, as_json: bool) -> int:
     if groups:
         click.echo(f"groups: {', '.join(map(plain, groups))}")
     if not tensors and not groups:
-        note(f"{store} holds no tensors")
+        note(f"{store} contains no tensors")
     for problem in errors.values():
         tell("Error", str(problem))
     return 1 if errors else 0

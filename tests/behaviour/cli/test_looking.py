@@ -87,7 +87,7 @@ def test_ls_of_an_empty_store_says_so(cli: CommandLine, tmp_path: Path) -> None:
     ZarrTileStore(tmp_path / "s").close()
     found = cli("ls", tmp_path / "s")
     assert (found.code, found.out) == (0, "")
-    assert "holds no tensors" in found.err
+    assert "contains no tensors" in found.err
 
 
 @pytest.mark.parametrize("name", ["nothing", "nothing.h5"])
