@@ -132,7 +132,7 @@ def test_a_dictionary_that_is_no_json_is_refused() -> None:
 
 def test_the_format_of_a_later_version_asks_for_an_upgrade_whatever_else_it_holds(storage: Storage) -> None:
     storage["base", "definition"] = json.dumps({"format": 4, "form": "new"})
-    with pytest.raises(StoreError, match="open the store with a later version"):
+    with pytest.raises(StoreError, match="use a later version"):
         opened(storage).open("base")
 
 
