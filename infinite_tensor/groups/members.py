@@ -433,9 +433,10 @@ def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any] | 
     Raise StoreError if the group is missing, damaged, or stored by a later version of the format.
     """
     if stored is None:
-        is_tensor = group_id in store
-        tensor = f"{group_id!r} is a tensor: call store.open({group_id!r})"
-        hint = tensor if is_tensor else f"the groups are {store.group_ids()}"
+        if group_id in store:
+            hint = f"{group_id!r} is a tensor: call store.open({group_id!r})"
+        else:
+            hint = f"the groups are {store.group_ids()}"
         raise StoreError(f"{store} contains no group {group_id!r}; {hint}")
     try:
         version, members = stored.get("format"), stored.get("members")

@@ -169,7 +169,7 @@ def test_the_name_of_a_blend_is_never_imported(
 
 def test_a_blend_that_cannot_work_on_the_dtype_is_refused(storage: Storage) -> None:
     change(storage, "top", blend="torch._VariableFunctionsClass.maximum", dtype="complex64", blend_init=None)
-    with pytest.raises(ValidationError, match=r"does not work on .*torch\.complex64"):
+    with pytest.raises(ValidationError, match=r"does not work on torch\.complex64"):
         opened(storage).open("top")
 
 
