@@ -172,8 +172,10 @@ class Functions:
 
     def altered(self) -> list[str]:
         """Return the locations of weights and tensors changed in place since `look`."""
-        pairs = zip(self._states, self._states_now(), strict=True)
-        return list(dict.fromkeys(place for (place, before), (_, now) in pairs if before != now))
+        # A network may have gained or lost weights, so the states have no fixed order.
+        before, now = self._states, self._states_now()
+        changed = [each for each in before if each not in now] + [each for each in now if each not in before]
+        return list(dict.fromkeys(place for place, _ in changed))
 
     @property
     def record(self) -> Record:

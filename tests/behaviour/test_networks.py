@@ -132,3 +132,15 @@ def test_what_a_network_is_moved_and_compiled_to_is_no_warning(opened: Opened) -
     with opened() as store:
         kept = Net().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         assert changed(lambda: build(store, torch.nn.DataParallel(kept))) == []
+
+
+def test_a_network_that_gained_a_parameter_in_place_is_noticed(opened: Opened) -> None:
+    net = torch.nn.Linear(4, 4)
+
+    def make() -> InfiniteTensor:
+        return built(closing_over(net), WINDOW, store=store, name="t")
+
+    with opened() as store:
+        make()
+        net.register_parameter("added", torch.nn.Parameter(torch.zeros(3)))
+        assert changed(make) == ["t"]
