@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from infinite_tensor.errors import ShapeMismatchError, ValidationError
+from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import Calling
 from infinite_tensor.support.given import quoted
 from infinite_tensor.values.arrays import check_unmasked

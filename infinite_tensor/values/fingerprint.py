@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.support.forks import cached_property
 from infinite_tensor.values.arrays import digest_of_array, is_large, memory_map_of, stamps_of_array
 from infinite_tensor.values.digest import OF_MODULES, digest_of_module, digest_of_script, digest_of_tensor, state_of
 from infinite_tensor.values.objects import (
@@ -134,7 +135,7 @@ class Reach:
         """
         return sha256_of(sorted(set(self._walk.code)))
 
-    @functools.cached_property
+    @cached_property
     def values(self) -> tuple[list[Item], list[str]]:
         """Two lists: the values found, and the locations of objects that could not be inspected."""
         said = [Item(place, said if isinstance(said, str) else said(), kind) for place, said, kind in self._walk.items]
@@ -467,7 +468,7 @@ class _Walk:
             for name in sorted(held.keys() - self.known.attributes - OF_MODULES):
                 self._named(name, held[name], place.at(f".{name}", owner, _STATE), assigned)
         for name in sorted(self.known.attributes & held.keys()):
-            if not isinstance(class_attribute(kind, name), functools.cached_property):
+            if not isinstance(class_attribute(kind, name), functools.cached_property):  # noqa: TID251  (what users have)
                 self._named(name, held[name], place.at(f".{name}", owner), assigned)
 
     def _python_module(self, module: types.ModuleType, place: _Place) -> None:

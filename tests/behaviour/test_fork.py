@@ -212,6 +212,30 @@ def test_a_fork_in_the_middle_of_a_cached_property_leaves_children_that_compute_
     assert slow.__dict__["value"] == 7
 
 
+def test_a_child_forked_while_a_network_is_inspected_builds_its_tensor(tmp_path: Path) -> None:
+    begun, forked = threading.Event(), threading.Event()
+
+    class Slow(torch.nn.Module):
+        """Takes long to tell what it is."""
+
+        def get_extra_state(self) -> int:
+            begun.set()
+            forked.wait(LIMIT)
+            return 0
+
+    def make_with(net: torch.nn.Module, name: str) -> None:
+        built(lambda ctx: net(torch.ones(4) * ctx[0]), 4, store=ZarrTileStore(tmp_path / name), name="t")
+
+    thread = threading.Thread(target=make_with, args=(Slow(), "a.zarr"))
+    thread.start()
+    begun.wait(LIMIT)
+    try:
+        in_child(lambda: make_with(torch.nn.Identity(), "b.zarr"))
+    finally:
+        forked.set()
+        thread.join()
+
+
 def test_a_forked_child_reads_an_hdf5_file_and_is_refused_to_write(tmp_path: Path) -> None:
     store = HDF5TileStore(tmp_path / "s.h5", tile_size=16)
     t = make(store)

@@ -9,7 +9,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -20,6 +19,7 @@ from infinite_tensor.errors import StoreError, TileAccessError, ValidationError
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.pipelines.pyramid import stored_levels
+from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.stopping import Stopped, end_if_unwanted
 from infinite_tensor.tensor import InfiniteTensor
