@@ -283,7 +283,8 @@ class GridDataset(_Patches[_Item_co]):
 
     Examples
     --------
-    >>> t = InfiniteTensor((3, None, None), lambda ctx: torch.ones(3, 8, 8), TensorWindow((3, 8, 8)))
+    >>> window = TensorWindow((3, 8, 8))
+    >>> t = InfiniteTensor((3, None, None), lambda ctx: torch.ones(3, 8, 8), window)
     >>> dataset = GridDataset(t, 64, region=sl[:, 0:256, 0:192])
     >>> len(dataset), dataset[0].shape
     (12, torch.Size([3, 64, 64]))
@@ -384,7 +385,9 @@ class PatchDataset(_Patches[_Item_co]):
 
     Examples
     --------
-    >>> t = InfiniteTensor((None, None), lambda ctx: torch.ones(8, 8), TensorWindow((8, 8)))
+    >>> t = InfiniteTensor(
+    ...     (None, None), lambda ctx: torch.ones(8, 8), TensorWindow((8, 8))
+    ... )
     >>> dataset = PatchDataset(t, 16, region=sl[0:1000, 0:1000], seed=1, length=500)
     >>> dataset[499].shape
     torch.Size([16, 16])

@@ -154,7 +154,9 @@ class InfiniteTensor(Fillable):
 
     Examples
     --------
-    >>> t = InfiniteTensor((None, None), lambda ctx: torch.full((2, 2), float(sum(ctx))), TensorWindow((2, 2)))
+    >>> def f(ctx):
+    ...     return torch.full((2, 2), float(sum(ctx)))
+    >>> t = InfiniteTensor((None, None), f, TensorWindow((2, 2)))
     >>> t[-1:3, 0]
     tensor([-1.,  0.,  0.,  1.])
     """
@@ -588,7 +590,9 @@ class InfiniteTensor(Fillable):
 
         Examples
         --------
-        >>> t = InfiniteTensor((None, None), lambda ctx: torch.full((4, 4), float(ctx[0])), TensorWindow((4, 4)))
+        >>> def f(ctx):
+        ...     return torch.full((4, 4), float(ctx[0]))
+        >>> t = InfiniteTensor((None, None), f, TensorWindow((4, 4)))
         >>> found = t.stats(sl[0:12, 0:4], compute=True)
         >>> found.count, found.mean, found.max
         (48, 1.0, 2.0)
@@ -678,7 +682,9 @@ class InfiniteTensor(Fillable):
 
         Examples
         --------
-        >>> t = InfiniteTensor((5, 4), lambda ctx: torch.arange(20.0).view(5, 4), TensorWindow((5, 4)))
+        >>> t = InfiniteTensor(
+        ...     (5, 4), lambda ctx: torch.arange(20.0).view(5, 4), TensorWindow((5, 4))
+        ... )
         >>> t.coarsen(2)[...]
         tensor([[ 2.5000,  4.5000],
                 [10.5000, 12.5000],
@@ -1131,7 +1137,9 @@ class InfiniteTensor(Fillable):
 
         Examples
         --------
-        >>> t = InfiniteTensor((None, None), lambda ctx: torch.ones(4, 4), TensorWindow((4, 4)))
+        >>> t = InfiniteTensor(
+        ...     (None, None), lambda ctx: torch.ones(4, 4), TensorWindow((4, 4))
+        ... )
         >>> t.export(sl[-8:8, 0:16], "ones.npy")
         >>> import numpy
         >>> numpy.load("ones.npy").shape

@@ -65,7 +65,9 @@ class Mask:
 
     Examples
     --------
-    >>> t = InfiniteTensor((None, None), lambda ctx: torch.ones(256, 256), TensorWindow((256, 256)))
+    >>> t = InfiniteTensor(
+    ...     (None, None), lambda ctx: torch.ones(256, 256), TensorWindow((256, 256))
+    ... )
     >>> right = Mask([[0, 1], [0, 1]], scale=256)
     >>> report = t.fill(sl[0:512, 0:512], where=right, progress=False)
     >>> report.windows, report.skipped

@@ -79,8 +79,13 @@ class TensorGroup(Fillable):
 
     Examples
     --------
-    >>> height = InfiniteTensor((None, None), lambda ctx: torch.ones(4, 4), TensorWindow((4, 4)))
-    >>> colour = InfiniteTensor((3, None, None), lambda ctx: torch.zeros(3, 4, 4), TensorWindow((3, 4, 4)))
+    >>> height = InfiniteTensor(
+    ...     (None, None), lambda ctx: torch.ones(4, 4), TensorWindow((4, 4))
+    ... )
+    >>> window = TensorWindow((3, 4, 4))
+    >>> colour = InfiniteTensor(
+    ...     (3, None, None), lambda ctx: torch.zeros(3, 4, 4), window
+    ... )
     >>> world = TensorGroup({"height": height, "look": {"colour": colour}})
     >>> world["look", "colour"] is colour
     True

@@ -55,7 +55,8 @@ class InfiniteBuffer(nn.Module):
     >>> class Map(torch.nn.Module):
     ...     def __init__(self) -> None:
     ...         super().__init__()
-    ...         heights = InfiniteTensor((None,), lambda ctx: torch.full((4,), float(ctx[0])), TensorWindow((4,)))
+    ...         row = lambda ctx: torch.full((4,), float(ctx[0]))
+    ...         heights = InfiniteTensor((None,), row, TensorWindow((4,)))
     ...         self.heights = InfiniteBuffer(heights)
     >>> module = Map()
     >>> module.heights[2:6]

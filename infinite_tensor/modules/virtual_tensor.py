@@ -203,7 +203,9 @@ class VirtualTensor(TensorLike):
     ...         torch.nn.init.ones_(self.weight)
     ...         VirtualTensor.create(self, "scaled", "times_gain")
     ...
-    ...     def times_gain(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    ...     def times_gain(
+    ...         self, dtype: torch.dtype, device: torch.device
+    ...     ) -> torch.Tensor:
     ...         return self.gain * self.weight
     ...
     ...     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -119,7 +119,9 @@ def map_windows(
 
     Examples
     --------
-    >>> ramp = InfiniteTensor((None,), lambda ctx: torch.arange(8.0) + 8 * ctx[0], TensorWindow((8,)))
+    >>> ramp = InfiniteTensor(
+    ...     (None,), lambda ctx: torch.arange(8.0) + 8 * ctx[0], TensorWindow((8,))
+    ... )
     >>> def mean_of_three(x):
     ...     return (x[:-2] + x[1:-1] + x[2:]) / 3
     >>> ramp.map(mean_of_three, halo=1)[-2:2]

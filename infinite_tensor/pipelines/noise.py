@@ -119,7 +119,9 @@ def noise(
     >>> world = noise((None, None), seed=3)
     >>> world[-1:1, 10**12]
     tensor([0.1798, 0.5148])
-    >>> latents = noise((4, None, None), seed=3, stream=1, kind="normal", dims=("c", "y", "x"))
+    >>> latents = noise(
+    ...     (4, None, None), seed=3, stream=1, kind="normal", dims=("c", "y", "x")
+    ... )
     """
     name, kept = _checked_kind(kind), _checked_dtype(dtype)
     key = _checked_word("seed", seed), _checked_word("stream", stream)

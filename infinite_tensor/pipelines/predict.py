@@ -248,7 +248,10 @@ def predict(
     Examples
     --------
     >>> net = torch.nn.Conv2d(3, 5, 3, padding=1)
-    >>> labels = predict(net, torch.rand(3, 100, 150), window=64, reduce="argmax", dims=("c", "y", "x"))
+    >>> labels = predict(
+    ...     net, torch.rand(3, 100, 150),
+    ...     window=64, reduce="argmax", dims=("c", "y", "x"),
+    ... )
     >>> labels.shape, labels.dtype
     ((100, 150), torch.uint8)
     """

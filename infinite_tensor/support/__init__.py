@@ -28,7 +28,8 @@ def offered_by(
     Examples
     --------
     >>> package = {"__name__": "infinite_tensor.support", "__all__": ["quoted"]}
-    >>> find, names = offered_by(package, {"infinite_tensor.support.given": ["quoted"]})
+    >>> where = {"infinite_tensor.support.given": ["quoted"]}
+    >>> find, names = offered_by(package, where)
     >>> find("quoted")(1), names()
     ('1', ['quoted'])
     """

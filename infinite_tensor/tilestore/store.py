@@ -155,7 +155,8 @@ class TileStore:
         --------
         >>> store = ZarrTileStore("memory://far", tile_size=64)
         >>> t = InfiniteTensor(
-        ...     (None,), lambda ctx: torch.ones(64), TensorWindow((64,)), tile_store=store, tensor_id="ones"
+        ...     (None,), lambda ctx: torch.ones(64), TensorWindow((64,)),
+        ...     tile_store=store, tensor_id="ones",
         ... )
         >>> _ = t[64_000_000_000]
         >>> store.extent("ones")
@@ -380,9 +381,11 @@ class TileStore:
 
         Examples
         --------
-        >>> store, other = ZarrTileStore("memory://here", tile_size=64), ZarrTileStore("memory://there")
+        >>> store = ZarrTileStore("memory://here", tile_size=64)
+        >>> other = ZarrTileStore("memory://there")
         >>> t = InfiniteTensor(
-        ...     (None,), lambda ctx: torch.ones(64), TensorWindow((64,)), tile_store=store, tensor_id="ones"
+        ...     (None,), lambda ctx: torch.ones(64), TensorWindow((64,)),
+        ...     tile_store=store, tensor_id="ones",
         ... )
         >>> float(t[0:128].sum())
         128.0

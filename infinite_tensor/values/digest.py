@@ -95,7 +95,8 @@ def digest(module: nn.Module) -> str:
     >>> net = torch.nn.Conv2d(1, 1, 3, padding=1).eval()
     >>> def f(ctx):
     ...     return net(torch.full((1, 4, 4), float(ctx[1])))
-    >>> t = InfiniteTensor((1, 4, None), f, TensorWindow((1, 4, 4)), version=digest(net))
+    >>> window = TensorWindow((1, 4, 4))
+    >>> t = InfiniteTensor((1, 4, None), f, window, version=digest(net))
     >>> t.version == digest(torch.nn.DataParallel(net))
     True
     """

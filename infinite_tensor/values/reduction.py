@@ -84,9 +84,13 @@ class Reduction:
     --------
     >>> from infinite_tensor import InfiniteTensor, TensorWindow
     >>> def scores(ctx):
-    ...     return torch.stack([torch.zeros(2, 2), torch.full((2, 2), float(sum(ctx)))])
+    ...     last = torch.full((2, 2), float(sum(ctx)))
+    ...     return torch.stack([torch.zeros(2, 2), last])
     >>> window = TensorWindow((2, 2))
-    >>> labels = InfiniteTensor((None, None), scores, window, dtype="uint8", reduce=Reduction("argmax", 2))
+    >>> labels = InfiniteTensor(
+    ...     (None, None), scores, window,
+    ...     dtype="uint8", reduce=Reduction("argmax", 2),
+    ... )
     >>> labels[-2:4, 0]
     tensor([0, 0, 0, 0, 1, 1], dtype=torch.uint8)
     """

@@ -188,6 +188,16 @@ def test_example_in_a_docstring_runs(name: str, tmp_path: Path, monkeypatch: pyt
     check(EXAMPLES[name])
 
 
+def test_code_is_at_most_80_columns_wide() -> None:
+    """So much fits beside the menus of the site on a screen of 1280 pixels."""
+    blocks = [(page.name, found) for page in PAGES for found in _FENCE.finditer(page.read_text(encoding="utf-8"))]
+    rows = [(name, row.removeprefix(found["indent"])) for name, found in blocks for row in found["code"].splitlines()]
+    for name, test in EXAMPLES.items():
+        rows += [(name, f">>> {row}") for example in test.examples for row in example.source.splitlines()]
+        rows += [(name, row) for example in test.examples for row in example.want.splitlines()]
+    assert [(where, row) for where, row in rows if len(row) > 80] == []
+
+
 @pytest.mark.parametrize("kind", [infinite_tensor.InfiniteTensor, infinite_tensor.TensorWindow])
 def test_what_everybody_uses_has_an_example(kind: type) -> None:
     assert f"{kind.__module__}.{kind.__qualname__}" in EXAMPLES

@@ -120,7 +120,9 @@ class TensorBlob(Dataset[torch.Tensor]):
 
         Examples
         --------
-        >>> with TensorBlob.open("memory://example-blob", "w", dtype="float32", shape=(3,)) as blob:
+        >>> with TensorBlob.open(
+        ...     "memory://example-blob", "w", dtype="float32", shape=(3,)
+        ... ) as blob:
         ...     blob.write(torch.ones(5, 3))
         5
         >>> blob = TensorBlob.open("memory://example-blob")

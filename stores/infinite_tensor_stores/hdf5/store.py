@@ -235,7 +235,8 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     --------
     >>> store = HDF5TileStore("map.h5", mode="w", tile_size=64)
     >>> t = InfiniteTensor(
-    ...     (None, None), lambda ctx: torch.ones(64, 64), TensorWindow((64, 64)), tile_store=store, tensor_id="map"
+    ...     (None, None), lambda ctx: torch.ones(64, 64), TensorWindow((64, 64)),
+    ...     tile_store=store, tensor_id="map",
     ... )
     >>> float(t[-100:100, 0:50].sum())
     10000.0
