@@ -11,6 +11,7 @@ import os
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from infinite_tensor.pipelines.reopening import (
     by_absolute_path,
     is_fork_safe,
     library_of,
-    locks_of,
+    looked_into,
     opened_by,
     opened_in_child,
 )
@@ -46,6 +47,7 @@ from infinite_tensor.values.checks import dense, stand_in
 from infinite_tensor.values.definition import json_value
 from infinite_tensor.values.dtypes import DTYPES
 from infinite_tensor.values.meaning import MOST_COORDINATES, Attribute, Code, Coordinate, Fact, Meaning
+from infinite_tensor_stores.remote import without_logins
 from infinite_tensor_stores.targets import is_in_memory, shown
 
 
@@ -142,7 +144,7 @@ class ArrayReader(Reader):
         self.in_file = _lies_elsewhere(self._array)
         # A memmap counts as memory: the operating system decides which parts to keep.
         self.in_memory = isinstance(self._array, torch.Tensor | np.ndarray) and self.device.type == "cpu"
-        self._locks = locks_of(self._array)
+        self._locks, self._folders = looked_into(self._array)
         self._inherited = False
         if library_of(self._array) in _FAITHFUL:
             self.dtype = torch_dtype_of(self._array.dtype, self._array)
@@ -164,10 +166,28 @@ class ArrayReader(Reader):
             block = self._array[region]
             if library_of(block) == "xarray":
                 block = block.data
+            folders = self._folders
             if hasattr(block, "compute"):
+                if len(folders) > 1:
+                    # Of an array over many files, open only those of this block.
+                    (block,) = import_module("dask").optimize(block)
+                    _, folders = looked_into(block.dask.cull(block.__dask_keys__()))
                 # Threads of Dask do not exist in a forked child, and would cause a deadlock in a worker of Dask.
                 block = block.compute(scheduler="synchronous")
+            if folders and _may_lack_chunks(block, region, self._array):
+                self._check_there(folders)
             return as_tensor(block, self._array)
+
+    def _check_there(self, folders: Sequence[Opened]) -> None:
+        """Raise StoreError if a folder cannot be opened again, because missing chunks read as fill values."""
+        for function, args in folders:
+            try:
+                function(*args)
+            except Exception as error:
+                raise StoreError(
+                    f"{self!r} has vanished: {without_logins(str(error))}; restore it, or make the tensor again from "
+                    "another copy"
+                ) from error
 
     def _open_in_child(self) -> None:
         try:
@@ -178,6 +198,7 @@ class ArrayReader(Reader):
                 f"{error}. Spawn the workers, as in DataLoader(..., multiprocessing_context='spawn'), or open the "
                 "array and call from_array in each worker"
             ) from error
+        self._folders = looked_into(self._array)[1]
         self._inherited = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -248,6 +269,19 @@ def _lies_elsewhere(array: Any) -> bool:
     if isinstance(array, np.ndarray):
         return memory_map_of(array) is not None
     return library_of(array) != "zarr" or not is_in_memory(array.store_path.store)
+
+
+def _may_lack_chunks(block: Any, region: Box, array: Any) -> bool:
+    """Return whether the first pixel of a chunk in a block has the fill value, or whether that is unknown."""
+    if library_of(array) != "zarr":
+        return True
+    firsts = [
+        sorted({0, *range(-each.start % n, each.stop - each.start, n)})
+        for each, n in zip(region, array.chunks, strict=True)
+    ]
+    found = block[np.ix_(*firsts)]
+    # NaN differs from itself. Without a fill value, missing chunks read as 0.
+    return bool(np.any((found == (array.fill_value or 0)) | (found != found)))  # noqa: PLR0124
 
 
 def _file_of(array: Any) -> str | None:

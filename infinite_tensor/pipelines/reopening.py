@@ -209,51 +209,55 @@ _ONE_STATE = {"netCDF4": "HDF5", "h5py": "HDF5"}
 """Libraries with a global state for all open files, and the owner of the state."""
 
 
-def locks_of(array: Any) -> tuple[Lock, ...]:
-    """Return the locks for reading an array, in order of acquisition.
+def looked_into(array: Any) -> tuple[tuple[Lock, ...], tuple[Opened, ...]]:
+    """Return the locks for reading an array, in order of acquisition, and how to open its folders again.
 
     All arrays of a library with a global state share a lock. An array of another library has a lock for each file
     object in it, or a single lock if it contains no file objects. Arrays safe for parallel reads have no lock.
+
+    A folder is an array whose chunks are files or objects of their own, such as a zarr.Array inside a Dask array. If
+    it is deleted while it is open, its chunks read as fill values, but opening it again raises an error.
     """
-    library = library_of(array)
-    if library in _PARALLEL:
-        return ()
-    walk = _Looking()
+    library, walk = library_of(array), _Looking()
     with contextlib.suppress(Exception):
         walk.dump(array)
     shared = walk.shared
-    if not shared and library not in _WRAPPERS:
+    if library in _PARALLEL:
+        shared = set()
+    elif not shared and library not in _WRAPPERS:
         shared = {_ONE_STATE.get(library, id(array))}
     with _of_locks:
         found = [_locks.get(key) or Lock() for key in shared]
         _locks.update(zip(shared, found, strict=True))
-    return tuple(sorted(found, key=id))
+    return tuple(sorted(found, key=id)), tuple(walk.folders)
 
 
 class _Looking(_ToChild):
-    """Finds the objects in an array that only one thread at a time may use.
+    """Finds the objects in an array that only one thread at a time may use, and its folders.
 
-    These are open files, and libraries with a global state, such as HDF5. The objects are found by pickling the array.
-    The pickle is never loaded, and no methods of unknown classes are called.
+    The former are open files, and libraries with a global state, such as HDF5. The objects are found by pickling the
+    array. The pickle is never loaded, and no methods of unknown classes are called.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.shared: set[Hashable] = set()
+        self.folders: list[Opened] = []
 
     def persistent_id(self, obj: Any) -> int | None:
-        """Add an open file, or the global state of netCDF4, to `shared`.
+        """Add an open file, or the global state of netCDF4, to `shared`, and an array in a folder to `folders`.
 
         Return None to let pickle look inside `obj`, or 0 to skip `obj`.
         """
         kind = type(obj)
-        if library_of(obj) == "netCDF4":
-            self.shared.add(_ONE_STATE["netCDF4"])
-        elif hasattr(kind, "seek") and hasattr(kind, "read"):
-            self.shared.add(id(obj))
-        elif not is_fork_safe(obj):
-            return None
-        return 0
+        is_netcdf, is_file = library_of(obj) == "netCDF4", hasattr(kind, "seek") and hasattr(kind, "read")
+        if is_netcdf or is_file:
+            self.shared.add(_ONE_STATE["netCDF4"] if is_netcdf else id(obj))
+        folder = _folder_of(obj)
+        if folder is not None:
+            self.folders.append(folder)
+        skips = is_netcdf or is_file or isinstance(obj, zarr.Array) or is_fork_safe(obj)
+        return 0 if skips else None
 
     def reducer_override(self, obj: Any) -> Any:
         """Pickle a list with the state of `obj`, or with the variables in the closure of a function.
@@ -267,6 +271,36 @@ class _Looking(_ToChild):
         else:
             held = [object.__getstate__(obj)]
         return list, (held,)
+
+
+def _folder_of(obj: Any) -> Opened | None:
+    library, kind = library_of(obj), type(obj).__name__
+    if isinstance(obj, zarr.Array):
+        return _of_zarr(obj)
+    if (library, kind) == ("tensorstore", "TensorStore") and obj.kvstore is not None:
+        return _open_tensorstore, (obj.spec(retain_context=True),)
+    if (library, kind) == ("netCDF4", "Variable") and _NCZARR in obj.group().filepath():
+        return _of_netcdf(obj.group())
+    if (library, kind) == ("xarray", "CachingFileManager"):
+        state = obj.__getstate__()[:5]
+        return (_open_manager, (type(obj), *state)) if _NCZARR in str(state[1]) else None
+    return None
+
+
+_NCZARR = "#mode="
+"""In the URL of a folder with a netCDF file as Zarr arrays."""
+
+
+def _open_manager(*state: Any) -> None:
+    manager = _own_manager(*state)
+    manager.acquire()
+    manager.close()
+
+
+def _open_tensorstore(spec: Any) -> Any:
+    import tensorstore  # noqa: PLC0415  (there is an array of it)
+
+    return tensorstore.open(spec, open=True, read=True).result()
 
 
 # How to open the files of each library again. With None, the library's own pickling is used.
