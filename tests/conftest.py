@@ -17,10 +17,12 @@ from __future__ import annotations
 import gc
 import os
 import re
+import shutil
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +43,7 @@ _PACKAGES = _S3_PACKAGES | {
 }
 """What the extras install, by the names under which it is imported."""
 _MISSING = re.compile(r"No module named '(\w+)")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _GARBAGE_THRESHOLDS = gc.get_threshold()
 
 
@@ -99,3 +102,17 @@ def _load_profile() -> None:
 
 with suppress(ImportError):
     _load_profile()
+
+
+@pytest.fixture(scope="module")
+def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A Chromium without a screen, with the `BROWSER_OPTIONS` of the module; skipped where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip("there is no Chromium on the path")
+    options = getattr(request.module, "BROWSER_OPTIONS", ())
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=path, args=["--no-sandbox", *options])
+        yield found
+        found.close()
