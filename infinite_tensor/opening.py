@@ -265,12 +265,10 @@ def _rebuilt(parts: list[_PickledComputation], number: int) -> InfiniteTensor:
 def extent_of(tensor: InfiniteTensor) -> tuple[slice, ...] | None:
     """Return the smallest region around all stored tiles, including partial tiles.
 
-    Return None if no tile is stored.
+    Return None if no tile is stored. What a read-only store has computed in memory does not count.
     """
     node = node_of(tensor)
-    layout = node.contents.layout(node.spec)
-    found = node.contents.inventory(node.spec, *layout.pixels)
-    tiles = list(zip(*found.complete, *found.partial, strict=True))
+    layout, tiles = node.contents.layout(node.spec), list(zip(*node.contents.stored_tiles(node.spec), strict=True))
     if not tiles:
         return None
     return tuple(map(slice, layout.start(tuple(map(min, tiles))), layout.stop(tuple(map(max, tiles)))))

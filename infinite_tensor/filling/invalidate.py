@@ -128,6 +128,19 @@ def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
         stores |= found
 
 
+def forget(nodes: Sequence[Node]) -> None:
+    """Drop tensors of which another process has dropped pixels, and all tensors computed from them, from memory."""
+    if nodes:
+        wrong = _wrong_windows([(node, None) for node in nodes], dependants=True)
+        stores = {id(tensor.store): tensor.store for tensor, _ in wrong}
+        DROPPING.carry_out(list(stores.values()), partial(_forget, wrong))
+
+
+def _forget(wrong: _Wrong) -> None:
+    for tensor, _ in reversed(wrong):
+        tensor.store.forget(tensor.spec)
+
+
 def _drop_in(
     stores: Mapping[int, Contents], requests: Requests, *, dependants: bool
 ) -> Invalidation | dict[int, Contents]:

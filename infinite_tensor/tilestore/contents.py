@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -15,7 +15,7 @@ import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import Index, IntArray
-from infinite_tensor.geometry.window_sets import BoxUnion
+from infinite_tensor.geometry.window_sets import BoxUnion, all_windows
 from infinite_tensor.support.allocation import Array
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import store_method, store_query
@@ -385,6 +385,14 @@ class Contents(ABC):
         The region must not be empty. No pixels of complete tiles are read.
         """
 
+    def stored_tiles(self, spec: TensorSpec) -> Collection[Index]:
+        """Flush, then return all tiles of a tensor in storage, complete or partial.
+
+        For a store in memory, return the tiles in memory.
+        """
+        found = self.inventory(spec, *self.layout(spec).pixels)
+        return {*found.complete, *found.partial}
+
     def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:  # noqa: ARG002
         """Check whether all tiles of a region are stored, without reading tiles.
 
@@ -441,6 +449,14 @@ class Contents(ABC):
         StoreError
             If deleting fails. Some windows may remain then. Call the method again to delete them.
         """
+
+    def forget(self, spec: TensorSpec) -> None:
+        """Drop all windows of a tensor from memory, because another process has dropped some.
+
+        The next read looks in storage again. Reads in progress may still use the windows, and store nothing. Must be
+        called while the store is `paused`.
+        """
+        self.drop(spec, all_windows(spec.grid))
 
     def generation(self, spec: TensorSpec) -> tuple[str, str] | None:  # noqa: ARG002  (memory is not shared)
         """Return two strings for the state of the stored pixels.

@@ -176,6 +176,14 @@ class PersistentContents(Contents):
         return Inventory(record.layout, frozenset(complete), {t: w for t, w in known.items() if t not in complete})
 
     @store_method
+    def stored_tiles(self, spec: TensorSpec) -> set[Index]:
+        """Flush, then list the tiles of a tensor; see `Contents.stored_tiles`."""
+        self.flush()
+        layout = self.layout(spec)
+        complete, partial = self.storage.find(spec.tensor_id, *layout.box(*layout.pixels))
+        return complete | partial
+
+    @store_method
     def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:
         """Return whether all tiles of a region are in storage."""
         self.raise_failure()
@@ -304,6 +312,12 @@ class PersistentContents(Contents):
             backend._delete_tiles(spec.tensor_id, list(tiles.points()) if few else found)
             backend._flush_backend()
         return Dropped(tiles=len(found))
+
+    def forget(self, spec: TensorSpec) -> None:
+        """Drop all tiles of a tensor from memory, stored or not; see `Contents.forget`."""
+        record = self.registry.forget(spec.tensor_id)
+        if record is not None:
+            self.tiles.forget(record)
 
     def collect_garbage(self, older_than: float | None) -> Garbage:
         """Flush, then delete data without a definition.

@@ -24,6 +24,7 @@ from infinite_tensor.pipelines.pyramid import without_levels
 from infinite_tensor.support.given import checked_count, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
+from infinite_tensor.tilestore.inventory import sources_first
 from infinite_tensor.tilestore.persistent.documents import name_of
 from infinite_tensor.views.face import PLACES
 from infinite_tensor.views.server.served import Served, Settings, refused
@@ -80,19 +81,26 @@ def _tensors_of(
     sources: Sequence[Source], *, store_results: bool
 ) -> Iterator[tuple[str, Callable[[], InfiniteTensor]]]:
     readers: dict[TileStore, TileStore] = {}
+    # Tensors that were given with their f, also as an arg of another tensor, by their store and id.
+    computed: dict[tuple[str | None, str], Callable[[], InfiniteTensor]] = {}
     for source in sources:
-        if isinstance(source, TileStore):
-            store = source if store_results else reader_of(source, readers)
-            yield from ((each, partial(store.open, each)) for each in without_levels(store.tensor_ids()))
-        elif isinstance(source, InfiniteTensor | TensorGroup):
+        if isinstance(source, InfiniteTensor | TensorGroup):
             members: Iterable[Any] = [source] if isinstance(source, InfiniteTensor) else source.values(True, True)
             for tensor in members:
-                yield tensor.tensor_id, partial(_same, tensor if store_results else for_reading(tensor, readers))
-        else:
+                opened = partial(_same, tensor if store_results else for_reading(tensor, readers))
+                for each in sources_first([opened()], lambda each: each.args):
+                    computed[each.tile_store.address, each.tensor_id] = partial(_same, each)
+                yield tensor.tensor_id, opened
+        elif not isinstance(source, TileStore):
             raise ValidationError(
                 f"sources must be InfiniteTensors, TensorGroups or TileStores, got {quoted(source)}; open a path with "
                 "open_store(path, mode='r')"
             )
+    for source in sources:
+        if isinstance(source, TileStore):
+            store = source if store_results else reader_of(source, readers)
+            for tensor_id in without_levels(store.tensor_ids()):
+                yield tensor_id, computed.get((store.address, tensor_id), partial(store.open, tensor_id))
 
 
 def _same(tensor: InfiniteTensor) -> InfiniteTensor:

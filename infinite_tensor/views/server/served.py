@@ -6,6 +6,7 @@ import hashlib
 import math
 import re
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,8 +17,10 @@ from urllib.parse import parse_qs
 from starlette.responses import Response
 
 from infinite_tensor.engine.assemble import windows_to_compute
-from infinite_tensor.engine.chain import node_of
+from infinite_tensor.engine.chain import Node, chain_of, node_of
+from infinite_tensor.engine.reads import DROPPING
 from infinite_tensor.errors import TileAccessError, ValidationError
+from infinite_tensor.filling.invalidate import forget
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.opening import extent_of
@@ -43,6 +46,8 @@ _LEVELS = 8
 _MOST_PLANNED = 2**14
 """Maximum number of windows to look up for counting missing windows. Larger counts are estimated."""
 _LEVELS_BYTES = 64 * 2**20
+_AGE_SECONDS = 1.0
+"""How long an answer may lag behind what other processes drop."""
 _PASSING = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
@@ -83,14 +88,15 @@ class Settings:
 
 
 class Served:
-    """A tensor as seen by clients.
+    """A tensor as seen by clients, as it is in its stores now.
 
-    The first request opens the tensor, and therefore takes longest.
+    The first request opens the tensor, and therefore takes longest. At most a second after any process has dropped
+    stored pixels of the tensor or of a tensor upstream, they are no longer answered from memory.
 
     Parameters
     ----------
     opened : callable
-        Opens and returns the tensor.
+        Opens and returns the tensor. It is called again after the tensor was cleared or recreated.
     settings : Settings
         The settings that apply to all tensors.
     """
@@ -99,6 +105,9 @@ class Served:
         self._opened = opened
         self._settings = settings
         self._lock = threading.Lock()
+        self._content: _Content | None = None
+        self._states: dict[Node, tuple[str, str] | None] = {}
+        self._looked = (0.0, 0)
 
     def answer(self, path: str, query: str, *, compute: bool) -> Response | None:
         """Answer a request for `path`.
@@ -106,8 +115,7 @@ class Served:
         Return None if pixels must be computed but `compute` is False.
         """
         try:
-            tile = _TILE.fullmatch(path)
-            return self._map_tile(tile, query, compute=compute) if tile else self._key(path, compute=compute)
+            return self.content().answer(path, query, compute=compute)
         except Stopped:
             return refused(503, "the request was cancelled")
         except BaseException as error:  # noqa: BLE001  (what an f raises must not end the server)
@@ -119,26 +127,66 @@ class Served:
 
     def flush(self) -> None:
         """Store pending results."""
-        if "tensor" in vars(self):
-            self.tensor.tile_store.flush()
+        if self._content is not None:
+            self._content.tensor.tile_store.flush()
 
-    @cached_property
-    def tensor(self) -> InfiniteTensor:
-        """The tensor."""
-        return self._opened()
+    def content(self) -> _Content:
+        """Return the opened tensor, without what was dropped from its stores."""
+        with self._lock:
+            now, drops = time.monotonic(), DROPPING.count
+            if self._content is not None and now < self._looked[0] + _AGE_SECONDS and drops == self._looked[1]:
+                return self._content
+            states = {node: node.contents.generation(node.spec) for node in self._states}
+            changed = [node for node, state in states.items() if state != self._states[node]]
+            forget(changed)
+            if self._content is None or any(_incarnation(states[n]) != _incarnation(self._states[n]) for n in changed):
+                tensor = self._opened()
+                states = {node: node.contents.generation(node.spec) for node in chain_of([node_of(tensor)])}
+                self._content = _Content(tensor, self._settings)
+            # `forget` counts as a drop.
+            self._states, self._looked = states, (now, DROPPING.count)
+            return self._content
+
+
+def _incarnation(state: tuple[str, str] | None) -> str | None:
+    return None if state is None else state[0]
+
+
+class _Content:
+    """An opened tensor, what clients see of it, and how it is drawn.
+
+    Parameters
+    ----------
+    tensor : InfiniteTensor
+        The tensor.
+    settings : Settings
+        The settings that apply to all tensors.
+    """
+
+    def __init__(self, tensor: InfiniteTensor, settings: Settings) -> None:
+        self.tensor = tensor
+        self._settings = settings
+        self._region = settings.region
+        if self._region is None and None in tensor.shape:
+            # Now, before clients have pixels computed far away.
+            self._region = extent_of(tensor)
+        self._lock = threading.Lock()
+
+    def answer(self, path: str, query: str, *, compute: bool) -> Response | None:
+        """Answer a request; see `Served.answer`."""
+        tile = _TILE.fullmatch(path)
+        return self._map_tile(tile, query, compute=compute) if tile else self._key(path, compute=compute)
 
     # Zarr.
 
     @cached_property
     def _face(self) -> FaceStore:
-        region = self._settings.region
+        region = self._region
         if region is None and None in self.tensor.shape:
-            region = extent_of(self.tensor)
-            if region is None:
-                raise ValidationError(
-                    "this unbounded tensor has no stored pixels to show; start the server with a region, as in "
-                    '--region "0:512,0:512"'
-                )
+            raise ValidationError(
+                "this unbounded tensor had no stored pixels to show; start the server with a region, as in "
+                '--region "0:512,0:512"'
+            )
         frame = Frame.of(self.tensor, region)
         if max(frame.shape) > _LONGEST:
             raise ValidationError(

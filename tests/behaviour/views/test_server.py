@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,72 @@ def test_what_has_changed_is_sent_again() -> None:
         again = server.get("/world/s0/world/c/0/0", **{"If-None-Match": first.headers["etag"]})
         assert again.status_code == 200
         assert again.content != first.content
+
+
+DROP = """
+import sys
+from infinite_tensor import ZarrTileStore, sl
+ZarrTileStore(sys.argv[1]).open("world").invalidate(sl[0:1, 0:1])
+"""
+CHANGES: dict[str, Callable[[Path, InfiniteTensor], object]] = {
+    "invalidated": lambda _path, tensor: tensor.invalidate(sl[0:1, 0:1]),
+    "recreated": lambda path, tensor: remade(path, tensor, f=tensor.f),
+    "recreated otherwise": lambda path, tensor: remade(path, tensor, f=tensor.f, version=2),
+    "deleted": lambda path, _tensor: ZarrTileStore(path).clear_tensor("world"),
+    "invalidated elsewhere": lambda path, _tensor: subprocess.run([sys.executable, "-c", DROP, path], check=True),
+}
+
+
+def remade(path: Path, _tensor: InfiniteTensor, **options: Any) -> None:
+    with ZarrTileStore(path) as other:
+        other.clear_tensor("world")
+        made(other, **options)[0:64, 0:64]
+
+
+@pytest.mark.parametrize(
+    ("change", "source"),
+    [
+        pytest.param(change, source, marks=() if change == source_change else pytest.mark.slow)
+        for change in CHANGES
+        for source, source_change in {"tensor": "invalidated elsewhere", "store": "recreated otherwise"}.items()
+    ],
+)
+def test_stored_pixels_that_are_dropped_anywhere_are_not_served(tmp_path: Path, change: str, source: str) -> None:
+    value = [1.0]
+    path = tmp_path / "w.zarr"
+    with ZarrTileStore(path, tile_size=SIDE) as store:
+        tensor = made(store, f=lambda _ctx: torch.full((SIDE, SIDE), value[0]))
+        half = tensor.map(lambda x: x / 2, window=SIDE)
+        tensor[0:64, 0:64]
+        store.flush()
+        served_by = [tensor, half] if source == "tensor" else [ZarrTileStore(path, mode="r")]
+        with served(*served_by, settings=Settings(sl[0:64, 0:64], low=0, high=4)) as server:
+            paths = ["/world/s0/world/c/0/0", "/world/0/0/0.png"]
+            if source == "tensor":
+                name = server.get("/").text.split('href="/')[2].partition("/")[0]
+                paths += [f"/{name}/0/0/0.png"]
+            before = [server.get(asked) for asked in paths]
+            assert [each.status_code for each in before] == [200] * len(paths)
+            value[0] = 2.0
+            CHANGES[change](path, tensor)
+            end = time.monotonic() + PATIENCE
+            for asked, old in zip(paths, before, strict=True):
+                while server.get(asked).content == old.content:
+                    assert time.monotonic() < end, asked
+
+
+def test_what_clients_have_computed_far_away_does_not_move_the_array(world: InfiniteTensor) -> None:
+    far = world.map(torch.neg, window=SIDE)
+    with served(far, world, world.tile_store) as server:
+        for name in re.findall('href="/(.*?)/zarr', server.get("/").text):
+            assert server.get(f"/{name}/0/{2**40}/0.png").status_code == 200
+        assert server.get("/world/s0/world/zarr.json").json()["shape"] == [256, 256]
+
+
+def test_a_stored_arg_of_a_given_tensor_is_computed_too(tmp_path: Path) -> None:
+    world = made(tmp_path / "w.zarr")
+    with served(world.map(torch.neg, window=SIDE), ZarrTileStore(tmp_path / "w.zarr", mode="r")) as server:
+        assert server.get("/world/0/4/0.png").headers["cache-control"] == "no-cache"
 
 
 def test_zarr_is_told_what_is_not_computed(tmp_path: Path) -> None:
