@@ -818,9 +818,10 @@ class InfiniteTensor(Fillable):
         zarr.Array
             Its name is the last part of `tensor_id`, if that was given; otherwise "values", or "values_" if a dimension
             is called "values". Element ``[i, j]`` is pixel ``[i - origin[0], j - origin[1]]``, where `origin` is in
-            ``array.attrs["infinite_tensor"]``. For each dimension of up to ``2**22`` pixels, the group also contains a
-            one-dimensional array of coordinates, named after the dimension. bfloat16, which zarr lacks, becomes
-            float32.
+            ``array.attrs["infinite_tensor"]``. For each dimension of up to ``2**27`` pixels, the group also contains a
+            one-dimensional array of coordinates, named after the dimension. A longer dimension ``y`` is named
+            ``y_index``, because xarray counts from the first pixel of the array where it finds no coordinates.
+            bfloat16, which zarr lacks, becomes float32.
 
         Raises
         ------

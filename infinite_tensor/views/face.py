@@ -45,6 +45,7 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.frame import Frame
 from infinite_tensor.views.metadata import (
     Along,
+    Chunk,
     Shown,
     array_name_of,
     chunk_bytes,
@@ -225,18 +226,23 @@ class FaceStore(Store):
     __str__ = __repr__
 
     @cached_property
-    def _documents(self) -> dict[str, bytes]:
-        """The metadata and the coordinates, by their keys."""
+    def _contents(self) -> tuple[dict[str, bytes], dict[str, Chunk]]:
+        """The metadata, and the chunks of the coordinates, by their keys."""
         shown = {path: face.shown for path, face in self._faces.items()}
         arrays = {path: each.document() for path, each in shown.items()}
-        documents, chunks = documents_of(
+        return documents_of(
             shown, arrays, self._attributes or {}, is_plain_name, in_levels=self._attributes is not None
         )
-        return documents | chunks
 
     def document(self, key: str) -> bytes | None:
-        """Return the metadata or coordinates under a key, or None for any other key. Computes nothing."""
-        return self._documents.get(key)
+        """Return the metadata or coordinates under a key, or None for any other key. Computes no pixel."""
+        documents, chunks = self._contents
+        return chunks[key]() if key in chunks else documents.get(key)
+
+    @property
+    def _keys(self) -> Iterator[str]:
+        """The keys of all documents, and of the chunks of all coordinates."""
+        return itertools.chain(*self._contents)
 
     def chunk_of(self, key: str) -> tuple[Face, Index] | None:
         """Return the face and the index of the chunk under a key, or None for any other key."""
@@ -276,16 +282,17 @@ class FaceStore(Store):
 
     async def exists(self, key: str) -> bool:
         """Whether a key exists. Computes nothing."""
-        return key in self._documents or self.chunk_of(key) is not None
+        return any(key in each for each in self._contents) or self.chunk_of(key) is not None
 
     async def getsize(self, key: str) -> int:
         """Return the size of a value in bytes. Computes nothing."""
         chunk = self.chunk_of(key)
         if chunk is not None:
             return chunk[0].chunk_bytes
-        if key not in self._documents:
+        document = self.document(key)
+        if document is None:
             raise FileNotFoundError(key)
-        return len(self._documents[key])
+        return len(document)
 
     async def set(self, key: str, value: Buffer) -> None:  # noqa: ARG002
         """Raise ValueError: the store is read-only."""
@@ -301,7 +308,7 @@ class FaceStore(Store):
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """Yield the keys beginning with `prefix`."""
-        for key in self._documents:
+        for key in self._keys:
             if key.startswith(prefix):
                 yield key
         for path, face in self._faces.items():
@@ -318,7 +325,7 @@ class FaceStore(Store):
         """Yield the names of the entries of a folder."""
         path = prefix.rstrip("/")
         folder = f"{path}/" if path else ""
-        names = [key.removeprefix(folder).partition("/")[0] for key in self._documents if key.startswith(folder)]
+        names = [key.removeprefix(folder).partition("/")[0] for key in self._keys if key.startswith(folder)]
         for name in dict.fromkeys([*names, "c"] if path in self._faces else names):
             yield name
         array, _, above = folder.rpartition("/c/")

@@ -11,7 +11,8 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,6 @@ from infinite_tensor.support.nested import Key, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number, json_number
 from infinite_tensor.values.meaning import (
-    MOST_COORDINATES,
     Attribute,
     Code,
     Coordinate,
@@ -43,6 +43,9 @@ _PLAIN_NAME = re.compile(r"[^\W_][\w.-]*")
 SPATIAL_REF = "spatial_ref"
 """Coordinate without dimensions for the CRS, as in rioxarray and GDAL."""
 
+_MOST_LABELS = 2**27
+"""Maximum length of a dimension with coordinates. xarray loads all of them, here 1 GiB, when it opens a group."""
+_LABELS_AT_ONCE = 2**20
 _ATTRIBUTES = {"nodata": ("_FillValue", "nodatavals"), "scale": ("scale_factor", "scales")} | {
     "offset": ("add_offset", "offsets")
 }
@@ -237,7 +240,7 @@ def _of_place(place: Georeference, dims: Sequence[str], shape: Sequence[int]) ->
         a, b, c, d, e, f = place.transform
         attrs["GeoTransform"] = " ".join(map(repr, (c, a, b, f, d, e)))
         for along, first, step in ((place.columns, c, a), (place.rows, f, e)):
-            if b == d == 0 and shape[along] <= MOST_COORDINATES:
+            if b == d == 0 and shape[along] <= _MOST_LABELS:
                 yield Coordinate(dims[along], [along], first + step * (np.arange(shape[along]) + 0.5), {})
     if attrs:
         yield Coordinate(SPATIAL_REF, [], np.array(0), attrs)
@@ -296,9 +299,11 @@ class Shown(NamedTuple):
     def of(cls, frame: Frame, dims: Mapping[int, str], along: tuple[Along, ...] = ()) -> Shown:
         """Return the array of a frame.
 
-        `dims` contains the dimensions to keep: the number and the name of each.
+        `dims` contains the dimensions to keep: the number and the name of each. A dimension too long for coordinates
+        is renamed, see `label_of`.
         """
-        return cls(frame, dims, frame.meaning(dims), along or (Along(),) * frame.ndim)
+        named = {d: label_of(name, frame.shape[d]) for d, name in dims.items()}
+        return cls(frame, named, frame.meaning(named), along or (Along(),) * frame.ndim)
 
     def document(
         self,
@@ -318,18 +323,56 @@ class Shown(NamedTuple):
         said = ours | {**(attributes or {})}
         return array_document(shape, chunks, frame.dtype, [*self.dims.values()], said, fill_value, compressors)
 
-    def coordinates(self) -> dict[str, Coordinate]:
+    def coordinates(self) -> dict[str, Coordinate | Pixels]:
         """Return the coordinates of the array, by name.
 
         A dimension without coordinates gets the middles of its pixels, unless there are too many pixels.
         """
         frame, dims = self.frame, [*self.dims.values()]
-        found = coordinates_of(self.meaning, dims, [frame.shape[d] for d in self.dims])
+        found: dict[str, Coordinate | Pixels] = {
+            **coordinates_of(self.meaning, dims, [frame.shape[d] for d in self.dims])
+        }
         for number, (d, name) in enumerate(self.dims.items()):
-            if name not in found and frame.shape[d] <= MOST_COORDINATES:
-                numbers = np.arange(frame.origin[d], frame.origin[d] + frame.shape[d], dtype=np.int64)
-                found[name] = Coordinate(name, [number], self.along[d].middle(numbers), {})
+            if name not in found and frame.shape[d] <= _MOST_LABELS:
+                found[name] = Pixels([number], frame.origin[d], frame.shape[d], self.along[d])
         return found
+
+
+class Pixels(NamedTuple):
+    """The middles of the pixels along a dimension, as a coordinate that takes no memory.
+
+    Attributes
+    ----------
+    dims : sequence of int
+        The dimension.
+    first, extent : int
+        The first pixel, and the number of pixels.
+    along : Along
+        The position of each.
+    """
+
+    dims: Sequence[int]
+    first: int
+    extent: int
+    along: Along
+
+    def values(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return the entries from `start` to `stop`, as int64 or float64."""
+        numbers: npt.NDArray[Any] = self.along.middle(np.arange(self.first + start, self.first + stop, dtype=np.int64))
+        return numbers
+
+
+def label_of(dim: str, extent: int) -> str:
+    """Return the name of a dimension in an array.
+
+    It ends in ``_index`` if the dimension is too long for coordinates: programs then count from the first pixel of the
+    array, and must not find ``y=1000`` anywhere else than at pixel 1000.
+    """
+    return dim if extent <= _MOST_LABELS else f"{dim}_index"
+
+
+Chunk: TypeAlias = Callable[[], bytes]
+"""Computes the bytes of a chunk."""
 
 
 def documents_of(
@@ -340,10 +383,8 @@ def documents_of(
     compressors: Sequence[Mapping[str, Any]] = (),
     *,
     in_levels: bool = False,
-) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Return the documents of a Zarr hierarchy, and the chunks of its coordinates.
-
-    Both are mappings from keys to bytes.
+) -> tuple[dict[str, bytes], dict[str, Chunk]]:
+    """Return the documents of a Zarr hierarchy, and the chunks of its coordinates, by their keys.
 
     Parameters
     ----------
@@ -362,7 +403,7 @@ def documents_of(
     """
     arrays: dict[str, dict[str, Any]] = {}
     coordinates: dict[str, dict[str, Any]] = {}
-    chunks: dict[str, bytes] = {}
+    chunks: dict[str, Chunk] = {}
     for part in [{path: each} for path, each in shown.items()] if in_levels else [shown]:
         found, parts, said = _beside(part, may_be, compressors)
         coordinates |= found
@@ -375,13 +416,15 @@ def documents_of(
 
 def _beside(
     shown: Mapping[str, Shown], may_be: Callable[[str], bool], compressors: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, dict[str, Any]], dict[str, bytes], dict[str, dict[str, Any]]]:
+) -> tuple[dict[str, dict[str, Any]], dict[str, Chunk], dict[str, dict[str, Any]]]:
     """Create Zarr arrays for the coordinates of the arrays `shown`.
 
-    Return three mappings: the metadata of each coordinate array by path, the only chunk of each by key, and attributes
-    to add to the arrays `shown`, by path.
+    Return three mappings: the metadata of each coordinate array by path, their chunks by key, and attributes to add to
+    the arrays `shown`, by path.
     """
-    documents, chunks, said = {}, {}, {}
+    documents: dict[str, dict[str, Any]] = {}
+    chunks: dict[str, Chunk] = {}
+    said = {}
     taken = set(shown).union(*map(groups_above, shown))
     for path, each in shown.items():
         above, _, key = path.rpartition("/")
@@ -396,8 +439,13 @@ def _beside(
             at = f"{above}/{name}".lstrip("/")
             if at in taken or not may_be(name):
                 continue
-            key_of_chunk = "/".join([at, "c", *["0"] * len(coordinate.dims)])
-            documents[at], chunks[key_of_chunk] = _array_of(coordinate, [dims[d] for d in coordinate.dims], compressors)
+            along = [dims[d] for d in coordinate.dims]
+            if isinstance(coordinate, Pixels):
+                documents[at], parts = _array_of_pixels(coordinate, along, compressors)
+                chunks |= {f"{at}/c/{i}": chunk for i, chunk in enumerate(parts)}
+            else:
+                documents[at], only = _array_of(coordinate, along, compressors)
+                chunks["/".join([at, "c", *["0"] * len(along)])] = partial(bytes, only)
             others += [] if called in dims else [name]
             if called in (SPATIAL_REF, attributes.get("grid_mapping")):
                 attributes["grid_mapping"] = name
@@ -405,6 +453,20 @@ def _beside(
             attributes["coordinates"] = " ".join(others)
         said[path] = zarr_attributes(attributes)
     return documents, chunks, said
+
+
+def _array_of_pixels(
+    pixels: Pixels, dims: Sequence[str], compressors: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], list[Chunk]]:
+    """Describe a coordinate as a Zarr array, and return its chunks."""
+    extent, size = pixels.extent, min(pixels.extent, _LABELS_AT_ONCE)
+
+    def chunk(start: int) -> bytes:
+        values = pixels.values(start, min(start + size, extent))
+        return bytes(chunk_bytes(np.pad(values, (0, size - len(values)))))
+
+    document = array_document((extent,), (size,), pixels.values(0, 0).dtype, dims, {}, 0, compressors)
+    return document, [partial(chunk, start) for start in range(0, extent, size)]
 
 
 def _array_of(

@@ -17,7 +17,7 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.coarse import Coarsening, scales
 from infinite_tensor.values.definition import CHANNELS
 from infinite_tensor.views.frame import Frame
-from infinite_tensor.views.metadata import Along, Shown, coordinates_of
+from infinite_tensor.views.metadata import Along, Shown, coordinates_of, label_of
 
 _RANKS = {"t": 0, "time": 0, "z": 2, "y": 3, "x": 4}
 """The order of dimensions, by name."""
@@ -167,7 +167,7 @@ def axes_of(frame: Frame, kept: Sequence[int]) -> list[dict[str, str]]:
     types = ["time" if rank < _OTHER else "space" if rank > _OTHER else "channel" for rank in ranks]
     return [
         {"name": name} | ({} if kind == "channel" and name.lower() not in CHANNELS else {"type": kind})
-        for name, kind in zip(dims, types, strict=True)
+        for name, kind in zip([label_of(tensor.dims[d], frame.shape[d]) for d in kept], types, strict=True)
     ]
 
 

@@ -225,7 +225,7 @@ class _Group:
             in_levels=content.attributes is not None,
         )
         for key, chunk in chunks_beside.items():
-            self._objects.put({key: bytes(_ZSTD.encode(chunk))})
+            self._objects.put({key: bytes(_ZSTD.encode(chunk()))})
         root = written.pop(DOCUMENT)
         self._objects.put(written)
         self._objects.put({DOCUMENT: root})

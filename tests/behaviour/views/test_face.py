@@ -111,10 +111,24 @@ def test_of_an_unbounded_tensor_it_shows_a_frame_around_pixel_0() -> None:
     assert np.array_equal(face[y - 3 : y + 4, x : x + 5], pixels_of(t, sl[-3:4, 0:5]))
 
 
-def test_coordinates_of_few_pixels_lie_beside_it() -> None:
-    group = zarr.open_group(tensor_of().as_zarr(sl[-(2**22) : 2**22, -3:5]).store, mode="r")
-    assert sorted(group) == ["height", "x"]
-    assert np.array_equal(member(group, "x")[...], np.arange(-3, 5))
+@pytest.mark.parametrize(
+    ("stop", "entries"),
+    [(5, ["height", "x", "y"]), (2**25, ["height", "x", "y"]), (2**31, ["height", "x"])],
+)
+def test_a_label_is_its_pixel_or_an_error(stop: int, entries: list[str]) -> None:
+    t = tensor_of()
+    # xarray says only in its documentation that it takes stores of zarr.
+    store: Any = t.as_zarr(sl[-3:stop, -3:5]).store
+    group: Any = zarr.open_group(store, mode="r")
+    assert sorted(group) == entries
+    data = xarray.open_dataset(store, engine="zarr", chunks=None)["height"]
+    if "y" in entries:
+        assert group["y"].nchunks == -(-(stop + 3) // 2**20)
+        assert data.sel(y=stop - 1, x=-1).item() == t[stop - 1, -1]
+    else:
+        assert data.isel(y_index=5).sel(x=-1).item() == t[2, -1]
+        with pytest.raises(KeyError, match="'y'"):
+            data.sel(y=5)
 
 
 @pytest.mark.parametrize(
@@ -356,7 +370,7 @@ class TestZarrsSuiteForStores:
 
     async def set(self, store: FaceStore, key: str, value: Buffer) -> None:
         """Have a key from now on; the suite asks for a way past the methods of the store."""
-        store._documents[key] = value.to_bytes()
+        store._contents[0][key] = value.to_bytes()
 
     @pytest.fixture
     def store_kwargs(self) -> dict[str, Any]:

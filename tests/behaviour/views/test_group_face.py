@@ -63,7 +63,7 @@ def test_dimensions_with_other_pixels_have_other_names(group: TensorGroup) -> No
 def test_dimensions_of_another_scale_have_other_names_where_they_are_as_long() -> None:
     face = TensorGroup({"a": tensor_of(8, 0.0), "b": tensor_of(8, 1.0)}, scale={"b": 2}).as_zarr()
     assert member(face, "a").shape == member(face, "b").shape
-    assert names_of(member(face, "b")) == ("b_y", "b_x")
+    assert names_of(member(face, "b")) == ("b_y_index", "b_x_index")
 
 
 def opened(group: TensorGroup, region: object) -> xarray.DataTree:
