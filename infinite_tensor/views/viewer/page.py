@@ -22,6 +22,7 @@ from bokeh.server.server import BaseServer
 from bokeh.server.tornado import BokehTornado
 from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
+from tornado.routing import HostMatches, Rule, RuleRouter
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Shape
@@ -203,7 +204,8 @@ class View:
                 check_unused_sessions_milliseconds=1000,
                 unused_session_lifetime_milliseconds=2000,
             )
-            http = HTTPServer(pages)
+            # Bokeh trusts a page whose origin is its host, and a foreign page may rebind its own host to this machine.
+            http = HTTPServer(RuleRouter([Rule(HostMatches(r"(localhost|127\.0\.0\.1)$"), pages)]))
             http.add_sockets([listener])
             server = BaseServer(IOLoop.current(), pages, http)
             server.start()

@@ -11,7 +11,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from math import ceil, floor
 from pathlib import Path
 from typing import Any
@@ -457,3 +458,17 @@ def test_a_port_that_is_taken_is_an_error_and_a_view_shows_itself_in_notebooks()
         assert f'src="{view.url}"' in view._repr_html_()
         with pytest.raises(ValidationError, match="give another port, or 0 for a free one"):
             t.view(port=port, open_browser=False)
+
+
+@pytest.mark.parametrize(("host", "status"), [("localhost", 200), ("127.0.0.1", 200), ("localhost.evil.example", 404)])
+def test_a_page_of_another_host_gets_nothing(host: str, status: int) -> None:
+    with tensor_of(ramp).view(open_browser=False) as view:
+        address = urlsplit(view.url)
+        for path, headers in {
+            "/": {},
+            "/ws": {"Upgrade": "websocket", "Origin": f"http://{host}:{address.port}"},
+        }.items():
+            with closing(HTTPConnection("127.0.0.1", address.port, PATIENCE)) as asked:
+                asked.request("GET", path, headers={"Host": f"{host}:{address.port}", **headers})
+                # Without a key, a WebSocket is refused as a bad request.
+                assert asked.getresponse().status == (400 if status == 200 and headers else status)
