@@ -12,8 +12,9 @@ import click
 
 import infinite_tensor
 from infinite_tensor.cli import arguments
-from infinite_tensor.cli.output import counted, note, plain, print_facts, print_json, print_report, print_table, tell
+from infinite_tensor.cli.output import counted, note, print_facts, print_json, print_report, print_table, tell
 from infinite_tensor.errors import StoreError, TileAccessError
+from infinite_tensor.support.tables import plain
 
 
 @click.command("ls", short_help="List tensors and groups.")

@@ -16,15 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from infinite_tensor.support.tables import bytes_of
+from infinite_tensor.support.tables import bytes_of, plain
 
 _WIDEST = 1000
 """Width of a table outside a terminal, large enough to wrap no row."""
-
-
-def plain(text: object) -> str:
-    """Escape control characters, to protect the terminal."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in str(text))
 
 
 def tell(kind: str, message: str) -> None:

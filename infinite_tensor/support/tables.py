@@ -53,6 +53,7 @@ class Tabular(ABC):
 
 
 def _text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rows = [[plain(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     lines = []
     for row in (headings, *rows):
@@ -61,13 +62,18 @@ def _text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
     return "\n".join([title, *lines])
 
 
-def shown_id(tensor_id: str) -> str:
-    """Shorten an id from `unique_id`, as in ``blur 1a2b3c4d``.
+def plain(text: object) -> str:
+    """Escape control characters in the text of a value, to protect terminals and tables from names in foreign files."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in str(text))
 
-    Other ids are returned unchanged.
+
+def shown_id(tensor_id: str) -> str:
+    """Return an id as people should see it.
+
+    An id from `unique_id` is shortened, as in ``blur 1a2b3c4d``, and control characters are escaped.
     """
     found = _UNIQUE_ID.fullmatch(tensor_id)
-    return f"{found[1] or 'unnamed'} {found[2]}{found[3] or ''}" if found else tensor_id
+    return plain(f"{found[1] or 'unnamed'} {found[2]}{found[3] or ''}" if found else tensor_id)
 
 
 def count_if_any(number: int) -> str:

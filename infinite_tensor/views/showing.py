@@ -222,13 +222,15 @@ def draw(
     names, places = [tensor.dims[d] for d in drawn], [selection.pixels[d] for d in drawn]
     if len(drawn) == 1:
         ax.plot(np.array(places[0]), values, **options)
-        ax.set_xlabel(names[0])
+        ax.set_xlabel(names[0], parse_math=False)
     else:
         labelled = values.ndim == 2 and are_labels(values) and not options.keys() & {"cmap", "norm"}
         _draw_image(ax, values, places, _OF_LABELS | options if labelled else options, labelled=labelled)
-        ax.set(ylabel=names[0], xlabel=names[1])
+        ax.set_ylabel(names[0], parse_math=False)
+        ax.set_xlabel(names[1], parse_math=False)
     at = [f"{tensor.dims[d]}={selection.start[d]}" for d in selection.squeezed]
-    ax.set_title(", ".join([*([tensor.tensor_id] if node_of(tensor).tensor.named else []), *at]))
+    title = ", ".join([*([shown_id(tensor.tensor_id)] if node_of(tensor).tensor.named else []), *at])
+    ax.set_title(title, parse_math=False)
     return ax
 
 

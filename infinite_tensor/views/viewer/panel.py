@@ -29,9 +29,11 @@ from bokeh.models import (
     FixedTicker,
     HoverTool,
     LinearColorMapper,
+    PlainText,
     Range1d,
     Select,
     Spinner,
+    Title,
     UIElement,
 )
 from bokeh.palettes import Category20_20, Viridis256
@@ -39,7 +41,7 @@ from bokeh.plotting import figure
 
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.support.stopping import Stopped, stopping
-from infinite_tensor.support.tables import count_of
+from infinite_tensor.support.tables import count_of, shown_id
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.colours import MOST_LABELS, full_range, range_of, rgba
 from infinite_tensor.views.frame import shown_dtype
@@ -157,9 +159,10 @@ def _figure(tensor: InfiniteTensor, plane: Plane, ranges: tuple[Range1d, Range1d
         active_scroll="wheel_zoom",
         output_backend="canvas",
         background_fill_color=_BLANK,
-        x_axis_label=tensor.dims[plane.columns],
-        y_axis_label=tensor.dims[plane.rows],
-        title=tensor.tensor_id if node_of(tensor).tensor.named else None,
+        # As plain text, because a browser would draw dollars and backslashes in a name as mathematics.
+        x_axis_label=PlainText(text=tensor.dims[plane.columns]),
+        y_axis_label=PlainText(text=tensor.dims[plane.rows]),
+        title=Title(text=PlainText(text=shown_id(tensor.tensor_id))) if node_of(tensor).tensor.named else None,
         lod_threshold=None,
     )
     fig.grid.visible = False

@@ -154,6 +154,16 @@ def test_one_slice_of_a_volume() -> None:
     assert ax.get_title() == "z=2"
 
 
+def test_names_are_drawn_letter_by_letter() -> None:
+    name = r"$\frac{1}$"
+    t = InfiniteTensor(
+        (8, 8), lambda _: torch.ones(8, 8), TensorWindow((8, 8)), tensor_id=name + "\x1b", dims=("$y^$", "$x_$")
+    )
+    ax = show(t)
+    ax.figure.draw_without_rendering()
+    assert ax.get_title() == name + r"\x1b"
+
+
 @pytest.mark.parametrize("shape", [(3, 6, 7), (6, 7, 3), (1, 6, 7), (6, 7, 1)])
 def test_a_first_or_last_dimension_of_one_or_three_is_of_channels(shape: tuple[int, int, int]) -> None:
     pixels = torch.rand(shape)

@@ -21,6 +21,7 @@ from infinite_tensor import (
     InfiniteTensorError,
     MemoryTileStore,
     StoreError,
+    TensorGroup,
     TensorWindow,
     TileStore,
     ValidationError,
@@ -169,3 +170,25 @@ def test_every_hostile_id_has_a_name_of_its_own(tensor_id: str) -> None:
     assert set(name) <= {*_SAFE, *"=ABCDEF"}
     assert len(name) <= 120
     assert [other for other in HOSTILE if name_of(other).casefold() == name.casefold()] == [tensor_id]
+
+
+def test_no_report_sends_the_control_characters_of_an_id_to_a_terminal(tmp_path: Path) -> None:
+    name = "\x1b]0;title\x07\x1b[2Kx\nall    0"
+    store = ZarrTileStore(tmp_path / "a.zarr", tile_size=8)
+    t = InfiniteTensor((8, 8), lambda _: torch.ones(8, 8), TensorWindow((8, 8)), tile_store=store, tensor_id=name)
+    reports: list[object] = [
+        t.plan(...),
+        t.fill(..., progress=False),
+        store.copy(name, tmp_path / "b.zarr", progress=False),
+    ]
+    reports += [
+        t.stats(...),
+        t.invalidate(...),
+        t,
+        store,
+        store.tensor_info(name),
+        TensorGroup({"a": t}, dims=(-2, -1)),
+    ]
+    for text in map(str, reports):
+        assert all(line.isprintable() for line in text.splitlines())
+        assert sum(line.startswith("all ") for line in text.splitlines()) <= 1
