@@ -82,10 +82,11 @@ def give_name(unfinished: Path, path: Path, place: Path) -> None:
         )
 
 
-def lock(descriptor: int, *, wait: bool) -> bool:
+def lock(descriptor: int, *, wait: bool, shared: bool = False) -> bool:
     """Lock an open file or folder.
 
-    The lock belongs to the descriptor. Return False if the file system has no locks.
+    The lock belongs to the descriptor. Several descriptors can have a shared lock. Return False if the file system has
+    no locks.
 
     Raises
     ------
@@ -95,20 +96,13 @@ def lock(descriptor: int, *, wait: bool) -> bool:
     if not HAS_LOCKS:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(descriptor, kind | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
         return False
     return True
-
-
-def unlock(descriptor: int) -> None:
-    """Unlock an open file or folder.
-
-    Closing is not enough, because a child just forked may have the file open too.
-    """
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 @contextmanager
@@ -132,9 +126,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         if file is not None:
-            with suppress(OSError):
-                unlock(descriptor)
-            file.close()
+            file.unlock()
 
 
 def sync_file(path: Path) -> None:
@@ -200,6 +192,16 @@ class OpenFile:
         number, self.number = self.number, None
         if number is not None:
             os.close(number)
+
+    def unlock(self) -> None:
+        """Unlock the file and close the descriptor.
+
+        Closing is not enough, because a child just forked may have the file open too.
+        """
+        if HAS_LOCKS and self.number is not None:
+            with suppress(OSError):  # (the file system may have no locks)
+                fcntl.flock(self.number, fcntl.LOCK_UN)
+        self.close()
 
     def __del__(self) -> None:
         self.close()

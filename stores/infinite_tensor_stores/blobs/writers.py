@@ -30,7 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.support.disks import OpenFile, lock, unlock
+from infinite_tensor.support.disks import OpenFile, lock
 from infinite_tensor_stores.zarr.objects import Objects
 
 LOCK = "writer.lock"
@@ -84,9 +84,7 @@ class FileLock:
 
     def release(self) -> None:
         """Let others write."""
-        if self._file.number is not None:
-            unlock(self._file.number)
-        self.abandon()
+        self._file.unlock()
 
     def abandon(self) -> None:
         """Close the file in a forked child.

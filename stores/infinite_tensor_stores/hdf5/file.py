@@ -13,13 +13,13 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.support.disks import allocate
+from infinite_tensor.support.disks import OpenFile, allocate
 from infinite_tensor.support.forks import Lock, renew_in_children
 from infinite_tensor.tilestore.inventory import Garbage
 from infinite_tensor.tilestore.persistent.documents import checked
@@ -80,8 +80,9 @@ class SharedFile:
     With an open file for each store, the stores would overwrite each other's data.
     """
 
-    def __init__(self, h5: Any, writable: bool) -> None:
+    def __init__(self, h5: Any, own_lock: OpenFile | None, writable: bool) -> None:
         self.h5 = h5
+        self._own_lock = own_lock
         self.writable = writable
         self.lock = threading.RLock()
         self.groups: weakref.WeakValueDictionary[str, TileSlots] = weakref.WeakValueDictionary()
@@ -234,7 +235,13 @@ class SharedFile:
         with self.lock:
             self.users.discard(user)
             if not self.users and self.process == os.getpid():
-                self.h5.close()
+                self.close()
+
+    def close(self) -> None:
+        """Close the file, and let other programs open it."""
+        self.h5.close()
+        if self._own_lock is not None:
+            self._own_lock.unlock()
 
 
 def _sizes(group: Any) -> list[int]:
@@ -401,7 +408,8 @@ def _look(path: Path, owner: object, mode: str) -> bool:
     if not path.is_file():
         # Opening a pipe would wait for a writer.
         raise StoreError(f"{owner}: the path is not a regular file; choose another path")
-    with opened(path, "r") as h5:
+    with closing(SharedFile(*opened(path, "r"), writable=False)) as file:
+        h5 = file.h5
         if MARK in h5.attrs:
             restored = f"h5py.File(path, 'r+').attrs[{MARK!r}] = {FORMAT} restores it"
             check_format(h5.attrs[MARK], owner, f"If it is a store of this version, {restored}")
@@ -453,9 +461,8 @@ def _create(path: Path, *, exclusive: bool) -> None:
 
 
 def _opened(path: Path, mode: str) -> SharedFile:
-    h5 = opened(path, mode)
-    shared = SharedFile(h5, writable=mode != "r")
-    _known[_identity(os.fstat(h5.id.get_vfd_handle()))] = shared
+    shared = SharedFile(*opened(path, mode), writable=mode != "r")
+    _known[_identity(os.fstat(shared.h5.id.get_vfd_handle()))] = shared
     return shared
 
 
@@ -464,7 +471,7 @@ def _closed_on_failure(file: SharedFile) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        file.h5.close()
+        file.close()
         raise
 
 

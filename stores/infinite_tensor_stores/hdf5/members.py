@@ -12,6 +12,7 @@ and the mark, an attribute of the root. The caller holds the lock of the file.
 from __future__ import annotations
 
 import math
+import os
 import secrets
 from collections.abc import Sequence
 from importlib import import_module
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from infinite_tensor.support.disks import NO_LOCKS, tell_weaker
+from infinite_tensor.support.disks import NO_LOCKS, OpenFile, lock, tell_weaker
 from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, parsed
 
@@ -57,17 +58,33 @@ def file_in_memory() -> Any:
     return import_h5py().File(secrets.token_hex(8), "w", driver="core", backing_store=False)
 
 
-def opened(path: Path, mode: str) -> Any:
-    """Open an existing HDF5 file, without locking if the file system has no locks."""
-    h5py = import_h5py()
+def opened(path: Path, mode: str) -> tuple[Any, OpenFile | None]:
+    """Open an existing HDF5 file, locked against other programs.
+
+    Return the open file, and the file with our own lock where HDF5 has been told not to lock
+    (``HDF5_USE_FILE_LOCKING=FALSE``). Raise BlockingIOError if another program has the file open.
+    """
+    h5py, options = import_h5py(), {}
+    with file_in_memory() as scratch:
+        locks, _ = scratch.id.get_access_plist().get_file_locking()
+    if locks:
+        try:
+            return h5py.File(path, mode), None
+        except OSError as error:
+            # HDF5 itself ignores only one of the errors for missing locks.
+            if error.errno not in NO_LOCKS or "lock" not in str(error):
+                raise
+            options = {"locking": False}
+    # Lock first: just opening and closing a file can damage what another process is writing.
+    own = OpenFile(descriptor := os.open(path, os.O_RDONLY if mode == "r" else os.O_RDWR))
     try:
-        return h5py.File(path, mode)
-    except OSError as error:
-        # HDF5 itself ignores only one of the errors for missing locks.
-        if error.errno not in NO_LOCKS or "lock" not in str(error):
-            raise
-    tell_weaker(path.parent, "this file system has no locks, so nothing keeps two programs from writing the same file")
-    return h5py.File(path, mode, locking=False)
+        if not lock(descriptor, wait=False, shared=mode == "r"):
+            lack = "this file system has no locks, so nothing keeps two programs from writing the same file"
+            tell_weaker(path.parent, lack)
+        return h5py.File(path, mode, **options), own
+    except BaseException:
+        own.unlock()
+        raise
 
 
 def group_at(h5: Any, name: str) -> Any | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +58,41 @@ def test_a_file_that_another_process_has_open_is_refused_and_left_alone(
         with pytest.raises(StoreError, match="is open in another process, but HDF5 allows one at a time"):
             HDF5TileStore(path, mode)
         assert path.read_bytes() == before
+
+
+class Unlocked(h5py.File):  # type: ignore[misc]
+    """A file as h5py opens it under HDF5_USE_FILE_LOCKING=FALSE, which HDF5 reads only once."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options | {"locking": False})
+
+
+def open_unlocked(path: Path, mode: Any) -> None:
+    h5py.File = Unlocked
+    with HDF5TileStore(path, mode, tile_size=8) as store:
+        pixels(store)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("mode", ["r", "a", "w"])
+def test_a_store_is_locked_where_hdf5_is_told_not_to_lock(
+    mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "world.h5"
+    monkeypatch.setattr(h5py, "File", Unlocked)
+    with Team(1) as team:
+        with HDF5TileStore(path, tile_size=8) as store:
+            pixels(store)
+            # A process that has inherited the open file keeps nobody out.
+            child = multiprocessing.get_context("fork").Process(target=signal.pause, daemon=True)
+            child.start()
+            with pytest.raises(StoreError, match="is open in another process"):
+                team.members[0].call(open_unlocked, path, mode)
+        team.members[0].call(open_unlocked, path, mode)
+        child.kill()
+        with HDF5TileStore(path, "r", tile_size=8) as store:
+            team.members[0].call(open_unlocked, path, "r")
+            assert pixels(store) == EXPECTED
 
 
 ENDS = {
