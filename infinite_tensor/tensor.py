@@ -36,7 +36,7 @@ from infinite_tensor.support.given import (
 from infinite_tensor.support.nested import show
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.inventory import TileState
-from infinite_tensor.tilestore.messages import mismatch, warn_of_uncovered
+from infinite_tensor.tilestore.messages import mismatch, warn_of_seams, warn_of_uncovered
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import (
@@ -1371,6 +1371,7 @@ def _in_store(
         check_windows(spec.tensor_id, spec.grid, spec.labels)
         check_args(spec.tensor_id, spec.grid, args, shared.args)
         warn_of_uncovered(spec)
+        warn_of_seams(spec, args)
     # Last, because this creates a folder at a path.
     store = _checked_store(given)
     return [TensorInStore(spec, store, named) for spec in specs]

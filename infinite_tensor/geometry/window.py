@@ -614,21 +614,35 @@ class WindowGrid:
         return any(last < first for first, last in zip(self.first, self.last, strict=True))
 
     @property
-    def uncovered(self) -> int:
-        """The number of pixels covered by no window.
+    def block(self) -> Index:
+        """The extents of the block of pixels for `uncovered`.
 
-        Only finite dimensions count. The number may be too low if very many windows lie along a diagonal.
+        An unbounded dimension counts with a stride if there are gaps between its windows, and with 1 otherwise.
         """
-        pixels = 1
+        return tuple(
+            [
+                extent if extent is not None else stride if stride > size and self._followed.count(k) == 1 else 1
+                for k, size, stride, _, extent in self.dimensions
+            ]
+        )
+
+    @property
+    def uncovered(self) -> int:
+        """The number of pixels in `block` covered by no window.
+
+        The number may be too low if very many windows lie along a diagonal.
+        """
+        block, covered = self.block, 1
         moved: dict[int, list[tuple[int, int, int, int]]] = {}
-        for k, size, stride, offset, extent in self.dimensions:
+        for (k, size, stride, offset, extent), length in zip(self.dimensions, block, strict=True):
             if extent is not None:
-                pixels *= extent
                 moved.setdefault(-1 if k is None else k, []).append((size, stride, offset, extent))
+            elif length > 1:
+                covered *= size
         if self.empty:
-            return pixels
+            return math.prod(block)
         counts = (_covered(dims, *((self.first[k], self.last[k]) if k >= 0 else (0, 0))) for k, dims in moved.items())
-        return pixels - math.prod(counts)
+        return math.prod(block) - covered * math.prod(counts)
 
     @cached_property
     def row_dim(self) -> int | None:

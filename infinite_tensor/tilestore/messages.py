@@ -7,6 +7,7 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from infinite_tensor.errors import (
     DamagedDataWarning,
@@ -225,29 +226,49 @@ def warn_of_lost(target: str, what: Sequence[str]) -> None:
 
 
 def warn_of_uncovered(spec: TensorSpec) -> None:
-    """Issue an UncoveredPixelsWarning if some pixels have no window.
-
-    Unbounded dimensions are ignored: for shape ``(None, 10)``, the message counts the uncovered ones of 10 pixels.
-    """
-    count = spec.grid.uncovered
+    """Issue an UncoveredPixelsWarning if some pixels have no window."""
+    count, block = spec.grid.uncovered, spec.grid.block
     if not count:
         return
-    finite = [extent for extent in spec.shape if extent is not None]
-    where = "" if len(finite) == len(spec.shape) else " for each position along the unbounded ones"
     warnings.warn(
-        f"tensor {spec.tensor_id!r}: no window covers {count} of the {math.prod(finite)} pixels of its finite "
-        f"dimensions {tuple(finite)}{where}; uncovered pixels are {spec.definition.fill or 0}. Give "
-        f"{', and '.join(_remedies(spec.grid))}",
+        f"tensor {spec.tensor_id!r}: no window covers {count} of the {math.prod(block)} pixels of "
+        f"{'each block' if None in spec.shape else 'its shape'} {block}; uncovered pixels are "
+        f"{spec.definition.fill or 0}. Give {', and '.join(_remedies(spec.grid))}",
         UncoveredPixelsWarning,
         stacklevel=_level_of_caller(),
     )
+
+
+def warn_of_seams(spec: TensorSpec, args: Sequence[Any]) -> None:
+    """Issue a warning if windows around a dimension whose ends join do not meet themselves.
+
+    The ends join if the edge is "all" and the padding of an arg "wrap".
+    """
+    edges = spec.definition.edge or ("drop",) * len(spec.shape)
+    joined = {
+        k: (d, extent, stride)
+        for d, (k, _, stride, _, extent) in enumerate(spec.grid.dimensions)
+        if k is not None and extent is not None and edges[d] == "all"
+    }
+    for arg, given in zip(args, spec.definition.args, strict=True):
+        wrapped = [at for at, padding in enumerate(given.padding or ()) if padding.mode == "wrap"]
+        for at, k in [(at, k) for at in wrapped if (k := followed(given.window)[at]) in joined]:
+            d, extent, stride = joined[k]
+            turns, rest = divmod(extent, stride)
+            if rest or turns * given.window.stride[at] % arg.shape[at]:
+                warnings.warn(
+                    f"tensor {spec.tensor_id!r}: dimension {d} of {extent} pixels wraps around, but windows do not "
+                    f"repeat there, so pixels near its ends depend on where it is cut. Give a stride that divides "
+                    f"{extent}, or an extent that is a multiple of the stride {stride}",
+                    stacklevel=_level_of_caller(),
+                )
 
 
 def _remedies(grid: WindowGrid) -> Iterator[str]:
     clipped = WindowGrid(grid.window, grid.shape, ("clip",) * len(grid.shape))
     if clipped.uncovered < grid.uncovered:
         yield 'edge="clip" to let windows reach past the end'
-    gaps = [d for d, extent in enumerate(grid.shape) if extent is not None and clipped.alone(d).uncovered]
+    gaps = [d for d in range(len(grid.shape)) if clipped.alone(d).uncovered]
     moved = [d for d in gaps if followed(grid.window)[d] is not None]
     if moved:
         yield "a stride of at most the size to leave no gaps"

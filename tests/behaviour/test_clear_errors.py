@@ -163,12 +163,14 @@ def test_every_way_to_read_a_region_tells_it(side: int, stored: bool, tmp_path: 
             read()
 
 
+@pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
 def test_a_stream_tells_it_too() -> None:
     t = built(lambda _ctx: torch.ones(1, 1), TensorWindow((1, 1), stride=2**40))
     with pytest.raises(OutOfMemoryError, match="iter_regions"):
         next(t.iter_regions([sl[0 : 2**30, 0 : 2**30]]))
 
 
+@pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
 def test_an_arg_window_that_no_memory_holds_is_told() -> None:
     source = built(lambda _ctx: torch.ones(1, 1), TensorWindow((1, 1), stride=2**40))
     window = TensorWindow((2**30, 2**30), stride=1)
@@ -185,9 +187,10 @@ def test_a_window_that_no_memory_holds_is_told() -> None:
 
 
 REVERSED = """
-import resource
+import resource, warnings
 from pathlib import Path
 import torch
+warnings.simplefilter("ignore")
 from infinite_tensor import InfiniteTensor, OutOfMemoryError, TensorWindow
 torch.set_num_threads(1)
 SIDE = 2**28

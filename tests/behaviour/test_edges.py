@@ -19,6 +19,7 @@ from infinite_tensor import (
     UncoveredPixelsWarning,
     ValidationError,
     ZarrTileStore,
+    from_array,
     sl,
 )
 from infinite_tensor.tilestore.stored_definition import definition_of
@@ -215,11 +216,19 @@ class TestUncoveredPixels:
         with pytest.warns(UncoveredPixelsWarning, match=rf"uncovered pixels are 0\. Give {remedy}"):
             built(numbered, TensorWindow((4, 4), dimension_map=mapped), shape=(8, 8), edge="clip")
 
-    @pytest.mark.filterwarnings("error::infinite_tensor.UncoveredPixelsWarning")
-    def test_clipped_windows_and_gaps_of_unbounded_dimensions_leave_none(self) -> None:
+    @pytest.mark.parametrize(
+        ("shape", "number"), [((None, None), 40**2 - 32**2), ((None, 100), 40 * 100 - 32 * (32 * 2 + 20))]
+    )
+    def test_gaps_of_unbounded_dimensions_are_told(self, shape: Any, number: int) -> None:
+        window = TensorWindow((32, 32), stride=40)
+        with pytest.warns(UncoveredPixelsWarning, match=rf"no window covers {number} of .* a stride of"):
+            built(numbered, window, shape=shape, edge="clip")
+
+    def test_clipped_windows_leave_none(self) -> None:
+        # Warnings are errors.
         window = TensorWindow((3, 512, 512), stride=(3, 448, 448))
         built(numbered, window, shape=(3, 4000, 6000), edge="clip")
-        built(numbered, TensorWindow((4, 2), stride=(4, 5)), shape=(4, None))
+        built(numbered, window, shape=(None, None, 6000), edge="clip")
 
     def test_each_output_is_told_of(self) -> None:
         outputs = {
@@ -237,6 +246,30 @@ class TestUncoveredPixels:
             store.open("t", numbered)[...]
 
 
+class TestSeams:
+    """Where the ends of a dimension join, windows must repeat."""
+
+    @staticmethod
+    def around(extent: int, stride: int, arg: int, edge: Any = "all", padding: Any = "wrap") -> None:
+        window = TensorWindow((8,), stride=stride)
+        source = from_array(torch.zeros(arg))
+        InfiniteTensor(
+            (extent,), lambda _ctx, x: x, window, [source], [window.padded(1)], args_padding=[padding], edge=edge
+        )
+
+    @pytest.mark.parametrize(("extent", "stride", "arg"), [(30, 4, 30), (32, 4, 24)])
+    def test_windows_that_do_not_repeat_are_told(self, extent: int, stride: int, arg: int) -> None:
+        with pytest.warns(UserWarning, match=rf"wraps around.* Give a stride that divides {extent}"):
+            self.around(extent, stride, arg)
+
+    def test_windows_that_repeat_are_not(self) -> None:
+        self.around(32, 4, 32)
+        self.around(32, 4, 16)
+        self.around(30, 4, 30, edge="clip")
+        self.around(30, 4, 30, padding="reflect")
+
+
+@pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
 class TestStates:
     """Tiles that no window covers are told from tiles that are stored."""
 

@@ -73,6 +73,7 @@ def expected(window: TensorWindow, dtype: torch.dtype, blend: Any, blend_init: f
 
 @pytest.mark.parametrize("blend", ["first", "last"])
 @pytest.mark.parametrize(("window", "blend_init"), [(WINDOW, None), (GAPS, None), (GAPS, 2.5)])
+@pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
 def test_one_window_is_kept(store: TileStore, window: TensorWindow, blend: Any, blend_init: float | None) -> None:
     f = Noise(window, torch.float32)
     t = built(f, window, store=store, name="t", blend=blend, blend_init=blend_init)

@@ -196,6 +196,7 @@ def test_with_a_blend_init_of_negative_zero_it_stays_negative(store: TileStore) 
 
 
 @pytest.mark.parametrize(("blend_init", "pattern"), [(None, 0), (0, 0), (-0.0, _NEGATIVE_ZERO), (math.inf, 0x7F800000)])
+@pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
 def test_a_pixel_without_a_window_is_blend_init_or_0(store: TileStore, blend_init: float | None, pattern: int) -> None:
     gaps = TensorWindow(SIZE, stride=20, offset=10)
     t = built(lambda _ctx: torch.ones(SIZE), gaps, store=store, name="t", blend_init=blend_init)

@@ -45,7 +45,9 @@ from tests.support.pipelines import Action, Fill, Forget, Pipeline, Read, Select
 from tests.support.reference import Box, Index, Reference, Stage, TooManyWindows, Where, box_at, windows_over
 from tests.support.together import fill_together, plan_together, read_together
 
-pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::infinite_tensor.UncoveredPixelsWarning", "ignore:.*wraps around:UserWarning"
+)
 
 MOST_WINDOWS = 150
 """A read that needs more is left out: the reference takes its time."""

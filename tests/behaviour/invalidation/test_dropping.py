@@ -159,6 +159,7 @@ def test_far_from_the_origin_it_is_as_near(store: TileStore) -> None:
     assert [top[at : at + 4].tolist() for at in ends] == [[3.0] * 4] * 3
 
 
+@pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
 def test_windows_with_gaps_between_them_lead_to_what_reads_them(store: TileStore) -> None:
     f = Counted(lambda _ctx, _region: torch.ones(2))
     window, arg_window = TensorWindow((2,), stride=6), TensorWindow((2,))

@@ -27,7 +27,9 @@ _Step: TypeAlias = tuple[str, int, Box]
 _History: TypeAlias = "tuple[Pipeline, list[_Step]]"
 
 
-pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::infinite_tensor.UncoveredPixelsWarning", "ignore:.*wraps around:UserWarning"
+)
 
 
 @st.composite

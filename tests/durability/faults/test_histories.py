@@ -30,7 +30,9 @@ from tests.support.pipelines import Fill, Forget, Pipeline, Read, Selection, pip
 from tests.support.reference import Index
 from tests.support.stores import sample
 
-pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::infinite_tensor.UncoveredPixelsWarning", "ignore:.*wraps around:UserWarning"
+)
 
 _PATIENCE = 4
 """How often something is tried before storage works for it, or before it is given up."""
