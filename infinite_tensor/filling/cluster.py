@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import pickle
 import secrets
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +20,7 @@ from infinite_tensor.filling.fill import Job, carry_out, job_for
 from infinite_tensor.filling.mask import Target, WantedPixels
 from infinite_tensor.filling.plan import Demand, Share, demands, shares_of
 from infinite_tensor.filling.progress import FillReport, Reporting, Tally, TensorReport
+from infinite_tensor.support.forks import Lock
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -150,7 +150,7 @@ class Done:
 
 
 _PROCESS = f"{os.getpid()}-{secrets.token_hex(8)}"
-_unpickling = threading.Lock()
+_unpickling = Lock()
 
 
 def fill_share(payload: bytes, position: int, share: Share, workers: int | None, max_memory: int | None) -> Done:

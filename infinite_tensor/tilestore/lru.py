@@ -131,11 +131,12 @@ class LRU(Generic[K, V]):
                     kept += 1
 
     def recount(self, keep: Callable[[V], bool]) -> None:
-        """Drop all values rejected by `keep`, and recompute the total size.
+        """Drop all values rejected by `keep` and all limits set by `lend`, and recompute the total size.
 
-        ``keep(value)`` returns False to reject a value. The total size may be wrong after a fork in the middle of a
-        change.
+        ``keep(value)`` returns False to reject a value. After a fork in the middle of a change, the total size may be
+        wrong, and the locks of `lend` stay locked.
         """
+        self._lent = {}
         self._entries = OrderedDict((key, entry) for key, entry in self._entries.items() if keep(entry[0]))
         self.total_bytes = sum(size for _, size in self._entries.values())
 

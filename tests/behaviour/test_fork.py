@@ -6,13 +6,16 @@ import gc
 import multiprocessing
 import os
 import pickle
+import queue
 import select
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -118,6 +121,43 @@ def test_a_forked_child_reads_and_computes(kind: str, tmp_path: Path) -> None:
 
     in_child(work)
     assert torch.equal(t[0:80, 0:40], EXPECTED[0:80, 0:40])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["zarr", "memory"])
+def test_a_fork_between_any_two_lines_of_a_store_leaves_the_child_one_that_works(kind: str, tmp_path: Path) -> None:
+    limited = {"zarr": lambda: ZarrTileStore(tmp_path, tile_size=16, cache_size_tiles=2)}
+    store = limited.get(kind, lambda: MemoryTileStore(cache_size_windows=2))()
+    t = make(store)
+    t[0:8, 0:8]
+    lines: queue.Queue[object] = queue.Queue()
+    seen, go = set(), threading.Semaphore(0)
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        here = frame.f_code.co_filename, frame.f_lineno
+        if "tilestore" not in here[0]:
+            return None
+        if event == "line" and here not in seen:
+            seen.add(here)
+            lines.put(here)
+            go.acquire()
+        return trace
+
+    def read() -> None:
+        sys.settrace(trace)
+        t[20:40, 0:20]
+        sys.settrace(None)
+        lines.put(None)
+
+    def work() -> None:
+        assert torch.equal(t[0:40, 0:40], EXPECTED[0:40, 0:40])
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    while lines.get() is not None:
+        in_child(work)
+        go.release()
+    reader.join()
 
 
 def test_what_a_forked_child_flushes_is_stored(tmp_path: Path, store: ZarrTileStore, t: InfiniteTensor) -> None:

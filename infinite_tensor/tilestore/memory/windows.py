@@ -253,6 +253,17 @@ class Windows:
         self._rows[tensor_id] = rows
         self._forget_use(tensor_id, indices)
 
+    def renew(self) -> None:
+        """Make the order of use agree with the windows, in a forked child."""
+        before, self._used = self._used, LRU(self.max_bytes, self.max_items)
+        if self._in_order:
+            rows = {
+                (tensor_id, index): row for tensor_id, all_of in self._rows.items() for index, row in all_of.items()
+            }
+            for key in [*before, *rows]:
+                if (row := rows.pop(key, None)) is not None:
+                    self._used.put(key, None, row.window_bytes)
+
     def _keep_limits(self) -> None:
         if self.limited:
             self._begin_order()
@@ -351,6 +362,7 @@ class KeptWindows:
         Windows stay.
         """
         self.lock = threading.RLock()
+        self.windows.renew()
         self.blended: LRU[tuple[str, Index], Array] = LRU()
         self._waiting: WeakSet[Held] = WeakSet()
 
