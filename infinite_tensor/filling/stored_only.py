@@ -243,7 +243,7 @@ def _copy(
 def _lacking(grid: WindowGrid, access: Access, block: Block) -> torch.Tensor:
     starts = np.array([block.start], dtype=np.int64)
     lows, highs = grid.bounds(access.add(starts, starts + block.shape))
-    lacks = torch.zeros(block.shape, dtype=torch.bool)
+    lacks = torch.zeros(block.shape, dtype=torch.bool, device="cpu")
     for low, high in zip(np.maximum(lows - starts, 0).tolist(), (highs - starts).tolist(), strict=True):
         lacks[tuple(map(slice, low, high))] = True
     return lacks

@@ -503,7 +503,7 @@ class _Look:
 
     def __call__(self, ctxs: Sequence[Index], regions: Sequence[torch.Tensor]) -> torch.Tensor:
         self.returned = self.__wrapped__.first(ctxs, regions)
-        return torch.zeros(len(ctxs), *[1] * len(ctxs[0]), dtype=torch.bool)
+        return torch.zeros(len(ctxs), *[1] * len(ctxs[0]), dtype=torch.bool, device="cpu")
 
 
 def _first_windows(

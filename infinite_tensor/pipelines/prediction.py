@@ -346,7 +346,7 @@ def _reduction(given: Any, channels: int, dtype: torch.dtype) -> tuple[Reduction
         return Reduction(given, channels, dtype=dtype), None
     try:
         with torch.no_grad():
-            tried = given(torch.zeros(channels, 64, dtype=dtype))
+            tried = given(torch.zeros(channels, 64, dtype=dtype, device="cpu"))
     except (RuntimeError, TypeError, IndexError) as error:
         raise ValidationError(
             f"reduce={quoted(given)} does not work on the values of 64 pixels, of shape ({channels}, 64): {error}"

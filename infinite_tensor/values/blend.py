@@ -58,6 +58,9 @@ _SAME_EVERYWHERE = (torch.fmax, torch.fmin)
 _SAME_INTEGERS = (torch.maximum, torch.minimum)
 """Blends with the same bits for integers only. torch's vector and scalar loops differ for NaNs and signed zeros."""
 
+_LARGE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+"""Dtypes without a maximum or minimum in torch."""
+
 _Box: TypeAlias = tuple[Index, Index]
 
 
@@ -432,6 +435,9 @@ def check_blend(blend: Blend | None, dtype: torch.dtype, device: torch.device) -
 
 def _called(blend: Callable[..., torch.Tensor], existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
     expected = existing.dtype, existing.device, existing.shape
+    if existing.dtype in _LARGE_UNSIGNED and any(blend is each for each in _SAME_INTEGERS) and existing.is_cpu:
+        larger = np.maximum if blend is torch.maximum else np.minimum
+        return as_tensor(larger(as_array(existing), as_array(incoming)))
     combined = blend(existing, incoming)
     is_dense = isinstance(combined, torch.Tensor) and not combined.is_nested and combined.layout is torch.strided
     if not is_dense or (combined.dtype, combined.device, combined.shape) != expected:

@@ -277,7 +277,7 @@ def shown_if_stored(tensor: InfiniteTensor, region: object) -> tuple[npt.NDArray
     """
     node = node_of(tensor)
     selection = parse(region, tensor.shape, node.spec.labels)
-    missing = torch.ones(selection.size, dtype=torch.bool)
+    missing = torch.ones(selection.size, dtype=torch.bool, device="cpu")
     pixels = stored_pixels(node, selection, 0, missing)
     return shown(pixels), selection.pick(missing).numpy()
 

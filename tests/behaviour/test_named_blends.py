@@ -71,6 +71,27 @@ def expected(window: TensorWindow, dtype: torch.dtype, blend: Any, blend_init: f
     )[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_large_unsigned_integers_have_a_max_and_a_min(dtype: torch.dtype, tmp_path: Path) -> None:
+    top = 2 ** (8 * dtype.itemsize) - 1
+    windows = {0: [top, 1, 2, top], 1: [3, top, 0, 1]}
+    f = lambda ctx: torch.tensor(windows[ctx[0]], dtype=dtype)  # noqa: E731
+    window = TensorWindow((4,), stride=2)
+    for store in (MemoryTileStore(), ZarrTileStore(tmp_path, tile_size=3)):
+        for blend, shared in (("max", [3, top]), ("min", [2, top])):
+            t = built(
+                f,
+                window,
+                shape=(6,),
+                dtype=dtype,
+                store=store,
+                name=blend,
+                blend=blend,
+                blend_init=top * (blend == "min"),
+            )
+            assert t[...].tolist() == [top, 1, *shared, 0, 1]
+
+
 @pytest.mark.parametrize("blend", ["first", "last"])
 @pytest.mark.parametrize(("window", "blend_init"), [(WINDOW, None), (GAPS, None), (GAPS, 2.5)])
 @pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")

@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import infinite_tensor
 import infinite_tensor_stores
@@ -114,6 +115,20 @@ def check(test: doctest.DocTest) -> None:
     assert not result.failed, "".join(report)
 
 
+class AnotherDevice(TorchFunctionMode):
+    """What `torch.set_default_device` does, for the library alone: its own tensors must say where they are.
+
+    Tensors of a module are where torch puts parameters too.
+    """
+
+    def __torch_function__(self, func: Any, _types: object, args: Any = (), kwargs: Any = None) -> Any:
+        # torch.compile cannot trace the name of a caller.
+        name = "" if torch.compiler.is_compiling() else sys._getframe(1).f_globals.get("__name__", "")
+        ours = name.startswith("infinite_tensor") and not name.startswith("infinite_tensor.modules")
+        with torch.device("meta") if ours else nullcontext():
+            return func(*args, **kwargs or {})
+
+
 def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, slow: bool) -> None:
     """Run the blocks of a page in order, those that are slow too if you say so."""
     monkeypatch.chdir(folder)
@@ -128,7 +143,8 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, slow:
             if block.needs and find_spec(block.needs) is None:
                 missing.add(block.needs)
             elif block.reason is None and (slow or block.slow is None):
-                block.run(module.__dict__)
+                with AnotherDevice():
+                    block.run(module.__dict__)
     finally:
         # Workers of a DataLoader end at once here, but take seconds when a collection of garbage finds them later.
         # torch.compile removes its own names, which begin with an underscore.

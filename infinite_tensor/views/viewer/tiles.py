@@ -233,7 +233,7 @@ class Tiles:
         labels = self.labels
         pixels, nodata = torch.from_numpy(np.where(values == self._nodata(plane), np.nan, values)), None
         if labels:
-            pixels, nodata = torch.where(pixels.isnan(), -1, pixels).long(), torch.tensor(-1)
+            pixels, nodata = torch.where(pixels.isnan(), -1, pixels).long(), torch.tensor(-1, device="cpu")
         along = [Blocks(2), Blocks(2), Blocks(1)][: pixels.ndim]
         for _ in range(times):
             pixels = coarse(pixels, along, "mode" if labels else "mean", nodata)
