@@ -154,5 +154,31 @@ def test_a_failing_test_of_the_suite_says_what_it_found() -> None:
         _Losing().test_a_tile_of_nothing_but_fill_values_is_there({})
 
 
+class _StraysAway(DictTileStore):
+    """Keeps a file of each tensor in a folder, under its id as it is."""
+
+    folder: Path
+
+    def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
+        super()._write_tiles(tensor_id, tiles)
+        (self.folder / tensor_id).touch()
+
+    def clear_tensor(self, tensor_id: str, **options: Any) -> None:
+        super().clear_tensor(tensor_id, **options)
+        (self.folder / tensor_id).unlink()
+
+
+class _Straying(PersistentStoreTests):
+    def open_store(self, location: Any, **options: Any) -> DictTileStore:
+        return _StraysAway(location, **options)
+
+
+def test_the_suite_refuses_a_backend_that_writes_outside_its_folder(tmp_path: Path) -> None:
+    _StraysAway.folder = tmp_path / "store"
+    _StraysAway.folder.mkdir()
+    with pytest.raises(AssertionError, match="/x'"):
+        _Straying().test_a_hostile_id_is_stored_safely_or_refused({}, "../x", tmp_path)
+
+
 def test_the_suite_is_found_under_its_earlier_name() -> None:
     assert earlier.PersistentStoreTests is PersistentStoreTests
