@@ -12,23 +12,16 @@ if a folder is needed.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from infinite_tensor.errors import StoreError, ValidationError, WeakerStorageWarning
-
-try:
-    import fcntl
-except ImportError:  # Windows. Folders cannot be opened there either.
-    HAS_LOCKS = False
-else:
-    HAS_LOCKS = True
 
 _NO_SUCH_CALL = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 _NO_LINKS = (*_NO_SUCH_CALL, errno.EPERM, errno.EXDEV, errno.EMLINK)
@@ -93,8 +86,6 @@ def lock(descriptor: int, *, wait: bool, shared: bool = False) -> bool:
     BlockingIOError
         If the lock belongs to another descriptor, and `wait` is False.
     """
-    if not HAS_LOCKS:
-        return False
     try:
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         fcntl.flock(descriptor, kind | (0 if wait else fcntl.LOCK_NB))
@@ -198,7 +189,7 @@ class OpenFile:
 
         Closing is not enough, because a child just forked may have the file open too.
         """
-        if HAS_LOCKS and self.number is not None:
+        if self.number is not None:
             with suppress(OSError):  # (the file system may have no locks)
                 fcntl.flock(self.number, fcntl.LOCK_UN)
         self.close()
@@ -257,13 +248,6 @@ def _alone(
     The lock ends with the process, even if killed. Yields a function to check whether the file or folder is still
     there.
     """
-    if sys.platform == "win32":
-        # Windows cannot open folders, so nothing is locked.
-        if unfinished.exists() and not is_kind(unfinished.stat().st_mode):
-            remove(unfinished)
-        create(unfinished)
-        yield unfinished.exists
-        return
     descriptor = _locked(unfinished, create, is_kind, path)
     try:
         yield lambda: _is_there(descriptor, unfinished)

@@ -68,7 +68,7 @@ def prepared(folder: Path, requirements: Sequence[str]) -> Path:
 
 
 def _python(folder: Path) -> Path:
-    return folder.absolute() / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    return folder.absolute() / "bin/python"
 
 
 def _stamp(requirements: Sequence[str]) -> str:

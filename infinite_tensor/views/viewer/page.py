@@ -236,9 +236,7 @@ class View:
         This is for the last line of a script.
         """
         try:
-            # Wait with a timeout, because Ctrl-C on Windows does not interrupt a wait without timeout.
-            while not self._ended.wait(1):
-                pass
+            self._ended.wait()
         except KeyboardInterrupt:
             self.close()
 

@@ -21,9 +21,6 @@ from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, absolute, is_in_memo
 from infinite_tensor_stores.zarr.layout import DOCUMENT
 from infinite_tensor_stores.zarr.objects import Objects
 
-_CAN_REPLACE_OPEN_FILES = os.name != "nt"
-"""False on Windows. An open file cannot be replaced there, and file numbers are not reused."""
-
 _PARTIAL = "writer.partial"
 """The name of an unfinished file. There is a single writer, so a single name is enough."""
 
@@ -57,7 +54,7 @@ class DocumentFile(Document):
         with opened(path) as (descriptor, found):
             super().__init__(content(read_opened(descriptor, found, LARGEST_DOCUMENT)))
             self._number, self._changed = found.st_ino, found.st_ctime_ns
-            self._file = OpenFile(os.dup(descriptor)) if _CAN_REPLACE_OPEN_FILES else None
+            self._file = OpenFile(os.dup(descriptor))
 
     def is_current(self) -> bool:
         """Return whether the file was neither replaced nor written to."""

@@ -650,7 +650,6 @@ world = InfiniteTensor(
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
 def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "world.py").write_text(MODULE)
     ZarrTileStore(tmp_path / "w.zarr").close()
@@ -690,7 +689,6 @@ def reachable(host: str) -> bool:
     return True
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
 @pytest.mark.parametrize(
     ("number", "host"), [(signal.SIGINT, "127.0.0.1"), pytest.param(signal.SIGTERM, "::1", marks=pytest.mark.slow)]
 )
