@@ -189,7 +189,14 @@ def _created(folder: Path, members: Members, sample: Mapping[Key, torch.Tensor],
     """
     skeleton: Any = assembled(members, sample, region, torch.device("cpu")).memmap_like(folder)
     names = {key: skeleton.get(key).filename for key, tensor in sample.items() if tensor.numel()}
-    del skeleton
+    found = type(skeleton).load_memmap(folder)
+    lost = [show(key) for key in members if key not in found.keys(True)]
+    if lost:
+        raise ValidationError(
+            f"tensordict keeps its own facts beside tensors called {' and '.join(lost)}, and would lose these tensors; "
+            f"rename them, as in TensorGroup({{'another': group[{lost[0]}]}})"
+        )
+    del skeleton, found
     for name in names.values():
         allocate_file(Path(name))
     return names

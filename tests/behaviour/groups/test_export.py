@@ -65,6 +65,14 @@ def test_what_was_written_is_a_source_again(tmp_path: Path) -> None:
         assert torch.equal(again[4:9, 2:8][key], group[4:9, 2:8][key])
 
 
+@pytest.mark.parametrize(("name", "inner"), [("shape", "x"), ("a", "_type"), ("device", "x")])
+def test_a_name_under_which_tensordict_would_lose_a_tensor_is_refused(name: str, inner: str, tmp_path: Path) -> None:
+    group = TensorGroup({"ok": plain((None, None)), name: {inner: plain((None, None))}})
+    with pytest.raises(ValidationError, match="rename"):
+        group.save_tensordict(sl[0:4, 0:4], tmp_path / "out")
+    assert names_in(tmp_path) == []
+
+
 def test_an_existing_path_is_an_error_unless_told_otherwise(tmp_path: Path) -> None:
     group, path = group_with_a_coarse_one(), tmp_path / "out"
     group.save_tensordict(sl[0:8, 0:8], path)
