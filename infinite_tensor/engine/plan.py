@@ -241,7 +241,9 @@ def _unavailable(node: Node, windows: IntArray) -> TileAccessError:
     low, high = starts.min(axis=0), stops.max(axis=0)
     region = ", ".join(f"{a}:{b}" for a, b in zip(low.tolist(), high.tolist(), strict=True))
     count = f"{len(windows)} windows within [{region}] are" if len(windows) > 1 else f"1 window within [{region}] is"
+    several = spec.definition.output is not None
+    again = "create all outputs again with InfiniteTensor.from_multi or predict"
     return TileAccessError(
-        f"tensor {spec.tensor_id!r} was opened without f, and {count} not stored; open it with "
-        f"store.open({spec.tensor_id!r}, f=...) to compute them"
+        f"tensor {spec.tensor_id!r} was opened without f, and {count} not stored; "
+        f"{again if several else f'open it with store.open({spec.tensor_id!r}, f=...)'} to compute them"
     )

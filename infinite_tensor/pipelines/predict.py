@@ -6,7 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, Required, TypeAlias, Unpack, overload
@@ -307,7 +307,12 @@ def predict(
         for name in stored:
             clear_levels(holder, name)
             holder.clear_tensor(name)
-    made = _made(f, outputs, how | {"tile_store": holder}, resumed=bool(stored) and not overwrite)
+    made = _saved(
+        _made(f, outputs, how | {"tile_store": holder}, resumed=bool(stored) and not overwrite),
+        holder,
+        tensor_id,
+        overwrite=overwrite,
+    )
     f.returns({name: (result.seen.shape, result.blended) for name, result in results.items()})
     with (
         _beside_batches(max_memory, batches, count) as most,
@@ -398,6 +403,18 @@ def _made(
         raise ValidationError(
             f"{error}\nGive predict another tensor_id, or overwrite=True to delete the stored tensor"
         ) from error
+
+
+def _saved(
+    made: InfiniteTensor | TensorGroup, store: TileStore, tensor_id: str, *, overwrite: bool
+) -> InfiniteTensor | TensorGroup:
+    """Save a group of outputs under the id of the prediction, if the backend keeps groups."""
+    with suppress(NotImplementedError):
+        if overwrite:
+            store.clear_group(tensor_id)
+        if isinstance(made, TensorGroup) and contents_of(store).stored_group(tensor_id) is None:
+            made.save(store, tensor_id)
+    return made
 
 
 def _together(outputs: TensorGroup) -> TensorGroup:

@@ -65,6 +65,17 @@ class DefinitionTests(BackendTests):
         with self._open(location) as store:
             assert store._read_definition("t") == first
 
+    def test_a_tensor_that_is_made_again_has_another_incarnation(self, location: Any) -> None:
+        """The definition names the incarnation of the tensor, under which a backend stores tiles."""
+        incarnations = []
+        for _ in range(2):
+            with self._open(location, "t") as store:
+                definition = store._read_definition("t")
+                assert definition is not None
+                incarnations.append(definition["incarnation"])
+                store.clear_tensor("t")
+        assert len(set(incarnations)) == 2
+
     def test_a_deleted_tensor_leaves_nothing(self, location: Any) -> None:
         """A deleted tensor leaves no data for a later tensor with the same id.
 

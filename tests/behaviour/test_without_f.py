@@ -124,6 +124,8 @@ def test_an_output_that_was_opened_is_computed_beside_the_others(store: TileStor
     outputs = {name: Output((None,), torch.float32, WINDOW) for name in ("a", "b")}
     f = lambda ctx: {name: torch.full((4,), float(ctx[0])) for name in outputs}  # noqa: E731
     group: Any = InfiniteTensor.from_multi(f, outputs, tile_store=store, tensor_id="t")
+    with pytest.raises(TileAccessError, match="create all outputs again with"):
+        store.open("t/a")[0:4]
     args = [store.open("t/a"), group["b"]]
     top = built(lambda _ctx, a, b: a + b, WINDOW, *(args[i] for i in order), store=store, name="top")
     assert top[4:12].tolist() == [2.0] * 4 + [4.0] * 4

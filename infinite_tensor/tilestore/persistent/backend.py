@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -140,8 +139,7 @@ class Backend(ABC):
 
         If another process has just created the tensor, keep the existing definition.
         """
-        # The incarnation distinguishes the tensor from earlier and later tensors with the same id.
-        self._documents.write(tensor_id, TENSOR, {**definition, "incarnation": secrets.token_hex(8)})
+        self._documents.write(tensor_id, TENSOR, definition)
 
     def _delete_tensor(self, tensor_id: str) -> None:
         """Delete all data of a tensor, the definition first.

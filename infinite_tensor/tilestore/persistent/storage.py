@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import secrets
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -132,6 +133,8 @@ class Storage:
         returned. `original` may be the stored definition of another tensor. The new tensor is then encoded like that
         tensor.
         """
+        # The incarnation distinguishes the tensor from earlier and later tensors with the same id.
+        definition = {**definition, "incarnation": secrets.token_hex(8)}
         with self.asked("register", tensor_id) as backend:
             if original is None:
                 backend._write_definition(tensor_id, definition)

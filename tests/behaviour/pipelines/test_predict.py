@@ -6,6 +6,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,10 @@ def test_several_outputs_are_a_group(as_tuple: bool, tmp_path: Path) -> None:
     scores = looped(scorer, picture, (32, 32), (16, 16))
     assert torch.equal(found[out][...], scores.argmax(0).to(torch.uint8))
     assert found[coarse].shape == (5, 30, 25)
+    with ZarrTileStore(tmp_path / "s.zarr", mode="r") as store:
+        opened = store.open_group("prediction")
+        assert [*opened.shape] == [*found.shape]
+        assert torch.equal(opened[out][...], found[out][...])
     with pytest.raises(ValidationError, match=r"reduce has entries for \['other'\]"):
         predicted(net, picture, reduce={"other": "argmax"})
 
@@ -605,6 +610,15 @@ def test_a_group_without_one_of_its_outputs_is_completed(tmp_path: Path) -> None
         store.clear_tensor("prediction/first")
         found = predicted(net, picture, store)
         assert torch.equal(found["first"][...], found["scores"][0])
+
+
+def test_a_group_that_is_overwritten_is_saved_anew(tmp_path: Path) -> None:
+    scorer, picture = Net().eval(), image(3, 40, 40)
+    for names in ("ab", "bc"):
+        named = partial(dict.fromkeys, names)
+        predicted(lambda batch, named=named: named(scorer(batch)), picture, tmp_path / "s.zarr", overwrite=True)
+    with ZarrTileStore(tmp_path / "s.zarr", mode="r") as store:
+        assert list(store.open_group("prediction")) == ["b", "c"]
 
 
 def test_a_region_may_leave_out_its_last_entries() -> None:
