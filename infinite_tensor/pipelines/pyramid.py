@@ -126,9 +126,22 @@ def method_for(tensor: InfiniteTensor, *, labels: bool = False) -> Method:
     It is "mean" for numbers, and "mode" for bool and for labels, such as the results of ``argmax``. Dtypes without
     these get "nearest": uint64, complex dtypes, and labels in a float dtype.
     """
-    labels = labels or (tensor.reduce is not None and tensor.reduce.function == "argmax")
+    labels = labels or _is_argmax(tensor)
     methods: tuple[Method, ...] = ("mean", "mode", "nearest")
     return next(name for name in methods[labels:] if fits(name, tensor.dtype))
+
+
+def holds_labels(tensor: InfiniteTensor) -> bool:
+    """Return whether pixels are known to be labels, whatever their values.
+
+    Known are results of ``argmax``, tensors with stored levels of the method "mode", and such levels.
+    """
+    method = tensor.f.method if isinstance(tensor.f, Coarsening) else None
+    return _is_argmax(tensor) or "mode" in (method, method or _stored_method(tensor))
+
+
+def _is_argmax(tensor: InfiniteTensor) -> bool:
+    return tensor.reduce is not None and tensor.reduce.function == "argmax"
 
 
 def _stored_method(tensor: InfiniteTensor) -> Method | None:

@@ -12,6 +12,11 @@ _PAGE = Path(__file__).parents[2] / "docs" / "backends.md"
 if TYPE_CHECKING:
 
     class SQLiteTileStore(PersistentTileStore):
+        _read_tiles: Any = None
+        _write_tiles: Any = None
+        _read_partials: Any = None
+        _write_partials: Any = None
+
         def __init__(self, path: str | Path, **options: Any) -> None: ...
 
 else:

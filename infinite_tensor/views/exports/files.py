@@ -19,6 +19,7 @@ import numpy as np
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
+from infinite_tensor.pipelines.pyramid import holds_labels
 from infinite_tensor.pipelines.rasters import RasterReader
 from infinite_tensor.support.disks import allocate_file
 from infinite_tensor.values.definition import CHANNELS
@@ -218,18 +219,19 @@ def _copy_optimized(source: Path, path: Path, side: int, resampling: str) -> Non
 def _opened_tiles(cutout: Cutout, path: Path, side: int) -> Iterator[tuple[Sink, Callable[[], bool]]]:
     """Create a tiled TIFF. Yield its sink, and a function.
 
-    The function returns whether all pixels written so far are labels, such as class numbers.
+    The function returns whether all pixels written so far are labels, such as class numbers. If the definition does not
+    say so, small integers count as labels.
     """
     from rasterio.windows import Window  # noqa: PLC0415  (of an extra)
 
     bands, rows, columns = cutout.image("tiff")
     said, dtype, mask = _said_of(cutout), _dtype_of(cutout), _mask_of(cutout)
     nodata = said.profile.get("nodata")
-    only_labels = True
+    only_labels, known = True, "colormap" in said.attributes or holds_labels(cutout.tensor)
 
     def put(place: Place, pixels: Pixels) -> None:
         nonlocal only_labels
-        only_labels = only_labels and ("colormap" in said.attributes or are_labels(pixels[pixels != nodata]))
+        only_labels = only_labels and (known or are_labels(pixels[pixels != nodata]))
         box = list(place)
         channels = slice(0, 1) if cutout.channels is None else box.pop(cutout.channels)
         pixels = pixels[None] if cutout.channels is None else np.moveaxis(pixels, cutout.channels, 0)

@@ -18,7 +18,7 @@ from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import StoreError, TileAccessError, ValidationError
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.regions import parse
-from infinite_tensor.pipelines.pyramid import stored_levels
+from infinite_tensor.pipelines.pyramid import holds_labels, stored_levels
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.stopping import Stopped, end_if_unwanted
@@ -98,6 +98,7 @@ class Tiles:
         single = dtype.itemsize <= 2 or dtype in (np.float32, np.complex64)
         self._dtype = np.dtype(np.float32 if single else np.float64)
         self.labels = dtype.kind in "iu"
+        self._holds_labels = holds_labels(tensor)
 
     def window(self, plane: Plane) -> int:
         """Return the number of pixels per window in a plane.
@@ -230,7 +231,7 @@ class Tiles:
 
         Four pixels become their mean, or their most frequent label. NaN and nodata are left out.
         """
-        labels = self.labels
+        labels = self.labels or self._holds_labels
         pixels, nodata = torch.from_numpy(np.where(values == self._nodata(plane), np.nan, values)), None
         if labels:
             pixels, nodata = torch.where(pixels.isnan(), -1, pixels).long(), torch.tensor(-1, device="cpu")

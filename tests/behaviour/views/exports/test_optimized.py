@@ -18,7 +18,9 @@ from rasterio.crs import CRS
 from rasterio.enums import ColorInterp
 from rasterio.rpc import RPC
 
-from infinite_tensor import InfiniteTensor, StoreError, from_array, from_raster, sl
+from infinite_tensor import InfiniteTensor, StoreError, from_array, from_raster, predict, sl
+from infinite_tensor.views.plane import Plane, Tile
+from infinite_tensor.views.viewer.tiles import Tiles
 from tests.behaviour.views.exports.scenes import names_in
 from tests.support.dict_store import DictTileStore
 
@@ -131,6 +133,20 @@ def test_overviews_are_means_of_numbers_and_the_most_frequent_of_labels(tmp_path
         (tmp_path / name).mkdir()
         with exported(from_array(pixels), tmp_path / name) as file:
             assert (overview(file) == expected).all()
+
+
+def test_overviews_of_many_classes_have_no_other_ones(tmp_path: Path) -> None:
+    # Of each class there are three pixels in four: their mean would be the number of another class.
+    scores = torch.zeros(41, 600, 700)
+    scores[1] = 0.5
+    scores[40, ::2, ::2] = 1
+    t = predict(lambda batch: batch, scores, window=(300, 350), overlap=0, reduce="argmax", progress=False)
+    with exported(t, tmp_path) as file:
+        assert (file.read() == 40).any()
+        assert (overview(file) == 1).all()
+    tiles = Tiles(t)
+    for picture in next(tiles.stored(Plane.of(t.shape, t.dims), [Tile(1, 0, 0)])):
+        assert set(np.unique(picture.values)) == {1.0}
 
 
 def test_what_is_nodata_is_no_class(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def test_a_far_tile_reads_only_where_something_is_stored(level: int) -> None:
     assert np.isnan(found[far].values).all()
 
 
+@pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
 def test_pixels_between_windows_cost_a_far_tile_nothing() -> None:
     window = TensorWindow((256, 256), (300, 300))
     t = InfiniteTensor((None, None), ramp, window, tile_store=MemoryTileStore(), tensor_id="t")
