@@ -404,16 +404,15 @@ class Deposits:
             self._error = error
 
     def _deposit(self, positions: Sequence[int], blocks: Sequence[Array]) -> None:
-        notice = self._work.reader.notice
         try:
             for result, block in zip(self._workload.results, blocks, strict=True):
-                count = result.deposit(positions, block)
-                if notice is not None:
-                    notice(result.node, count)
+                result.deposit(positions, block)
         finally:
             # Storing may have failed, but the thread has finished computing.
             CLAIMS.end(self._worker, positions)
-        # Last, because a handler may raise.
+        # Last, because a user's function or a handler may raise.
+        if self._work.reader.notice is not None:
+            self._work.reader.notice(self._workload.results[0].node, len(positions))
         if LOG.isEnabledFor(logging.DEBUG):
             self._log(positions)
 

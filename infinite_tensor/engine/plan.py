@@ -61,10 +61,10 @@ class Result:
             absent[absent] = self.access.absent(self.windows[which][absent])
         return absent
 
-    def deposit(self, positions: Sequence[int], outputs: Array) -> int:
+    def deposit(self, positions: Sequence[int], outputs: Array) -> None:
         """Store windows, except windows outside of the tensor.
 
-        `positions` are the positions of the windows, and `outputs` has the pixels. Return the number of windows stored.
+        `positions` are the positions of the windows, and `outputs` has the pixels.
         """
         windows = self.windows[positions]
         if self.exists is not None:
@@ -73,7 +73,6 @@ class Result:
             windows, outputs = windows[kept], outputs if kept.all() else outputs[kept]
         if len(windows):
             self.access.deposit(windows, outputs)
-        return len(windows)
 
 
 @dataclass(frozen=True)

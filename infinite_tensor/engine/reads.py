@@ -31,6 +31,7 @@ class Reader:
         The number of threads that run ``f``; None for the `workers` of each tensor's store.
     notice : callable or None
         ``notice(node, count)`` is called after windows are computed and stored, in the thread that computed them.
+        `node` is the first output of their ``f``.
     own_deposits : int
         The number of deposits made by this read.
     """

@@ -40,7 +40,7 @@ def fill_on_cluster(
     count = _SHARDS_PER_THREAD * max(1, sum(client.nthreads().values()))
     # Tensors in memory have no shards: each shard computes the windows it needs.
     shards = {demand.node: list(shares_of(demand, count)) for demand in reversed(needs) if _is_filled(demand)}
-    total = sum(share.missing for shares in shards.values() for share in shares)
+    total = sum(share.missing for demand in needs if demand.runs for share in shards.get(demand.node, ()))
     done: list[Done] = []
     with Tally(total, progress, sum(map(len, shards.values()))) as tally:
         # With a hash, an interrupted fill could share the payload and release it.

@@ -89,7 +89,7 @@ class Estimate:
     @property
     def windows(self) -> int:
         """The number of windows to compute, in total."""
-        return sum(demand.missing for demand in self.demands)
+        return sum(demand.runs for demand in self.demands)
 
 
 def estimated(targets: Sequence[Target]) -> Estimate:
@@ -325,9 +325,11 @@ class TensorPlan:
         The number of windows that are needed.
     stored : int
         The number of these windows that are already stored.
+    windows : int
+        The number of windows to compute. If ``f`` has several outputs, only the first one counts them, and the calls.
     calls : int
-        The least number of calls of ``f`` for the windows that must be computed. A fill in several steps may make more
-        calls, with smaller batches. If ``f`` has several outputs, only the first one counts the calls.
+        The least number of calls of ``f`` for these windows. A fill in several steps may make more calls, with smaller
+        batches.
     tiles : int
         The number of incomplete tiles that contain needed pixels. Tiles that no window covers do not count.
     bytes_written : int
@@ -337,14 +339,10 @@ class TensorPlan:
     tensor_id: str
     needed: int
     stored: int
+    windows: int
     calls: int
     tiles: int
     bytes_written: int
-
-    @property
-    def windows(self) -> int:
-        """The number of windows to compute."""
-        return self.needed - self.stored
 
 
 @dataclass(frozen=True)
@@ -429,11 +427,10 @@ class FillPlan(Tabular):
 
 def tensor_plan(demand: Demand) -> TensorPlan:
     """Return the part of a `FillPlan` for one tensor."""
-    node, missing = demand.node, demand.missing
+    node, runs = demand.node, demand.runs
     tile_bytes = node.contents.layout(node.spec).tile_bytes if node.contents.outlives_process else 0
-    calls = node.computation.batching.calls(demand.runs)
-    stored = demand.needed - missing
-    return TensorPlan(node.spec.tensor_id, demand.needed, stored, calls, demand.tiles, demand.tiles * tile_bytes)
+    calls, stored = node.computation.batching.calls(runs), demand.needed - demand.missing
+    return TensorPlan(node.spec.tensor_id, demand.needed, stored, runs, calls, demand.tiles, demand.tiles * tile_bytes)
 
 
 def tile_states(target: Target) -> StateArray:

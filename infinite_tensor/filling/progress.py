@@ -200,7 +200,7 @@ class TensorReport:
     tensor_id : str
         The id of the tensor.
     windows : int
-        The number of windows computed.
+        The number of windows computed. If ``f`` has several outputs, only the first one counts them.
     tiles : int
         The number of complete tiles stored.
     bytes : int
