@@ -49,6 +49,7 @@ from infinite_tensor.values.checks import (
     stand_in,
 )
 from infinite_tensor.values.coarse import Method
+from infinite_tensor.values.code import short_name
 from infinite_tensor.values.definition import (
     ArgDefinition,
     Blend,
@@ -59,7 +60,7 @@ from infinite_tensor.values.definition import (
     contradict,
     names_of,
 )
-from infinite_tensor.values.fingerprint import Item, short_name
+from infinite_tensor.values.fingerprint import Item
 from infinite_tensor.values.meaning import Code, nodata_of
 from infinite_tensor.values.reduction import Reduction, check_reduction
 from infinite_tensor.values.spec import TensorSpec
@@ -388,10 +389,12 @@ class InfiniteTensor(Fillable):
     def to_json(self) -> dict[str, Json]:
         """Return the definition as JSON.
 
-        The definition is everything that determines the pixels; functions are represented by their fingerprints. The
-        entry ``"device"`` is for information only: the tensor may be built again on another device.
+        The definition is everything that determines the pixels; functions are represented by their fingerprints, as
+        they were before the first calls. The entry ``"device"`` is for information only: the tensor may be built again
+        on another device.
         """
-        return self._spec.definition.to_json() | {"device": str(self.device)}
+        definition = self._spec.definition
+        return definition.to_json() | {"functions": definition.functions.identity.to_json(), "device": str(self.device)}
 
     @overload
     def __getitem__(self, indices: list[Any]) -> list[torch.Tensor]: ...

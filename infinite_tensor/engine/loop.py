@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from infinite_tensor.engine.calls import Calls, Deposits
-from infinite_tensor.engine.chain import Node
+from infinite_tensor.engine.chain import Node, watching
 from infinite_tensor.engine.claims import CLAIMS, Work, is_nested
 from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.engine.plan import build
@@ -175,16 +175,18 @@ def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], No
     running = threading.Lock()
     with torch.no_grad(), running:
         stages = CLAIMS.join(build(wanted, views), views.reader, running)
+        computations = [work.workload.computation for _, works in stages for work in works]
         try:
-            for depth, works in stages:
-                for work in works:
-                    _carry_out(work)
-                for work in works:
-                    while CLAIMS.take_up(work):
+            with watching(computations, again=False):
+                for depth, works in stages:
+                    for work in works:
                         _carry_out(work)
-                CLAIMS.leave(works)
-                if after is not None:
-                    after(depth)
+                    for work in works:
+                        while CLAIMS.take_up(work):
+                            _carry_out(work)
+                    CLAIMS.leave(works)
+                    if after is not None:
+                        after(depth)
         finally:
             for _, works in stages:
                 CLAIMS.leave(works)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
-from infinite_tensor.errors import ShapeMismatchError, ValidationError
+from infinite_tensor.errors import FunctionChangedWarning, ShapeMismatchError, ValidationError
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.pipelines.networks import CallingNetworks
 from infinite_tensor.pipelines.sliding import Along, output_of, paddings_of, sources_of
@@ -19,7 +20,8 @@ from infinite_tensor.support.given import array_advice, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.values.checks import stand_in
-from infinite_tensor.values.fingerprint import STAMP, innermost
+from infinite_tensor.values.code import innermost
+from infinite_tensor.values.fingerprint import STAMP
 
 _Sizes: TypeAlias = tuple[int, ...]
 
@@ -98,7 +100,8 @@ def map_windows(
     tensor_id : str, optional
         The id of the tensor in the store. Default: the name of `fn` and a digest of the definition,
         which includes the code and values of all functions of the chain. The default is a random id if the store is in
-        memory, or if `fn` holds an object that cannot be inspected and there is no `version`.
+        memory. It is also random if `fn` holds an object that cannot be inspected, which a warning names, and there is
+        no `version`.
     version : JSON value, optional
         Anything else that identifies what `fn` computes, such as a file that it reads.
 
@@ -174,6 +177,12 @@ def _derived_id(fn: Callable[..., Any], made: InfiniteTensor) -> str | None:
     definition: dict[str, Any] = {name: value for name, value in made.to_json().items() if name not in beside}
     functions = definition["functions"]
     if functions["opaque"]:
+        warnings.warn(
+            f"{', '.join(functions['opaque'][:5])} cannot be inspected, so the tensor gets a random id, and is not "
+            "found again. Give a tensor_id, or set version= to a value for the state, such as the hash of a checkpoint",
+            FunctionChangedWarning,
+            stacklevel=4,
+        )
         return None
     # Names of files are left out: a file may have been moved.
     values = [["" if kind == STAMP else place, said, kind] for place, said, kind in functions["values"]]

@@ -19,8 +19,8 @@ from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import Calling
 from infinite_tensor.support.given import quoted
 from infinite_tensor.values.arrays import check_unmasked
-from infinite_tensor.values.digest import Modes
-from infinite_tensor.values.fingerprint import Reach, Setting, networks_in
+from infinite_tensor.values.code import Modes
+from infinite_tensor.values.fingerprint import STATE, Item, Look, networks_in
 
 Index: TypeAlias = tuple[int, ...]
 Outputs: TypeAlias = dict[str | None, torch.Tensor]
@@ -31,13 +31,18 @@ class CallingNetworks(Calling):
     """Calls user functions after checking that no network is in training mode."""
 
     @cached_property
+    def looked(self) -> Look:
+        """The code and values used by the functions, before the first call."""
+        return Look(self, "f", is_first=True)
+
+    @cached_property
     def modes(self) -> Modes:
         """The networks in the functions. ``modes.check()`` raises an error for training mode."""
-        return Modes(Reach(self, "f").networks)
+        return Modes(self.looked.networks)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without `modes`, because functions may reach different networks in another process."""
-        return {name: value for name, value in self.__dict__.items() if name != "modes"}
+        """Pickle without what was found, because functions may reach different values in another process."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("modes", "looked")}
 
 
 class BatchedNetwork(CallingNetworks):
@@ -73,19 +78,17 @@ class BatchedNetwork(CallingNetworks):
         self._channel_dim = channel_dim
         self._expected: Mapping[str | None, tuple[tuple[int, ...], torch.dtype]] = {}
         self._kept: dict[Index, Outputs] = {}
-        reach = Reach(self, "f")
-        self.modes = Modes(reach.networks)
         # Lazy modules have no weights before their first call.
-        self.looked = None if any(is_lazy(each) for net in reach.networks for each in net.parameters()) else reach
+        self.is_lazy = any(is_lazy(each) for net in self.looked.networks for each in net.parameters())
         self._dtypes = _dtypes_of(net)
         only = isinstance(net, nn.Module) and len(self._dtypes) == 1
         self._dtype = next(iter(self._dtypes)) if only else torch.float32
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_kept": {}, "looked": None}
+        return super().__getstate__() | {"_kept": {}}
 
     def _reaches(self) -> Mapping[str, object]:
-        return {"net": self.net, "batch_size": Setting(self.batch_size)}
+        return {"net": self.net, "batch_size": Item("batch_size", str(self.batch_size), STATE)}
 
     def prepare(self, *, told: bool, stored: bool) -> None:
         """Set `told` and `stored`, before the first call of the network.
@@ -94,9 +97,9 @@ class BatchedNetwork(CallingNetworks):
         the values in the network are hashed now.
         """
         self.told, self.stored = told, stored
-        if stored and self.looked is not None:
-            # Hash values now, because a call of the network may change containers.
-            _ = self.looked.values
+        if stored and not self.is_lazy:
+            # Hash values now, because a call of the network may change them.
+            self.looked.hash()
 
     def returns(self, expected: Mapping[str | None, tuple[tuple[int, ...], torch.dtype]]) -> None:
         """Set the expected shape and dtype of each output.
@@ -116,6 +119,10 @@ class BatchedNetwork(CallingNetworks):
         """
         # Copy the outputs, because the network may reuse its output buffer.
         outputs = {name: output.clone() for name, output in self._outputs(regions).items()}
+        after = Look(self, "f")
+        if self.is_lazy:
+            self.looked = after
+        after.keep_states(self.looked, self.looked)
         for at, ctx in enumerate(ctxs):
             self._kept[ctx] = {name: output[at : at + 1] for name, output in outputs.items()}
         return outputs

@@ -52,8 +52,8 @@ from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.checks import stand_in
 from infinite_tensor.values.coarse import Method
+from infinite_tensor.values.code import Modes
 from infinite_tensor.values.definition import Blend, BlendName, default_name, label_of, resolved_blend
-from infinite_tensor.values.digest import Modes
 from infinite_tensor.values.dtypes import checked_dtype
 from infinite_tensor.values.fingerprint import networks_in
 from infinite_tensor.values.reduction import Reduction, ReductionName
@@ -277,7 +277,7 @@ def predict(
     if overwrite and there is not None:
         _check_none_is_read((sliding.source, _read_of_mask(where)), there, stored)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
-    found = (f.looked and known) or _first_windows(f, sliding, scales, region, edge, tensor_id)
+    found = (not f.is_lazy and known) or _first_windows(f, sliding, scales, region, edge, tensor_id)
     results, together = _results(
         found, reduce, dtype, {name: sliding.scale_of(each.shape, scales) for name, each in found.items()}
     )
