@@ -11,9 +11,12 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import dask.array
 import numpy as np
 import pytest
 import torch
+import xarray
+import zarr
 from distributed import Client
 from torch import nn
 
@@ -30,6 +33,7 @@ from infinite_tensor import (
     UncoveredPixelsWarning,
     ValidationError,
     ZarrTileStore,
+    from_array,
     open_store,
     predict,
     sl,
@@ -509,6 +513,57 @@ def test_overwrite_never_deletes_what_the_prediction_is_computed_from(read: str,
         assert store.tensor_info("kept").tiles_complete == 1
         predicted(torch.neg, source if given["where"] is not None else kept, path, tensor_id="other", **given)
         assert kept[0, 0] == 1
+
+
+HIDDEN: dict[str, Callable[[InfiniteTensor, Any], Any]] = {
+    "its tiles": lambda _t, tiles: tiles,
+    "as_zarr": lambda t, _tiles: t.as_zarr(),
+    "to_xarray": lambda t, _tiles: t.to_xarray(),
+    "to_dask": lambda t, _tiles: t.to_dask() + 1,
+    "stored_only": lambda t, _tiles: t.stored_only(0).to_dask(),
+    "dask over zarr": lambda _t, tiles: dask.array.from_zarr(tiles)[::-1],
+    "dask over as_zarr": lambda t, _tiles: dask.array.from_zarr(t.as_zarr()),
+    "xarray over dask": lambda _t, tiles: xarray.DataArray(dask.array.from_zarr(tiles), dims=("c", "y", "x")),
+}
+
+
+def over(array: Any) -> InfiniteTensor:
+    return from_array(array, dims=("c", "y", "x"))
+
+
+def reading(array: Any) -> InfiniteTensor:
+    """A tensor over one whose function has the array in its closure."""
+
+    def f(_ctx: object) -> torch.Tensor:
+        return torch.as_tensor(np.asarray(array[:, :32, :32]))
+
+    read = InfiniteTensor((1, 64, 64), f, TensorWindow((1, 32, 32)), version=1, dims=("c", "y", "x"))
+    return read.map(torch.neg, dims=(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("place", "read", "hidden"),
+    [
+        *(("disk", over, hidden) for hidden in HIDDEN),
+        *(("memory", read, hidden) for read in (over, reading) for hidden in ("its tiles", "to_xarray")),
+    ],
+)
+def test_overwrite_deletes_no_source_whatever_hides_it(
+    place: str, read: Callable[[Any], InfiniteTensor], hidden: str, tmp_path: Path
+) -> None:
+    target = str(tmp_path / "s") if place == "disk" else f"memory://{tmp_path.name}"
+    with ZarrTileStore(target, tile_size=32) as store:
+        predicted(torch.neg, over(torch.ones(1, 64, 64)), store)
+        store.open("prediction").pyramid(1)[0].fill(progress=False)
+        for name in ("prediction", "prediction/level-1"):
+            tiles = zarr.open_array(f"{target}/{store.tensor_info(name).location}", mode="r")
+            source = read(HIDDEN[hidden](ZarrTileStore(target, mode="r").open(name), tiles))
+            with pytest.raises(ValidationError, match=f"would delete tensor '{name}'"):
+                predicted(torch.neg, source, target, version=1, overwrite=True)
+        assert (store.open("prediction")[...] == -1).all()
+        # Another tensor of the same store is deleted.
+        for _ in range(2):
+            predicted(torch.neg, source, target, version=1, tensor_id="other", overwrite=True)
 
 
 def test_overwrite_deletes_a_copy_of_the_source_in_another_store(tmp_path: Path) -> None:
