@@ -30,6 +30,7 @@ from infinite_tensor.pipelines.prediction import (
     Result,
     Returned,
     Sliding,
+    outputs_before,
     reduction_for,
     returned_before,
     returned_by,
@@ -282,6 +283,10 @@ def predict(
         _check_none_is_read((sliding.source, where, net), there, stored)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
     found = (not f.is_lazy and known) or _first_windows(f, sliding, scales, region, edge, tensor_id)
+    order = [] if overwrite else outputs_before(stored)
+    if {*order} == {*found}:
+        # Stored by an earlier version in alphabetical order, or by a network that makes a dict of a set.
+        found = {name: found[name] for name in order}
     results, together = _results(
         found, reduce, dtype, {name: sliding.scale_of(each.shape, scales) for name, each in found.items()}
     )
@@ -438,7 +443,8 @@ def _together(outputs: TensorGroup) -> TensorGroup:
 
 
 def _version(names: Iterable[str | None], version: object) -> object:
-    outputs = sorted(str(name) for name in names)
+    """Return the version to store, with the outputs in the order of the network."""
+    outputs = list(map(str, names))
     if outputs == ["None"]:
         return version
     return {"outputs": outputs} if version is None else {"outputs": outputs, "version": version}
@@ -467,7 +473,8 @@ def _check_none_is_read(given: Sequence[object], store: TileStore, stored: Mappi
     levels = {level: store.tensor_definition(level) for name in stored for level in level_ids(store, name)}
     deleted = {**stored, **levels}
     marks = {each["incarnation"]: name for name, each in deleted.items() if "incarnation" in each}
-    waiting, read = [*given], []
+    waiting = [*given]
+    read: list[str] = []
     seen: dict[int, object] = {}
 
     def visit(obj: object) -> bool:

@@ -290,6 +290,28 @@ def test_several_outputs_are_a_group(as_tuple: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("net", "names"),
+    [
+        (lambda x: {"out": x, "aux": 2 * x}, ["out", "aux"]),
+        (lambda x: tuple(x + k for k in range(12)), [str(k) for k in range(12)]),
+    ],
+)
+def test_outputs_keep_the_order_of_the_network(net: Any, names: list[str], tmp_path: Path) -> None:
+    for given in ({}, {}, {"region": sl[0:8, 0:8]}, {"overwrite": True}):
+        found = predicted(net, image(1, 32, 32), tmp_path / "s", overlap=0, **given)
+        assert list(found.keys()) == names
+
+
+@pytest.mark.filterwarnings("ignore::infinite_tensor.FunctionChangedWarning")
+def test_outputs_keep_the_order_in_which_they_are_stored(tmp_path: Path) -> None:
+    for net in (lambda x: {"aux": x + 1, "out": x}, lambda x: {"out": x, "aux": x + 1}):
+        # The other region is computed by the second one.
+        for region in (sl[0:32, 0:32], sl[0:32, 32:64]):
+            aux, out = predicted(net, image(1, 32, 64), tmp_path / "s", overlap=0, region=region).values()
+    assert torch.equal(aux[...], out[...] + 1)
+
+
+@pytest.mark.parametrize(
     ("layer", "scale", "shape"),
     [
         (nn.Upsample(scale_factor=2), 2, (3, 100, 82)),
