@@ -14,7 +14,7 @@ from torch import nn
 
 from infinite_tensor.errors import FunctionChangedWarning, ShapeMismatchError, ValidationError
 from infinite_tensor.geometry.window import TensorWindow
-from infinite_tensor.pipelines.networks import CallingNetworks
+from infinite_tensor.pipelines.networks import CallingNetworks, Company
 from infinite_tensor.pipelines.sliding import Along, output_of, paddings_of, sources_of
 from infinite_tensor.support.given import array_advice, quoted
 from infinite_tensor.tensor import InfiniteTensor
@@ -90,7 +90,8 @@ def map_windows(
         entry for each dimension over which windows slide. With several inputs, a tuple has one entry for each input,
         which may itself be a tuple with one entry per dimension.
     batch_size : int or tuple of int, optional
-        Maximum number of windows in one call of `fn`; a tuple lists the allowed sizes, which must include 1.
+        Maximum number of windows in one call of `fn`; a tuple lists the allowed sizes, which must include 1. Before the
+        first batch, `fn` is called once more, and a warning says if a window depends on its batch.
     dtype : torch.dtype or str, optional
         Dtype that `fn` returns. Default: that of the first input.
     device : torch.device or str, optional
@@ -199,6 +200,7 @@ class _Mapped(CallingNetworks):
     def __init__(self, fn: Callable[..., torch.Tensor], output: Sequence[Along]) -> None:
         self.__wrapped__ = fn
         self._output = output
+        self._company = Company()
         self._size = tuple([along.size for along in output])
 
     def _reaches(self) -> Mapping[str, object]:
@@ -207,7 +209,13 @@ class _Mapped(CallingNetworks):
     def __call__(self, ctx: object, *regions: Any) -> torch.Tensor:
         self.modes.check()
         if isinstance(ctx, list):
-            return self._called([torch.stack(each) for each in regions], (len(ctx),))
+            (found,) = self._company.results(
+                regions[0],
+                lambda numbers: [
+                    self._called([torch.stack([each[n] for n in numbers]) for each in regions], (len(ctx),))
+                ],
+            )
+            return found
         if isinstance(self.__wrapped__, nn.Module):
             return self._called([region.unsqueeze(0) for region in regions], (1,))[0]
         return self._called(regions, ())

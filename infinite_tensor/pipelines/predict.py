@@ -209,7 +209,8 @@ def predict(
         All other pixels are computed on reading. Windows on the border of the region are then computed again, because
         nothing is stored outside the region.
     batch_size : int
-        Number of windows in each call of `net`. A batch with fewer windows is filled up by repeating the last one.
+        Number of windows in each call of `net`. A batch with fewer windows is filled up by repeating the last one. If
+        it is above 1, `net` is called once more at the start, and a warning says if a window depends on its batch.
     device : torch.device or str, optional
         Device for batches. Default: that of the parameters of `net`, or the CPU.
     tensor_id : str
