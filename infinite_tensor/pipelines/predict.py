@@ -30,7 +30,7 @@ from infinite_tensor.pipelines.prediction import (
     Result,
     Returned,
     Sliding,
-    outputs_before,
+    in_stored_order,
     reduction_for,
     returned_before,
     returned_by,
@@ -56,11 +56,10 @@ from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.checks import stand_in
 from infinite_tensor.values.coarse import Method
-from infinite_tensor.values.code import Modes
+from infinite_tensor.values.code import Modes, is_installed
 from infinite_tensor.values.definition import Blend, BlendName, default_name, label_of, resolved_blend
 from infinite_tensor.values.dtypes import checked_dtype
 from infinite_tensor.values.fingerprint import networks_in
-from infinite_tensor.values.objects import is_installed
 from infinite_tensor.values.reduction import Reduction, ReductionName
 from infinite_tensor.values.weights import WeightedMean
 
@@ -284,10 +283,7 @@ def predict(
         _check_none_is_read((sliding.source, where, net), there, stored)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
     found = (not f.is_lazy and known) or _first_windows(f, sliding, scales, region, edge, tensor_id)
-    order = [] if overwrite else outputs_before(stored)
-    if {*order} == {*found}:
-        # Stored by an earlier version in alphabetical order, or by a network that makes a dict of a set.
-        found = {name: found[name] for name in order}
+    found = in_stored_order(found, {} if overwrite else stored)
     results, together = _results(
         found, reduce, dtype, {name: sliding.scale_of(each.shape, scales) for name, each in found.items()}
     )
@@ -302,14 +298,13 @@ def predict(
         "batch_size": count,
         "version": _version(together.told if together else results, version),
     }
-    max_memory = options.get("max_memory")
     if options.get("pyramid") is True:
         options["pyramid"] = _method_of(outputs, together)
     part, batches = _region_of(outputs, sliding, region), _batch_bytes(sliding, found, count)
     if overwrite or there is None:
         # Raise errors before anything is deleted or created.
         tried = _made(f, outputs, how | {"tile_store": _empty_one_like(there)}, resumed=False)
-        with _beside_batches(max_memory, batches, count) as most:
+        with _beside_batches(options.get("max_memory"), batches, count) as most:
             check_fill(tried, part, {**options, "max_memory": most})
     holder = there or _opened(store)
     if overwrite:
@@ -325,7 +320,7 @@ def predict(
     )
     f.returns({name: (result.seen.shape, result.blended) for name, result in results.items()})
     with (
-        _beside_batches(max_memory, batches, count) as most,
+        _beside_batches(options.get("max_memory"), batches, count) as most,
         _keeping_little(holder, sliding, most),
         _stoppable(store, overwrite=overwrite),
     ):

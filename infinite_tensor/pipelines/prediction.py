@@ -479,7 +479,7 @@ def returned_before(
         if len(args) != 1 or len(args[0]["window"]["size"]) != sliding.source.ndim or len(size) < len(sliding.size):
             # Not this prediction. A later comparison of the definitions raises an error with the differences.
             return {}
-        if name != tensor_id and len(outputs_before(definitions)) != len(definitions):
+        if name != tensor_id and len(_outputs_in(definitions)) != len(definitions):
             return {}
         # Stored windows may have another size. Scale the output size to the present windows.
         read, pixels = [args[0]["window"]["size"][d] for d in sliding.numbers], tuple(size[-len(sliding.size) :])
@@ -494,13 +494,20 @@ def returned_before(
     return found
 
 
-def outputs_before(definitions: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the names of the outputs of a stored prediction, in their order.
-
-    Return an empty list for a single output.
-    """
+def _outputs_in(definitions: Mapping[str, Mapping[str, Any]]) -> list[str]:
     version = next((stored["version"] for stored in definitions.values()), None)
     return [*version.get("outputs", ())] if isinstance(version, dict) else []
+
+
+def in_stored_order(
+    found: dict[str | None, Returned], definitions: Mapping[str, Mapping[str, Any]]
+) -> dict[str | None, Returned]:
+    """Return outputs in the order of a stored prediction, if it has the same outputs.
+
+    An earlier version has stored them in alphabetical order, and a network may make a dict of a set.
+    """
+    order = _outputs_in(definitions)
+    return {name: found[name] for name in order} if {*order} == {*found} else found
 
 
 def reduction_for(name: str | None, reduce: object, outputs: Mapping[str | None, Returned]) -> object:
