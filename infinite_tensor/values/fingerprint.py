@@ -215,7 +215,9 @@ def _keep_state(place: _Place, first: list[_Slot]) -> None:
     known = _states.get(key)
     if known is None or known[0]() is not anchor:
         known = _states[key] = weakref.ref(anchor, lambda _, states=_states: states.pop(key, None)), {}  # type: ignore[misc]
-    known[1].setdefault(place.rel, (place, first))
+    # Without references to the objects, so that they can be freed.
+    kept = [slot._replace(place=slot.place._replace(anchor=None, owner=None)) for slot in first]
+    known[1].setdefault(place.rel, (place._replace(anchor=None, owner=None), kept))
 
 
 class Look:
@@ -377,8 +379,15 @@ class _Walk:
             if self._looks == _MOST_LOOKS:
                 self.opaque.append(f"{place} and everything beyond, which is too much")
                 return
-            if not self._is_state(place):
+            if self._is_state(place):
+                continue
+            try:
                 self._look(value, place)
+            except RuntimeError:
+                # Another thread changes a container meanwhile, so the container is a state.
+                if not self._with_code:
+                    raise
+                self._say(place, "changing")
 
     # Places.
 
@@ -593,25 +602,30 @@ class _Walk:
             members = [members[at * (len(members) - 1) // (_MOST_MEMBERS - 1)] for at in range(_MOST_MEMBERS)]
         steps, there = tuple([step for step, _, _ in members]), {step: member for step, _, member in members}
         told += [key for _, key, _ in members]
-        if isinstance(value, set | frozenset):
+        is_set = issubclass(type(value), set | frozenset)
+        if is_set:
             told += sorted(plain(member) or "" for _, _, member in members)
         whole = inner.whole()
         first = _state_at(whole)
         self._say(whole, f"#{sha256_of(told)}", steps=steps or ("",))
-        for at, step in enumerate(first[0].steps if first else steps):
-            member = (members[at][2] if first is None else there.get(step, _NOTHING)) if members else _NOTHING
-            self._member(member, inner.at(step), depth, is_of_set=isinstance(value, set | frozenset))
+        if is_set:
+            for _, _, member in members:
+                if plain(member) is None:
+                    self._put(member, inner.at("{}").alone())
+        else:
+            # Members that calls have added do not count.
+            for step in first[0].steps if first else steps:
+                self._member(there.get(step, _NOTHING), inner.at(step), depth)
 
-    def _member(self, member: object, place: _Place, depth: int, *, is_of_set: bool) -> None:
+    def _member(self, member: object, place: _Place, depth: int) -> None:
         if self._is_state(place) or member is _NOTHING:
             return
         member = unwrapped(member)
         self._looks += 1
         said = plain(member) or _said_at_once(member)
         if said is not None:
-            if not is_of_set:
-                self._say(place, f"{type(member).__name__}={said}")
-        elif not _is_container(member) or is_of_set:
+            self._say(place, f"{type(member).__name__}={said}")
+        elif not _is_container(member):
             self._put(member, place.alone())
         elif depth > _DEEPEST or id(member) in place.within or self._looks > _MOST_LOOKS:
             self._say(place, "deeper")
@@ -923,21 +937,15 @@ def _members_of(value: Any) -> list[tuple[str, str, object]]:
     """
     kind = type(value)
     if issubclass(kind, dict | types.MappingProxyType):
-        # Copy, because other threads may add items. Use dict's own method, to run no user code.
-        items = (
-            list((OrderedDict if issubclass(kind, OrderedDict) else dict).items(value))
-            if issubclass(kind, dict)
-            else list(value.items())
-        )
+        # Use dict's own method, to run no user code. Copy, because other threads may add items.
+        base: Any = next(each for each in (OrderedDict, dict, types.MappingProxyType) if issubclass(kind, each))
+        named = [(_key(at, key), key, member) for at, (key, member) in enumerate(list(base.items(value)))]
         made = [(".default_factory", "", value.default_factory)] if issubclass(kind, defaultdict) else []
-        return [*made, *((f"[{_key(key)}]", f"{type(key).__name__}={plain(key)}", member) for key, member in items)]
-    for base in (list, tuple, deque):
-        if issubclass(kind, base):
-            return [(f"[{at}]", "", member) for at, member in enumerate([*base.__iter__(value)])]
-    for unordered in (set, frozenset):
-        if issubclass(kind, unordered):
-            return [("{}", "", member) for member in [*unordered.__iter__(value)]]
-    return [(f"[{at}]", "", member) for at, member in enumerate(value.ravel().tolist())]
+        return [*made, *((f"[{name}]", f"{type(key).__name__}={plain(key)}", member) for name, key, member in named)]
+    base = next((each for each in (list, tuple, deque, set, frozenset) if issubclass(kind, each)), None)
+    members = value.ravel().tolist() if base is None else [*base.__iter__(value)]
+    unordered = base in (set, frozenset)
+    return [("{}" if unordered else f"[{at}]", "", member) for at, member in enumerate(members)]
 
 
 def _said_at_once(value: Any, shortest: int = _LONG) -> str | None:
@@ -958,8 +966,9 @@ def _said_at_once(value: Any, shortest: int = _LONG) -> str | None:
     return f"#{kind.__name__}{hashlib.sha256(b''.join(said)).hexdigest()}"
 
 
-def _key(key: object) -> str:
-    return repr(key) if type(key) in (str, int, bool, float) and len(repr(key)) < 80 else type(key).__name__
+def _key(at: int, key: object) -> str:
+    is_short = type(key) in (str, int, bool, float) and len(repr(key)) < 80
+    return repr(key) if is_short else f"{type(key).__name__} {at}"
 
 
 def _module_of(function: types.FunctionType) -> object:

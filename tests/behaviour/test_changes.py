@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -348,6 +350,16 @@ def test_what_calls_change_is_no_change_and_other_values_still_are(
         with pytest.raises(ValidationError, match=r"`config.step`, .* was 1.0 and is 2.0"):
             predicted(tmp_path / "s.zarr", f)
         assert world.map(f, window=8, store=store).tensor_id != first
+
+
+def test_what_is_known_of_a_state_keeps_no_object_alive() -> None:
+    f = Stepping()
+    made = from_array(IMAGE, dims=DIMS).map(f, window=8)
+    made[...]
+    freed = weakref.ref(f)
+    del f, made
+    gc.collect()
+    assert freed() is None
 
 
 def test_a_user_s_change_between_building_and_reading_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
