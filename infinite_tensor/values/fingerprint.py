@@ -296,7 +296,7 @@ class Look:
         """
         was, now = ({slot.key: slot for slot in look._slots} for look in (before, self))  # noqa: SLF001
         found: list[_Place] = []
-        scopes = {of for _, of, _ in was}
+        scopes = {"", *(of for _, of, _ in was)}
         for key in dict.fromkeys((*was, *now)):
             old, new = was.get(key), now.get(key)
             slot = old or now[key]

@@ -330,6 +330,20 @@ class Stepping:
         return x * float(config.step)
 
 
+class Remembering(nn.Module):
+    """Makes a buffer, and an entry of a dict, when it is called first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = {"kept": 1}
+        self.register_buffer("table", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.sizes["last"] = 2
+        self.table = torch.ones(1)
+        return x * self.table
+
+
 STATEFUL = [counted_in_an_array, buffered, remembered, Stepping()]
 
 
@@ -356,6 +370,7 @@ def test_what_is_known_of_a_state_keeps_no_object_alive() -> None:
     f = Stepping()
     made = from_array(IMAGE, dims=DIMS).map(f, window=8)
     made[...]
+    assert from_array(IMAGE, dims=DIMS).map(f, window=8).to_json() == made.to_json()
     freed = weakref.ref(f)
     del f, made
     gc.collect()
@@ -389,10 +404,11 @@ def test_what_a_call_that_raises_has_changed_does_not_count(tmp_path: Path) -> N
 
 
 def test_a_process_that_used_its_objects_before_continues_a_prediction(tmp_path: Path) -> None:
-    first, used = Stepping(), Stepping()
-    predicted(tmp_path / "s.zarr", first, region=(slice(0, 8), slice(0, 8)))
-    used(IMAGE)
-    predicted(tmp_path / "s.zarr", used)
+    for number, make in enumerate((Stepping, Remembering)):
+        first, used = make(), make()
+        predicted(tmp_path / f"{number}.zarr", first, region=(slice(0, 8), slice(0, 8)))
+        used(IMAGE)
+        predicted(tmp_path / f"{number}.zarr", used)
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")

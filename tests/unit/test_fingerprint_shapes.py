@@ -7,6 +7,7 @@ import collections
 import configparser
 import enum
 import functools
+import itertools
 import json
 import operator
 import os
@@ -233,6 +234,9 @@ def filled_beside(k: int) -> Callable[..., Any]:
     return f
 
 
+COUNT = itertools.count()
+
+
 class Recipes:
     """Leaves out of its pickle what it makes anew, as einops does."""
 
@@ -261,7 +265,7 @@ def ordered_fields(*names: str) -> Callable[..., Any]:
         (lambda: with_keywords(a=1, b=2), lambda: with_keywords(b=2, a=1)),
         (lambda: ordered_fields("a", "b"), lambda: ordered_fields("b", "a")),
         (lambda: filled_beside(1), lambda: filled_beside(2)),
-        (lambda: closure(Recipes(1.0, object())), lambda: closure(Recipes(2.0, object()))),
+        (lambda: closure(Recipes(1.0, next(COUNT))), lambda: closure(Recipes(2.0, next(COUNT)))),
         (lambda: by_setter(Settable(1.0)), lambda: by_setter(Settable(2.0))),
         (lambda: moving(Settable(Net(0.5))), lambda: moving(Settable(Net(0.25)))),
         (lambda: closure(Items(gain=1.0)), lambda: closure(Items(gain=2.0))),
