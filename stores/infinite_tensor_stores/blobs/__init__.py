@@ -10,7 +10,7 @@ A blob is one Zarr v3 array of shape ``(rows, *shape)``. A chunk is a block of `
     <target>/writers/<id>    elsewhere: the lease of the writer
 
 Plain ``zarr.open_array(target)`` reads it. All blocks have the same length; after the last row, the last block contains
-zeros, which are a hole in the file on a local disk.
+zeros, which are a hole in the file on a local disk, and at its end how many rows there were.
 
 What a commit is
 ----------------
@@ -24,13 +24,15 @@ overwrites several rows, some of them may be new and some old.
 
 What is checked
 ---------------
-A block that is missing, too short, or has another checksum raises a StoreError that names it. Uncompressed blocks on a
-local disk are read through memory maps; their checksum is compared only when a process first maps a file. Other blocks
-are checked at every read. A file that is not a regular file, or far too large, counts as damaged.
+A block that is missing, too short, older than `zarr.json`, or has another checksum raises a StoreError that names it.
+Uncompressed blocks on a local disk are read through memory maps; their checksum is compared only when a process first
+maps a file. Other blocks are checked at every read. A file that is not a regular file, or far too large, counts as
+damaged.
 
 At each read, a reader on a local disk checks with one call of `stat` whether `zarr.json` is still the file that it has
 read. It keeps that file open, so that no new file can get its inode number. If `zarr.json` was replaced, the reader
-reads it again and drops blocks whose rows have changed. On other storage it does so only at `refresh`.
+reads it again and drops blocks whose rows have changed. `Header.marks` tell it whether they have, after a restored
+backup too. On other storage it does so only at `refresh`.
 
 Who may write
 -------------

@@ -370,7 +370,8 @@ class TensorBlob(Dataset[torch.Tensor]):
 
         If rows of the blob are overwritten or truncated later, reads of the tensor raise StoreError. Rows may still be
         appended. The definition of the tensor contains the number of rows, and a version that changes whenever the blob
-        is created anew, or its rows are overwritten or truncated.
+        is created anew, or its rows are overwritten or truncated. Two copies that have changed apart
+        differ in it.
 
         Parameters
         ----------
@@ -388,16 +389,16 @@ class TensorBlob(Dataset[torch.Tensor]):
             count = self._snapshot_length(header, wanted)
         return InfiniteTensor(
             (count, *header.shape),
-            _Snapshot(reader, header.version, count),
+            _Snapshot(reader, header.version(count), count),
             TensorWindow((header.block_size, *header.shape)),
             dtype=header.dtype,
-            version=header.version,
+            version=header.version(count),
             edge="clip",
             tile_store=MemoryTileStore(),
         )
 
     def _snapshot_length(self, header: Header, wanted: int | None) -> int:
-        if header.version != self._rows.header.version or (wanted or 1) > self._rows.length:
+        if not header.continues(self._rows.header) or (wanted or 1) > self._rows.length:
             self._rows.refresh()
         if header.changing:
             raise StoreError(
@@ -642,7 +643,7 @@ class _Snapshot(RegionWriter):
 
     def _check(self) -> None:
         header = self._rows.header
-        if header.version != self._version or header.rows < self._count:
+        if header.rows < self._count or header.version(self._count) != self._version:
             raise StoreError(
                 f"{self._rows.location!r} has been overwritten or truncated since a tensor was made from its first "
                 f"{self._count} rows; make a new tensor, and give new ids to all tensors computed from it"

@@ -23,16 +23,18 @@ from infinite_tensor_stores.zarr.codec import ChunkCodec
 
 CRC_BYTES = 4
 _MISSING = "missing"
+_INCOMPLETE = b"\x93rows\r\n\x1a"
+_COUNT_BYTES = 4
 _ZEROS = np.zeros(2**18, np.uint8)
 _PIECE = 2**18
 
 
 class DamagedBlockError(Exception):
-    """A block is damaged or missing."""
+    """A block is damaged or missing, except for its first `rows` rows."""
 
-    def __init__(self, number: int, reason: str) -> None:
+    def __init__(self, number: int, reason: str, rows: int = 0) -> None:
         super().__init__(reason)
-        self.number = number
+        self.number, self.rows = number, rows
 
 
 class Blocks(ABC):
@@ -67,7 +69,7 @@ class Blocks(ABC):
     def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
         """Write blocks, new or existing.
 
-        Each block has up to block_size rows, and is filled up with zeros.
+        Each block has up to block_size rows, and is filled up with zeros and `_end_of`.
         """
 
     def delete(self, first: int, count: int) -> None:
@@ -99,15 +101,16 @@ class MappedBlocks(Blocks):
     def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
         """Write files.
 
-        If a block is not full, its file has a hole before the checksum.
+        If a block is not full, its file has a hole before its end.
         """
         size = self._header.block_bytes
         for number, rows in blocks.items():
             data = to_stored(rows.contiguous()).reshape(-1).view(np.uint8)
             checksum = google_crc32c.value(data)
-            for zeros in range(size - len(data), 0, -len(_ZEROS)):
+            end = _end_of(len(rows), size - len(data))
+            for zeros in range(size - len(data) - len(end), 0, -len(_ZEROS)):
                 checksum = google_crc32c.extend(checksum, _ZEROS[:zeros])
-            parts = [data, checksum.to_bytes(CRC_BYTES, "little")]
+            parts = [data, end + google_crc32c.extend(checksum, end).to_bytes(CRC_BYTES, "little")]
             self._folder.replace(self._header.key(number), parts, size + CRC_BYTES)
 
     def _load(self, number: int) -> torch.Tensor:
@@ -197,7 +200,31 @@ class EncodedBlocks(Blocks):
             return rows.contiguous()
         block = torch.zeros((self._header.block_size, *self._header.shape), dtype=self._header.dtype, device="cpu")
         block[: len(rows)] = rows
+        unused = to_stored(block).reshape(-1).view(np.uint8)[rows.nbytes :]
+        end = _end_of(len(rows), len(unused))
+        unused[len(unused) - len(end) :] = np.frombuffer(end, np.uint8)
         return block
+
+
+def _end_of(rows: int, unused: int) -> bytes:
+    """Return the last bytes of a block with `unused` bytes after its rows: how many rows there are.
+
+    Nothing if there is no room.
+    """
+    end = _INCOMPLETE + rows.to_bytes(_COUNT_BYTES, "little")
+    return end if len(end) <= unused else b""
+
+
+def rows_in(block: torch.Tensor) -> int:
+    """Return how many rows were in a block when it was stored.
+
+    A block that does not tell counts as full: it has no room, or version 1.0.0rc1 has written it.
+    """
+    data = to_stored(block).reshape(-1).view(np.uint8)
+    end = data[-len(_INCOMPLETE) - _COUNT_BYTES :].tobytes()
+    rows = int.from_bytes(end[len(_INCOMPLETE) :], "little")
+    is_told = end.startswith(_INCOMPLETE) and rows * (len(data) // len(block)) + len(end) <= len(data)
+    return rows if is_told else len(block)
 
 
 def blocks_of(location: Location, header: Header) -> Blocks:

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -28,7 +28,9 @@ from infinite_tensor_stores.zarr.layout import BLOB
 
 FORMAT = 1
 
-_STORED_AS_THEY_ARE = ("block_size", "codecs", "incarnation", "rows", "edits")
+_STORED_AS_THEY_ARE = ("block_size", "codecs", "incarnation", "rows", "edits", "marks")
+_MOST_MARKS = 256
+"""Keeps commits small, however many writers a blob has had."""
 
 
 def _is_int(value: object, least: int = 0) -> bool:
@@ -42,6 +44,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "incarnation": lambda value: isinstance(value, str),
     "rows": _is_int,
     "edits": _is_int,
+    "marks": lambda value: all(_is_int(first) and isinstance(mark, str) for first, mark in value),
 }
 
 
@@ -78,7 +81,9 @@ class Header:
         Number of rows.
     edits : int
         Incremented when committed rows are about to change, and again when they have changed, so it is odd in between.
-        If two headers of one incarnation have the same even number of edits, the rows that both contain are equal.
+    marks : sequence of (int, str)
+        For each writer that has added rows, the number of its first row, and its own random text. An edit leaves one
+        mark, for all rows. Two copies of a blob that have grown or were edited apart have different marks.
     attributes : mapping
         Attributes that users have added to the array.
     """
@@ -90,6 +95,7 @@ class Header:
     incarnation: str
     rows: int = 0
     edits: int = 0
+    marks: Sequence[Sequence[Any]] = field(default_factory=list)
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -114,6 +120,7 @@ class Header:
             raise ValueError("the content does not match the digest")
         if ours["format"] > FORMAT:
             raise ValueError(f"the format is {ours['format']}, but this version reads up to {FORMAT}")
+        ours.setdefault("marks", [])  # Version 1.0.0rc1 wrote none.
         as_they_are = {name: ours[name] for name in _STORED_AS_THEY_ARE}
         for name, fits in _FITS.items():
             if not fits(ours[name]):
@@ -161,13 +168,30 @@ class Header:
         """
         return self.edits % 2 == 1
 
-    @property
-    def version(self) -> dict[str, Any]:
-        """The `version` for `InfiniteTensor`, for a tensor reading the blob.
+    def version(self, rows: int) -> dict[str, Any]:
+        """Return the `version` for `InfiniteTensor`, for a tensor reading the first `rows` rows.
 
-        The value changes when the blob is created anew, or when rows are overwritten or truncated.
+        The value changes when the blob is created anew, or when rows are overwritten or truncated. Copies have the same
+        value only for rows that they have in common.
         """
-        return {"blob": self.incarnation, "edits": self.edits}
+        marks = [mark for first, mark in self.marks if first < rows]
+        return {"blob": self.incarnation, "edits": self.edits} | ({"mark": marks[-1]} if marks else {})
+
+    def continues(self, other: Header) -> bool:
+        """Return whether the rows of `other` are the first rows here, or the other way round."""
+        rows = min(self.rows, other.rows)
+        return self.version(rows) == other.version(rows)
+
+    def after(self, rows: int, edits: int, mark: str) -> Header:
+        """Return the next commit, by the writer with this mark."""
+        marks = self.marks
+        if edits != self.edits:
+            marks = [[0, mark]]
+        elif rows > self.rows and (not marks or marks[-1][1] != mark):
+            marks = [*marks, [self.rows, mark]]
+            if len(marks) > _MOST_MARKS:
+                marks = [[0, marks[1][1]], *marks[2:]]
+        return replace(self, rows=rows, edits=edits, marks=marks)
 
     @property
     def blocks(self) -> int:

@@ -21,7 +21,7 @@ from infinite_tensor.geometry.window import LARGEST
 from infinite_tensor.support.given import as_index
 from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
 from infinite_tensor.values.dtypes import checked_dtype, stored_dtype, to_stored
-from infinite_tensor_stores.blobs.blocks import DamagedBlockError, blocks_of
+from infinite_tensor_stores.blobs.blocks import DamagedBlockError, blocks_of, rows_in
 from infinite_tensor_stores.blobs.header import EmptyDocumentError, Header, is_empty
 from infinite_tensor_stores.blobs.location import Document, Location, Right
 from infinite_tensor_stores.blobs.rows import Rows
@@ -135,7 +135,7 @@ def _found_again(location: Location, wanted: Wanted) -> Header:
 
     Called if the ``zarr.json`` is empty.
 
-    Rows of zeros at the end are lost, because the last block is filled up with zeros.
+    Rows of zeros at the end are lost if the last block is full, or does not tell how many rows it has.
 
     Raises
     ------
@@ -171,7 +171,9 @@ def _found_again(location: Location, wanted: Wanted) -> Header:
 
 
 def _rows_in(block: torch.Tensor) -> int:
-    """Count the rows of a block, without rows of zeros at the end."""
+    """Count the rows of a block, without rows of zeros at the end if the block does not tell."""
+    if (told := rows_in(block)) < len(block):
+        return told
     written = to_stored(block).reshape(-1).view(np.uint8).reshape(len(block), -1).any(axis=1)
     return int(np.flatnonzero(written).max(initial=-1)) + 1
 

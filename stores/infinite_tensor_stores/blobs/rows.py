@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 
@@ -14,7 +14,7 @@ from infinite_tensor.support.allocation import new_block, new_result
 from infinite_tensor.support.exit import flush_at_exit
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.tilestore.lru import LRU
-from infinite_tensor_stores.blobs.blocks import DamagedBlockError, blocks_of
+from infinite_tensor_stores.blobs.blocks import DamagedBlockError, blocks_of, rows_in
 from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.indexing import BlockPart, RowNumbers, indexable, parts_of
 from infinite_tensor_stores.blobs.location import Document, Location, Right
@@ -83,6 +83,7 @@ class Rows:
         self.closed = self.forked = False
         self.writes = right is not None
         self._right, self._document = right, document
+        self._mark = secrets.token_hex(8)
         self._size = header.block_size
         # A row with these properties is appended without further checks.
         self._kind = header.shape, header.dtype, torch.strided, _CPU, False
@@ -206,8 +207,9 @@ class Rows:
         with self.location.reporting("cannot be read"):
             header, document = self._committed()
         # A forked child may have further rows in buffers, unstored at the fork.
-        if (header.edits, header.rows) != (self.header.edits, self.header.rows):
-            if header.edits != self.header.edits or self._buffers:
+        if (header.edits, header.rows, header.marks) != (self.header.edits, self.header.rows, self.header.marks):
+            # With fewer rows, as in a restored backup, the next writer may replace blocks that are loaded.
+            if not header.continues(self.header) or header.rows < self.header.rows or self._buffers:
                 self._drop(self._loaded)
             # Only a forked child has buffers here. The parent has stored or replaced the buffered rows.
             self.length = header.rows if self._buffers else min(self.length, header.rows)
@@ -240,12 +242,17 @@ class Rows:
     def _load(self, numbers: list[int]) -> list[torch.Tensor]:
         with self.location.reporting("cannot be read"):
             self._unconfirmed = not self.location.is_local
+            header = self.header
             try:
                 found = self._blocks.load(numbers)
+                for number, block in zip(numbers, found, strict=True):
+                    self._check_rows(number, rows_in(block))
             except DamagedBlockError as error:
                 if not self.writes:
                     self._follow()
                 self._check_there(error.number * self._size, error)
+                if self.header != header:
+                    return self._load(numbers)
                 raise self._explained(error) from error
         for number, block in zip(numbers, found, strict=True):
             self._loaded.put(number, block, self.header.block_bytes)
@@ -253,9 +260,14 @@ class Rows:
         self._look_again()
         return found
 
+    def _check_rows(self, number: int, held: int) -> None:
+        committed = min(self._size, self.header.rows - number * self._size)
+        if held < committed:
+            raise DamagedBlockError(number, f"it is older than zarr.json, with {held} of {committed} rows", held)
+
     def _explained(self, error: DamagedBlockError) -> StoreError:
-        first = error.number * self._size
-        last = min(first + self._size, self.length) - 1
+        first, last = error.number * self._size, min((error.number + 1) * self._size, self.length) - 1
+        first += error.rows
         return StoreError(
             f"block {self.header.key(error.number)} (rows {first} to {last}) is damaged: {error}. Restore it from a "
             f"copy, or call truncate({first}); other rows can be read"
@@ -466,7 +478,7 @@ class Rows:
 
     def _commit(self, rows: int, edits: int) -> None:
         self._check_right()
-        header = replace(self.header, rows=rows, edits=edits)
+        header = self.header.after(rows, edits, self._mark)
         # Even after an error, the commit may have been carried out.
         self._in_doubt = True
         self.location.commit(header)

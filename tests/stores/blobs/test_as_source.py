@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from infinite_tensor import (
     InfiniteTensor,
     MemoryTileStore,
     StoreError,
+    TensorBlob,
     TensorGroup,
     TensorWindow,
     TileStore,
@@ -138,6 +142,43 @@ def test_a_blob_that_has_grown_is_another_arg_and_its_first_rows_are_the_same(lo
         means(local.open(), 10, store)
     assert torch.equal(means(local.open().as_tensor(10), 10, store)[:], EXPECTED)
     assert Mean.calls == 5
+
+
+def edited(blob: TensorBlob, at: int) -> None:
+    blob[5] = at
+
+
+def grown(blob: TensorBlob, at: int) -> None:
+    blob.seek(0, os.SEEK_END)
+    blob.write(torch.full((4, 2, 3), float(at)))
+
+
+@pytest.mark.parametrize(("change", "rows", "in_common"), [(edited, 10, 0), (grown, 14, 10)])
+def test_copies_that_were_changed_apart_are_two_args(
+    local: Place, tmp_path: Path, change: Callable[[TensorBlob, int], None], rows: int, in_common: int
+) -> None:
+    copy = replace(local, target=str(tmp_path / "copy"))
+    shutil.copytree(local.target, copy.target)
+    for at, place in enumerate((local, copy)):
+        with place.open("r+") as writer:
+            change(writer, at)
+    store = ZarrTileStore(tmp_path / "store")
+    means(local.open(), rows, store)[:]
+    with pytest.raises(ValidationError, match=r"args\[0\]\.digest"):
+        means(copy.open(), rows, store)
+    if in_common:
+        first, second = (place.open().as_tensor(in_common) for place in (local, copy))
+        assert first.version == second.version
+
+
+def test_a_document_keeps_few_marks_and_none_stands_for_the_rows_of_two_writers(local: Place) -> None:
+    header = first = local.open()._rows.header
+    for at in range(10, 1000):
+        header = header.after(at + 1, 0, str(at))
+    assert len(header.to_bytes()) < 30_000
+    marks = [header.version(rows)["mark"] for rows in range(1, 1001)]
+    assert marks[-200:] == [str(at) for at in range(800, 1000)]
+    assert not header.continues(first)
 
 
 def test_rows_that_were_overwritten_are_another_arg(local: Place, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import random
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +53,34 @@ def test_a_flipped_bit_in_a_block_is_found(on_disk: Place, seed: int) -> None:
         on_disk.open().read()
 
 
+@pytest.mark.parametrize("later", [2, 10], ids=["the same block", "further blocks"])
+def test_a_block_that_is_older_than_the_document_is_an_error_until_it_is_there(
+    on_disk: Place, later: int, tmp_path: Path
+) -> None:
+    # As in a copy of a blob that grows meanwhile, after a sync in another order, or after a power failure.
+    copy = replace(on_disk, target=str(tmp_path / "copy"))
+    with on_disk.open("a") as writer:
+        writer.write(numbered(1, 10))
+        writer.flush()
+        shutil.copytree(on_disk.target, copy.target)
+        writer.write(numbered(later, 11))
+    shutil.copy(Path(on_disk.target, "zarr.json"), copy.target)
+    reader = copy.open()
+    rows = min(11 + later, 12)
+    with pytest.raises(StoreError, match=rf"block c\.2\.0\.0 \(rows 11 to {rows - 1}\) is damaged: .* truncate\(11\)"):
+        reader[10:rows]
+    assert torch.equal(reader[:8], numbered(8))
+    shutil.copy(Path(on_disk.target, "c.2.0.0"), copy.target)
+    assert torch.equal(reader[:rows], numbered(rows))
+
+
 WRONG: dict[str, list[Any]] = {
     "rows": ["12", 1.5, -1, True, None, [10], 2**60],
     "edits": ["0", 0.0, -2, None],
     "block_size": ["4", 4.0, 0, -4, None, 2**50],
     "shape": ["23", [2, 3.0], [2, "3"], [2, 0], 6, None],
     "incarnation": [7, None, ["a"]],
+    "marks": [7, None, ["a"], [[0]], [[-1, "a"]], [[0, 1]], [["0", "a"]]],
     "codecs": ["bytes", {}, [7], [{"name": 7}], [{}], None],
     "dtype": [32, "float33", None],
     "format": ["1", None, 2],
@@ -98,7 +122,7 @@ def test_any_flipped_bit_in_the_document_is_found_or_harmless(local: Place) -> N
 
 
 @pytest.mark.parametrize(
-    "field", ["shape", "dtype", "block_size", "codecs", "incarnation", "rows", "edits", "format", "digest"]
+    "field", ["shape", "dtype", "block_size", "codecs", "incarnation", "rows", "edits", "marks", "format", "digest"]
 )
 def test_whatever_the_document_says_of_a_blob_it_is_not_believed_once_changed(local: Place, field: str) -> None:
     path = Path(local.target, "zarr.json")

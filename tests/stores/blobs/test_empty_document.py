@@ -60,11 +60,14 @@ def test_rows_behind_the_last_intact_block_do_not_count_and_those_of_damaged_one
             blob[0]
 
 
-def test_zeros_at_the_end_are_not_told_from_no_rows(folder: Place) -> None:
+@pytest.mark.parametrize(("zeros", "found"), [(2, 7), (3, 5)], ids=["incomplete block", "full block"])
+def test_zeros_at_the_end_are_told_from_no_rows_unless_the_last_block_is_full(
+    folder: Place, zeros: int, found: int
+) -> None:
     with folder.open("w", **KIND) as blob:
-        blob.write(torch.cat([numbered(5), torch.zeros(2, *SHAPE)]))
+        blob.write(torch.cat([numbered(5), torch.zeros(zeros, *SHAPE)]))
     os.truncate(Path(folder.target, "zarr.json"), 0)
-    with pytest.warns(DamagedDataWarning, match="5 rows were found .* Rows of zeros at the end are lost"):
+    with pytest.warns(DamagedDataWarning, match=f"{found} rows were found .* Rows of zeros"):
         folder.open("a", **KIND).close()
 
 

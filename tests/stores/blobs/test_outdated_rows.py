@@ -118,6 +118,30 @@ def test_rows_that_another_process_has_written_again_are_the_new_ones(
     assert torch.equal(read(reader), numbered(1, 52)[0])
 
 
+@pytest.mark.parametrize("looks_between", [False, True])
+def test_rows_that_a_restored_backup_does_not_have_are_the_ones_written_after_it(
+    on_disk: Place, tmp_path: Path, *, looks_between: bool
+) -> None:
+    with on_disk.open("r+") as writer:
+        writer.truncate(5)
+    shutil.copytree(on_disk.target, tmp_path / "backup")
+    with on_disk.open("a") as writer:
+        writer.write(numbered(5, 50))
+    reader = on_disk.open()
+    assert torch.equal(reader[5:], numbered(5, 50))
+    snapshot = reader.as_tensor()
+    move_away(on_disk.target)
+    shutil.copytree(tmp_path / "backup", on_disk.target)
+    if looks_between:
+        assert reader.refresh() == 5
+    with on_disk.open("a") as writer:
+        writer.write(numbered(5, 90))
+    assert reader.refresh() == 10
+    assert torch.equal(reader[5:], numbered(5, 90))
+    with pytest.raises(StoreError, match="has been overwritten or truncated since"):
+        snapshot[LAST]
+
+
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 @pytest.mark.parametrize(
     ("change", "message"),
