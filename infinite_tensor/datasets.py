@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.context import get_spawning_popen
 from textwrap import indent
 from typing import Any, Protocol, TypeAlias, TypeVar, overload
 
@@ -18,7 +22,7 @@ from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.groups import TensorGroup
 from infinite_tensor.support.exit import flush_at_termination
-from infinite_tensor.support.forks import cached_property
+from infinite_tensor.support.forks import cached_property, renew_in_children
 from infinite_tensor.support.given import array_advice, as_index, members, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.layout import sizes_of
@@ -354,6 +358,37 @@ class GridDataset(_Patches[_Item_co]):
         return [*super()._told(), f"stride={tuple(axis.stride for axis in self._axes)}"]
 
 
+class _SharedEpochs:
+    """The epochs of datasets of one process, seen by the workers that it starts.
+
+    The datasets share one block of memory, because each block takes a file descriptor.
+    """
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.numbers = torch.zeros(2**12, dtype=torch.int64, device="cpu")
+        self.numbers.share_memory_()
+        self.unused = itertools.count()
+
+
+_shared_epochs: list[_SharedEpochs] = []
+
+_EpochCell: TypeAlias = tuple[torch.Tensor, int]
+"""A block of epochs, and the position of an epoch in it."""
+
+
+def _new_cell(epoch: int) -> _EpochCell:
+    while True:
+        if not _shared_epochs or _shared_epochs[0].process != os.getpid():
+            _shared_epochs[:] = [_SharedEpochs()]
+        shared = _shared_epochs[0]
+        at = next(shared.unused)
+        if at < len(shared.numbers):
+            shared.numbers[at] = epoch
+            return shared.numbers, at
+        _shared_epochs.clear()
+
+
 class PatchDataset(_Patches[_Item_co]):
     """Patches at random positions in a region.
 
@@ -464,16 +499,41 @@ class PatchDataset(_Patches[_Item_co]):
         self._length = as_index(count) or 0
         if self._length < 1:
             raise ValidationError(f"length must be a positive int or None, got {quoted(length)}")
-        # In shared memory, so that persistent workers see a new epoch.
-        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu")
-        self._epoch.share_memory_()
+        self._begin(0)
+
+    def _begin(self, epoch: int, followed: _EpochCell | None = None) -> None:
+        # Each process has its own epoch, but workers of a DataLoader follow that of the process that started them.
+        self._followed = followed
+        self._cell = _new_cell(epoch)
+        renew_in_children(self)
+
+    @property
+    def _epoch(self) -> int:
+        block, at = self._cell if self._followed is None or get_worker_info() is None else self._followed
+        return int(block[at])
+
+    def _renew_after_fork(self) -> None:
+        # Without shared memory, the child stays with the epoch of its parent.
+        with suppress(RuntimeError):
+            self._cell, self._followed = _new_cell(self._epoch), self._cell
+
+    def __getstate__(self) -> dict[str, Any]:
+        is_spawned = get_spawning_popen() is not None
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_cell", "_followed")}
+        return state | {"_started": (self._epoch, self._cell if is_spawned else None)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        started = state.pop("_started")
+        self.__dict__.update(state)
+        self._begin(*started)
 
     def set_epoch(self, epoch: int) -> None:
         """Move all patches to the random positions of another epoch.
 
         A new dataset has epoch 0. Call this method in the process that created the `DataLoader`, before each loop over
-        the loader: its workers follow, even with `persistent_workers`. The position of an item does not depend on the
-        worker or rank that reads it.
+        the loader: its workers follow, even with `persistent_workers`. Copies of the dataset, and other processes that
+        train with it, have their own epoch. The position of an item does not depend on the worker or rank that reads
+        it.
 
         Parameters
         ----------
@@ -488,14 +548,16 @@ class PatchDataset(_Patches[_Item_co]):
         number = as_index(epoch)
         if number is None or not 0 <= number < 2**63:
             raise ValidationError(f"epoch must be an int from 0 to 2**63 - 1, got {quoted(epoch)}")
-        self._epoch.fill_(number)
+        self._followed = None
+        block, at = self._cell
+        block[at] = number
 
     def _told(self) -> list[str]:
-        epoch = int(self._epoch)
+        epoch = self._epoch
         return [*super()._told(), f"seed={self._seed}", *([f"epoch={epoch}"] if epoch else [])]
 
     def _number(self, index: int) -> int:
-        epoch = int(self._epoch)
+        epoch = self._epoch
         text = f"{self._seed} {index} {epoch}" if epoch else f"{self._seed} {index}"
         digest = hashlib.blake2b(text.encode()).digest()
         return self._positions * int.from_bytes(digest, "big") >> 512

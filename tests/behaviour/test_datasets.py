@@ -9,6 +9,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from infinite_tensor import (
     TensorWindow,
     ValidationError,
     ZarrTileStore,
+    from_array,
     sl,
 )
 from infinite_tensor.errors import RegionError
@@ -478,8 +480,25 @@ def _iterated(dataset: GridDataset[Any] | PatchDataset[Any]) -> Iterator[Any]:
             return
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
-def test_workers_that_live_on_take_the_patches_of_an_epoch_that_is_set(tmp_path: Path, context: str) -> None:
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda dataset: dataset,
+    "pickle": lambda dataset: pickle.loads(pickle.dumps(dataset)),  # noqa: S301  (our own)
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize(
+    ("context", "copied"),
+    [
+        *(("fork", name) for name in COPIES),
+        ("forkserver", "itself"),
+        pytest.param("forkserver", "pickle", marks=pytest.mark.slow),
+    ],
+)
+def test_workers_that_live_on_take_the_patches_of_an_epoch_that_is_set(
+    tmp_path: Path, context: str, copied: str
+) -> None:
     with ZarrTileStore(tmp_path / "t.zarr") as store:
         plane = built(places, (8, 8), store=store, name="plane", dtype=torch.int64)
         plane.fill(sl[0:64, 0:64], progress=False)
@@ -488,7 +507,7 @@ def test_workers_that_live_on_take_the_patches_of_an_epoch_that_is_set(tmp_path:
     def dataset() -> PatchDataset[Any]:
         return PatchDataset(stored, 8, sl[0:64, 0:64], seed=3, length=12)
 
-    shared = dataset()
+    shared = COPIES[copied](dataset())
     loader = DataLoader(shared, batch_size=3, num_workers=2, persistent_workers=True, multiprocessing_context=context)
     epochs = []
     for epoch in (0, 5, 0):
@@ -500,6 +519,52 @@ def test_workers_that_live_on_take_the_patches_of_an_epoch_that_is_set(tmp_path:
     assert torch.equal(epochs[0], torch.stack(list(dataset())))
     assert torch.equal(epochs[0], epochs[2])
     assert not torch.equal(epochs[0], epochs[1])
+
+
+@pytest.mark.parametrize("copied", ["pickle", "copy", "deepcopy"])
+def test_a_copy_has_an_epoch_of_its_own(copied: str) -> None:
+    dataset = PatchDataset(PLANE, 4, PART)
+    dataset.set_epoch(3)
+    other = COPIES[copied](dataset)
+    assert repr(other) == repr(dataset)
+    dataset.set_epoch(4)
+    other.set_epoch(5)
+    assert ["epoch=4" in repr(dataset), "epoch=5" in repr(other)] == [True, True]
+
+
+def train(dataset: PatchDataset[Any], *, epoch: int, turns: Any, results: Any) -> None:
+    """Read epoch 0 and another one with a worker that lives on, in turn with others."""
+    loader = DataLoader(dataset, num_workers=1, persistent_workers=True, multiprocessing_context="fork")
+    list(loader)
+    dataset.set_epoch(epoch)
+    turns.wait()
+    results.put((epoch, torch.cat(list(loader)).tolist()))
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
+def test_trainings_that_were_given_one_dataset_have_their_own_epochs(context: str) -> None:
+    processes: Any = get_context(context)
+    turns, results = processes.Barrier(3), processes.Queue()
+    dataset = PatchDataset(from_array(torch.arange(64.0).reshape(8, 8)), 2, seed=1, length=6)
+    expected = {}
+    for epoch in (1, 2):
+        alone = copy.deepcopy(dataset)
+        alone.set_epoch(epoch)
+        expected[epoch] = torch.stack(list(alone)).tolist()
+        more = {"epoch": epoch, "turns": turns, "results": results}
+        processes.Process(target=train, args=(dataset,), kwargs=more).start()
+    dataset.set_epoch(9)
+    turns.wait(60)
+    assert dict(results.get(timeout=60) for _ in expected) == expected
+
+
+def test_many_datasets_need_few_files() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    datasets = [PatchDataset(PLANE, 4, PART) for _ in range(5000)]
+    for at in (0, 4999):
+        datasets[at].set_epoch(at)
+    assert len(list(Path("/proc/self/fd").iterdir())) - before < 10
+    assert [["epoch=4999" in repr(datasets[at]) for at in (0, 4998, 4999)]] == [[False, False, True]]
 
 
 @pytest.mark.parametrize(("seed", "epoch"), [(3, 5), (7, 0)])
