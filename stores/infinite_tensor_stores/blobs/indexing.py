@@ -187,7 +187,8 @@ def _of_entries(index: Sequence[Any]) -> np.ndarray[Any, Any]:
 
 def _of_array(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
     try:
-        return torch.from_numpy(array.copy() if min(array.strides, default=0) < 0 else array)
+        fits = array.flags.writeable and min(array.strides, default=0) >= 0
+        return torch.from_numpy(array if fits else array.copy())
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"rows must be of {dtype}, got an array of {array.dtype}; convert it with .astype({dtype_name(dtype)!r})"

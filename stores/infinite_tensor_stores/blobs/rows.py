@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +19,8 @@ from infinite_tensor_stores.blobs.blocks import DamagedBlockError, blocks_of, ro
 from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.indexing import BlockPart, RowNumbers, indexable, parts_of
 from infinite_tensor_stores.blobs.location import Document, Location, Right
+
+_T = TypeVar("_T")
 
 _CPU = torch.device("cpu")
 _BUFFERED_BYTES = 2**26
@@ -145,7 +148,10 @@ class Rows:
             block = number // self._size
             held = self._buffers.get(block) if self._buffers else self._loaded.get(block)
             found = self._block(block) if held is None else held
-            row = torch.select_copy(found, 0, number - block * self._size)
+            try:
+                row = torch.select_copy(found, 0, number - block * self._size)
+            except RuntimeError:
+                row = self._with_room(torch.select_copy, found, 0, number - block * self._size)
             self._check_there(number)
             return row
 
@@ -154,7 +160,9 @@ class Rows:
 
         A range must have step 1.
         """
-        out = new_result((len(rows), *self.header.shape), self.header.dtype, _CPU, _FEWER)
+        shape = len(rows), *self.header.shape
+        with self.lock:
+            out = self._with_room(new_result, shape, self.header.dtype, _CPU, _FEWER)
         if not len(rows):
             return out
         last = rows[-1] if isinstance(rows, range) else int(rows.max())
@@ -244,7 +252,7 @@ class Rows:
             self._unconfirmed = not self.location.is_local
             header = self.header
             try:
-                found = self._blocks.load(numbers)
+                found = self._with_room(self._blocks.load, numbers)
                 for number, block in zip(numbers, found, strict=True):
                     self._check_rows(number, rows_in(block))
             except DamagedBlockError as error:
@@ -259,6 +267,16 @@ class Rows:
         self._loaded.evict()
         self._look_again()
         return found
+
+    def _with_room(self, call: Callable[..., _T], *given: Any) -> _T:
+        """Call a function, once more without loaded blocks if it lacks memory, as under ``ulimit -v``."""
+        try:
+            return call(*given)
+        except (MemoryError, RuntimeError):  # (torch raises RuntimeError)
+            if not len(self._loaded):
+                raise
+            self._drop(self._loaded)
+            return call(*given)
 
     def _check_rows(self, number: int, held: int) -> None:
         committed = min(self._size, self.header.rows - number * self._size)
@@ -505,7 +523,14 @@ class Rows:
     # At exit and after a fork.
 
     def _flush_at_exit(self) -> None:
-        if self.holds_right:
+        if not self.holds_right:
+            return
+        # Threads may outlive the main thread, and write more. The last call, at the exit of the interpreter, closes.
+        this = threading.current_thread()
+        others = any(not thread.daemon for thread in threading.enumerate() if thread is not this)
+        if others and this is threading.main_thread():
+            self.flush()
+        else:
             self.close()
 
     def _renew_after_fork(self) -> None:

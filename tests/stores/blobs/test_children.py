@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,24 @@ def test_a_forked_child_that_looks_again_keeps_what_waits_while_nothing_is_commi
             assert torch.equal(blob[:], numbered(13))
 
         in_child(child)
+
+
+def test_a_thread_that_outlives_the_main_thread_writes_on_and_all_of_it_is_stored(folder: Place) -> None:
+    script = f"""
+import threading
+ended = threading.Event()
+threading._register_atexit(ended.set)  # called after that of the library, which is registered later
+import torch
+from infinite_tensor import TensorBlob
+blob = TensorBlob.open({folder.target!r}, "w", dtype="float32", shape=(2, 3), block_size=4)
+def last():
+    ended.wait()
+    blob.write(torch.ones(3, 2, 3))
+threading.Thread(target=last).start()
+blob.write(torch.zeros(2, 2, 3))
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=LIMIT)
+    assert folder.open()[:][:, 0, 0].tolist() == [0, 0, 1, 1, 1]
 
 
 def test_a_lock_ends_with_its_owner_though_a_child_lives_on(local: Place) -> None:

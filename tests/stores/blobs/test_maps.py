@@ -38,6 +38,25 @@ def test_a_blob_of_many_blocks_is_read_with_few_descriptors(tmp_path: Path) -> N
         assert torch.equal(team.members[0].call(read_with_few_descriptors, str(tmp_path / "blob")), rows)
 
 
+def read_with_little_address_space(path: str) -> list[float]:
+    with TensorBlob.open(path) as blob:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, resource.RLIM_INFINITY))
+        try:
+            return [blob[number].max().item() for number in range(len(blob))]
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def test_a_blob_gives_maps_back_where_there_is_no_room_for_more(tmp_path: Path) -> None:
+    rows = torch.arange(40.0).repeat_interleave(2**20).view(40, 2**20)
+    with TensorBlob.open(tmp_path / "blob", "w", dtype="float32", shape=(2**20,), block_size=1) as blob:
+        blob.write(rows)
+    with Team(1) as team:
+        found = team.members[0].call(read_with_little_address_space, str(tmp_path / "blob"))
+    assert found == list(range(40))
+
+
 def test_a_blob_leaves_room_for_other_maps_of_the_process(tmp_path: Path) -> None:
     with TensorBlob.open(tmp_path / "blob", "w+", dtype="float32", shape=(), block_size=1) as blob:
         assert blob.max_cached_blocks <= 4096

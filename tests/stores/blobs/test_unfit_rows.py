@@ -62,6 +62,14 @@ def test_a_tensor_without_plain_values_is_refused_and_changes_nothing(
     assert torch.equal(blob[:], torch.ones(6, 3))
 
 
+def test_an_array_that_cannot_be_written_to_is_stored_without_a_warning(blob: TensorBlob) -> None:
+    array = ROWS.numpy().copy()
+    array.flags.writeable = False
+    before = len(blob)
+    blob.write(array)
+    assert torch.equal(blob[before:], ROWS)
+
+
 @pytest.mark.parametrize(
     ("array", "message"),
     [
