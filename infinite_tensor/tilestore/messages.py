@@ -7,6 +7,8 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from infinite_tensor.errors import (
@@ -109,11 +111,32 @@ def vanished(store: object) -> StoreError:
 
 
 def warn_of_damage(store: object, what: str) -> None:
-    """Issue a DamagedDataWarning for unreadable data."""
+    """Issue a DamagedDataWarning for unreadable data, or leave it to `one_warning_of_damage`."""
     message = f"{store}: {what}; it is treated as missing, and computed again if the tensor was opened with its f"
     # Python may show a warning only once, but the log has every warning.
     LOG.debug("%s", message)
-    warnings.warn(message, DamagedDataWarning, stacklevel=3)
+    found = _damages.get()
+    if found is None:
+        warnings.warn(message, DamagedDataWarning, stacklevel=3)
+    else:
+        found.append(message)
+
+
+_damages: ContextVar[list[str] | None] = ContextVar("infinite_tensor_damages", default=None)
+
+
+@contextmanager
+def one_warning_of_damage() -> Iterator[None]:
+    """Issue a single warning for all damages: the first one, and the number of others."""
+    found: list[str] = []
+    before = _damages.set(found)
+    try:
+        yield
+    finally:
+        _damages.reset(before)
+    if found:
+        others = f" ({len(found) - 1} more are damaged; verify lists them)" if found[1:] else ""
+        warnings.warn(found[0] + others, DamagedDataWarning, stacklevel=4)
 
 
 def check_same(tensor_id: str, stored: Definition, given: Definition, store: object) -> None:

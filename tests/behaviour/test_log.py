@@ -92,16 +92,21 @@ def test_parts_of_tiles_and_copies_are_logged(tmp_path: Path, log: pytest.LogCap
     assert "wrote tiles of tensor 'board' to the store: 1 encoded" in copied
 
 
-def test_each_damaged_tile_is_logged(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+def test_each_damaged_tile_is_logged_and_a_read_warns_once(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     with ZarrTileStore(tmp_path / "s.zarr", tile_size=8) as store:
-        board(store).fill(sl[0:8, 0:8], progress=False)
-    (chunk,) = [path for path in tmp_path.rglob("c/**/*") if path.is_file()]
-    chunk.write_bytes(b"damaged")
+        board(store).fill(sl[0:24, 0:24], progress=False)
+    chunks = [path for path in tmp_path.rglob("c/**/*") if path.is_file()]
+    for chunk in chunks:
+        chunk.write_bytes(b"damaged")
     log.clear()
-    with ZarrTileStore(tmp_path / "s.zarr") as store, pytest.warns(DamagedDataWarning):
-        board(store)[0:8, 0:8]
-    assert any("it is treated as missing" in line for line in log.messages)
-    assert "read tiles of tensor 'board' from the store: 0 of 1 complete" in lines(log, "read")
+    with ZarrTileStore(tmp_path / "s.zarr") as store, pytest.warns(DamagedDataWarning) as told:
+        board(store)[0:24, 0:24]
+    # Python shows a text once.
+    (message,) = {str(each.message) for each in told}
+    assert "8 more" in message
+    logged = {line for line in log.messages if "it is treated as missing" in line}
+    assert len(logged) == len(chunks) == 9
+    assert "read tiles of tensor 'board' from the store: 0 of 9 complete" in lines(log, "read")
 
 
 def test_kept_records_keep_no_store_alive(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:

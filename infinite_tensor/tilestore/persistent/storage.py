@@ -20,7 +20,7 @@ from infinite_tensor.support.log import LOG
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tilestore.inventory import Known
 from infinite_tensor.tilestore.layout import Record
-from infinite_tensor.tilestore.messages import warn_of_damage
+from infinite_tensor.tilestore.messages import one_warning_of_damage, warn_of_damage
 from infinite_tensor.tilestore.partial import DamagedPartialError, PartialTile, TileInProgress
 from infinite_tensor.tilestore.persistent.backend import DOCUMENT_METHODS, Backend, offers
 from infinite_tensor.tilestore.persistent.documents import TENSOR
@@ -233,7 +233,7 @@ class Storage:
         Return None for a missing tile, and for a tile with the wrong dtype or shape.
         """
         tensor_id, layout = record.spec.tensor_id, record.layout
-        with self.asked("read", tensor_id, tiles) as backend:
+        with one_warning_of_damage(), self.asked("read", tensor_id, tiles) as backend:
             found = dict(zip(tiles, backend._read_tiles(tensor_id, tiles), strict=True))
         self._log_read("complete", tensor_id, found)
         for tile, block in found.items():
@@ -249,7 +249,7 @@ class Storage:
         Return None for a tile without stored parts.
         """
         tensor_id = record.spec.tensor_id
-        with self.asked("read", tensor_id, tiles) as backend:
+        with one_warning_of_damage(), self.asked("read", tensor_id, tiles) as backend:
             found = dict(zip(tiles, backend._read_partials(tensor_id, tiles), strict=True))
         self._log_read("partial", tensor_id, found)
         return found
