@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.groups import TensorGroup
@@ -38,6 +39,9 @@ _LOOKING = 2
 """Threads for reading stored pixels, in addition to the computing threads."""
 _GONE = 499
 """Status of a response to a disconnected client."""
+_PART_BYTES = 2**16
+_UNREAD_SECONDS = 30.0
+"""How long a client may read nothing before the rest of its response is dropped."""
 
 
 def app_of(
@@ -120,8 +124,8 @@ class _Routes:
 
     def __init__(self, tensors: Mapping[str, Served], workers: int) -> None:
         self._tensors = tensors
-        self._stored: Work[Response | None] = Work(_LOOKING)
-        self._computed: Work[Response | None] = Work(workers)
+        self._stored = Work(_LOOKING)
+        self._computed = Work(workers)
         self._ending = asyncio.Event()
 
     def end(self) -> None:
@@ -143,7 +147,7 @@ class _Routes:
         told = "<p>Zarr at /name, map tiles at /name/{z}/{x}/{y}.png</p>"
         return HTMLResponse(f"<!doctype html><title>infinite-tensor</title>{told}<ul>{rows}</ul>")
 
-    async def tensor(self, request: Request) -> Response:
+    async def tensor(self, request: Request) -> ASGIApp:
         """Answer a request for a key of a Zarr hierarchy or for a map tile."""
         if request.method == "OPTIONS":
             return Response(status_code=204, headers={"Allow": _METHODS})
@@ -151,27 +155,40 @@ class _Routes:
         served = self._tensors.get(name)
         if served is None:
             return _response(request, refused(404, "there is no such tensor"))
-        answering = asyncio.ensure_future(self._answer(request, served, path))
-        leaving, ending = asyncio.ensure_future(_left(request)), asyncio.ensure_future(self._ending.wait())
-        await asyncio.wait((answering, leaving, ending), return_when=asyncio.FIRST_COMPLETED)
-        leaving.cancel()
-        ending.cancel()
-        if answering.done():
-            return _response(request, answering.result())
-        answering.cancel()
-        with suppress(asyncio.CancelledError):
-            await answering
+        with ExitStack() as until:
+            answering = asyncio.ensure_future(self._answer(request, served, path, until))
+            leaving, ending = asyncio.ensure_future(_left(request)), asyncio.ensure_future(self._ending.wait())
+            for each in (answering, leaving, ending):
+                until.callback(each.cancel)
+            await asyncio.wait((answering, leaving, ending), return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                return partial(_send, _response(request, answering.result()), until.pop_all())
         return refused(503, "the server ends") if self._ending.is_set() else Response(status_code=_GONE)
 
-    async def _answer(self, request: Request, served: Served, path: str) -> Response:
+    async def _answer(self, request: Request, served: Served, path: str, until: ExitStack) -> Response:
         client = request.client.host if request.client else ""
         query = request.url.query
         key = (id(served), path, query)
         for work, compute in ((self._stored, False), (self._computed, True)):
-            found = await work.result(client, key, partial(served.answer, path, query, compute=compute))
+            found = await work.result(client, key, partial(served.answer, path, query, compute=compute), until)
             if found is not None:
                 return found
         raise AssertionError("Served.answer returned None with compute=True")
+
+
+async def _send(answer: Response, until: ExitStack, _scope: Scope, _receive: Receive, send: Send) -> None:
+    """Send an answer in parts, and close `until`.
+
+    The web server copies each part for each client, and takes the next part once the client has read.
+    """
+    body, loop = answer.body, asyncio.get_running_loop()
+    with until, suppress(TimeoutError):
+        async with asyncio.timeout(_UNREAD_SECONDS) as limit:
+            await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
+            for at in range(0, max(1, len(body)), _PART_BYTES):
+                limit.reschedule(loop.time() + _UNREAD_SECONDS)
+                end = at + _PART_BYTES
+                await send({"type": "http.response.body", "body": body[at:end], "more_body": end < len(body)})
 
 
 async def _left(request: Request) -> None:

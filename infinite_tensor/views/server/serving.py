@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.groups import TensorGroup
+from infinite_tensor.support.exit import flush_all
 from infinite_tensor.support.given import checked_count
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
@@ -21,6 +24,9 @@ _ANY = ("0.0.0.0", "::")  # noqa: S104  (to warn of it)
 _MOST_CONNECTIONS = 1000
 _PATIENCE_SECONDS = 5
 """How long a shutdown waits for clients."""
+_LOOK_SECONDS = 0.1
+_INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 plus the signal number, as in shells."""
 
 
 def serve(
@@ -37,6 +43,8 @@ def serve(
     ready: Callable[[str], object] | None = None,
 ) -> None:
     """Serve tensors over HTTP, as Zarr arrays and as map tiles, until Ctrl-C. See the documentation of the server.
+
+    Ctrl-C waits for running calls of ``f``. A second Ctrl-C stores finished results and ends the process.
 
     Parameters
     ----------
@@ -97,9 +105,28 @@ def serve(
 
     class _Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            """Shut down. Running computations stop after their current call of ``f``."""
+            """Shut down. Running computations stop after their current call of ``f``.
+
+            After a second Ctrl-C, end the process without waiting for ``f``, because Python waits for all threads.
+            """
             app.state.end()
+            forced = asyncio.ensure_future(self._end_if_forced())
             await super().shutdown(sockets)
+            if self.force_exit:
+                await forced
+            forced.cancel()
+
+        async def _end_if_forced(self) -> None:
+            while not self.force_exit:  # noqa: ASYNC110  (uvicorn has no event)
+                await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.to_thread(flush_all)
+            os._exit(_INTERRUPTED)
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if self.force_exit:
+                # The flush may hang.
+                os._exit(_INTERRUPTED)
+            super().handle_exit(sig, frame)
 
     config = uvicorn.Config(
         app,

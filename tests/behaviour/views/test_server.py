@@ -6,13 +6,15 @@ import asyncio
 import io
 import queue
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ from infinite_tensor import (
 from infinite_tensor.support.stopping import Stopped, stopping
 from infinite_tensor.views.colours import PALETTE
 from infinite_tensor.views.frame import shown_if_stored
+from infinite_tensor.views.server import app, work
 from infinite_tensor.views.server.served import Settings
 from infinite_tensor.views.server.work import Work
 from tests.support.command_line import COMMAND
@@ -483,11 +486,11 @@ def queued(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Waits until so many more answers that are to be computed have been queued."""
     keys, result = queue.SimpleQueue[object](), Work.result
 
-    async def told(work: Work[Any], client: Hashable, key: Hashable, do: Any) -> Any:
+    async def told(work: Work, client: Hashable, key: Hashable, do: Any, until: ExitStack) -> Any:
         if do.keywords["compute"]:
             # The event loop does nothing else before it is queued.
             keys.put(key)
-        return await result(work, client, key, do)
+        return await result(work, client, key, do, until)
 
     monkeypatch.setattr(Work, "result", told)
     return lambda count: [keys.get(timeout=PATIENCE) for _ in range(count)].clear()
@@ -568,6 +571,17 @@ def test_stored_pixels_do_not_wait_for_an_f(tmp_path: Path) -> None:
         assert server.get(chunk(0)).status_code == 200
         f.may_end.release()
         assert waits.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_client_that_does_not_read_holds_up_the_others_only_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_UNREAD_SECONDS", 0.2)
+    monkeypatch.setattr(work, "_MOST_UNSENT_BYTES", 1)
+    window = TensorWindow((2048, 2048))
+    large = InfiniteTensor((2048, 4096), lambda ctx: torch.full(window.size, float(ctx[1])), window, tensor_id="world")
+    with served(large) as server, server.send(chunk(0)) as first:
+        assert first.recv(1) == b"H"
+        assert len(server.get(chunk(1)).content) == 2**24
+        assert server.ended.get(timeout=PATIENCE) == chunk(0)
 
 
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])
@@ -712,3 +726,122 @@ def test_the_end_waits_for_one_call_of_f(tmp_path: Path, number: signal.Signals,
             assert asked.recv(1000).startswith(b"HTTP/1.1 503")
     assert told.count("called") <= 1
     assert errors == ""
+
+
+@contextmanager
+def serving(folder: Path, module: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], Callable[[str], Any]]]:
+    """The command in a process of its own, and what asks it for a path."""
+    (folder / "world.py").write_text(module)
+    ZarrTileStore(folder / "w.zarr").close()
+    command = [*COMMAND, "serve", "w.zarr", "--module", "world.py:world", "--max-windows", "9999", "--port", "0"]
+    with subprocess.Popen(
+        [*command, *options], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        port = int(re.findall(r":(\d+)/", process.stderr.readline())[0])
+
+        def asked(path: str) -> socket.socket:
+            client = socket.create_connection(("127.0.0.1", port), PATIENCE)
+            client.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            return client
+
+        try:
+            yield process, asked
+        finally:
+            process.kill()
+
+
+HANGS = """
+import threading
+import torch
+from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
+from infinite_tensor.support.exit import flush_at_exit
+
+class Hanging:
+    def _flush_at_exit(self):
+        print("flush", flush=True)
+        threading.Event().wait()
+
+def f(ctx):
+    if ctx != (0, 0):
+        print("called", flush=True)
+        threading.Event().wait()
+    return torch.ones(8, 8)
+
+store = ZarrTileStore("w.zarr", tile_size=8)
+world = InfiniteTensor((8, 16), f, TensorWindow((8, 8)), tile_store=store, tensor_id="world")
+"""
+
+
+@pytest.mark.parametrize("flush", ["ends", pytest.param("hangs", marks=pytest.mark.slow)])
+def test_a_second_ctrl_c_does_not_wait_for_f_and_a_third_waits_for_nothing(tmp_path: Path, flush: str) -> None:
+    hanging = "" if flush == "ends" else "hanging = Hanging()\nflush_at_exit(hanging)\n"
+    with serving(tmp_path, HANGS + hanging, "--store-results") as (process, asked):
+        assert process.stdout is not None
+        with asked(chunk(0)) as done, asked(chunk(1)) as waits:
+            assert done.recv(1000).startswith(b"HTTP/1.1 200")
+            assert process.stdout.readline() == "called\n"
+            process.send_signal(signal.SIGINT)
+            assert waits.recv(1000).startswith(b"HTTP/1.1 503")
+        process.send_signal(signal.SIGINT)
+        if flush == "hangs":
+            assert process.stdout.readline() == "flush\n"
+            process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+    if flush == "ends":
+        assert bool(ZarrTileStore(tmp_path / "w.zarr", mode="r").open("world").is_filled(sl[0:8, 0:8]))
+
+
+LARGE = """
+from infinite_tensor import ZarrTileStore
+
+world = ZarrTileStore("w.zarr", mode="r", cache_size_bytes=2**20).open("world")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asks", ["the same", "others"])
+def test_memory_is_bounded_whatever_clients_do_not_read(tmp_path: Path, asks: str) -> None:
+    with ZarrTileStore(tmp_path / "w.zarr", tile_size=2048) as store:
+        f, window = lambda ctx: torch.full((2048, 2048), float(ctx[1])), TensorWindow((2048, 2048))
+        # The chunks of the second row are no whole tiles, which the store would share.
+        world = InfiniteTensor((2050, 60 * 2048), f, window, tile_store=store, tensor_id="world", edge="clip")
+        world.fill(sl[2048:2050, :], progress=False)
+    with serving(tmp_path, LARGE) as (process, asked), ExitStack() as clients:
+        for i in range(4):
+            read_all(asked(last_row(i)))
+        before = peak_mib(process.pid)
+        waits = set[socket.socket]()
+        for i in range(60):
+            waits.add(client := clients.enter_context(asked(last_row(i if asks == "others" else 0))))
+            if asks == "the same":
+                # So each is an answer of its own.
+                client.recv(1, socket.MSG_PEEK)
+        begun = set[socket.socket]()
+        # Until all are sent, or nothing has come for a second.
+        while ready := select.select(list(waits - begun), [], [], 1)[0]:
+            begun.update(ready)
+        while waits:
+            for client in select.select(list(waits), [], [], PATIENCE)[0]:
+                read_all(client)
+                waits.remove(client)
+        # Of 960: 128 of answers that wait, and what each thread works on.
+        assert peak_mib(process.pid) - before < 350
+
+
+def last_row(i: int) -> str:
+    return f"/world/s0/world/c/1/{i}"
+
+
+def read_all(client: socket.socket) -> None:
+    """Read an answer of 16 MiB."""
+    count = 0
+    with client:
+        while count < 2**24:
+            part = client.recv(2**20)
+            assert part
+            count += len(part)
+
+
+def peak_mib(process: int) -> int:
+    return int(re.findall(r"VmHWM:\s+(\d+)", Path(f"/proc/{process}/status").read_text())[0]) // 1024
