@@ -488,15 +488,22 @@ class _Places:
                 return before, False
             if self._ended:
                 raise _ended()
-            answer = self._under_way[key] = self._threads.submit(self._work, key, work)
+            answer = self._under_way[key] = self._threads.submit(self._work, work)
+        # Called also for work that is cancelled in the queue.
+        answer.add_done_callback(partial(self._forget, key))
         return answer, True
 
-    def _work(self, key: Hashable, work: Callable[[], T]) -> T:
+    def _work(self, work: Callable[[], T]) -> T:
         try:
             return work()
         finally:
             self._last_free = time.monotonic()
-            self._under_way.pop(key, None)
+
+    def _forget(self, key: Hashable, answer: Future[Any]) -> None:
+        with self._lock:
+            # Later work for the key may have begun.
+            if self._under_way.get(key) is answer:
+                del self._under_way[key]
 
     def are_stuck(self) -> bool:
         """Return True if no work has ended for some seconds.

@@ -170,7 +170,8 @@ class _Content:
         if self._region is None and None in tensor.shape:
             # Now, before clients have pixels computed far away.
             self._region = extent_of(tensor)
-        self._lock = threading.Lock()
+        # Two locks, because colours may be chosen by computing windows, and keys must not wait for that.
+        self._facing, self._lock = threading.Lock(), threading.Lock()
 
     def answer(self, path: str, query: str, *, compute: bool) -> Response | None:
         """Answer a request; see `Served.answer`."""
@@ -200,7 +201,9 @@ class _Content:
             return FaceStore({f"s0/{array_name_of(self.tensor)}": Face(frame, self.tensor.dims)}, {})
 
     def _key(self, key: str, *, compute: bool) -> Response | None:
-        document, chunk = self._face.document(key), self._face.chunk_of(key)
+        with self._facing:
+            store = self._face
+        document, chunk = store.document(key), store.chunk_of(key)
         if document is not None:
             return answered(document, "application/json" if key.endswith(".json") else "application/octet-stream")
         if chunk is None:
@@ -265,7 +268,8 @@ class _Content:
         return self._drawn(plane, tile, compute=False) or (self._drawn(plane, tile, compute=True) if compute else None)
 
     def _drawn(self, plane: Plane, tile: Tile, *, compute: bool) -> Response | None:
-        levels, scales, colours = self._drawing
+        with self._lock:
+            levels, scales, colours = self._drawing
         box = tile.box(plane.extents)
         if tile.level >= len(levels) or box is None:
             return refused(404, "there are no pixels")

@@ -9,6 +9,7 @@ import math
 import textwrap
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -101,8 +102,11 @@ class Lane:
                     self._busy = False
                     return
             number, work = given
-            with suppress(Stopped), stopping(partial(self._unwanted, number)):
-                work()
+            try:
+                with suppress(Stopped), stopping(partial(self._unwanted, number)):
+                    work()
+            except BaseException as error:  # noqa: BLE001  (the next function runs whatever this one raises)
+                traceback.print_exception(error)
 
 
 class _Layer:
@@ -323,7 +327,7 @@ class Panel:
                 self._bring(number, [self._tiles.filled(plane, lacking[tile])])
         except Stopped:
             raise
-        except Exception as error:  # noqa: BLE001  (errors of a store are shown on the page)
+        except BaseException as error:  # noqa: BLE001  (errors of a store are shown on the page)
             told = f"{type(error).__name__}: {error}"
             shape = (1, 1, 3) if plane.colours is not None else (1, 1)
             self._bring(number, [Picture(tile, np.full(shape, np.nan), "failed", told) for tile in asked])

@@ -155,7 +155,7 @@ class Tiles:
             values, _ = self._made(plane, _box(plane, tile), tile.level, level, compute=True)
         except Stopped:
             raise
-        except Exception as error:  # noqa: BLE001  (code of the user may raise anything)
+        except BaseException as error:  # noqa: BLE001  (code of the user may raise anything)
             rows, columns = _box(plane, tile)
             shape = [part.stop - part.start for part in (rows, columns)] + [COLOURS] * (plane.colours is not None)
             nothing = np.full(shape, np.nan, self._dtype)

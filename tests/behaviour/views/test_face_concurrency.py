@@ -257,6 +257,8 @@ def test_requests_that_have_begun_take_no_turn_of_one_that_waits_for_a_place(mon
             assert threads.submit(face.__getitem__, (0, 0)).result(DEADLINE / 3) == TRUTH[0, 0]
         finally:
             may_end.set()
+    # Nor is the one that was taken out of the queue still kept.
+    assert not any(each.cancelled() for each in list(face_module._PLACES_OF_ALL._under_way.values()))
 
 
 def _with_one_of_everything() -> list[bool]:

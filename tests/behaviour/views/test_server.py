@@ -43,6 +43,7 @@ from infinite_tensor.support.stopping import Stopped, stopping
 from infinite_tensor.views.colours import PALETTE
 from infinite_tensor.views.frame import shown_if_stored
 from infinite_tensor.views.server import app, work
+from infinite_tensor.views.server.maptiles import Colours
 from infinite_tensor.views.server.served import Settings
 from infinite_tensor.views.server.work import Work
 from tests.support.command_line import COMMAND
@@ -542,6 +543,32 @@ def test_a_call_of_f_that_has_begun_is_finished_with_all_that_it_reads() -> None
     assert called == [(0, 0), (0, 1)]
     assert outer[0:64, 0:64].shape == (64, 64)
     assert len(called) == 2
+
+
+def test_two_first_map_tiles_choose_their_colours_once(
+    monkeypatch: pytest.MonkeyPatch, queued: Callable[[int], None]
+) -> None:
+    chosen, choose, may_end = list[object](), Colours.of, threading.Event()
+
+    def f(pixels: torch.Tensor) -> torch.Tensor:
+        assert may_end.wait(PATIENCE)
+        return pixels * 2
+
+    def told(*given: Any, **options: Any) -> Colours:
+        chosen.append(given)
+        return choose(*given, **options)
+
+    monkeypatch.setattr(Colours, "of", told)
+    tensor = from_array(np.ones((512, 512), np.float32), dims=("y", "x")).map(f)
+    with served(tensor, workers=2) as server:
+        name = server.get("/").text.split('href="/')[1].partition("/")[0]
+        clients = [server.send(f"/{name}/0/{x}/0.png") for x in range(2)]
+        queued(2)
+        may_end.set()
+        for client in clients:
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+            client.close()
+    assert len(chosen) == 1
 
 
 def test_clients_take_turns(tmp_path: Path, queued: Callable[[int], None]) -> None:
