@@ -14,7 +14,7 @@ import infinite_tensor
 from infinite_tensor.cli import arguments
 from infinite_tensor.cli.output import counted, note, print_facts, print_json, print_report, print_table, tell
 from infinite_tensor.errors import StoreError, TileAccessError
-from infinite_tensor.support.tables import plain
+from infinite_tensor.support.tables import plain, shown_id
 
 
 @click.command("ls", short_help="List tensors and groups.")
@@ -336,7 +336,8 @@ def view(store: str, tensor_ids: tuple[str, ...], computed: Any, port: int, brow
         with first.view(*others, port=port, open_browser=browser) as shown:
             if as_json:
                 print_json({"url": shown.url})
-            note(f"{shown.url} shows {', '.join(each.tensor_id for each in (first, *others))}; Ctrl-C ends it")
+            names = ", ".join(shown_id(each.tensor_id) for each in (first, *others))
+            note(f"{shown.url} shows {names}; Ctrl-C ends it")
             shown.wait()
             # The process ends after the current call of f, or at once after a second Ctrl-C or SIGTERM.
             for number in (signal.SIGINT, signal.SIGTERM):
