@@ -716,7 +716,8 @@ class InfiniteTensor(Fillable):
         method : str, optional
             As for `coarsen`. Default: the method of stored levels, if there are any; otherwise "mode" for bool and for
             labels of ``argmax``, "nearest" for other dtypes without a mean, and "mean" for the rest. A pixel of
-            "mean" is the mean of all pixels of this tensor that it covers, but integers are rounded at each level. A
+            "mean" is the mean of all pixels of this tensor that it covers, but integers are rounded at each level, and
+            near NaN and nodata it is the mean of the valid pixels of the level before. A
             pixel of "mode" is the most frequent of the pixels that it covers in the level before.
         store : TileStore, str or path, optional
             The store for the levels. Default: the store of this tensor.
