@@ -1033,8 +1033,8 @@ class InfiniteTensor(Fillable):
 
     def export(
         self,
-        region: object,
-        target: str | os.PathLike[str],
+        region: object = ...,
+        target: str | os.PathLike[str] | None = None,
         *,
         compute: bool = True,
         fill_value: Number | None = None,
@@ -1079,9 +1079,9 @@ class InfiniteTensor(Fillable):
         Parameters
         ----------
         region
-            As for a read, without a step. There is no default, because all of the region is written. Images have 2
-            dimensions, or 3 with channels. The dimension of channels is the one named c, channel, channels, band or
-            bands, otherwise the first. Use ints to drop other dimensions.
+            As for a read, without a step. May be left out for a finite tensor: ``t.export("image.png")`` writes all
+            pixels. Images have 2 dimensions, or 3 with channels. The dimension of channels is the one named c, channel,
+            channels, band or bands, otherwise the first. Use ints to drop other dimensions.
         target : str or path
             A local path; for Zarr, any fsspec URL too.
         compute : bool
@@ -1259,7 +1259,8 @@ class InfiniteTensor(Fillable):
 
     @property
     def _example(self) -> str:
-        return f"t[{', '.join(['0:512'] * self.ndim)}]"
+        parts = ["0:512" if extent is None or extent > 512 else ":" for extent in self.shape]
+        return f"t[{', '.join(parts) if '0:512' in parts else '...'}]"
 
     def _check_finite(self, action: str) -> None:
         for d, extent in enumerate(self.shape):

@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 
 _SIMILAR = 0.75
 """How similar an option and an unknown word must be for a hint. 'preprocess' is not taken for 'progress'."""
+_OF_OTHERS = {
+    "inputs": "source",
+    "mode": "blend",
+    "padding_mode": "padding",
+    "patch_size": "window",
+    "predictor": "net",
+    "roi_size": "window",
+    "tile_size": "window",
+}
+"""The words of MONAI and other libraries of sliding windows, and ours."""
 
 
 class FillOptions(TypedDict, total=False):
@@ -76,7 +86,8 @@ def check_fill_options(function: Callable[..., Any], options: Mapping[str, Any])
     if unknown is not None:
         own = [name for name in inspect.signature(function).parameters if name not in ("self", "options")]
         known = [*own, *FillOptions.__annotations__]
-        close = difflib.get_close_matches(unknown, known, n=1, cutoff=_SIMILAR)
+        other = [word for word in (_OF_OTHERS.get(unknown),) if word in known]
+        close = other or difflib.get_close_matches(unknown, known, n=1, cutoff=_SIMILAR)
         advice = f"did you mean {close[0]!r}?" if close else f"its arguments are {', '.join(known)}"
         raise TypeError(f"{function.__name__}() got an unexpected keyword argument {unknown!r}; {advice}")
     checked_workers(options.get("workers"))

@@ -134,7 +134,7 @@ class StoredOnly:
 
         return dask_of(self, region, chunks)
 
-    def export(self, region: object, target: str | os.PathLike[str], **options: Any) -> None:
+    def export(self, region: object = ..., target: str | os.PathLike[str] | None = None, **options: Any) -> None:
         """Export stored pixels to a file or Zarr group.
 
         The options are as for `InfiniteTensor.export`. The nodata value of the target is `nodata`.

@@ -536,8 +536,8 @@ class TensorGroup(Fillable):
 
     def export(
         self,
-        region: object,
-        target: str | os.PathLike[str],
+        region: object = ...,
+        target: str | os.PathLike[str] | None = None,
         *,
         compute: bool = True,
         fill_value: Number | None = None,
@@ -555,6 +555,7 @@ class TensorGroup(Fillable):
         ----------
         region
             A slice for each shared dimension, in pixels of the group. Dimensions that are not shared are written whole.
+            May be left out for a finite group: ``group.export("all.zarr")``.
         target : str or path
             A path or an fsspec URL that ends in ``.zarr``.
         compute, fill_value, overwrite, storage_options, workers, progress
@@ -570,11 +571,12 @@ class TensorGroup(Fillable):
             If something cannot be written or read.
         """
         # Imported here, because exports build on groups.
-        from infinite_tensor.views.exports.export import Options, export_members  # noqa: PLC0415
+        from infinite_tensor.views.exports.export import Options, export_members, region_and_target  # noqa: PLC0415
 
-        members = self._cut(self._plain(region))
+        place, path = region_and_target(region, target)
+        members = self._cut(self._plain(place))
         options = Options(compute, fill_value, None, overwrite, storage_options, workers, progress)
-        export_members(members, target, options)
+        export_members(members, path, options)
 
     def _cut(self, region: Selection | None) -> dict[Key, tuple[InfiniteTensor, Selection | None, Sequence[Fraction]]]:
         return {

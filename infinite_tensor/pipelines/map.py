@@ -7,6 +7,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, TypeAlias
 
 import torch
@@ -242,5 +243,17 @@ def _misfit(output: Sequence[Along], given: _Sizes, found: _Sizes, batch: _Sizes
     larger = f", or {padded} including the halo" if padded != size else ""
     return (
         f"for shape {given}, fn must return shape {size}{larger}, got {found}; give map the halo=, scale=, channels= "
-        "and batch_size= of fn"
+        f"and batch_size= of fn{_halo_hint(output, found[len(batch) :])}"
     )
+
+
+def _halo_hint(output: Sequence[Along], found: _Sizes) -> str:
+    """Return the halo of an `fn` that returns its region without a border; empty for other results."""
+    slid = [(along, n) for along, n in zip(output, found, strict=False) if len(along.slides) == 1]
+    lacks = [Fraction(along.size - n) / (2 * along.slides[0].scale) for along, n in slid]
+    halos = [along.slides[0].halo + lack for (along, _), lack in zip(slid, lacks, strict=True)]
+    # A result of half the size is more likely one of another scale.
+    smaller = all(along.size < 2 * n for along, n in slid) and min(lacks, default=0) >= 0 < max(lacks, default=0)
+    if len(found) != len(output) or not smaller or any(halo.denominator > 1 for halo in halos):
+        return ""
+    return f", here halo={halos[0] if len(set(halos)) == 1 else tuple(map(int, halos))}"

@@ -285,6 +285,17 @@ def test_functions_of_torch_say_to_read_a_region_of_as_many_dimensions() -> None
         torch.stack([line, line])
 
 
+@pytest.mark.parametrize(
+    ("shape", "region"),
+    [((None, 64), "t[0:512, :]"), ((64, 512, 1024), "t[:, :, 0:512]"), ((64, 64), "t[...]")],
+    ids=str,
+)
+def test_a_region_that_is_shown_is_one_of_the_tensor(shape: tuple[int | None, ...], region: str) -> None:
+    t: Any = plane(shape)
+    with pytest.raises(AttributeError, match=f"{re.escape(region)}.reshape"):
+        t.reshape(-1)
+
+
 def test_methods_for_the_size_of_a_tensor_point_to_attributes() -> None:
     t: Any = plane()
     for name in ("size", "dim", "numel"):

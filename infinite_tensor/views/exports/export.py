@@ -105,8 +105,14 @@ class Options(NamedTuple):
     pyramid: bool | int | Method = False
 
 
+def region_and_target(region: object, target: object) -> tuple[object, object]:
+    """Return the arguments of an export, where a path alone is the target of all pixels."""
+    return (..., region) if target is None else (region, target)
+
+
 def export(tensor: InfiniteTensor, region: object, target: object, options: Options) -> None:
     """Write a region of a tensor; see `InfiniteTensor.export`."""
+    region, target = region_and_target(region, target)
     place, form = _checked(target, options)
     cutout = Cutout.of(tensor, region, options.fill_value)
     if form == _ZARR:

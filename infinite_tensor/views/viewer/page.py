@@ -268,7 +268,9 @@ def view(tensors: Sequence[object], port: object, budget: object, *, open_browse
     """Show tensors side by side; see `InfiniteTensor.view`."""
     for tensor in tensors:
         if not isinstance(tensor, InfiniteTensor):
-            raise ValidationError(f"a view shows InfiniteTensors, got {quoted(tensor)}")
+            raise ValidationError(
+                f"a view shows InfiniteTensors, got {quoted(tensor)}; to reshape pixels, read a region and reshape it"
+            )
     number = as_index(port)
     if number is None or not 0 <= number < 2**16:
         raise ValidationError(f"port must be an int from 0 to 65535 (0 for a free port), got {quoted(port)}")

@@ -471,6 +471,28 @@ NO_TENSOR: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
+SMALLER: dict[str, tuple[torch.nn.Module, dict[str, Any], str]] = {
+    "a border": (torch.nn.AvgPool2d(5, stride=1), {}, "here halo=2"),
+    "more than the halo": (torch.nn.AvgPool2d(7, stride=1), {"halo": 1}, "here halo=3"),
+    "of one dimension": (torch.nn.AvgPool2d((1, 3), stride=1), {}, r"here halo=\(0, 1\)"),
+    "enlarged": (
+        torch.nn.Sequential(torch.nn.AvgPool2d(3, stride=1), torch.nn.Upsample(scale_factor=2)),
+        {"scale": 2},
+        "here halo=1",
+    ),
+    "half": (torch.nn.AvgPool2d(2), {}, r"of fn\n"),
+    "an odd border": (torch.nn.AvgPool2d(2, stride=1), {}, r"of fn\n"),
+}
+"""Networks that return less than they are given, and how the error ends."""
+
+
+@pytest.mark.parametrize("name", SMALLER)
+def test_a_network_without_a_halo_is_told_which(name: str) -> None:
+    net, options, ending = SMALLER[name]
+    with pytest.raises(ShapeMismatchError, match=ending):
+        photo().map(net, **{"window": 16, **options})[:, 0:9, 0:9]
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_result_of_another_shape_is_an_error(name: str) -> None:
     fn, options, given, returned, wanted = WRONG[name]

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import rasterio
 import torch
+import zarr
 from PIL import Image
 
-from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, from_array, sl
+from infinite_tensor import InfiniteTensor, TensorGroup, TensorWindow, ValidationError, from_array, sl
 from infinite_tensor.errors import RegionError
 from tests.behaviour.views.exports.scenes import FORMS, REGION, forms, names_in, opened, plane, truth
 from tests.support.counting import Counted
@@ -33,6 +34,25 @@ def test_another_program_reads_the_pixels_of_the_region(form: str, tmp_path: Pat
     assert found.dtype == np.uint8
     assert np.array_equal(found, truth())
     assert names_in(tmp_path) == [f"out.{form}"]
+
+
+@forms
+def test_a_path_alone_takes_all_of_a_finite_tensor(form: str, tmp_path: Path) -> None:
+    pixels = torch.arange(12, dtype=torch.uint8).reshape(3, 4)
+    t = from_array(pixels, dims=("y", "x"))
+    t.export(tmp_path / f"all.{form}")
+    assert np.array_equal(opened(tmp_path / f"all.{form}"), pixels)
+    t.stored_only(0).export(str(tmp_path / f"stored.{form}"))
+    assert opened(tmp_path / f"stored.{form}").shape == (3, 4)
+    with pytest.raises(RegionError, match="unbounded"):
+        plane().export(tmp_path / f"endless.{form}")
+
+
+def test_a_path_alone_takes_all_of_a_finite_group(tmp_path: Path) -> None:
+    pixels = torch.arange(12.0).reshape(3, 4)
+    t = from_array(pixels, dims=("y", "x"))
+    TensorGroup({"a": t}, dims=(0, 1)).export(tmp_path / "all.zarr")
+    assert np.array_equal(zarr.open_array(tmp_path / "all.zarr" / "a", mode="r")[...], pixels)
 
 
 @forms

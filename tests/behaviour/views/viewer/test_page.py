@@ -447,6 +447,8 @@ def test_what_is_no_tensor_and_no_port_is_refused() -> None:
         t.view(torch.ones(2, 2))  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="port must be"):
         t.view(port=70_000)
+    with pytest.raises(ValidationError, match="reshape"):
+        t.view(-1)  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="budget must be"):
         t.view(budget=-1)
 
