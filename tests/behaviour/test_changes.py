@@ -404,7 +404,8 @@ def test_what_a_call_that_raises_has_changed_does_not_count(tmp_path: Path) -> N
 
 
 def test_a_process_that_used_its_objects_before_continues_a_prediction(tmp_path: Path) -> None:
-    for number, make in enumerate((Stepping, Remembering)):
+    kinds: list[Callable[[], Callable[..., Any]]] = [Stepping, Remembering]
+    for number, make in enumerate(kinds):
         first, used = make(), make()
         predicted(tmp_path / f"{number}.zarr", first, region=(slice(0, 8), slice(0, 8)))
         used(IMAGE)
