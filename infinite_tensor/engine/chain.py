@@ -16,7 +16,7 @@ from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.padding import ArgReads
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.window import TensorWindow, coordinates_of
-from infinite_tensor.support.forks import cached_property
+from infinite_tensor.support.forks import Lock, cached_property
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.messages import warn_of_conflicts, warn_of_opaque, warn_of_other_code
@@ -392,11 +392,18 @@ def watching(computations: Iterable[Computation], *, again: bool) -> Iterator[No
 
     Each computation is watched once, unless `again` is True.
     """
-    watched = [each.functions for each in computations if each.functions.is_to_watch(again=again)]
     with ExitStack() as stack:
-        for functions in watched:
-            stack.enter_context(functions.watched())
+        unwatched = [each.functions for each in computations if again or not each.functions.is_watched]
+        if unwatched:
+            # No other thread calls the functions before they have been looked at.
+            with _LOOKING:
+                for functions in unwatched:
+                    if functions.is_to_watch(again=again):
+                        stack.enter_context(functions.watched())
         yield
+
+
+_LOOKING = Lock()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import operator
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import TypeAlias
 
@@ -175,18 +175,16 @@ def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], No
     running = threading.Lock()
     with torch.no_grad(), running:
         stages = CLAIMS.join(build(wanted, views), views.reader, running)
-        computations = [work.workload.computation for _, works in stages for work in works]
         try:
-            with watching(computations, again=False):
-                for depth, works in stages:
-                    for work in works:
+            for depth, works in stages:
+                for work in works:
+                    _carry_out(work)
+                for work in works:
+                    while CLAIMS.take_up(work):
                         _carry_out(work)
-                    for work in works:
-                        while CLAIMS.take_up(work):
-                            _carry_out(work)
-                    CLAIMS.leave(works)
-                    if after is not None:
-                        after(depth)
+                CLAIMS.leave(works)
+                if after is not None:
+                    after(depth)
         finally:
             for _, works in stages:
                 CLAIMS.leave(works)
@@ -210,12 +208,16 @@ def _work(work: Work, may_continue: Callable[[], bool] | None = None) -> None:
     between_calls = nullcontext() if work.workload.computation.inputs else at_rest()
     # A nested read is part of a call of f, and a call of f is always finished.
     may_end = not is_nested()
-    deposits = Deposits(work)
-    with deposits as worker, between_calls:
+    deposits, is_watched = Deposits(work), False
+    with ExitStack() as stack, deposits as worker, between_calls:
         calls = Calls(work)
         while (may_continue is None or may_continue()) and (positions := CLAIMS.begin(worker)):
             if may_end:
                 end_if_unwanted()
+            if not is_watched:
+                # Only now, because other threads may compute all windows.
+                stack.enter_context(watching([work.workload.computation], again=False))
+                is_watched = True
             calls.run(positions, deposits.put)
             deposits.tend()
 

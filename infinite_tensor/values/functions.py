@@ -141,7 +141,7 @@ class Functions:
         self._looks: dict[str, Look] | None = None
         self._states: list[tuple[str, object]] = []
         self._records: dict[bool, Record] = {}
-        self._is_watched = False
+        self.is_watched = False
 
     @classmethod
     def of_record(cls, record: Record) -> Self:
@@ -189,7 +189,7 @@ class Functions:
 
         If `again` is True, they may have been watched before.
         """
-        if self._is_watched and not again:
+        if self.is_watched and not again:
             return False
         calling = [each for each in self._own.values() if isinstance(each, Calling)]
         return self._looks is not None or any("looked" in vars(each) for each in calling)
@@ -197,8 +197,8 @@ class Functions:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Look for state in this context: values that the functions change."""
-        self._is_watched = True
         before = {name: Look(each, name) for name, each in self._own.items()}
+        self.is_watched = True
         try:
             yield
         finally:
