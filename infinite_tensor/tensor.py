@@ -49,6 +49,7 @@ from infinite_tensor.values.checks import (
     stand_in,
 )
 from infinite_tensor.values.coarse import Method
+from infinite_tensor.values.code import short_name
 from infinite_tensor.values.definition import (
     ArgDefinition,
     Blend,
@@ -59,7 +60,7 @@ from infinite_tensor.values.definition import (
     contradict,
     names_of,
 )
-from infinite_tensor.values.fingerprint import Item, short_name
+from infinite_tensor.values.fingerprint import Item
 from infinite_tensor.values.meaning import Code, nodata_of
 from infinite_tensor.values.reduction import Reduction, check_reduction
 from infinite_tensor.values.spec import TensorSpec
@@ -388,10 +389,12 @@ class InfiniteTensor(Fillable):
     def to_json(self) -> dict[str, Json]:
         """Return the definition as JSON.
 
-        The definition is everything that determines the pixels; functions are represented by their fingerprints. The
-        entry ``"device"`` is for information only: the tensor may be built again on another device.
+        The definition is everything that determines the pixels; functions are represented by their fingerprints, as
+        they were before the first calls. The entry ``"device"`` is for information only: the tensor may be built again
+        on another device.
         """
-        return self._spec.definition.to_json() | {"device": str(self.device)}
+        definition = self._spec.definition
+        return definition.to_json() | {"functions": definition.functions.identity.to_json(), "device": str(self.device)}
 
     @overload
     def __getitem__(self, indices: list[Any]) -> list[torch.Tensor]: ...
@@ -1066,8 +1069,9 @@ class InfiniteTensor(Fillable):
 
         A region of any size is written in steps. Memory stores keep few of the computed windows. The target appears
         only when it is complete. A killed process leaves a hidden ``.<name>.partial`` next to the target, or several
-        files whose names begin with that. The next export reuses them. At a URL, the target becomes a Zarr group only
-        at the end, and the next export replaces an unfinished target.
+        files whose names begin with that. The next export reuses them. At a URL, chunks are first written to a folder
+        ``__export-...`` in the target. At the end, the storage copies them to their places, and the target becomes a
+        Zarr group.
 
         An export to Zarr of a stored tensor with a `tensor_id` resumes an equal export that was stopped. Finished parts
         are not written again, unless pixels were invalidated since. ``overwrite=True`` starts over.
@@ -1089,9 +1093,9 @@ class InfiniteTensor(Fillable):
         format : {"zarr", "npy", "png", "tiff"}, optional
             The format, whatever the suffix of `target` is.
         overwrite : bool
-            Replace a file, or a Zarr group that an export has written. A local target stays until the new one is
-            complete; a local group is missing for a moment then. A group at a URL is missing during the whole export:
-            let only one process at a time export to a URL. Files that GDAL has written next to an image (``.aux.xml``,
+            Replace a file, or a Zarr group that an export has written. The target stays until the new one is complete,
+            so the tensor may be computed from the target. A group is missing while it is replaced: for a moment on a
+            local disk, and during the copies at a URL. Files that GDAL has written next to an image (``.aux.xml``,
             ``.ovr``, ``.msk``) are deleted with it; without `overwrite`, an export does not start if there are such
             files.
         storage_options : dict, optional

@@ -25,7 +25,7 @@ from infinite_tensor.support.interrupts import changing, entered, running_f
 from infinite_tensor.support.log import LOG
 from infinite_tensor.support.nested import Key, leaves, show
 from infinite_tensor.tilestore.contents import Access, Contents
-from infinite_tensor.values.fingerprint import innermost
+from infinite_tensor.values.code import innermost
 from infinite_tensor.values.spec import TensorSpec
 
 _SMALLER = "give args_windows a smaller size"

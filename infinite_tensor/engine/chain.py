@@ -6,7 +6,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -16,14 +16,15 @@ from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.padding import ArgReads
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.window import TensorWindow, coordinates_of
-from infinite_tensor.support.forks import cached_property
+from infinite_tensor.support.forks import Lock, cached_property
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.messages import warn_of_conflicts, warn_of_opaque, warn_of_other_code
 from infinite_tensor.tilestore.store import TileStore, contents_of
 from infinite_tensor.values.coarse import Coarsening
+from infinite_tensor.values.code import innermost
 from infinite_tensor.values.definition import Padding, modes_of, same
-from infinite_tensor.values.fingerprint import innermost
+from infinite_tensor.values.functions import Functions
 from infinite_tensor.values.meaning import Meaning, derived
 from infinite_tensor.values.spec import TensorSpec
 
@@ -169,6 +170,11 @@ class Computation:
         if not all(tensor.named for tensor in self.tensors):
             return "a tensor without a tensor_id"
         return "tensor " + ", ".join(repr(tensor.spec.tensor_id) for tensor in self.tensors)
+
+    @property
+    def functions(self) -> Functions:
+        """The functions of the first tensor."""
+        return self.tensors[0].spec.definition.functions
 
     @property
     def workers(self) -> int:
@@ -378,6 +384,26 @@ def chain_of(roots: Iterable[Node]) -> list[Node]:
     All outputs of each ``f`` are included. Each tensor comes after its args.
     """
     return [node for nodes in reversed(consumers_first(roots).values()) for node in nodes]
+
+
+@contextmanager
+def watching(computations: Iterable[Computation], *, again: bool) -> Iterator[None]:
+    """Look for values that the functions of `computations` change in this context.
+
+    Each computation is watched once, unless `again` is True.
+    """
+    with ExitStack() as stack:
+        unwatched = [each.functions for each in computations if again or not each.functions.is_watched]
+        if unwatched:
+            # No other thread calls the functions before they have been looked at.
+            with _LOOKING:
+                for functions in unwatched:
+                    if functions.is_to_watch(again=again):
+                        stack.enter_context(functions.watched())
+        yield
+
+
+_LOOKING = Lock()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import operator
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import TypeAlias
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from infinite_tensor.engine.calls import Calls, Deposits
-from infinite_tensor.engine.chain import Node
+from infinite_tensor.engine.chain import Node, watching
 from infinite_tensor.engine.claims import CLAIMS, Work, is_nested
 from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.engine.plan import build
@@ -208,12 +208,16 @@ def _work(work: Work, may_continue: Callable[[], bool] | None = None) -> None:
     between_calls = nullcontext() if work.workload.computation.inputs else at_rest()
     # A nested read is part of a call of f, and a call of f is always finished.
     may_end = not is_nested()
-    deposits = Deposits(work)
-    with deposits as worker, between_calls:
+    deposits, is_watched = Deposits(work), False
+    with ExitStack() as stack, deposits as worker, between_calls:
         calls = Calls(work)
         while (may_continue is None or may_continue()) and (positions := CLAIMS.begin(worker)):
             if may_end:
                 end_if_unwanted()
+            if not is_watched:
+                # Only now, because other threads may compute all windows.
+                stack.enter_context(watching([work.workload.computation], again=False))
+                is_watched = True
             calls.run(positions, deposits.put)
             deposits.tend()
 

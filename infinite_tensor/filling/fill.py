@@ -7,13 +7,14 @@ import operator
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from infinite_tensor.engine.chain import Computation, Node, NodeHolder, chain_of, node_of, resolved
+from infinite_tensor.engine.chain import Computation, Node, NodeHolder, chain_of, node_of, resolved, watching
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.loop import run_steps
@@ -360,8 +361,9 @@ def carry_out(job: Job, workers: int | None, tally: Tally) -> None:
     """Compute and store missing windows, and count them in `tally`."""
     lent = threading.Lock()
     try:
-        with lent:
+        with lent, ExitStack() as stack:
             _lend(job, lent)
+            stack.enter_context(watching({node.computation for node in job.chain}, again=True))
             for cuts in job.passes:
                 taken = taken_tiles([bands.target for bands in cuts.values()], job.targets)
                 for bands in side_by_side(cuts):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -12,15 +13,16 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from infinite_tensor.errors import ShapeMismatchError, ValidationError
+from infinite_tensor.errors import FunctionChangedWarning, ShapeMismatchError, ValidationError
 from infinite_tensor.geometry.window import TensorWindow
-from infinite_tensor.pipelines.networks import CallingNetworks
+from infinite_tensor.pipelines.networks import CallingNetworks, Company
 from infinite_tensor.pipelines.sliding import Along, output_of, paddings_of, sources_of
 from infinite_tensor.support.given import array_advice, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.values.checks import stand_in
-from infinite_tensor.values.fingerprint import STAMP, innermost
+from infinite_tensor.values.code import innermost
+from infinite_tensor.values.fingerprint import STAMP
 
 _Sizes: TypeAlias = tuple[int, ...]
 
@@ -89,7 +91,8 @@ def map_windows(
         entry for each dimension over which windows slide. With several inputs, a tuple has one entry for each input,
         which may itself be a tuple with one entry per dimension.
     batch_size : int or tuple of int, optional
-        Maximum number of windows in one call of `fn`; a tuple lists the allowed sizes, which must include 1.
+        Maximum number of windows in one call of `fn`; a tuple lists the allowed sizes, which must include 1. Before the
+        first batch, `fn` is called once more, and a warning says if a window depends on its batch.
     dtype : torch.dtype or str, optional
         Dtype that `fn` returns. Default: that of the first input.
     device : torch.device or str, optional
@@ -99,7 +102,8 @@ def map_windows(
     tensor_id : str, optional
         The id of the tensor in the store. Default: the name of `fn` and a digest of the definition,
         which includes the code and values of all functions of the chain. The default is a random id if the store is in
-        memory, or if `fn` holds an object that cannot be inspected and there is no `version`.
+        memory. It is also random if `fn` holds an object that cannot be inspected, which a warning names, and there is
+        no `version`.
     version : JSON value, optional
         Anything else that identifies what `fn` computes, such as a file that it reads.
 
@@ -175,6 +179,12 @@ def _derived_id(fn: Callable[..., Any], made: InfiniteTensor) -> str | None:
     definition: dict[str, Any] = {name: value for name, value in made.to_json().items() if name not in beside}
     functions = definition["functions"]
     if functions["opaque"]:
+        warnings.warn(
+            f"{', '.join(functions['opaque'][:5])} cannot be inspected, so the tensor gets a random id, and is not "
+            "found again. Give a tensor_id, or set version= to a value for the state, such as the hash of a checkpoint",
+            FunctionChangedWarning,
+            stacklevel=4,
+        )
         return None
     # Names of files are left out: a file may have been moved.
     values = [["" if kind == STAMP else place, said, kind] for place, said, kind in functions["values"]]
@@ -191,6 +201,7 @@ class _Mapped(CallingNetworks):
     def __init__(self, fn: Callable[..., torch.Tensor], output: Sequence[Along]) -> None:
         self.__wrapped__ = fn
         self._output = output
+        self._company = Company()
         self._size = tuple([along.size for along in output])
 
     def _reaches(self) -> Mapping[str, object]:
@@ -199,7 +210,13 @@ class _Mapped(CallingNetworks):
     def __call__(self, ctx: object, *regions: Any) -> torch.Tensor:
         self.modes.check()
         if isinstance(ctx, list):
-            return self._called([torch.stack(each) for each in regions], (len(ctx),))
+            (found,) = self._company.results(
+                regions[0],
+                lambda numbers: [
+                    self._called([torch.stack([each[n] for n in numbers]) for each in regions], (len(ctx),))
+                ],
+            )
+            return found
         if isinstance(self.__wrapped__, nn.Module):
             return self._called([region.unsqueeze(0) for region in regions], (1,))[0]
         return self._called(regions, ())

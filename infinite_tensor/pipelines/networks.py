@@ -5,6 +5,7 @@ Networks stay on the same device and in the same training mode.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias
@@ -19,25 +20,92 @@ from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import Calling
 from infinite_tensor.support.given import quoted
 from infinite_tensor.values.arrays import check_unmasked
-from infinite_tensor.values.digest import Modes
-from infinite_tensor.values.fingerprint import Reach, Setting, networks_in
+from infinite_tensor.values.code import Modes
+from infinite_tensor.values.fingerprint import STATE, Item, Look, networks_in
 
 Index: TypeAlias = tuple[int, ...]
 Outputs: TypeAlias = dict[str | None, torch.Tensor]
 """Outputs of a network by name. A single tensor has the name None."""
 
 
+class Company:
+    """Finds out whether a network sees the other windows of its batch.
+
+    Batch normalization without running statistics and dynamic quantization do so in eval mode too. Before the first
+    batch with different windows, the network is called once more, with one of the windows at all positions.
+    """
+
+    def __init__(self) -> None:
+        self._is_known = False
+
+    def results(
+        self, batch: Sequence[torch.Tensor], call: Callable[[Sequence[int]], Sequence[torch.Tensor]]
+    ) -> Sequence[torch.Tensor]:
+        """Return what a network returns for a batch.
+
+        Warn if the results for a window depend on the other windows.
+
+        Parameters
+        ----------
+        batch : sequence of Tensor
+            The windows to give to the network.
+        call : callable
+            ``call(numbers)`` calls the network with the windows of these numbers. It returns a tensor for each output,
+            with an entry for each window.
+        """
+        numbers = range(len(batch))
+        if self._is_known or all(torch.equal(batch[0], window) for window in batch[1:]):
+            return call(numbers)
+        self._is_known = True
+        # The darkest window, because dynamic quantization follows the brightest one.
+        number = min(numbers, key=lambda n: _height(batch[n]))
+        # Copied, because the network may reuse its output buffer.
+        alone = [result[number].clone() for result in call([number] * len(batch))]
+        found = call(numbers)
+        if any(_differ(one, other[number]) for one, other in zip(alone, found, strict=False)):
+            warnings.warn(
+                "the network returns other results for a window if the other windows in its batch change, so stored "
+                "pixels depend on which windows are computed together; give batch_size=1. The cause may be batch "
+                "normalization with track_running_stats=False, dynamic quantization, or random numbers",
+                stacklevel=2,
+            )
+        return found
+
+
+def _height(window: torch.Tensor) -> float:
+    return float((window if window.is_complex() else window.to(torch.float64)).abs().max())
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two results of the same shape differ by more than rounding."""
+    if one.shape != other.shape or torch.equal(one, other):
+        return False
+    if not (one.is_floating_point() or one.is_complex()):
+        return bool((one != other).float().mean() > _FEW)
+    bound = max(torch.finfo(one.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
+    return not torch.allclose(one, other, bound, bound * float(one.abs().nan_to_num(0, 0, 0).max()), equal_nan=True)
+
+
+_FEW = 1e-3
+"""The share of labels that rounding may change."""
+
+
 class CallingNetworks(Calling):
     """Calls user functions after checking that no network is in training mode."""
 
     @cached_property
+    def looked(self) -> Look:
+        """The code and values used by the functions, before the first call."""
+        return Look(self, "f", is_first=True)
+
+    @cached_property
     def modes(self) -> Modes:
         """The networks in the functions. ``modes.check()`` raises an error for training mode."""
-        return Modes(Reach(self, "f").networks)
+        return Modes(self.looked.networks)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without `modes`, because functions may reach different networks in another process."""
-        return {name: value for name, value in self.__dict__.items() if name != "modes"}
+        """Pickle without what was found, because functions may reach different values in another process."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("modes", "looked")}
 
 
 class BatchedNetwork(CallingNetworks):
@@ -73,19 +141,18 @@ class BatchedNetwork(CallingNetworks):
         self._channel_dim = channel_dim
         self._expected: Mapping[str | None, tuple[tuple[int, ...], torch.dtype]] = {}
         self._kept: dict[Index, Outputs] = {}
-        reach = Reach(self, "f")
-        self.modes = Modes(reach.networks)
+        self._company = Company()
         # Lazy modules have no weights before their first call.
-        self.looked = None if any(is_lazy(each) for net in reach.networks for each in net.parameters()) else reach
+        self.is_lazy = any(is_lazy(each) for net in self.looked.networks for each in net.parameters())
         self._dtypes = _dtypes_of(net)
         only = isinstance(net, nn.Module) and len(self._dtypes) == 1
         self._dtype = next(iter(self._dtypes)) if only else torch.float32
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_kept": {}, "looked": None}
+        return super().__getstate__() | {"_kept": {}}
 
     def _reaches(self) -> Mapping[str, object]:
-        return {"net": self.net, "batch_size": Setting(self.batch_size)}
+        return {"net": self.net, "batch_size": Item("batch_size", str(self.batch_size), STATE)}
 
     def prepare(self, *, told: bool, stored: bool) -> None:
         """Set `told` and `stored`, before the first call of the network.
@@ -94,9 +161,9 @@ class BatchedNetwork(CallingNetworks):
         the values in the network are hashed now.
         """
         self.told, self.stored = told, stored
-        if stored and self.looked is not None:
-            # Hash values now, because a call of the network may change containers.
-            _ = self.looked.values
+        if stored and not self.is_lazy:
+            # Hash values now, because a call of the network may change them.
+            self.looked.hash()
 
     def returns(self, expected: Mapping[str | None, tuple[tuple[int, ...], torch.dtype]]) -> None:
         """Set the expected shape and dtype of each output.
@@ -116,6 +183,10 @@ class BatchedNetwork(CallingNetworks):
         """
         # Copy the outputs, because the network may reuse its output buffer.
         outputs = {name: output.clone() for name, output in self._outputs(regions).items()}
+        after = Look(self, "f")
+        if self.is_lazy:
+            self.looked = after
+        after.keep_states(self.looked, self.looked)
         for at, ctx in enumerate(ctxs):
             self._kept[ctx] = {name: output[at : at + 1] for name, output in outputs.items()}
         return outputs
@@ -141,7 +212,18 @@ class BatchedNetwork(CallingNetworks):
         to fill the batch.
         """
         repeated = [*regions, *[regions[-1]] * (self.batch_size - len(regions))]
-        batch = torch.stack(repeated)
+        names: list[str | None] = []
+
+        def call(numbers: Sequence[int]) -> Sequence[torch.Tensor]:
+            outputs = self._of_batch([repeated[number] for number in numbers])
+            names[:] = outputs
+            return [*outputs.values()]
+
+        results = self._company.results(repeated, call)
+        return dict(zip(names, results, strict=True))
+
+    def _of_batch(self, regions: Sequence[torch.Tensor]) -> Outputs:
+        batch = torch.stack(list(regions))
         batch = batch.unsqueeze(1) if self._channel_dim is None else batch.movedim(1 + self._channel_dim, 1)
         self.modes.check()
         outputs = {name: self._checked(name, output) for name, output in _named(self._called(batch)).items()}

@@ -27,6 +27,7 @@ from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
+from infinite_tensor.values.fingerprint import STATE, Item
 
 _BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 """For each dtype, the largest p with exact values for all multiples of 2**-p from 0 to below 1."""
@@ -266,6 +267,9 @@ class _Noise(RegionWriter):
     def __call__(self, contexts: Sequence[Sequence[int]]) -> torch.Tensor:
         # Do not change this method. Stored tensors record the code, and warn of changes.
         return self.windows(contexts)
+
+    def _reaches(self) -> dict[str, Item]:
+        return {"seed": Item("seed", str(self.seed), STATE), "stream": Item("stream", str(self.stream), STATE)}
 
     def windows(self, contexts: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return the stacked windows for the given indices."""

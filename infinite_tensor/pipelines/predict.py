@@ -9,10 +9,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Literal, Required, TypeAlias, Unpack, overload
 
 import numpy.typing as npt
 import torch
+from zarr.storage import MemoryStore
 
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.filling.fillable import check_fill
@@ -28,11 +30,13 @@ from infinite_tensor.pipelines.prediction import (
     Result,
     Returned,
     Sliding,
+    in_stored_order,
     reduction_for,
     returned_before,
     returned_by,
 )
-from infinite_tensor.pipelines.pyramid import clear_levels
+from infinite_tensor.pipelines.pyramid import clear_levels, level_ids
+from infinite_tensor.pipelines.reopening import is_plain, walk
 from infinite_tensor.pipelines.sources import from_array, least_cache_of
 from infinite_tensor.support.given import (
     MemoryTooSmallError,
@@ -52,8 +56,8 @@ from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.checks import stand_in
 from infinite_tensor.values.coarse import Method
+from infinite_tensor.values.code import Modes, is_installed
 from infinite_tensor.values.definition import Blend, BlendName, default_name, label_of, resolved_blend
-from infinite_tensor.values.digest import Modes
 from infinite_tensor.values.dtypes import checked_dtype
 from infinite_tensor.values.fingerprint import networks_in
 from infinite_tensor.values.reduction import Reduction, ReductionName
@@ -204,7 +208,8 @@ def predict(
         All other pixels are computed on reading. Windows on the border of the region are then computed again, because
         nothing is stored outside the region.
     batch_size : int
-        Number of windows in each call of `net`. A batch with fewer windows is filled up by repeating the last one.
+        Number of windows in each call of `net`. A batch with fewer windows is filled up by repeating the last one. If
+        it is above 1, `net` is called once more at the start, and a warning says if a window depends on its batch.
     device : torch.device or str, optional
         Device for batches. Default: that of the parameters of `net`, or the CPU.
     tensor_id : str
@@ -275,9 +280,10 @@ def predict(
     there = None if _is_new(store) else _opened(store)
     stored = {} if there is None else stored_prediction(there, tensor_id)
     if overwrite and there is not None:
-        _check_none_is_read((sliding.source, _read_of_mask(where)), there, stored)
+        _check_none_is_read((sliding.source, where, net), there, stored)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
-    found = (f.looked and known) or _first_windows(f, sliding, scales, region, edge, tensor_id)
+    found = (not f.is_lazy and known) or _first_windows(f, sliding, scales, region, edge, tensor_id)
+    found = in_stored_order(found, {} if overwrite else stored)
     results, together = _results(
         found, reduce, dtype, {name: sliding.scale_of(each.shape, scales) for name, each in found.items()}
     )
@@ -292,14 +298,13 @@ def predict(
         "batch_size": count,
         "version": _version(together.told if together else results, version),
     }
-    max_memory = options.get("max_memory")
     if options.get("pyramid") is True:
         options["pyramid"] = _method_of(outputs, together)
     part, batches = _region_of(outputs, sliding, region), _batch_bytes(sliding, found, count)
     if overwrite or there is None:
         # Raise errors before anything is deleted or created.
         tried = _made(f, outputs, how | {"tile_store": _empty_one_like(there)}, resumed=False)
-        with _beside_batches(max_memory, batches, count) as most:
+        with _beside_batches(options.get("max_memory"), batches, count) as most:
             check_fill(tried, part, {**options, "max_memory": most})
     holder = there or _opened(store)
     if overwrite:
@@ -315,7 +320,7 @@ def predict(
     )
     f.returns({name: (result.seen.shape, result.blended) for name, result in results.items()})
     with (
-        _beside_batches(max_memory, batches, count) as most,
+        _beside_batches(options.get("max_memory"), batches, count) as most,
         _keeping_little(holder, sliding, most),
         _stoppable(store, overwrite=overwrite),
     ):
@@ -434,7 +439,8 @@ def _together(outputs: TensorGroup) -> TensorGroup:
 
 
 def _version(names: Iterable[str | None], version: object) -> object:
-    outputs = sorted(str(name) for name in names)
+    """Return the version to store, with the outputs in the order of the network."""
+    outputs = list(map(str, names))
     if outputs == ["None"]:
         return version
     return {"outputs": outputs} if version is None else {"outputs": outputs, "version": version}
@@ -455,16 +461,47 @@ def stored_prediction(store: TileStore, tensor_id: str) -> dict[str, dict[str, A
 
 
 def _check_none_is_read(given: Sequence[object], store: TileStore, stored: Mapping[str, Mapping[str, Any]]) -> None:
-    """Check that the prediction does not read from a tensor in `stored`.
+    """Check that the prediction does not read from a tensor in `stored`, or from one of its levels.
 
-    Overwriting would delete the tensors in `stored`.
+    Overwriting would delete these tensors. They may be hidden in views, in arrays of other libraries and in functions.
+    An array over the tiles of a tensor is recognized by its path, which contains the incarnation.
     """
-    for tensor in _chain_of(given):
-        if tensor.tensor_id in stored and _is_stored_as(stored[tensor.tensor_id], tensor, store):
-            raise ValidationError(
-                f"overwrite=True would delete tensor {tensor.tensor_id!r} of {store}, an input of the prediction; give "
-                "another tensor_id, or another store"
-            )
+    levels = {level: store.tensor_definition(level) for name in stored for level in level_ids(store, name)}
+    deleted = {**stored, **levels}
+    marks = {each["incarnation"]: name for name, each in deleted.items() if "incarnation" in each}
+    waiting = [*given]
+    read: list[str] = []
+    seen: dict[int, object] = {}
+
+    def visit(obj: object) -> bool:
+        if isinstance(obj, InfiniteTensor):
+            waiting.append(obj)
+        elif isinstance(obj, str):
+            read.extend(name for mark, name in marks.items() if mark in obj)
+        elif isinstance(obj, FunctionType) and not is_installed(str(obj.__module__), obj.__code__.co_filename):
+            waiting.extend(obj.__globals__.get(name) for name in obj.__code__.co_names)
+            return True
+        else:
+            # The keys of a store in memory name all tensors in it.
+            return not isinstance(obj, TileStore | MemoryStore) and not is_plain(obj)
+        return False
+
+    while waiting and not read:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen[id(each)] = each
+        if not isinstance(each, InfiniteTensor):
+            walk(each, visit)
+            continue
+        waiting += [*each.args, each.f]
+        name = each.tensor_id
+        read += [name] if name in deleted and _is_stored_as(deleted[name], each, store) else []
+    if read:
+        raise ValidationError(
+            f"overwrite=True would delete tensor {read[0]!r} of {store}, an input of the prediction; give another "
+            "tensor_id, or another store"
+        )
 
 
 def _check_free(store: TileStore, outputs: Iterable[str | None], tensor_id: str, stored: Collection[str]) -> None:
@@ -487,12 +524,6 @@ def _chain_of(given: Sequence[object]) -> Iterator[InfiniteTensor]:
             seen.add(id(tensor))
             waiting += tensor.args
             yield tensor
-
-
-def _read_of_mask(where: object) -> object:
-    values = where.values if isinstance(where, Mask) else where
-    # `t.stored_only()` and similar views refer to their tensor.
-    return getattr(values, "tensor", values)
 
 
 def _is_stored_as(definition: Mapping[str, Any], tensor: InfiniteTensor, store: TileStore) -> bool:
@@ -662,8 +693,6 @@ def _empty_one_like(store: TileStore | None) -> TileStore:
     if isinstance(store, MemoryTileStore):
         return MemoryTileStore(store.cache_size_bytes)
     # Imported here, because not every user has the packages of these stores.
-    from zarr.storage import MemoryStore  # noqa: PLC0415
-
     from infinite_tensor_stores import ZarrTileStore  # noqa: PLC0415
 
     if store is None:
@@ -689,8 +718,6 @@ def _opened(store: Any) -> TileStore:
     from infinite_tensor_stores import ZarrTileStore, shared_store  # noqa: PLC0415
 
     if store is None:
-        from zarr.storage import MemoryStore  # noqa: PLC0415
-
         # A store of tiles, because windows of scores would take many times the memory.
         return ZarrTileStore(MemoryStore(), compressors=None, flush_interval=1e9, cache_size_bytes=_CACHE_BYTES)
     if isinstance(store, str | os.PathLike):

@@ -476,12 +476,10 @@ def returned_before(
     found: dict[str | None, Returned] = {}
     for name, stored in definitions.items():
         size, reduction, args = stored["output_window"]["size"], stored.get("reduce"), stored["args"]
-        version = stored["version"] if isinstance(stored["version"], dict) else {}
-        outputs = version.get("outputs", [])
         if len(args) != 1 or len(args[0]["window"]["size"]) != sliding.source.ndim or len(size) < len(sliding.size):
             # Not this prediction. A later comparison of the definitions raises an error with the differences.
             return {}
-        if name != tensor_id and len(outputs) != len(definitions):
+        if name != tensor_id and len(_outputs_in(definitions)) != len(definitions):
             return {}
         # Stored windows may have another size. Scale the output size to the present windows.
         read, pixels = [args[0]["window"]["size"][d] for d in sliding.numbers], tuple(size[-len(sliding.size) :])
@@ -494,6 +492,22 @@ def returned_before(
             seen = Returned(reduction["in_channels"], pixels, dtype_of(reduction["dtype"]))
         found[None if name == tensor_id else name.removeprefix(f"{tensor_id}/")] = seen
     return found
+
+
+def _outputs_in(definitions: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    version = next((stored["version"] for stored in definitions.values()), None)
+    return [*version.get("outputs", ())] if isinstance(version, dict) else []
+
+
+def in_stored_order(
+    found: dict[str | None, Returned], definitions: Mapping[str, Mapping[str, Any]]
+) -> dict[str | None, Returned]:
+    """Return outputs in the order of a stored prediction, if it has the same outputs.
+
+    An earlier version has stored them in alphabetical order, and a network may make a dict of a set.
+    """
+    order = _outputs_in(definitions)
+    return {name: found[name] for name in order} if {*order} == {*found} else found
 
 
 def reduction_for(name: str | None, reduce: object, outputs: Mapping[str | None, Returned]) -> object:
@@ -572,7 +586,7 @@ class Reductions:
         These texts become part of the `version` of the stored tensor.
         """
         names = ["" if each is None else reduction_to_json(each)["function"] for each in self._reductions]
-        return [f"{name}: {function}" for name, function in zip(self._channels, names, strict=True)]
+        return sorted(f"{name}: {function}" for name, function in zip(self._channels, names, strict=True))
 
     def result(self, seen: Returned, scale: tuple[Fraction, ...]) -> Result:
         """Return a `Result` for storing all results together, as channels."""

@@ -229,12 +229,17 @@ def without_levels(ids: Sequence[str]) -> list[str]:
     return [each for each in ids if each.rpartition("/level-")[0] not in known]
 
 
+def level_ids(store: TileStore, tensor_id: str) -> list[str]:
+    """Return the ids of the stored levels of a tensor, the coarsest first."""
+    found = sorted(store.tensor_ids(f"{tensor_id}/level-"), key=lambda name: (len(name), name), reverse=True)
+    versions = [store.tensor_definition(name)["version"] for name in found]
+    return [name for name, version in zip(found, versions, strict=True) if isinstance(version, dict) and KEY in version]
+
+
 def clear_levels(store: TileStore, tensor_id: str) -> None:
     """Delete the stored levels of a tensor, the coarsest first."""
-    for name in sorted(store.tensor_ids(f"{tensor_id}/level-"), key=lambda name: (len(name), name), reverse=True):
-        version = store.tensor_definition(name)["version"]
-        if isinstance(version, dict) and KEY in version:
-            store.clear_tensor(name)
+    for name in level_ids(store, tensor_id):
+        store.clear_tensor(name)
 
 
 def stored_levels(tensor: InfiniteTensor) -> list[InfiniteTensor]:

@@ -119,11 +119,14 @@ def is_fork_safe(obj: object) -> bool:
     This is True for values such as tensors and bytes, for classes, modules and code, for stores in memory, and for
     objects of this library, which handle forks themselves.
     """
-    if isinstance(obj, np.ndarray):
-        return not obj.dtype.hasobject
     if isinstance(obj, Store):
         return is_in_memory(obj) or _is_of_fsspec_in_memory(obj) or library_of(obj) in _OURS
-    return isinstance(obj, _VALUES_AND_CODE) or library_of(obj) in _OURS
+    return is_plain(obj) or library_of(obj) in _OURS
+
+
+def is_plain(obj: object) -> bool:
+    """Return whether an object is a value, such as a tensor or bytes, or code, such as a class or a module."""
+    return isinstance(obj, _VALUES_AND_CODE) or (isinstance(obj, np.ndarray) and not obj.dtype.hasobject)
 
 
 _VALUES_AND_CODE = (torch.Tensor, bytes, bytearray, io.BytesIO, mmap.mmap, type, ModuleType, CodeType)
@@ -218,10 +221,21 @@ def looked_into(array: Any) -> tuple[tuple[Lock, ...], tuple[Opened, ...]]:
     A folder is an array whose chunks are files or objects of their own, such as a zarr.Array inside a Dask array. If
     it is deleted while it is open, its chunks read as fill values, but opening it again raises an error.
     """
-    library, walk = library_of(array), _Looking()
-    with contextlib.suppress(Exception):
-        walk.dump(array)
-    shared = walk.shared
+    library = library_of(array)
+    shared: set[Hashable] = set()
+    folders: list[Opened] = []
+
+    def visit(obj: object) -> bool:
+        kind = type(obj)
+        is_netcdf, is_file = library_of(obj) == "netCDF4", hasattr(kind, "seek") and hasattr(kind, "read")
+        if is_netcdf or is_file:
+            shared.add(_ONE_STATE["netCDF4"] if is_netcdf else id(obj))
+        folder = _folder_of(obj)
+        if folder is not None:
+            folders.append(folder)
+        return not (is_netcdf or is_file or isinstance(obj, zarr.Array) or is_fork_safe(obj))
+
+    walk(array, visit)
     if library in _PARALLEL:
         shared = set()
     elif not shared and library not in _WRAPPERS:
@@ -229,35 +243,37 @@ def looked_into(array: Any) -> tuple[tuple[Lock, ...], tuple[Opened, ...]]:
     with _of_locks:
         found = [_locks.get(key) or Lock() for key in shared]
         _locks.update(zip(shared, found, strict=True))
-    return tuple(sorted(found, key=id)), tuple(walk.folders)
+    return tuple(sorted(found, key=id)), tuple(folders)
 
 
-class _Looking(_ToChild):
-    """Finds the objects in an array that only one thread at a time may use, and its folders.
+# All objects in an object
 
-    The former are open files, and libraries with a global state, such as HDF5. The objects are found by pickling the
-    array. The pickle is never loaded, and no methods of unknown classes are called.
+
+def walk(root: object, visit: Callable[[object], bool]) -> None:
+    """Call `visit` with an object and the objects in it.
+
+    The objects are found by pickling. The pickle is never loaded, and no methods of unknown classes are called. A walk
+    ends early at an object that has no state to pickle.
+
+    Parameters
+    ----------
+    root : object
+        The object where the walk begins.
+    visit : callable
+        ``visit(obj)`` returns whether to look inside `obj`.
     """
+    with contextlib.suppress(Exception):
+        _Walk(visit).dump(root)
 
-    def __init__(self) -> None:
+
+class _Walk(_ToOtherProcess):
+    def __init__(self, visit: Callable[[object], bool]) -> None:
         super().__init__()
-        self.shared: set[Hashable] = set()
-        self.folders: list[Opened] = []
+        self._visit = visit
 
     def persistent_id(self, obj: Any) -> int | None:
-        """Add an open file, or the global state of netCDF4, to `shared`, and an array in a folder to `folders`.
-
-        Return None to let pickle look inside `obj`, or 0 to skip `obj`.
-        """
-        kind = type(obj)
-        is_netcdf, is_file = library_of(obj) == "netCDF4", hasattr(kind, "seek") and hasattr(kind, "read")
-        if is_netcdf or is_file:
-            self.shared.add(_ONE_STATE["netCDF4"] if is_netcdf else id(obj))
-        folder = _folder_of(obj)
-        if folder is not None:
-            self.folders.append(folder)
-        skips = is_netcdf or is_file or isinstance(obj, zarr.Array) or is_fork_safe(obj)
-        return 0 if skips else None
+        """Return None to let pickle look inside `obj`, or 0 to skip `obj`."""
+        return None if self._visit(obj) else 0
 
     def reducer_override(self, obj: Any) -> Any:
         """Pickle a list with the state of `obj`, or with the variables in the closure of a function.

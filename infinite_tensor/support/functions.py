@@ -32,8 +32,8 @@ class Calling(ABC):
         Whether the user has given a `version` for these functions.
     stored : bool
         Whether results are stored for later runs. If not, changes of these functions do not matter.
-    looked : Reach or None
-        The code and values used by these functions before the first call. None if not known.
+    looked : Look
+        The code and values used by these functions before the first call.
     """
 
     told = True
@@ -44,7 +44,7 @@ class Calling(ABC):
     def _reaches(self) -> Mapping[str, object]:
         """Return the functions and values given by the user, for the fingerprint of ``f``.
 
-        Each key is the name to use in messages, as in ``{"net": net, "batch_size": Setting(4)}``.
+        Each key is the name to use in messages, as in ``{"net": net}``.
         """
 
 

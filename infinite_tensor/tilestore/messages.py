@@ -145,8 +145,18 @@ def check_same(tensor_id: str, stored: Definition, given: Definition, store: obj
     Otherwise, raise ValidationError with all differing fields.
     """
     if not same(stored, given):
-        lines = differences(stored.values(), given.values())
+        lines = with_reasons(differences(stored.values(), given.values()), stored, given)
         raise mismatch(tensor_id, lines, store, changed_args(stored, given))
+
+
+def with_reasons(lines: list[str], stored: Definition, given: Definition) -> list[str]:
+    """Replace the digests of changed args by the values of their functions that have changed, such as a seed."""
+    if not any(line.startswith("args[") for line in lines):
+        return lines
+    before = {item.place: item.said for item in stored.functions.record.items}
+    now = [item for item in given.functions.record.items if before.get(item.place, item.said) != item.said]
+    reasons = [f"{item.place}: stored {before[item.place]}, given {item.said}" for item in now if item.said[0] != "#"]
+    return [line for line in lines if ".digest: " not in line] + reasons if reasons else lines
 
 
 def changed_args(stored: Definition, given: Definition) -> list[str]:
@@ -168,7 +178,7 @@ def check_functions(tensor_id: str, stored: Functions, given: Functions, store: 
     Raise ValidationError for a change that makes stored pixels wrong, listed in `Changes.firm`. Issue a
     FunctionChangedWarning for other changes of code, values or files.
     """
-    found = changes(stored.record, given.record)
+    found = changes(stored.record, given.without(stored.record.state))
     if found.firm:
         listed = "".join(f"\n  {line}" for line in found.firm)
         raise ValidationError(

@@ -1,4 +1,4 @@
-"""Digests of arrays and stamps of files.
+"""Digests of arrays and tensors, and stamps of files.
 
 The digest of a large array in a file covers only samples of the array.
 
@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import math
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,9 +20,13 @@ from urllib.parse import unquote, urlsplit
 
 import google_crc32c
 import numpy as np
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import halved
+from infinite_tensor.support.threads import on_threads
 
 Array: TypeAlias = "np.ndarray[Any, Any] | np.generic"
 Box: TypeAlias = tuple[slice, ...]
@@ -35,6 +40,29 @@ _ROW_BYTES = 2**28
 """Maximum bytes to read at once to avoid decoding a chunk twice."""
 CHUNK_BYTES = 2**27
 """Larger chunks are read in parts, because some Dask chunks do not fit into memory."""
+
+
+_LEAF = 1 << 22
+"""Bytes of a part. Parts are hashed separately, to share the work among threads."""
+_OF_SPARSE = {
+    torch.sparse_coo: ("indices", "values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+"""Methods for the parts of a sparse tensor, by layout."""
+
+
+def sha256_of(said: Iterable[str]) -> str:
+    """Return the SHA-256 of several texts.
+
+    The digest also depends on the boundaries between the texts.
+    """
+    digest = hashlib.sha256()
+    for part in said:
+        digest.update(f"{len(part)}:{part}".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 def is_large(shape: Sequence[int], itemsize: int) -> bool:
@@ -158,6 +186,184 @@ def checksum(content: Any) -> bytes:
     """
     # google_crc32c takes numpy arrays without a copy, but no memoryview.
     return google_crc32c.value(np.frombuffer(content, np.uint8)).to_bytes(4, "little")  # type: ignore[no-any-return]
+
+
+class Hash:
+    """The digest of an object, computed when it is needed.
+
+    Two digests at the same location are equal if nothing has changed between them, even if they were never computed.
+
+    Parameters
+    ----------
+    token : object
+        A value that differs after most changes of the object, and takes little time.
+    compute : callable
+        Returns the digest, as text.
+    form : callable, optional
+        Returns what is known without the values. It stands for the digest if that was needed after a change.
+    checked : callable, optional
+        Returns a value that differs after every change.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[], str],
+        token: object = None,
+        form: Callable[[], str] = str,
+        checked: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._token, self._compute, self._form = token, compute, form
+        self.checked = checked
+        self._text: str | None = None
+
+    def text(self, *, known: bool = False) -> str:
+        """Return the digest. If `known` is True, return the form if the digest was not computed yet."""
+        if self._text is None and not known:
+            self._text = self._compute()
+        return self._form() if self._text is None else self._text
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Hash) or self._token == other._token:
+            return isinstance(other, Hash)
+        return self._text is not None and self._text == other.text()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def hash_of_tensor(tensor: torch.Tensor, name: str, *, strict: bool) -> Hash:
+    """Return the digest of a tensor, to be computed later.
+
+    `strict` is True if a tensor without values is an error, and does not count by its form.
+    """
+    has_values = not (is_lazy(tensor) or tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided)
+
+    def form() -> str:
+        shape = tuple(tensor.shape) if has_values or tensor.is_meta else ()
+        return f"#{sha256_of([_kind_of(tensor), str(tensor.dtype), str(shape)])}"
+
+    def compute() -> str:
+        try:
+            return f"#{sha256_of([digest_of_tensor(tensor, name)])}"
+        except ValidationError:
+            if strict:
+                raise
+            return form()
+
+    token = (id(tensor), tensor.data_ptr(), tensor._version) if has_values and not tensor.is_inference() else id(tensor)  # noqa: SLF001
+    return Hash(compute, token, form, (lambda: state_of(tensor)) if has_values else (lambda: None))
+
+
+def hash_of_array(array: np.ndarray[Any, Any]) -> Hash:
+    """Return the digest of an array, to be computed later."""
+    return Hash(lambda: f"#{digest_of_array(array)}", _sampled(array), lambda: f"{array.dtype} {array.shape}")
+
+
+def _sampled(array: np.ndarray[Any, Any]) -> object:
+    if memory_map_of(array) is not None:
+        return id(array)
+    boxes = [...] if not is_large(array.shape, array.itemsize) else _samples(array.shape, array.itemsize)
+    parts = (
+        [checksum(np.ascontiguousarray(array[box]).reshape(-1).view(np.uint8)) for box in boxes] if array.nbytes else []
+    )
+    return array.dtype, array.shape, parts
+
+
+def _kind_of(tensor: torch.Tensor) -> str:
+    return f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+
+
+def digest_of_tensor(tensor: torch.Tensor, name: str = ".a tensor") -> str:
+    """Return dtype, shape and hashes of a tensor, as a text.
+
+    `name` is the name of the tensor in messages, with a dot in front: ``.conv.weight``. Raise ValidationError if the
+    tensor has no readable values.
+    """
+    if is_lazy(tensor) or tensor.is_meta:
+        state = "belongs to a lazy module that was not called yet" if is_lazy(tensor) else "is on the device meta"
+        raise ValidationError(f"digest: {name[1:]!r} {state}, and has no values; load the weights first")
+    try:
+        return _hashed(tensor)
+    except (RuntimeError, TypeError) as error:
+        raise ValidationError(
+            f"digest: the bytes of {name[1:]!r} ({type(tensor).__name__}, {tensor.dtype}, {tensor.layout}) "
+            f"cannot be read: {error}; set version= to a text for the weights, such as the name of a checkpoint"
+        ) from error
+
+
+_hashes: dict[int, tuple[weakref.ref[torch.Tensor], tuple[Any, ...], str]] = {}
+"""Known digests by tensor id, each with the tensor's `state_of` at the time of hashing."""
+
+
+def _hashed(tensor: torch.Tensor) -> str:
+    state = state_of(tensor)
+    known = _hashes.get(id(tensor))
+    if known is not None and known[0]() is tensor and state is not None and known[1] == state:
+        return known[2]
+    # The extent of a nested dimension is a symbol, valid only in this process.
+    shape = [extent if isinstance(extent, int) else "nested" for extent in tensor.shape]
+    said = " ".join((str(tensor.dtype), str(shape), *_parts_said(tensor.detach())))
+    if state is not None:
+        key = id(tensor)
+        _hashes[key] = weakref.ref(tensor, lambda _: _hashes.pop(key, None)), state, said
+    return said
+
+
+def state_of(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """Return a value for detecting changes of a tensor's content.
+
+    The value has the address and the version of the tensor and, on the CPU, a checksum. Return None if only a full hash
+    can detect changes.
+    """
+    if tensor.layout != torch.strided or tensor.is_inference() or type(tensor) not in (torch.Tensor, nn.Parameter):
+        return None
+    checked = None
+    if tensor.device.type == "cpu" and (dense := _dense(tensor.detach())) is not None:
+        # Writing through `tensor.data` or a numpy view does not change the version.
+        checked = checksum(dense.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride(), tensor.dtype, checked  # noqa: SLF001
+
+
+def _parts_said(tensor: torch.Tensor) -> list[str]:
+    dense = _dense(tensor)
+    if dense is None:
+        kind, parts = _parts(tensor)
+        return [kind, *(digest_of_tensor(part) for part in parts)]
+    if not dense.is_contiguous():
+        # Leaves must be contiguous. Copy on the CPU, to take no memory of a device.
+        dense = dense.cpu().contiguous()
+    flat = dense.reshape(-1).view(torch.uint8)
+    leaves = [flat[start : start + _LEAF] for start in range(0, len(flat), _LEAF)]
+    return on_threads(_sha256, leaves, torch.get_num_threads())
+
+
+def _sha256(leaf: torch.Tensor) -> str:
+    return hashlib.sha256(leaf.cpu().numpy().data).hexdigest()
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Convert a tensor to a dense tensor.
+
+    Return None for a tensor made of several tensors, such as a sparse tensor.
+    """
+    if tensor.is_mkldnn:
+        return tensor.to_dense()
+    if tensor.is_quantized or tensor.layout != torch.strided or hasattr(tensor, "__tensor_flatten__"):
+        return None
+    return tensor.resolve_conj().resolve_neg()
+
+
+def _parts(tensor: torch.Tensor) -> tuple[str, list[torch.Tensor]]:
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        return _kind_of(tensor), [getattr(tensor, name) for name in names]
+    if tensor.layout in _OF_SPARSE:
+        if tensor.layout == torch.sparse_coo:
+            tensor = tensor.coalesce()
+        return str(tensor.layout), [getattr(tensor, method)() for method in _OF_SPARSE[tensor.layout]]
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return f"{tensor.qscheme()} {tensor.q_scale()!r} {tensor.q_zero_point()}", [tensor.int_repr()]
+    scales, zeros = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
+    return f"{tensor.qscheme()} {tensor.q_per_channel_axis()}", [tensor.int_repr(), scales, zeros]
 
 
 def memory_map_of(array: object) -> np.memmap[Any, Any] | None:

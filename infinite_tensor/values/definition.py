@@ -24,8 +24,8 @@ from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import Calling
 from infinite_tensor.support.given import members, number, quoted, word
 from infinite_tensor.support.nested import Key
+from infinite_tensor.values.code import function_name
 from infinite_tensor.values.dtypes import dtype_name
-from infinite_tensor.values.fingerprint import function_name
 from infinite_tensor.values.functions import Functions
 from infinite_tensor.values.reduction import Reduction, gathered_shape, gathered_window, reduction_from_json
 from infinite_tensor.values.weights import KINDS, Unknown, WeightedMean, mean_from_json, mean_to_json

@@ -8,19 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Self
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.functions import Calling
-from infinite_tensor.values.fingerprint import LATE, STAMP, VALUE, Item, Reach
+from infinite_tensor.values.fingerprint import LATE, STAMP, VALUE, Item, Look
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Minor version of Python. Bytecode differs between minor versions, so code is compared only within a version."""
 
-_SCHEME = 5
+_SCHEME = 6
 """Version of the rules for making records. Records of different versions are not compared."""
 _MOST_ITEMS = 300
 _FIRM = "firm"
@@ -41,12 +42,15 @@ class Record:
         The values that the functions reach.
     opaque : tuple of str
         The places of objects that could not be inspected.
+    state : tuple of str
+        The places of values that calls had changed when the record was made. They are not among the items.
     """
 
     python: str = PYTHON
     code: Mapping[str, str] = field(default_factory=dict)
     items: tuple[Item, ...] = ()
     opaque: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON.
@@ -59,6 +63,7 @@ class Record:
             "code": dict(self.code),
             "values": [list(item) for item in self.items],
             "opaque": list(self.opaque),
+            "state": list(self.state),
         }
 
     @classmethod
@@ -70,15 +75,16 @@ class Record:
         """
         if stored.get("scheme") != _SCHEME:
             return cls()
-        python, code, items, opaque = (stored.get(name, ()) for name in ("python", "code", "values", "opaque"))
+        names = ("python", "code", "values", "opaque", "state")
+        python, code, items, opaque, state = (stored.get(name, ()) for name in names)
         try:
             values = [(place, said, kind) for place, said, kind in items]
-            texts = [python, *code.values(), *opaque, *(text for value in values for text in value)]
+            texts = [python, *code.values(), *opaque, *state, *(text for value in values for text in value)]
         except (AttributeError, TypeError, ValueError):
             texts = [None]
         if not all(isinstance(text, str) for text in texts):
             raise ValidationError("functions must contain digests of code, and values as lists of three str")
-        return cls(python, code, tuple([Item(*item) for item in items]), tuple(opaque))
+        return cls(python, code, tuple([Item(*item) for item in items]), tuple(opaque), tuple(state))
 
 
 class Changes(NamedTuple):
@@ -132,15 +138,16 @@ class Functions:
         self._own = own or {}
         self._upstream = tuple(upstream)
         self._told = told
-        self._reached: dict[str, Reach] | None = None
+        self._looks: dict[str, Look] | None = None
         self._states: list[tuple[str, object]] = []
-        self._record: Record | None = None
+        self._records: dict[bool, Record] = {}
+        self.is_watched = False
 
     @classmethod
     def of_record(cls, record: Record) -> Self:
         """Create an object from a record, without the functions themselves."""
         functions = cls()
-        functions._record = record
+        functions._records = {True: record, False: record}
         return functions
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -148,7 +155,7 @@ class Functions:
 
         The functions are pickled only if the record was not computed yet, and the tensor has no args.
         """
-        if self._record is None and not self._upstream:
+        if not self._records and not self._upstream:
             return partial(type(self), told=self._told), (self._own,)
         # Functions upstream are not pickled, because chains may be long.
         return type(self).of_record, (self.record,)
@@ -158,58 +165,81 @@ class Functions:
 
         Weights and arrays are not hashed yet. `altered` reports weights and tensors changed in place after this call.
         """
-        if self._reached is None and self._record is None:
-            self._reached = self._looked_through()
+        if self._looks is None and not self._records:
             self._states = self._states_now()
 
-    def _looked_through(self) -> dict[str, Reach]:
-        return {
-            name: (isinstance(each, Calling) and each.looked) or Reach(each, name) for name, each in self._own.items()
-        }
+    def _first_looks(self) -> dict[str, Look]:
+        if self._looks is None:
+            self._looks = {
+                name: (isinstance(each, Calling) and each.looked) or Look(each, name, is_first=True)
+                for name, each in self._own.items()
+            }
+        return self._looks
 
     def _states_now(self) -> list[tuple[str, object]]:
-        return [each for reach in (self._reached or {}).values() for each in reach.states()]
+        return [each for look in self._first_looks().values() for each in look.marks()]
 
     def altered(self) -> list[str]:
         """Return the locations of weights and tensors changed in place since `look`."""
-        # A network may have gained or lost weights, so the states have no fixed order.
-        before, now = self._states, self._states_now()
-        changed = [each for each in before if each not in now] + [each for each in now if each not in before]
-        return list(dict.fromkeys(place for place, _ in changed))
+        pairs = zip(self._states, self._states_now() if self._states else (), strict=True)
+        return list(dict.fromkeys(place for (place, before), (_, now) in pairs if before != now))
+
+    def is_to_watch(self, *, again: bool) -> bool:
+        """Whether to look for state: somebody has asked for the values, and they were not watched yet.
+
+        If `again` is True, they may have been watched before.
+        """
+        if self.is_watched and not again:
+            return False
+        calling = [each for each in self._own.values() if isinstance(each, Calling)]
+        return self._looks is not None or any("looked" in vars(each) for each in calling)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look for state in this context: values that the functions change."""
+        before = {name: Look(each, name) for name, each in self._own.items()}
+        self.is_watched = True
+        try:
+            yield
+        finally:
+            for name, first in self._first_looks().items():
+                Look(self._own[name], name).keep_states(before[name], first)
 
     @property
     def record(self) -> Record:
-        """The record of the functions, including all upstream functions."""
+        """The record to store, including all upstream functions. Known state is left out, and listed."""
+        return self._made(whole=False)
+
+    @property
+    def identity(self) -> Record:
+        """The record as it was before the first calls, state included."""
+        return self._made(whole=True)
+
+    def _made(self, *, whole: bool) -> Record:
         # A loop instead of recursion: chains may be long.
         waiting = [self]
         while waiting:
-            unknown = waiting[-1].unknown()
-            if not unknown:
-                waiting.pop().keep()
-            waiting += unknown
-        assert self._record is not None
-        return self._record
+            last = waiting[-1]
+            unknown = [each for each in last._upstream if whole not in each._records]  # noqa: SLF001
+            if unknown and whole not in last._records:  # noqa: SLF001
+                waiting += unknown
+            elif whole not in waiting.pop()._records:  # noqa: SLF001
+                last._records[whole] = last._recorded(whole=whole, state=[] if whole else last._known_states())  # noqa: SLF001
+        return self._records[whole]
 
-    def unknown(self) -> list[Functions]:
-        """List the args whose records must be computed before `keep` is called.
+    def _known_states(self) -> list[str]:
+        return [place for look in self._first_looks().values() for place in look.states]
 
-        The list contains the `Functions` of these args. It is empty if this object already has a record.
-        """
-        return [each for each in self._upstream if each._record is None] if self._record is None else []  # noqa: SLF001
+    def without(self, state: Iterable[str]) -> Record:
+        """Return the record without the values at the places in `state`."""
+        whole, left_out = self.identity, list(state)
+        return self._recorded(whole=True, state=left_out) if left_out and self._looks is not None else whole
 
-    def keep(self) -> None:
-        """Compute and keep the record, if there is none yet.
-
-        The `Functions` of all args must already have records.
-        """
-        if self._record is None:
-            self._record = self._recorded()
-
-    def _recorded(self) -> Record:
-        reached = self._looked_through() if self._reached is None else self._reached
-        code = {name: reach.code() for name, reach in reached.items()}
-        found = [reach.values for reach in reached.values()]
-        records = [each.record for each in dict.fromkeys(self._upstream)]
+    def _recorded(self, *, whole: bool, state: list[str]) -> Record:
+        looks = self._first_looks()
+        code = {name: look.code() for name, look in looks.items()}
+        found = [look.items(state) for look in looks.values()]
+        records = [each._records[whole] for each in dict.fromkeys(self._upstream)]  # noqa: SLF001
         if any(record.code for record in records):
             said = json.dumps([record.code for record in records], sort_keys=True)
             code["upstream"] = hashlib.sha256(said.encode()).hexdigest()
@@ -223,7 +253,8 @@ class Functions:
         )
         opaque = [name for _, unseen in found for name in unseen if not self._told]
         opaque += [name for record in records for name in record.opaque]
-        return Record(PYTHON, code, items, tuple(dict.fromkeys(opaque)))
+        state = state + [name for record in records for name in record.state]
+        return Record(PYTHON, code, items, tuple(dict.fromkeys(opaque)), tuple(dict.fromkeys(state)))
 
 
 def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
@@ -254,13 +285,16 @@ def changes(stored: Record, given: Record) -> Changes:
 
     Both records should be of the same functions.
     """
+    # Values that calls change do not count. They may be parts of other values, too.
+    ignored = {*stored.state, *given.state}
     late = [{item.place for item in record.items if item.kind == LATE} for record in (stored, given)]
     # Values of a module not yet imported would seem to be missing.
     is_comparable = stored.python == given.python and late[0] == late[1]
     code = [name for name, digest in given.code.items() if is_comparable and stored.code.get(name, digest) != digest]
     found = Changes(code, [], [], [])
     before, now = (
-        {item.place: item for item in record.items if item.kind not in (STAMP, LATE)} for record in (stored, given)
+        {item.place: item for item in record.items if item.kind not in (STAMP, LATE) and item.place not in ignored}
+        for record in (stored, given)
     )
     known = {item.said for item in given.items}
     for place in dict.fromkeys((*before, *now)):

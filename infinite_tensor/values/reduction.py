@@ -22,8 +22,8 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid, followed
 from infinite_tensor.support.allocation import Array, as_array, as_tensor
 from infinite_tensor.support.given import checked_count, quoted, word
+from infinite_tensor.values.code import function_name
 from infinite_tensor.values.dtypes import checked_dtype, dtype_name
-from infinite_tensor.values.fingerprint import function_name
 from infinite_tensor.values.weights import Unknown, WeightedMean, check_mean, lifted
 
 _Function = Callable[[torch.Tensor], torch.Tensor]

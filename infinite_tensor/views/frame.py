@@ -223,7 +223,7 @@ def state_of(node: Node) -> tuple[object, ...] | None:
     generation, definition = node.contents.generation(node.spec), node.spec.definition
     if generation is None or definition.functions.record.opaque:
         return None
-    functions = definition.functions.record.to_json()
+    functions = definition.functions.identity.to_json()
     return node.store.address, node.spec.tensor_id, definition.digest, functions, *generation
 
 

@@ -166,6 +166,15 @@ class RemoteStore(FsspecStore):
             await self._try_again(path, data)
         return True
 
+    async def copy(self, key: str, to: str) -> None:
+        """Copy an object to another key, without moving its content through this machine if the storage can do that."""
+        self._check_writable()
+        paths = f"{self.path}/{key}", f"{self.path}/{to}"
+        try:
+            await self.fs._cp_file(*paths)  # noqa: SLF001  (the name in fsspec)
+        except NotImplementedError:
+            await self.fs._pipe_file(paths[1], await self.fs._cat_file(paths[0]))  # noqa: SLF001
+
     async def _try_again(self, path: str, data: bytes) -> None:
         """Test whether the file system can create files exclusively.
 

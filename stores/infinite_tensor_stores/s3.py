@@ -138,6 +138,10 @@ class S3Requests(MaskedFileSystem):
         condition: dict[str, Any] = {"IfNoneMatch": "*"} if mode == "create" else {}
         await self.call("put_object", Key=self._key(path), Body=data, **condition)
 
+    async def _cp_file(self, path1: str, path2: str, **_: Any) -> None:
+        source = {"Bucket": self._bucket, "Key": self._key(path1)}
+        await self.call("copy_object", Key=self._key(path2), CopySource=source)
+
     async def _rm(self, path: str, **_: Any) -> None:
         await self.call("delete_object", Key=self._key(path))
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import sys
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from infinite_tensor import (
     FunctionChangedWarning,
@@ -20,10 +24,12 @@ from infinite_tensor import (
     MemoryTileStore,
     ValidationError,
     ZarrTileStore,
+    digest,
     from_array,
     noise,
     predict,
 )
+from infinite_tensor.values import arrays
 from tests.support.building import built
 from tests.support.networks import filled
 
@@ -292,6 +298,143 @@ def test_a_network_in_a_function_under_autocast_counts(tmp_path: Path) -> None:
         predicted(tmp_path / "s.zarr", made(0.25))
 
 
+# What calls change.
+
+TABLE = np.zeros((3, 3), int)
+BUFFER = torch.empty(32, 32)
+SEEN: dict[str, int] = {}
+config: Any = types.SimpleNamespace(step=1.0)
+
+
+def counted_in_an_array(x: torch.Tensor) -> torch.Tensor:
+    TABLE[1, 2] += 1
+    return x * float(config.step)
+
+
+def buffered(x: torch.Tensor) -> torch.Tensor:
+    BUFFER[: x.shape[-2], : x.shape[-1]] = x[0, 0]
+    return x * float(config.step)
+
+
+def remembered(x: torch.Tensor) -> torch.Tensor:
+    SEEN[f"call {len(SEEN)}"] = 1
+    return x * float(config.step)
+
+
+class Stepping:
+    step = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        self.latest = types.SimpleNamespace(size=len(x), count=self.step)
+        return x * float(config.step)
+
+
+class Remembering(nn.Module):
+    """Makes a buffer, and an entry of a dict, when it is called first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = {"kept": 1}
+        self.register_buffer("table", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.sizes["last"] = 2
+        self.table = torch.ones(1)
+        return x * self.table
+
+
+STATEFUL = [counted_in_an_array, buffered, remembered, Stepping()]
+
+
+@pytest.mark.parametrize("f", STATEFUL, ids=lambda f: getattr(f, "__name__", "Stepping"))
+def test_what_calls_change_is_no_change_and_other_values_still_are(
+    f: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = from_array(IMAGE, dims=DIMS)
+    with ZarrTileStore(tmp_path / "maps.zarr") as store:
+        first = world.map(f, window=8, store=store).tensor_id
+        predicted(tmp_path / "s.zarr", f)
+        predicted(tmp_path / "s.zarr", f)
+        named = world.map(f, window=8, store=store, tensor_id="named")
+        named.fill()
+        assert world.map(f, window=8, store=store, tensor_id="named").is_filled(...)
+        assert world.map(f, window=8, store=store).tensor_id == first
+        monkeypatch.setattr(config, "step", 2.0)
+        with pytest.raises(ValidationError, match=r"`config.step`, .* was 1.0 and is 2.0"):
+            predicted(tmp_path / "s.zarr", f)
+        assert world.map(f, window=8, store=store).tensor_id != first
+
+
+def test_what_is_known_of_a_state_keeps_no_object_alive() -> None:
+    f = Stepping()
+    made = from_array(IMAGE, dims=DIMS).map(f, window=8)
+    made[...]
+    assert from_array(IMAGE, dims=DIMS).map(f, window=8).to_json() == made.to_json()
+    freed = weakref.ref(f)
+    del f, made
+    gc.collect()
+    assert freed() is None
+
+
+def test_a_user_s_change_between_building_and_reading_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        made = noise((None, None), seed=1).map(amp, store=store, tensor_id="t")
+        monkeypatch.setitem(globals(), "GAIN", 2.0)
+        made[0:4, 0:4]
+        with pytest.raises(ValidationError, match=r"`GAIN`, a global of `amp`, was 1.0 and is 2.0"):
+            noise((None, None), seed=1).map(amp, store=store, tensor_id="t")
+
+
+def test_what_a_call_that_raises_has_changed_does_not_count(tmp_path: Path) -> None:
+    calls = [0]
+
+    def failing(x: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise OSError("once")
+        return x
+
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        made = [noise((None, None), seed=1).map(failing, store=store)]
+        with pytest.raises(OSError, match="once"):
+            made[0][0:4, 0:4]
+        made.append(noise((None, None), seed=1).map(failing, store=store))
+        assert made[0].tensor_id == made[1].tensor_id
+
+
+def test_a_process_that_used_its_objects_before_continues_a_prediction(tmp_path: Path) -> None:
+    kinds: list[Callable[[], Callable[..., Any]]] = [Stepping, Remembering]
+    for number, make in enumerate(kinds):
+        first, used = make(), make()
+        predicted(tmp_path / f"{number}.zarr", first, region=(slice(0, 8), slice(0, 8)))
+        used(IMAGE)
+        predicted(tmp_path / f"{number}.zarr", used)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize(
+    "norm",
+    [nn.utils.weight_norm, nn.utils.spectral_norm, parametrizations.weight_norm, parametrizations.spectral_norm],
+    ids=lambda norm: f"{norm.__module__}.{norm.__name__}",
+)
+def test_weights_computed_before_each_call_count_by_what_they_are_computed_from(
+    norm: Callable[..., Any], tmp_path: Path
+) -> None:
+    def build(value: float = 0.0) -> nn.Module:
+        torch.manual_seed(0)
+        net = norm(nn.Conv2d(3, 2, 3, padding=1)).eval()
+        net.bias.data.fill_(value)
+        return net  # type: ignore[no-any-return]
+
+    validated, fresh = build(), build()
+    next(fresh.parameters()).data.mul_(1)
+    validated(IMAGE[None])
+    assert digest(validated) == digest(fresh) != digest(build(1.0))
+    predicted(tmp_path / "s.zarr", validated, region=(slice(0, 8), slice(0, 8)))
+    predicted(tmp_path / "s.zarr", fresh)
+
+
 # A map.
 
 
@@ -326,12 +469,29 @@ def test_a_change_upstream_of_a_map_is_refused_too(tmp_path: Path, monkeypatch: 
 def test_an_opaque_function_gets_another_id_each_time(tmp_path: Path) -> None:
     engine = np.nditer(np.zeros(2))
     with ZarrTileStore(tmp_path / "s.zarr") as store:
-        one, other = (noise((None,), seed=1).map(lambda x: x * engine.ndim, store=store) for _ in range(2))
+        with pytest.warns(FunctionChangedWarning, match="`engine`.*random id.*version="):
+            one, other = (noise((None,), seed=1).map(lambda x: x * engine.ndim, store=store) for _ in range(2))
         assert one.tensor_id != other.tensor_id
         ids = {
             noise((None,), seed=1).map(lambda x: x * engine.ndim, store=store, version=1).tensor_id for _ in range(2)
         }
         assert len(ids) == 1
+
+
+def test_another_seed_upstream_is_named(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        noise((None, None), seed=7).map(soft).map(amp, store=store, tensor_id="t")
+        with pytest.raises(ValidationError, match="seed: stored 7, given 8") as raised:
+            noise((None, None), seed=8).map(soft).map(amp, store=store, tensor_id="t")
+        assert "digest" not in str(raised.value)
+
+
+@pytest.mark.parametrize("wrap", [functools.partial(torch.compile, backend="eager"), nn.DataParallel])
+def test_a_wrapper_around_a_network_does_not_change_the_id(wrap: Callable[..., Any], tmp_path: Path) -> None:
+    image, net = from_array(IMAGE, dims=DIMS), scorer()
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        ids = {image.map(each, halo=1, channels=2, store=store).tensor_id for each in (net, wrap(net))}
+    assert len(ids) == 1
 
 
 # An InfiniteTensor.
@@ -371,12 +531,11 @@ def test_code_that_is_replaced_in_place_warns_at_the_next_read() -> None:
     assert len(told) == 1
 
 
-def test_in_memory_nothing_is_hashed() -> None:
-    class Told(nn.Conv2d):
-        def extra_repr(self) -> str:
-            raise AssertionError
-
-    net = filled(Told(3, 2, 3, padding=1)).eval()
+def test_in_memory_no_weights_are_hashed() -> None:
+    net = scorer()
     predicted(None, net)
     from_array(IMAGE, dims=DIMS).map(net, halo=1, channels=2)[...]
-    built(lambda ctx: torch.full((4,), float(ctx[0])), 4, name="t")
+    built(lambda ctx: net(torch.full((1, 3, 4, 4), float(ctx[0])))[0, 0, 0], 4, name="t")[0:4]
+    assert id(net.weight) not in arrays._hashes
+    digest(net)
+    assert id(net.weight) in arrays._hashes

@@ -32,9 +32,9 @@ from torch import nn
 
 from infinite_tensor import InfiniteTensor, TensorWindow, digest
 from infinite_tensor.support.functions import Calling
-from infinite_tensor.values.fingerprint import Reach
+from infinite_tensor.values.code import is_installed
+from infinite_tensor.values.fingerprint import Look
 from infinite_tensor.values.functions import Changes, Functions, Record, changes
-from infinite_tensor.values.objects import is_installed
 from tests.support.networks import Net, Painter, closing_over, filled, with_net
 from tests.unit import constants
 from tests.unit.test_digest import odd
@@ -48,6 +48,17 @@ def record(function: Callable[..., Any]) -> Record:
 
 def changed(one: Callable[..., Any], other: Callable[..., Any]) -> Changes:
     return changes(record(one), record(other))
+
+
+def after_use(function: Callable[..., Any], use: Callable[[Any], object]) -> Changes:
+    """What a call changes, where it is watched as the first call for a tensor is."""
+    functions = Functions({"f": function})
+    before, stored = functions.identity, functions.record
+    with functions.watched():
+        use(function)
+    after = Functions({"f": function})
+    assert after.identity == before
+    return changes(stored, after.without(stored.state))
 
 
 NOTHING = Changes([], [], [], [])
@@ -340,6 +351,45 @@ def test_other_code_is_other_code(one: Callable[..., Any], other: Callable[..., 
     assert changed(one, other).code == ["f"]
 
 
+SPELLINGS = [
+    "def f(x, k=2):\n    y = [x * k for x in x]\n    return y",
+    "def f(x, k=2):\n    '''Doubles.'''\n    y = [x * k for x in x]\n\n    return y",
+    "def f(row, k=2):\n    doubled = [\n        each * k\n        for each in row\n    ]\n    return doubled",
+    "def f(x, k=2):\n    assert k and len(x) < 9, f'{k}'\n    y = [x * k for x in x]\n    assert y\n    return y",
+    "def g(x, k=2):\n    y = [x * k for x in x]\n    return y",
+]
+OTHERS = [
+    "def f(x, k=2):\n    y = [x + k for x in x]\n    return y",
+    "def f(x, k=2):\n    y = [k * x for x in x]\n    return y",
+    "def f(x, *, k=2):\n    y = [x * k for x in x]\n    return y",
+]
+
+
+def defined(source: str, module: str = "steps") -> Callable[..., Any]:
+    scope: dict[str, Any] = {"__name__": module}
+    exec(compile(source, f"{module}.py", "exec", optimize=0), scope)  # noqa: S102
+    return next(each for each in scope.values() if isinstance(each, types.FunctionType))
+
+
+def test_how_code_is_spelled_and_where_it_stands_does_not_count() -> None:
+    first, *others = (record(defined(source)).code for source in SPELLINGS)
+    assert others == [first] * len(others)
+    assert record(defined(SPELLINGS[0], "elsewhere")).code == first
+    assert len({str(record(defined(source)).code) for source in (*SPELLINGS, *OTHERS)}) == 1 + len(OTHERS)
+
+
+LOOPS = [
+    "def f(x):\n    for y in x:\n        if y:\n            g(y)\n            h(y)",
+    "def f(x):\n    for y in x:\n        if y:\n            g(y)\n        h(y)",
+    "def f(x):\n    try:\n        g(x)\n        h(x)\n    except K:\n        pass",
+    "def f(x):\n    try:\n        g(x)\n    except K:\n        pass\n    h(x)",
+]
+
+
+def test_what_stands_in_a_branch_counts() -> None:
+    assert len({str(record(defined(source)).code) for source in LOOPS}) == len(LOOPS)
+
+
 def test_the_code_of_classes_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     class Derived(Blur):
         pass
@@ -467,10 +517,8 @@ def idle(*things: object) -> Callable[..., Any]:
     ],
     ids=["global", "memo", "object", "rotary", "rotary in a closure", "hook", "lambda", "nonlocal", "cache"],
 )
-def test_what_the_code_itself_changes_does_not_count(f: Callable[..., Any], use: Callable[[Any], Any]) -> None:
-    before = record(f)
-    use(f)
-    assert changes(before, record(f)) == NOTHING
+def test_what_calls_change_does_not_count(f: Callable[..., Any], use: Callable[[Any], Any]) -> None:
+    assert after_use(f, use) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -576,7 +624,7 @@ def test_a_very_large_container_of_numbers_is_seen_whole() -> None:
         assert record(closure(one)).opaque == ()
         assert changed(closure(one), closure(type(one)(one))) == NOTHING
         assert changed(closure(one), closure(other)).values
-    assert changed(closure(numbers), closure(dict(reversed(numbers.items())))) == NOTHING
+    assert changed(closure(numbers), closure(dict(reversed(numbers.items())))).values
 
 
 def test_a_very_long_list_of_objects_is_opaque_and_what_is_looked_at_counts() -> None:
@@ -676,6 +724,7 @@ def of_sets(x: str, names: frozenset[Any] = SETS) -> bool:
 
 
 EVERYWHERE: dict[str, Callable[[], Callable[..., Any]]] = {
+    "assertions": lambda: constants.asserting,
     "sets": lambda: of_sets,
     "object": lambda: Blur(0.5),
     "network": lambda: closing_over(Net()),
@@ -698,7 +747,8 @@ def everywhere() -> Iterator[str]:
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_it_is_the_same_in_every_process(seed: int) -> None:
     code = "from tests.unit.test_fingerprint import everywhere\nprint('\\n'.join(everywhere()))"
-    command, environment = [sys.executable, "-W", "ignore", "-c", code], {"PYTHONHASHSEED": str(seed)}
+    # Without assertions.
+    command, environment = [sys.executable, "-O", "-W", "ignore", "-c", code], {"PYTHONHASHSEED": str(seed)}
     done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
     assert done.stdout.splitlines() == list(everywhere())
 
@@ -730,15 +780,15 @@ def test_a_tensor_counts_by_its_definition_and_what_it_computes() -> None:
         return lambda ctx: t[ctx[0] : ctx[0] + 4]
 
     assert changed(reading(4), reading(4)) == NOTHING
-    assert changed(reading(4), reading(8)).values == [
-        "a tensor has changed",
+    assert sorted(changed(reading(4), reading(8)).values) == [
         "`size`, a variable around `<lambda>`, was 4 and is 8",
+        "a tensor has changed",
     ]
 
 
 def test_networks_are_found_without_hashing_them() -> None:
     net = Net().to("meta")
-    assert Reach(Blur(Painter(net).paint), "f").networks == [net]
+    assert Look(Blur(Painter(net).paint), "f").networks == [net]
 
 
 def test_a_record_is_read_back_from_json_and_one_of_other_rules_is_empty() -> None:

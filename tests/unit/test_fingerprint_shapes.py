@@ -7,6 +7,7 @@ import collections
 import configparser
 import enum
 import functools
+import itertools
 import json
 import operator
 import os
@@ -15,8 +16,9 @@ import sys
 import types
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,9 @@ import torch
 from torch import nn
 
 from infinite_tensor.values.definition import functions_of
-from infinite_tensor.values.functions import Record, changes
+from infinite_tensor.values.functions import Functions, Record, changes
 from tests.support.networks import Net
-from tests.unit.test_fingerprint import NOTHING, changed, closure, record
+from tests.unit.test_fingerprint import NOTHING, after_use, changed, closure, record
 
 # What counts.
 
@@ -186,9 +188,84 @@ def closures(*factors: int) -> Callable[..., Any]:
     return lambda x: [step(x) for step in steps]
 
 
+class Held(torch.Tensor):
+    """A tensor with an attribute, as MONAI has them."""
+
+
+class Quantity(np.ndarray[Any, Any]):
+    """An array with a unit, as astropy has them."""
+
+
+def held(affine: float) -> Any:
+    tensor = torch.ones(2).as_subclass(Held)
+    tensor.affine = affine  # type: ignore[attr-defined]
+    return tensor
+
+
+def quantity(unit: str) -> Any:
+    array = np.ones(2).view(Quantity)
+    array.unit = unit  # type: ignore[attr-defined]
+    return array
+
+
+def levels(**members: int) -> Callable[..., Any]:
+    kind = enum.Enum("Level", members)  # type: ignore[misc]
+    return lambda x: [x * level.value for level in kind]
+
+
+def applied(*names: str) -> Callable[..., Any]:
+    steps = {name: operator.methodcaller(name) for name in names}
+    return lambda x: [step(x) for step in steps.values()]
+
+
+def with_keywords(**keywords: int) -> Callable[..., Any]:
+    return functools.partial(lambda x, **given: [x * each for each in given.values()], **keywords)
+
+
+def filled_beside(k: int) -> Callable[..., Any]:
+    parameters = {"k": k}
+
+    def f(x: Any) -> Any:
+        parameters["n"] = parameters.get("n", 0) + 1
+        return x * parameters["k"]
+
+    with Functions({"f": f}).watched():
+        f(1)
+    return f
+
+
+COUNT = itertools.count()
+
+
+class Recipes:
+    """Leaves out of its pickle what it makes anew, as einops does."""
+
+    def __init__(self, gain: float, made: object) -> None:
+        self.gain = gain
+        self.made = made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"gain": self.gain}
+
+
+def ordered_fields(*names: str) -> Callable[..., Any]:
+    made = make_dataclass("Steps", names)(*[0] * len(names))
+    return lambda x: [x + step for step in vars(made).values()]
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
+        (lambda: closure(held(1.0)), lambda: closure(held(2.0))),
+        (lambda: closure(quantity("m")), lambda: closure(quantity("mm"))),
+        (lambda: levels(A=1), lambda: levels(A=1, B=2)),
+        (lambda: levels(A=1, B=2), lambda: levels(B=2, A=1)),
+        (lambda: applied("lower", "strip"), lambda: applied("strip", "lower")),
+        (lambda: closure(OrderedDict(a=1, b=2)), lambda: closure(OrderedDict(b=2, a=1))),
+        (lambda: with_keywords(a=1, b=2), lambda: with_keywords(b=2, a=1)),
+        (lambda: ordered_fields("a", "b"), lambda: ordered_fields("b", "a")),
+        (lambda: filled_beside(1), lambda: filled_beside(2)),
+        (lambda: closure(Recipes(1.0, next(COUNT))), lambda: closure(Recipes(2.0, next(COUNT)))),
         (lambda: by_setter(Settable(1.0)), lambda: by_setter(Settable(2.0))),
         (lambda: moving(Settable(Net(0.5))), lambda: moving(Settable(Net(0.25)))),
         (lambda: closure(Items(gain=1.0)), lambda: closure(Items(gain=2.0))),
@@ -262,16 +339,14 @@ def test_attributes_of_a_function_that_the_library_has_words_for_are_its_own() -
 
 @pytest.mark.parametrize("kind", [dict, collections.Counter])
 def test_counts_of_what_came_do_not_count(kind: type) -> None:
-    def counting(**before: int) -> Callable[..., Any]:
-        counts = kind(before)
+    counts = kind(a=3)
 
-        def f(x: Any) -> Any:
-            counts[str(x)] += 1
-            return x
+    def f(x: Any) -> Any:
+        counts[str(x)] = counts.get(str(x), 0) + 1
+        return x
 
-        return f
-
-    assert changed(counting(), counting(a=3)) == NOTHING
+    assert after_use(f, lambda f: (f(1), f("a"))) == NOTHING
+    assert after_use(f, lambda f: f(2)) == NOTHING
 
 
 def filling(x: float, _cache: dict[float, float] = {}) -> float:  # noqa: B006
@@ -313,9 +388,7 @@ class Extractor(nn.Module):
     ids=["a default", "what forward keeps", "what a hook keeps"],
 )
 def test_what_code_keeps_in_a_dictionary_does_not_count(f: Callable[..., Any], x: Any) -> None:
-    before = record(f)
-    f(x)
-    assert changes(before, record(f)) == NOTHING
+    assert after_use(f, lambda f: f(x)) == NOTHING
 
 
 class Member:

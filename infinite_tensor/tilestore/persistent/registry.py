@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from infinite_tensor.errors import DamagedDataWarning, StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.layout import Record, TileLayout, layout_of, tile_of, usual_tile
-from infinite_tensor.tilestore.messages import changed_args, check_same, mismatch, unknown_tensor
+from infinite_tensor.tilestore.messages import changed_args, check_same, mismatch, unknown_tensor, with_reasons
 from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.stored_definition import FORMAT, StoredTensor
 from infinite_tensor.values.definition import Definition, differences
@@ -189,7 +189,7 @@ def _checked_tile(storage: Storage, spec: TensorSpec, given: Index | None, found
         )
     before: dict[str, Any] = {**found.definition.values(), "tile_size": list(found.tile_size)}
     now: dict[str, Any] = {**spec.definition.values(), "tile_size": list(given or found.tile_size)}
-    lines = differences(before, now)
+    lines = with_reasons(differences(before, now), found.definition, spec.definition)
     if lines:
         raise mismatch(spec.tensor_id, lines, storage, changed_args(found.definition, spec.definition))
     return found.tile_size

@@ -192,7 +192,7 @@ def _export_zarr(
 ) -> None:
     unsaid = [label for cutout in cutouts.values() for label in unsaid_by_attributes(cutout.meaning)]
     warn_of_lost(shown_target(place), list(dict.fromkeys(unsaid)))
-    identity = _identity(cutouts, shown, options, in_levels=attributes is not None)
+    identity = None if options.overwrite else _identity(cutouts, shown, options, in_levels=attributes is not None)
     content = Content(cutouts, shown, _fill_values(cutouts, options), identity, attributes)
     opened = opened_zarr(content, place, options.storage_options, overwrite=options.overwrite)
     try:

@@ -1,11 +1,14 @@
 """Export of regions to Zarr arrays in a group, with coordinates.
 
-On a local disk the group is written next to its target, then renamed. Elsewhere its root document is written last:
-without it, there is no group.
+A target is replaced only once the new group is whole. On a local disk the group is written next to its target, then
+renamed. Object storage cannot rename. There the chunks are written to a folder in the target, which has a name of its
+own. At the end the storage copies them to their places, and the root document is written last: without it, there is no
+group.
 
-An unfinished export contains a document with a hash that identifies the exported pixels. The document has no hash if
-repeating the export may give other pixels. The next export with the same hash skips the chunks written so far, unless
-it has ``overwrite=True``. None of the chunks is incomplete, because each chunk is written as a whole.
+An unfinished export has a mark: a hash that identifies the exported pixels, or a random text if repeating the export
+may give other pixels. The next export with the same mark skips the chunks written so far. None of the chunks is
+incomplete, because each chunk is written as a whole. Exports with different marks never write to the same folder. While
+an export changes its target, a document there has its mark, so that another export that begins to do so is noticed.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +28,7 @@ import numpy as np
 from numcodecs import Zstd  # type: ignore[import-untyped]
 from zarr.abc.store import Store
 
-from infinite_tensor.errors import ValidationError
+from infinite_tensor.errors import InfiniteTensorError, StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.disks import check_free, publish, remove, unfinished_folder
 from infinite_tensor.support.threads import on_threads
@@ -48,6 +52,10 @@ _COMPRESSORS = [{"name": "zstd", "configuration": {"level": 0, "checksum": False
 """The default compression of zarr."""
 
 _CHUNK = re.compile(r"c(/[0-9]+)*")
+_STAGED = "__export-"
+"""How the names of folders for unfinished exports begin. No array has such a name."""
+_COPIES = 128
+"""The number of chunks to copy before the mark in the target is checked again."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +96,15 @@ def opened_zarr(
             yield group.sinks()
             group.finish()
         return
-    group = _Group(content, zarr_store(target, storage_options, read_only=False))
-    if overwrite or not group.is_begun:
-        group.make_room(shown(target), overwrite=overwrite)
-    group.begin()
-    yield group.sinks()
-    group.finish()
+    group = _Group(content, zarr_store(target, storage_options, read_only=False), shown(target), is_staged=True)
+    group.check_free(overwrite=overwrite)
+    try:
+        yield group.sinks()
+    except BaseException:
+        if not group.may_continue:
+            group.drop()
+        raise
+    group.replace(overwrite=overwrite)
 
 
 @contextmanager
@@ -101,12 +112,12 @@ def _opened_folder(content: Content, path: Path, *, overwrite: bool) -> Iterator
     check_free(path, lambda path: _is_export(_root_of(path)), "was not written by export", overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with unfinished_folder(path) as (folder, is_left):
-        group = _Group(content, zarr_store(folder, None, read_only=False))
-        if overwrite or not group.is_begun:
+        group = _Group(content, zarr_store(folder, None, read_only=False), str(path))
+        if not group.is_begun:
             for each in folder.iterdir():
                 remove(each)
         try:
-            group.begin()
+            group.mark()
             yield group
             for left in folder.rglob("*.partial"):
                 # A process killed while writing a chunk leaves such a file. A folder of this name is an array.
@@ -125,14 +136,15 @@ def _root_of(path: Path) -> bytes | None:
 
 def _is_export(document: bytes | None) -> bool:
     """Whether a document is from an export, finished or unfinished."""
+    return bool(_marks_in(document))
+
+
+def _marks_in(document: bytes | None) -> list[object]:
+    """Return the mark of an export in a list. The list is empty if the document is not from an export."""
     try:
-        return _MARK in json.loads(document or b"{}")["attributes"]
+        return [json.loads(document or b"{}")["attributes"][_MARK]]
     except (ValueError, KeyError, TypeError):
-        return False
-
-
-def _note(identity: str | None) -> dict[str, bytes]:
-    return {UNFINISHED: json.dumps({"attributes": {_MARK: identity}}).encode()}
+        return []
 
 
 class _Group:
@@ -144,17 +156,27 @@ class _Group:
         The contents to write.
     store : Store
         The store to write to.
+    target : str
+        The target of the export, for messages.
+    is_staged : bool
+        Whether chunks are first written to a folder in the store.
     """
 
-    def __init__(self, content: Content, store: Store) -> None:
+    def __init__(self, content: Content, store: Store, target: str, *, is_staged: bool = False) -> None:
         self._content = content
         self._objects = Objects(lambda: store)
+        self._target = target
+        self._mark = content.identity or secrets.token_hex(32)
+        # Another process may continue the same export, so the mark alone does not say who has written it.
+        self._writer = secrets.token_hex(8)
+        self._note = json.dumps({"attributes": {_MARK: self._mark, "writer": self._writer}}).encode()
+        self._folder = f"{_STAGED}{self._mark}/" if is_staged else ""
+        self._arrays: list[_Array] = []
 
     @property
     def is_begun(self) -> bool:
         """Whether the store contains an unfinished export of the same pixels."""
-        identity = self._content.identity
-        return identity is not None and self._objects.get([UNFINISHED]) == [*_note(identity).values()]
+        return _marks_in(*self._objects.get([UNFINISHED])) == [self._mark]
 
     @property
     def may_continue(self) -> bool:
@@ -162,37 +184,126 @@ class _Group:
 
         This requires an identity, and at least one chunk.
         """
-        return self._content.identity is not None and any(map(self._chunks, self._content.cutouts))
+        return self._content.identity is not None and any(self._keys(self._folder))
 
-    def make_room(self, target: str, *, overwrite: bool) -> None:
-        """Delete an unfinished export or, with `overwrite`, any export.
+    def mark(self) -> None:
+        """Write the mark of this export."""
+        self._objects.put({UNFINISHED: self._note})
 
-        Raise ValidationError if the target contains anything else.
+    def drop(self) -> None:
+        """Delete the chunks that are not yet in their places."""
+        self._objects.run(self._objects.delete_folder, self._folder.rstrip("/"))
+
+    def check_free(self, *, overwrite: bool) -> None:
+        """Check that the target contains nothing, an unfinished export or, with `overwrite`, any export.
+
+        Raise ValidationError otherwise.
         """
         root, note = self._objects.get([DOCUMENT, UNFINISHED])
-        if root is None and not _is_export(note):
-            if next(self._objects.pages("", 1), None) is None:
-                return
-            raise ValidationError(f"{target!r} was not written by export; give another target")
+        if _marks_in(note) == [self._mark]:
+            # This export was killed while it changed the target.
+            return
         if root is not None and not overwrite:
-            raise ValidationError(f"{target!r} already exists; give another target, or overwrite=True")
+            raise ValidationError(f"{self._target!r} already exists; give another target, or overwrite=True")
         if root is not None and not _is_export(root):
-            raise ValidationError(f"{target!r} was not written by export, so it is not overwritten")
-        # Drop the identity first. After a kill, the next export then ignores the remaining chunks.
-        self._objects.put(_note(None))
-        # Then delete the root document, because nobody may open an incomplete group.
+            raise ValidationError(f"{self._target!r} was not written by export, so it is not overwritten")
+        # Only names with keys count, because some object storage also lists folders that were deleted.
+        names = [] if root or _is_export(note) else self._objects.children("")
+        names = [name for name in names if not name.startswith(_STAGED)]
+        if any(self._objects.exist(names)) or any(next(self._objects.pages(name, 1), None) for name in names):
+            raise ValidationError(f"{self._target!r} was not written by export; give another target")
+
+    def replace(self, *, overwrite: bool) -> None:
+        """Replace all contents of the target by the arrays of this export.
+
+        Two exports that end at the same time are told apart by the mark in the target: the later one continues, and the
+        other one raises StoreError. It may still delete a few objects of the later one, which counts its chunks again.
+        """
+        try:
+            self.check_free(overwrite=overwrite)
+            self.mark()
+            # Both copy in the same order, so the last copies of one export are over long before the other gets there.
+            chunks = sorted(self._keys(self._folder))
+            self._check_count(chunks)
+        except InfiniteTensorError:
+            self._unmark()
+            self.drop()
+            raise
+        # The root document is the first to be deleted, because nobody may open an incomplete group.
         self._objects.delete([DOCUMENT])
-        names = [name for name in self._objects.children("") if name != UNFINISHED]
+        names = [name for name in self._objects.children("") if name not in (UNFINISHED, self._folder.rstrip("/"))]
         self._objects.each(self._objects.delete_folder, names)
         self._objects.delete(names)
+        for at in range(0, len(chunks), _COPIES):
+            self._check_marked()
+            try:
+                self._objects.copy({f"{self._folder}{key}": key for key in chunks[at : at + _COPIES]})
+            except FileNotFoundError as error:
+                raise self._lost() from error
+        root = self._write_documents()
+        if not self._objects.run(self._objects.create, DOCUMENT, root) or not self._is_marked:
+            if self._objects.get([DOCUMENT]) == [root]:
+                self._objects.delete([DOCUMENT])
+            raise self._lost()
+        self.drop()
+        self._unmark()
 
-    def _chunks(self, path: str) -> set[str]:
-        keys = itertools.chain.from_iterable(self._objects.pages(path))
-        return set(filter(_CHUNK.fullmatch, (key.removeprefix(f"{path}/") for key in keys)))
+    def finish(self) -> None:
+        """Write all metadata and coordinates, and the root document last.
 
-    def begin(self) -> None:
-        """Write the identity of this export."""
-        self._objects.put(_note(self._content.identity))
+        The root document makes the folder a group.
+        """
+        self._objects.put({DOCUMENT: self._write_documents()})
+        self._unmark()
+
+    def _write_documents(self) -> bytes:
+        """Write all metadata and coordinates. Return the root document."""
+        content = self._content
+        written, chunks_beside = documents_of(
+            content.shown,
+            {path: self._document(path, cutout) for path, cutout in content.cutouts.items()},
+            {_MARK: self._writer if self._folder else content.identity, **(content.attributes or {})},
+            is_name,
+            _COMPRESSORS,
+            in_levels=content.attributes is not None,
+        )
+        root = written.pop(DOCUMENT)
+        self._check_marked()
+        self._objects.put({key: bytes(_ZSTD.encode(chunk())) for key, chunk in chunks_beside.items()})
+        self._objects.put(written)
+        self._check_count(self._keys())
+        self._check_marked()
+        return root
+
+    @property
+    def _is_marked(self) -> bool:
+        return self._objects.get([UNFINISHED]) == [self._note]
+
+    def _check_marked(self) -> None:
+        if not self._is_marked:
+            raise self._lost()
+
+    def _check_count(self, keys: Sequence[str]) -> None:
+        if len(keys) != sum(array.count for array in self._arrays):
+            raise self._lost()
+
+    def _unmark(self) -> None:
+        if self._is_marked:
+            self._objects.delete([UNFINISHED])
+
+    def _lost(self) -> StoreError:
+        return StoreError(
+            f"another export to {self._target!r} was under way, and has replaced what this one has written; wait until "
+            "no other job exports to this target, then export again"
+        )
+
+    def _keys(self, folder: str = "") -> list[str]:
+        """List the keys of all chunks within a folder with the arrays."""
+        return [f"{path}/{key}" for path in self._content.cutouts for key in self._chunks(f"{folder}{path}")]
+
+    def _chunks(self, array: str) -> set[str]:
+        keys = itertools.chain.from_iterable(self._objects.pages(array))
+        return set(filter(_CHUNK.fullmatch, (key.removeprefix(f"{array}/") for key in keys)))
 
     def sinks(self) -> dict[str, Sink]:
         """Return the sinks of the arrays, by path."""
@@ -200,7 +311,9 @@ class _Group:
         sinks = {}
         for path, cutout in self._content.cutouts.items():
             fill_value = None if fills is None else fills[path]
-            array = _Array(self._objects, path, cutout, fill_value, self._chunks(path))
+            written = self._chunks(f"{self._folder}{path}")
+            array = _Array(self._objects, f"{self._folder}{path}", cutout, fill_value, written)
+            self._arrays.append(array)
             sinks[path] = Sink(cutout.frame.chunk_shape, array.put, array.has)
         return sinks
 
@@ -210,32 +323,16 @@ class _Group:
         fill_value = 0 if fill_values is None else fill_values[path]
         return self._content.shown[path].document(fill_value, _COMPRESSORS, zarr_attributes(nodata))
 
-    def finish(self) -> None:
-        """Write all metadata and coordinates, and the root document last.
-
-        The root document makes the folder a group.
-        """
-        content = self._content
-        written, chunks_beside = documents_of(
-            content.shown,
-            {path: self._document(path, cutout) for path, cutout in content.cutouts.items()},
-            {_MARK: content.identity, **(content.attributes or {})},
-            is_name,
-            _COMPRESSORS,
-            in_levels=content.attributes is not None,
-        )
-        for key, chunk in chunks_beside.items():
-            self._objects.put({key: bytes(_ZSTD.encode(chunk()))})
-        root = written.pop(DOCUMENT)
-        self._objects.put(written)
-        self._objects.put({DOCUMENT: root})
-        self._objects.delete([UNFINISHED])
-
 
 class _Array:
     """Writer for the chunks of an array.
 
     Chunks in `written` are skipped.
+
+    Attributes
+    ----------
+    count : int
+        The number of chunks written, including those in `written`.
     """
 
     def __init__(self, objects: Objects, path: str, cutout: Cutout, fill_value: Any, written: set[str]) -> None:
@@ -246,13 +343,16 @@ class _Array:
         # Without a fill value all chunks are written, and readers notice a missing chunk.
         self._left_out = None if fill_value is None else self._filled.tobytes()
         self._written = written
+        self.count = len(written)
 
     def put(self, place: Place, pixels: Pixels) -> None:
         """See `Sink`."""
         missing = [chunk for chunk in self._chunks_in(place) if _key(chunk) not in self._written]
         encoded = on_threads(partial(self._encoded, place, pixels), missing, threads_for(pixels.nbytes))
         found = zip(missing, encoded, strict=True)
-        self._objects.put({f"{self._path}/{_key(chunk)}": data for chunk, data in found if data is not None})
+        present = {f"{self._path}/{_key(chunk)}": data for chunk, data in found if data is not None}
+        self._objects.put(present)
+        self.count += len(present)
 
     def _encoded(self, place: Place, pixels: Pixels, chunk: Index) -> bytes | None:
         """Cut a chunk out of `pixels`, and encode it.

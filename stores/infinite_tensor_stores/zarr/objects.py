@@ -164,6 +164,12 @@ class Objects:
         """Encode blocks, and write each chunk under its key."""
         self.put(dict(zip(blocks, codec.encode(list(blocks.values())), strict=True)))
 
+    def copy(self, keys: Mapping[str, str]) -> None:
+        """Copy objects of remote storage, each from a key to another key."""
+        store = self.store
+        assert isinstance(store, RemoteStore)
+        self.each(lambda pair: store.copy(*pair), keys.items())
+
     def exist(self, keys: Iterable[str]) -> list[bool]:
         """Return for each key whether there is an object."""
         return self.each(self.store.exists, keys)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -215,3 +216,53 @@ def by_name(batch: torch.Tensor) -> torch.Tensor:
 def test_a_network_that_a_function_names_is_not_pickled_with_it(made: Any) -> None:
     f = made(by_name).f
     assert len(pickle.dumps(f)) < 2**16
+
+
+def quantized(batch: torch.Tensor) -> torch.Tensor:
+    """Rounds to steps that follow the largest value of a batch, as dynamic quantization does."""
+    step = batch.abs().max() / 127
+    return torch.round(batch / step) * step
+
+
+class Steps(nn.Module):
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return quantized(batch)
+
+
+COMPANY = "other windows in its batch"
+
+
+@pytest.mark.parametrize("blank", [0, 64])
+@pytest.mark.parametrize(
+    ("net", "told"),
+    [
+        (nn.BatchNorm2d(2, track_running_stats=False), True),
+        (Steps(), True),
+        (nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)), False),
+        (nn.InstanceNorm2d(2), False),
+        (nn.GroupNorm(1, 2), False),
+    ],
+)
+def test_a_network_that_sees_the_other_windows_of_its_batch_is_told_so(net: nn.Module, told: bool, blank: int) -> None:
+    torch.manual_seed(2)
+    image = torch.rand(2, 16, 128) * torch.linspace(0.1, 5, 128)
+    # No difference shows where all windows of a batch are alike.
+    image[..., :blank] = 0
+    how: Any = {"window": (16, 16), "overlap": 0, "progress": False}
+    source = from_array(image, dims=("c", "y", "x"))
+    for make in (
+        lambda size: predict(net.eval(), image, batch_size=size, **how),
+        lambda size: source.map(net.eval(), window=(16, 16), batch_size=size)[...],
+    ):
+        with pytest.warns(UserWarning, match=COMPANY) if told else nullcontext():
+            make(4)
+        make(1)
+
+
+def test_labels_that_depend_on_a_batch_are_told(tmp_path: Path) -> None:
+    image = torch.rand(3, 32, 64) * torch.linspace(0.1, 5, 64)
+    how: Any = {"window": (16, 16), "progress": False}
+    with pytest.warns(UserWarning, match=COMPANY):
+        predict(lambda batch: quantized(batch).argmax(1), image, tmp_path / "s", overlap=0, **how)
+    # Nothing is told again where nothing is computed.
+    predict(lambda batch: quantized(batch).argmax(1), image, tmp_path / "s", overlap=0, **how)

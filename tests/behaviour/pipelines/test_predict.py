@@ -11,9 +11,12 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import dask.array
 import numpy as np
 import pytest
 import torch
+import xarray
+import zarr
 from distributed import Client
 from torch import nn
 
@@ -30,6 +33,7 @@ from infinite_tensor import (
     UncoveredPixelsWarning,
     ValidationError,
     ZarrTileStore,
+    from_array,
     open_store,
     predict,
     sl,
@@ -100,7 +104,8 @@ def test_the_network_is_given_whole_batches_and_no_more_than_its_windows_make(ba
     net = Net()
     predicted(net, image(3, 150, 150), overlap=0.5, batch_size=batch_size)
     assert set(net.batches) == {(batch_size, 3, 32, 32)}
-    assert len(net.batches) == math.ceil(9**2 / batch_size)
+    # One more shows whether a window depends on its batch.
+    assert len(net.batches) == math.ceil(9**2 / batch_size) + (batch_size > 1)
 
 
 def margin(values: torch.Tensor) -> torch.Tensor:
@@ -286,6 +291,28 @@ def test_several_outputs_are_a_group(as_tuple: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("net", "names"),
+    [
+        (lambda x: {"out": x, "aux": 2 * x}, ["out", "aux"]),
+        (lambda x: tuple(x + k for k in range(12)), [str(k) for k in range(12)]),
+    ],
+)
+def test_outputs_keep_the_order_of_the_network(net: Any, names: list[str], tmp_path: Path) -> None:
+    for given in ({}, {}, {"region": sl[0:8, 0:8]}, {"overwrite": True}):
+        found = predicted(net, image(1, 32, 32), tmp_path / "s", overlap=0, **given)
+        assert list(found.keys()) == names
+
+
+@pytest.mark.filterwarnings("ignore::infinite_tensor.FunctionChangedWarning")
+def test_outputs_keep_the_order_in_which_they_are_stored(tmp_path: Path) -> None:
+    for net in (lambda x: {"aux": x + 1, "out": x}, lambda x: {"out": x, "aux": x + 1}):
+        # The other region is computed by the second one.
+        for region in (sl[0:32, 0:32], sl[0:32, 32:64]):
+            aux, out = predicted(net, image(1, 32, 64), tmp_path / "s", overlap=0, region=region).values()
+    assert torch.equal(aux[...], out[...] + 1)
+
+
+@pytest.mark.parametrize(
     ("layer", "scale", "shape"),
     [
         (nn.Upsample(scale_factor=2), 2, (3, 100, 82)),
@@ -340,7 +367,8 @@ def test_what_does_not_fit_the_window_is_explained() -> None:
     ids=["channels", "size", "outputs"],
 )
 def test_a_network_that_returns_something_else_later_is_told_so(later: Any, told: str) -> None:
-    ways = iter([lambda batch: batch])
+    # The first batch is two calls.
+    ways = iter([lambda batch: batch] * 2)
 
     def net(batch: torch.Tensor) -> Any:
         return next(ways, later)(batch)
@@ -509,6 +537,57 @@ def test_overwrite_never_deletes_what_the_prediction_is_computed_from(read: str,
         assert store.tensor_info("kept").tiles_complete == 1
         predicted(torch.neg, source if given["where"] is not None else kept, path, tensor_id="other", **given)
         assert kept[0, 0] == 1
+
+
+HIDDEN: dict[str, Callable[[InfiniteTensor, Any], Any]] = {
+    "its tiles": lambda _t, tiles: tiles,
+    "as_zarr": lambda t, _tiles: t.as_zarr(),
+    "to_xarray": lambda t, _tiles: t.to_xarray(),
+    "to_dask": lambda t, _tiles: t.to_dask() + 1,
+    "stored_only": lambda t, _tiles: t.stored_only(0).to_dask(),
+    "dask over zarr": lambda _t, tiles: dask.array.from_zarr(tiles)[::-1],
+    "dask over as_zarr": lambda t, _tiles: dask.array.from_zarr(t.as_zarr()),
+    "xarray over dask": lambda _t, tiles: xarray.DataArray(dask.array.from_zarr(tiles), dims=("c", "y", "x")),
+}
+
+
+def over(array: Any) -> InfiniteTensor:
+    return from_array(array, dims=("c", "y", "x"))
+
+
+def reading(array: Any) -> InfiniteTensor:
+    """A tensor over one whose function has the array in its closure."""
+
+    def f(_ctx: object) -> torch.Tensor:
+        return torch.as_tensor(np.asarray(array[:, :32, :32]))
+
+    read = InfiniteTensor((1, 64, 64), f, TensorWindow((1, 32, 32)), version=1, dims=("c", "y", "x"))
+    return read.map(torch.neg, dims=(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("place", "read", "hidden"),
+    [
+        *(("disk", over, hidden) for hidden in HIDDEN),
+        *(("memory", read, hidden) for read in (over, reading) for hidden in ("its tiles", "to_xarray")),
+    ],
+)
+def test_overwrite_deletes_no_source_whatever_hides_it(
+    place: str, read: Callable[[Any], InfiniteTensor], hidden: str, tmp_path: Path
+) -> None:
+    target = str(tmp_path / "s") if place == "disk" else f"memory://{tmp_path.name}"
+    with ZarrTileStore(target, tile_size=32) as store:
+        predicted(torch.neg, over(torch.ones(1, 64, 64)), store)
+        store.open("prediction").pyramid(1)[0].fill(progress=False)
+        for name in ("prediction", "prediction/level-1"):
+            tiles = zarr.open_array(f"{target}/{store.tensor_info(name).location}", mode="r")
+            source = read(HIDDEN[hidden](ZarrTileStore(target, mode="r").open(name), tiles))
+            with pytest.raises(ValidationError, match=f"would delete tensor '{name}'"):
+                predicted(torch.neg, source, target, version=1, overwrite=True)
+        assert (store.open("prediction")[...] == -1).all()
+        # Another tensor of the same store is deleted.
+        for _ in range(2):
+            predicted(torch.neg, source, target, version=1, tensor_id="other", overwrite=True)
 
 
 def test_overwrite_deletes_a_copy_of_the_source_in_another_store(tmp_path: Path) -> None:

@@ -77,6 +77,9 @@ class Calls:
         sizes, processes = set[int](), dict[str, Counter[str]]()
         for process, *windows in map(str.split, log.read_text().splitlines()):
             sizes.add(len(windows))
+            if process not in processes and len({*windows}) == 1:
+                # The call that shows whether a window depends on its batch.
+                windows.clear()
             processes.setdefault(process, Counter()).update({*windows})
         return cls(sizes, processes)
 

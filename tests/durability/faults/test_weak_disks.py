@@ -316,6 +316,14 @@ def test_nothing_is_told_where_a_file_system_creates_exclusively(told: Callable[
     assert set(Files.written.values()) == {1}
 
 
+@pytest.mark.usefixtures("weak_files")
+def test_a_file_system_that_cannot_copy_gets_the_content_again() -> None:
+    with ZarrTileStore("weak://s", storage_options={"exclusive": True}) as store:
+        store._objects.put({"a": b"content"})
+        store._objects.copy({"a": "b/c"})
+        assert store._objects.get(["a", "b/c"]) == [b"content"] * 2
+
+
 # What lies at the hidden name beside the target of an export.
 
 IN_THE_WAY: dict[str, Callable[[Path, Path], Any]] = {

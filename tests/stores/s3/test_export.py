@@ -15,7 +15,6 @@ from s3fs import S3FileSystem
 
 from infinite_tensor import InfiniteTensor, StoreError, ValidationError, ZarrTileStore, sl
 from tests.behaviour.views.exports.scenes import REGION, pattern, plane, truth
-from tests.support.counting import Counted
 from tests.support.interpreters import CONTEXT, DEADLINE, enter_child
 from tests.support.s3_proxy import Proxy, Request
 from tests.support.s3_server import READER, S3Server
@@ -58,7 +57,6 @@ def test_the_root_document_is_written_last(proxy: Proxy, server: S3Server, url: 
     options = {**server.options(), "endpoint_url": proxy.url}
     plane().export(sl[REGION], url, storage_options=options)
     written = [target.partition(".zarr/")[2].partition("?")[0] for method, target in proxy.requests if method == "PUT"]
-    assert written[0] == "export.json"
     assert written[-1] == "zarr.json"
     chunks = [number for number, key in enumerate(written) if "/c/" in key]
     documents = [number for number, key in enumerate(written) if key.endswith("/zarr.json")]
@@ -86,8 +84,11 @@ class KilledAt:
         return False
 
 
-# Before any, among the chunks, before the documents, before the root, and before the note is deleted.
-@pytest.mark.parametrize("number", sample([1, 2, 40, CHUNKS + 2, CHUNKS + 6, CHUNKS + 7], CHUNKS + 6))
+# Before any, among the chunks, before the mark, among the copies, before the root, and before the mark is deleted.
+@pytest.mark.parametrize(
+    "number",
+    sample([1, 2, 40, CHUNKS + 1, CHUNKS + 2, CHUNKS + 30, 2 * CHUNKS + 8, 2 * CHUNKS + 9], 2 * CHUNKS + 8),
+)
 def test_a_kill_leaves_no_group_and_the_next_export_goes_on(
     number: int, proxy: Proxy, server: S3Server, url: str, bucket: S3FileSystem, tmp_path: Path
 ) -> None:
@@ -104,31 +105,27 @@ def test_a_kill_leaves_no_group_and_the_next_export_goes_on(
     left = keys(bucket, url)
     if "zarr.json" in left:
         assert np.array_equal(read(url, server.options()), truth(LARGE))
-    chunks = [key for key in left if "/c/" in key and key.startswith("height")]
+    chunks = [key for key in left if key.startswith("__export-")]
     before = len(proxy.requests)
     t.export(sl[LARGE], url, storage_options=options)
-    again = [target for method, target in proxy.requests[before:] if method == "PUT" and "/height/c/" in target]
+    again = [target for method, target in proxy.requests[before:] if method == "PUT" and "/__export-" in target]
     assert len(again) == CHUNKS - len(chunks)
     assert np.array_equal(read(url, server.options()), truth(LARGE))
-    assert "export.json" not in keys(bucket, url)
+    assert all(key.split("/")[0] in ("height", "y", "x", "zarr.json") for key in keys(bucket, url))
 
 
 @pytest.mark.slow
 def test_a_half_done_export_of_something_else_is_replaced(
-    server: S3Server, url: str, bucket: S3FileSystem, tmp_path: Path
+    proxy: Proxy, server: S3Server, url: str, bucket: S3FileSystem, tmp_path: Path
 ) -> None:
-    def stops(_ctx: object) -> None:
-        if len(f.calls) > 100:
-            raise RuntimeError("no more")
-
-    f = Counted(pattern, stops)
-    t = plane(f, tile_store=ZarrTileStore(tmp_path / "tiles", tile_size=8))
-    with pytest.raises(RuntimeError, match="no more"):
-        t.export(sl[0:256, 0:256], url, storage_options=server.options())
-    assert "export.json" in keys(bucket, url)
+    through = {**server.options(), "endpoint_url": proxy.url, "config_kwargs": {"retries": {"max_attempts": 0}}}
+    proxy.refuse = lambda request: request[0] == "PUT" and len(proxy.requests) > 100
+    with pytest.raises(StoreError):
+        stored(tmp_path).export(sl[0:256, 0:256], url, storage_options=through)
+    assert len(keys(bucket, url)) > 50
     plane().export(sl[REGION], url, storage_options=server.options())
     assert np.array_equal(read(url, server.options()), truth())
-    assert not any(key.startswith("height/c/9/") for key in keys(bucket, url))
+    assert len(keys(bucket, url)) < 20
 
 
 @pytest.mark.slow
@@ -137,14 +134,45 @@ def test_an_export_is_overwritten_from_its_root_on(proxy: Proxy, server: S3Serve
     plane().export(sl[LARGE], url, storage_options=options)
     with pytest.raises(ValidationError, match=r"'s3://.*' already exists"):
         plane().export(sl[REGION], url, storage_options=options)
-    before = len(proxy.requests)
+    before = len(changes(proxy))
     plane().export(sl[REGION], url, storage_options=options, overwrite=True)
-    changes = [request for request in proxy.requests[before:] if request[0] in ("PUT", "DELETE", "POST")]
-    assert [(method, target.rpartition("/")[2].partition("?")[0]) for method, target in changes[:2]] == [
-        ("PUT", "export.json"),
-        ("DELETE", "zarr.json"),
-    ]
+    assert changes(proxy)[before : before + 2] == [("PUT", "export.json"), ("DELETE", "zarr.json")]
     assert np.array_equal(read(url, server.options()), truth())
+
+
+def changes(proxy: Proxy) -> list[Request]:
+    """The requests that change a target, without chunks that are not yet in their places."""
+    return [
+        (method, target.partition(".zarr/")[2].partition("?")[0])
+        for method, target in proxy.requests
+        if method in ("PUT", "DELETE") and "/__export-" not in target
+    ]
+
+
+SWITCH = ["export.json", "height/c/1/2", "height/zarr.json", "zarr.json"]
+
+
+# Before, and after each step of the switch: the mark, the chunks, the documents, the root.
+@pytest.mark.parametrize("last", sample(SWITCH, "export.json"))
+@pytest.mark.parametrize("is_before", [True, False])
+def test_of_two_exports_that_end_together_one_is_whole_and_the_other_says_that_it_is_not(
+    last: str, is_before: bool, proxy: Proxy, server: S3Server, url: str
+) -> None:
+    begun: list[Request] = []
+
+    def run_the_other(request: Request) -> bool:
+        if not begun and ("PUT", last) in changes(proxy) and is_before == request[1].endswith(f".zarr/{last}"):
+            begun.append(request)
+            plane(lambda ctx: pattern(ctx) + 1).export(
+                sl[REGION], url, overwrite=True, storage_options=server.options()
+            )
+        return False
+
+    proxy.refuse = run_the_other
+    with pytest.raises(StoreError, match="another export"):
+        plane().export(sl[REGION], url, overwrite=True, storage_options={**server.options(), "endpoint_url": proxy.url})
+    assert begun
+    assert np.array_equal(read(url, server.options()), truth() + 1)
 
 
 @pytest.mark.slow

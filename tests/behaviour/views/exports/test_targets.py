@@ -8,16 +8,30 @@ import re
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dask.array
+import fsspec
 import numpy as np
 import pytest
 import rasterio
 import torch
+import xarray
+import zarr
 
-from infinite_tensor import StoreError, ValidationError, ZarrTileStore, sl
+from infinite_tensor import (
+    InfiniteTensor,
+    MemoryTileStore,
+    StoreError,
+    ValidationError,
+    ZarrTileStore,
+    from_array,
+    from_raster,
+    sl,
+)
 from tests.behaviour.views.exports.scenes import FORMS, REGION, forms, names_in, opened, pattern, plane, truth
 from tests.support.interpreters import DEADLINE
 from tests.support.reference import Index
@@ -99,8 +113,6 @@ def test_a_folder_or_a_link_in_the_place_of_a_file_is_never_overwritten(form: st
 
 @pytest.mark.parametrize("name", ["thesis.txt", "export.json"])
 def test_objects_that_no_export_wrote_are_left_as_they_are(name: str) -> None:
-    import fsspec  # noqa: PLC0415
-
     files = fsspec.filesystem("memory")
     files.pipe_file(f"/theirs/out.zarr/{name}", b"all of it")
     for overwrite in (False, True):
@@ -108,6 +120,69 @@ def test_objects_that_no_export_wrote_are_left_as_they_are(name: str) -> None:
             plane().export(sl[REGION], "memory://theirs/out.zarr", overwrite=overwrite)
     assert files.cat_file(f"/theirs/out.zarr/{name}") == b"all of it"
     files.rm("/theirs", recursive=True)
+
+
+def lazily(target: str, how: str) -> InfiniteTensor:
+    """What was exported, as a tensor that reads it only when it is needed."""
+    if not target.endswith(".zarr"):
+        mapped = target.endswith(".npy")
+        return from_array(np.load(target, mmap_mode="r"), dims=("y", "x")) if mapped else from_raster(target)
+    group = zarr.open_group(target, mode="r")
+    name = "height" if "height" in group else "values"
+    array: Any = group[name]
+    if how == "xarray":
+        array = xarray.open_zarr(target, chunks=None, mask_and_scale=False)[name]
+    elif how == "dask":
+        array = dask.array.from_zarr(array)
+    return from_array(array, dims=("y", "x"))
+
+
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+@pytest.mark.parametrize(
+    ("place", "form", "how"),
+    [(place, "zarr", how) for place in ("disk", "memory") for how in ("zarr", "xarray", "dask")]
+    + [("disk", form, form) for form in FORMS[1:]],
+)
+def test_an_export_over_what_it_reads_has_all_pixels(place: str, form: str, how: str, tmp_path: Path) -> None:
+    target = f"{tmp_path}/out.{form}" if place == "disk" else f"memory://{tmp_path.name}/out.{form}"
+    plane().export(sl[REGION], target)
+    source = lazily(target, how)
+    assert isinstance(source.tile_store, MemoryTileStore)
+    source.tile_store.cache_size_bytes = 1
+    brighter = source.map(lambda x: x + 1, dims=("y", "x"))
+    brighter.export(..., target, overwrite=True)
+    assert np.array_equal(np.squeeze(opened(target)), truth() + 1)
+    if form == "zarr":
+        lazily(target, how).export(..., target, overwrite=True, pyramid=2)
+        assert np.array_equal(zarr.open_array(target, path="s0/values", mode="r")[...], truth() + 1)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("is_named", [False, True])
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_second_export_to_a_url_neither_empties_nor_mixes_the_first(
+    ends: bool, is_named: bool, overwrite: bool, tmp_path: Path
+) -> None:
+    target = f"memory://{tmp_path.name}/out.zarr"
+
+    def stopped(_ctx: Index) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    def tensor(f: Any, store: str) -> InfiniteTensor:
+        tiles = ZarrTileStore(tmp_path / store, tile_size=8)
+        return plane(f, tile_store=tiles, tensor_id="world/height" if is_named else None)
+
+    def begin_the_second(progress: Any) -> None:
+        if progress.done < progress.total:
+            return
+        # The first one has written all chunks, but has not ended.
+        with nullcontext() if ends else pytest.raises(KeyboardInterrupt):
+            tensor(other if ends else stopped, "2").export(sl[REGION], target, overwrite=overwrite, progress=False)
+
+    with pytest.raises((StoreError, ValidationError), match=r"another|exists") if ends else nullcontext():
+        tensor(pattern, "1").export(sl[REGION], target, overwrite=overwrite, progress=begin_the_second)
+    assert np.array_equal(opened(target), truth() + 1 if ends else truth())
+    assert not any("__export-" in key for key in fsspec.filesystem("memory").find(f"/{tmp_path.name}"))
 
 
 @forms
