@@ -387,19 +387,24 @@ def chain_of(roots: Iterable[Node]) -> list[Node]:
 
 
 @contextmanager
-def watching(computations: Iterable[Computation], *, again: bool) -> Iterator[None]:
-    """Look for values that the functions of `computations` change in this context.
-
-    Each computation is watched once, unless `again` is True.
-    """
+def watching(computations: Iterable[Computation]) -> Iterator[None]:
+    """Look for values that the functions of `computations` change in this context."""
     with ExitStack() as stack:
-        unwatched = [each.functions for each in computations if again or not each.functions.is_watched]
-        if unwatched:
-            # No other thread calls the functions before they have been looked at.
-            with _LOOKING:
-                for functions in unwatched:
-                    if functions.is_to_watch(again=again):
-                        stack.enter_context(functions.watched())
+        for computation in computations:
+            if computation.functions.is_compared():
+                stack.enter_context(computation.functions.watched())
+        yield
+
+
+@contextmanager
+def watching_first_calls(computation: Computation) -> Iterator[None]:
+    """Look for values that the functions of `computation` change in this context, if they were not called before."""
+    with ExitStack() as stack:
+        # No other thread calls the functions before they have been looked at.
+        with _LOOKING:
+            if not computation.functions.is_called:
+                stack.enter_context(watching([computation]))
+                computation.functions.is_called = True
         yield
 
 

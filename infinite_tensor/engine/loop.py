@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from infinite_tensor.engine.calls import Calls, Deposits
-from infinite_tensor.engine.chain import Node, watching
+from infinite_tensor.engine.chain import Node, watching_first_calls
 from infinite_tensor.engine.claims import CLAIMS, Work, is_nested
 from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.engine.plan import build
@@ -216,7 +216,7 @@ def _work(work: Work, may_continue: Callable[[], bool] | None = None) -> None:
                 end_if_unwanted()
             if not is_watched:
                 # Only now, because other threads may compute all windows.
-                stack.enter_context(watching([work.workload.computation], again=False))
+                stack.enter_context(watching_first_calls(work.workload.computation))
                 is_watched = True
             calls.run(positions, deposits.put)
             deposits.tend()

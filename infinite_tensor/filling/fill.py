@@ -363,7 +363,7 @@ def carry_out(job: Job, workers: int | None, tally: Tally) -> None:
     try:
         with lent, ExitStack() as stack:
             _lend(job, lent)
-            stack.enter_context(watching({node.computation for node in job.chain}, again=True))
+            stack.enter_context(watching({node.computation for node in job.chain}))
             for cuts in job.passes:
                 taken = taken_tiles([bands.target for bands in cuts.values()], job.targets)
                 for bands in side_by_side(cuts):

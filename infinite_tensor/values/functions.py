@@ -141,7 +141,7 @@ class Functions:
         self._looks: dict[str, Look] | None = None
         self._states: list[tuple[str, object]] = []
         self._records: dict[bool, Record] = {}
-        self.is_watched = False
+        self.is_called = False
 
     @classmethod
     def of_record(cls, record: Record) -> Self:
@@ -184,13 +184,8 @@ class Functions:
         pairs = zip(self._states, self._states_now() if self._states else (), strict=True)
         return list(dict.fromkeys(place for (place, before), (_, now) in pairs if before != now))
 
-    def is_to_watch(self, *, again: bool) -> bool:
-        """Whether to look for state: somebody has asked for the values, and they were not watched yet.
-
-        If `again` is True, they may have been watched before.
-        """
-        if self.is_watched and not again:
-            return False
+    def is_compared(self) -> bool:
+        """Whether somebody has asked for the values, so that it matters which of them are state."""
         calling = [each for each in self._own.values() if isinstance(each, Calling)]
         return self._looks is not None or any("looked" in vars(each) for each in calling)
 
@@ -198,7 +193,6 @@ class Functions:
     def watched(self) -> Iterator[None]:
         """Look for state in this context: values that the functions change."""
         before = {name: Look(each, name) for name, each in self._own.items()}
-        self.is_watched = True
         try:
             yield
         finally:

@@ -22,12 +22,14 @@ from infinite_tensor import (
     FunctionChangedWarning,
     InfiniteTensor,
     MemoryTileStore,
+    TensorWindow,
     ValidationError,
     ZarrTileStore,
     digest,
     from_array,
     noise,
     predict,
+    sl,
 )
 from infinite_tensor.values import arrays
 from tests.support.building import built
@@ -364,6 +366,20 @@ def test_what_calls_change_is_no_change_and_other_values_still_are(
         with pytest.raises(ValidationError, match=r"`config.step`, .* was 1.0 and is 2.0"):
             predicted(tmp_path / "s.zarr", f)
         assert world.map(f, window=8, store=store).tensor_id != first
+
+
+def test_a_fill_that_computes_nothing_does_not_hide_what_later_calls_change(tmp_path: Path) -> None:
+    seen: dict[tuple[int, ...], int] = {}
+
+    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+        seen[ctx] = 1
+        return torch.ones(4)
+
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        made = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t")
+        made.fill(sl[0:8], where=torch.zeros(8, dtype=torch.bool))
+        made[0:8]
+        InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t")
 
 
 def test_what_is_known_of_a_state_keeps_no_object_alive() -> None:

@@ -37,7 +37,7 @@ _WRONG_SCALES: list[Any] = [
     *(0, -1, "1", True, None, 10**400, math.nan, [], {}),
     *([0.1], [0.1, 0.2, 0.3], [0.1, None], [[0.1]]),
 ]
-_FUNCTIONS: dict[str, Any] = {"scheme": 5, "python": "3.11", "code": {}, "values": [], "opaque": []}
+_FUNCTIONS: dict[str, Any] = {"scheme": 6, "python": "3.11", "code": {}, "values": [], "opaque": []}
 
 _WRONG: dict[str, list[Any]] = {
     "format": [None, "1", 0, -1, True, 1.0, math.nan, [1], {}],
@@ -73,7 +73,7 @@ _WRONG: dict[str, list[Any]] = {
         *(["y", "x\0"], ["y", "\ud800"], ["y", "x" * 101], ["dim_1", "dim_0"], ["dim_01", "x"], [nested(90), "x"]),
     ],
     "functions": [
-        *(None, [], "f", {"scheme": 5}, _FUNCTIONS | {"python": 3}, _FUNCTIONS | {"code": []}),
+        *(None, [], "f", {"scheme": 6}, _FUNCTIONS | {"python": 3}, _FUNCTIONS | {"code": []}),
         _FUNCTIONS | {"code": {"f": 1}},
         *(
             _FUNCTIONS | {"values": each}
