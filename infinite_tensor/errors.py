@@ -74,7 +74,7 @@ class UncoveredPixelsWarning(UserWarning):
 class MeaningLostWarning(UserWarning):
     """Metadata of pixels is lost.
 
-    Either the inputs disagree, or a file format cannot contain the metadata.
+    The inputs disagree, a stored tensor has other metadata, or a file format cannot contain the metadata.
     """
 
 

@@ -29,6 +29,7 @@ from infinite_tensor.testing.fixtures import (
 from infinite_tensor.tilestore import Garbage, MemoryTileStore
 from infinite_tensor.tilestore.persistent import PartialTile
 from infinite_tensor.tilestore.persistent.backend import offers
+from infinite_tensor.tilestore.persistent.documents import name_of, sealed
 from infinite_tensor.tilestore.store import contents_of
 
 
@@ -64,6 +65,24 @@ class DefinitionTests(BackendTests):
             store._write_definition("t", {**first, "version": "second"})
         with self._open(location) as store:
             assert store._read_definition("t") == first
+
+    def test_a_definition_is_replaced_only_in_its_own_incarnation(self, location: Any) -> None:
+        """A definition with more metadata replaces the stored one, but not that of a tensor created later."""
+        with self._open_with("_replace_document", location, "t") as store:
+            first = store._read_definition("t")
+            assert first is not None
+            more = {**first, "dims": ["y", "x"]}
+            store._replace_document(name_of("t"), sealed(more))
+        with self._open(location) as store:
+            assert store._read_definition("t") == sealed(more)
+            store.clear_tensor("t")
+            store._replace_document(name_of("t"), sealed(more))
+            assert store._read_definition("t") is None
+            declare(store, "t")
+            store._replace_document(name_of("t"), sealed(more))
+            again = store._read_definition("t")
+        assert again is not None
+        assert again["incarnation"] != first["incarnation"]
 
     def test_a_tensor_that_is_made_again_has_another_incarnation(self, location: Any) -> None:
         """The definition names the incarnation of the tensor, under which a backend stores tiles."""

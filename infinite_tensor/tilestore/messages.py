@@ -24,6 +24,7 @@ from infinite_tensor.geometry.window import WindowGrid, followed
 from infinite_tensor.support.log import LOG
 from infinite_tensor.values.definition import Definition, differences, same
 from infinite_tensor.values.functions import Functions, changes
+from infinite_tensor.values.meaning import contradictions
 from infinite_tensor.values.spec import TensorSpec
 
 _FUNCTIONS = {
@@ -242,6 +243,19 @@ def warn_of_conflicts(spec: TensorSpec, what: Sequence[str]) -> None:
         MeaningLostWarning,
         stacklevel=_level_of_caller(),
     )
+
+
+def warn_of_other_meaning(tensor_id: str, stored: Definition, given: Definition, store: object) -> None:
+    """Issue a MeaningLostWarning for metadata that differs from the metadata of the stored tensor."""
+    what = contradictions(stored.meaning, given.meaning)
+    if what:
+        warnings.warn(
+            f"tensor {tensor_id!r}: {store} has stored other metadata of it, and keeps {', '.join(what)} as stored. "
+            f"Only this object has the new values. To store them, call store.clear_tensor({tensor_id!r}) first, or "
+            "give another tensor_id",
+            MeaningLostWarning,
+            stacklevel=_level_of_caller(),
+        )
 
 
 def warn_of_lost(target: str, what: Sequence[str]) -> None:

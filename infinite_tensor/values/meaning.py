@@ -167,7 +167,15 @@ class Fact(ABC):
 
     def agrees_with(self, other: Any) -> bool:
         """Whether both facts are the same except for rounding."""
-        return bool(self == other)
+        # As JSON, because NaN differs from itself, and a tuple from the list read back from a store.
+        return bool(self == other) or json_value("", self.fields()) == json_value("", other.fields())
+
+    def joined(self, other: Any) -> Fact:  # noqa: ARG002  (for facts with several parts)
+        """Return the fact, with the parts that only `other` has, a fact of the same kind and name.
+
+        Return the fact itself if `other` has no such parts, or contradicts.
+        """
+        return self
 
     def fields(self) -> dict[str, Any] | None:
         """Return the fields as JSON.
@@ -248,11 +256,25 @@ class Georeference(Fact):
         points = [_numbers(each, 5) for each in gcps]
         return cls(**{**fields, "transform": transform, "gcps": points, "rpcs": rpcs})
 
+    def joined(self, other: Any) -> Georeference:
+        """See `Fact.joined`."""
+        mine, its = (
+            replace(
+                one,
+                crs=one.crs or two.crs,
+                transform=one.transform or two.transform,
+                gcps=one.gcps or two.gcps,
+                rpcs=one.rpcs or two.rpcs,
+            )
+            for one, two in ((self, other), (other, self))
+        )
+        return mine if mine.agrees_with(its) else self
+
     def agrees_with(self, other: Any) -> bool:
         """Whether the pixels have the same locations, except for rounding."""
         mine, its = self.transform, other.transform
-        rest = (replace(each, crs=None, transform=None) for each in (self, other))
-        if len({*map(repr, rest)}) > 1 or not _same_crs(self.crs, other.crs) or (mine is None) != (its is None):
+        rest = [json_value("", replace(each, crs=None, transform=None).fields()) for each in (self, other)]
+        if rest[0] != rest[1] or not _same_crs(self.crs, other.crs) or (mine is None) != (its is None):
             return False
         if mine is None:
             return True
@@ -486,6 +508,34 @@ class Code(Fact):
         return cls(fields["called"], value, along)
 
 
+@dataclass(frozen=True)
+class Unread(Fact):
+    """A stored fact that cannot be read, for example because a newer version wrote it.
+
+    It stays in the store, and applies to no other tensor.
+
+    Attributes
+    ----------
+    stored : dict
+        The JSON in the store.
+    """
+
+    kind = "unread"
+    stored: Mapping[str, Any]
+
+    @property
+    def labels(self) -> list[str]:
+        """The kind and name in the store."""
+        return [self.called]
+
+    def through(self, lens: Lens) -> None:
+        """Return None."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the JSON in the store."""
+        return {**self.stored}
+
+
 def _number(said: Any) -> Any:
     return float(said) if said in ("NaN", "Infinity", "-Infinity") else said
 
@@ -516,6 +566,11 @@ class Meaning:
         return [fact for fact in self.facts if isinstance(fact, kind)]
 
     @property
+    def by_name(self) -> dict[tuple[str, str], Fact]:
+        """The facts by kind and name."""
+        return {(fact.kind, fact.called): fact for fact in self.facts}
+
+    @property
     def labels(self) -> list[str]:
         """The labels of all facts, including lost facts."""
         return [*self.lost, *[label for fact in self.facts for label in fact.labels]]
@@ -531,6 +586,22 @@ class Meaning:
             tuple([seen for _, seen in found if seen is not None]), tuple(dict.fromkeys([*self.lost, *lost]))
         )
 
+    def joined(self, other: Meaning) -> Meaning:
+        """Return the meaning with the facts that only `other` has."""
+        mine, its = self.by_name, other.by_name
+        facts = [fact.joined(its.get((fact.kind, fact.called), fact)) for fact in self.facts]
+        facts += [fact for name, fact in its.items() if name not in mine]
+        held = {label for fact in facts for label in fact.labels}
+        lost = [label for label in dict.fromkeys([*self.lost, *other.lost]) if label not in held]
+        return Meaning(tuple(facts), tuple(lost))
+
+    def contradictions(self, other: Meaning) -> list[str]:
+        """Return the labels of the facts on which the two disagree."""
+        its = other.by_name
+        pairs = [(fact, its[name]) for name, fact in self.by_name.items() if name in its]
+        unlike = [fact for fact, its in pairs if not fact.joined(its).agrees_with(its.joined(fact))]
+        return [label for fact in unlike for label in fact.labels]
+
     def to_json(self) -> Json:
         """Return the meaning as JSON.
 
@@ -544,8 +615,6 @@ class Meaning:
 
 class StoredMeaning:
     """A meaning from a store, parsed on first use.
-
-    Facts that cannot be read, for example because a newer version wrote them, count as lost.
 
     Parameters
     ----------
@@ -567,28 +636,57 @@ class StoredMeaning:
         self._stored, self._shape = stored, shape
 
     @cached_property
-    def _read(self) -> Meaning:
-        facts, lost, room = [], [*map(str, self._stored["lost"])], _MOST_BYTES
+    def read(self) -> Meaning:
+        """The meaning, parsed."""
+        facts: list[Fact] = []
+        room = _MOST_BYTES
         for each in self._stored["facts"]:
             fact = _fact_of(each, self._shape) if room > 0 else None
-            if fact is None:
-                lost.append(f"{each.get('kind')!s:.80} {each.get('called')!r:.80}")
-            else:
-                facts.append(fact)
-                room -= fact.values.nbytes if isinstance(fact, Coordinate) else 0
-        return Meaning(tuple(facts), tuple(lost))
+            label = f"{each.get('kind')!s:.80} {each.get('called')!r:.80}"
+            facts.append(Unread(label, each) if fact is None else fact)
+            room -= fact.values.nbytes if isinstance(fact, Coordinate) else 0
+        return Meaning(tuple(facts), tuple(map(str, self._stored["lost"])))
 
     def of(self, kind: type[F]) -> list[F]:
         """See `Meaning.of`."""
-        return self._read.of(kind)
+        return self.read.of(kind)
 
     def through(self, lens: Lens) -> Meaning:
         """See `Meaning.through`."""
-        return self._read.through(lens)
+        return self.read.through(lens)
 
     def to_json(self) -> Json:
         """See `Meaning.to_json`."""
         return self._stored  # type: ignore[no-any-return]
+
+
+def joined_meaning(
+    one: Meaning | StoredMeaning | None, other: Meaning | StoredMeaning | None
+) -> Meaning | StoredMeaning | None:
+    """Return the first meaning with the facts that only the other has.
+
+    Return the same object if there are none.
+    """
+    if one is None or other is None or _same(one, other):
+        return one or other
+    known = _read(one)
+    found = known.joined(_read(other))
+    return one if found == known else found
+
+
+def contradictions(one: Meaning | StoredMeaning | None, other: Meaning | StoredMeaning | None) -> list[str]:
+    """Return the labels of the facts on which two meanings of one tensor disagree."""
+    return [] if one is None or other is None or _same(one, other) else _read(one).contradictions(_read(other))
+
+
+def _read(meaning: Meaning | StoredMeaning) -> Meaning:
+    return meaning.read if isinstance(meaning, StoredMeaning) else meaning
+
+
+def _same(one: Meaning | StoredMeaning, other: Meaning | StoredMeaning) -> bool:
+    # Without parsing, because tensors are often opened and facts seldom needed.
+    stored = isinstance(one, StoredMeaning) and isinstance(other, StoredMeaning)
+    return one is other or (stored and one.to_json() == other.to_json())
 
 
 def nodata_in(value: Any, dtype: torch.dtype) -> float | None:

@@ -13,7 +13,17 @@ from infinite_tensor.geometry.window import Shape, WindowGrid
 from infinite_tensor.support.allocation import as_array
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.values.blend import Blender
-from infinite_tensor.values.definition import Blend, Definition, Number, joined_dims, json_scalar, label_of, names_of
+from infinite_tensor.values.definition import (
+    Blend,
+    Definition,
+    Number,
+    contradict,
+    joined_dims,
+    json_scalar,
+    label_of,
+    names_of,
+)
+from infinite_tensor.values.meaning import joined_meaning
 from infinite_tensor.values.reduction import Reducer, Reduction, gathered_blend
 
 
@@ -132,10 +142,11 @@ class TensorSpec:
     def beside(self, stored: Definition) -> TensorSpec:
         """Return the spec with dimension names and meaning from a store.
 
-        `stored` is the definition in the store. For the names, see `joined_dims`. The stored meaning is added only
-        if the spec has none.
+        `stored` is the definition in the store. For the names, see `joined_dims`. Of the stored meaning, only facts
+        without a counterpart in the spec are added.
         """
-        dims, meaning = joined_dims(stored.dims, self.definition.dims), self.definition.meaning or stored.meaning
+        dims = joined_dims(stored.dims, self.definition.dims)
+        meaning = joined_meaning(self.definition.meaning, stored.meaning)
         if self.definition.dims == dims and self.definition.meaning is meaning:
             return self
         return replace(self, definition=replace(self.definition, dims=dims, meaning=meaning))
@@ -146,3 +157,14 @@ class TensorSpec:
         if self.reduction is None:
             definition = replace(definition, blend_init=json_scalar("blend_init", self.blend_init, dtype))
         return replace(self, device=device, definition=definition)
+
+
+def amended(stored: Definition, given: Definition) -> Definition:
+    """Return a stored definition with the names and the meaning that only `given` has.
+
+    Return the same object if there are none, or if the names contradict.
+    """
+    dims, meaning = joined_dims(stored.dims, given.dims), joined_meaning(stored.meaning, given.meaning)
+    if dims is not None and given.dims is not None and contradict(dims, given.dims):
+        return stored
+    return stored if dims == stored.dims and meaning is stored.meaning else replace(stored, dims=dims, meaning=meaning)

@@ -330,6 +330,7 @@ def _copy(job: _Job, source: _Contents, target: PersistentContents, tally: Tally
         if known is not None:
             target.check_there(known)
         there = target.registry.record_of(spec, job.stored)
+        target.registry.amend(there, spec.definition)
     copied = Tiles(record, source, there, target, tally).copy(selection)
     source.check_there(record)
     target.check_there(there)
@@ -526,6 +527,7 @@ def windows_into_tiles(
     on_cpu = replace(spec, device=torch.device("cpu"))
     with target.lock:
         record = target.registry.record_of(on_cpu)
+        target.registry.amend(record, spec.definition)
     target.check_there(record)
     windows = _kept_windows(spec, source, selection)
     tally.expect(len(windows))

@@ -131,17 +131,21 @@ def test_other_names_than_the_stored_ones_are_an_error_with_both(store: TileStor
     assert tensor(store).dims == store.open("t").dims == NAMES
 
 
-def test_names_may_be_given_to_a_tensor_that_is_stored_without(store: TileStore) -> None:
-    plain = tensor(store)
-    definition = store.tensor_definition("t")
+def test_names_given_to_a_tensor_that_is_stored_without_are_stored(store: TileStore) -> None:
+    tensor(store)[:, 0:4, 0:4]
+    plain = store.tensor_definition("t")
     reopened(store)
     named = tensor(store, NAMES)
     assert named.dims == NAMES
-    assert torch.equal(named[:, 0:4, 0:4], torch.ones(3, 4, 4))
-    # They are names of this object: what is stored stays as it is.
-    assert store.tensor_definition("t") == definition
-    assert store.open("t").dims == plain.dims == tensor(store).dims == DEFAULT
-    assert tensor(store, ("band", "row", "column")).dims == ("band", "row", "column")
+    reopened(store)
+    assert store.open("t").dims == tensor(store).dims == NAMES
+    # Nothing else has changed: no pixel is computed again.
+    assert torch.equal(store.open("t")[:, 0:4, 0:4], torch.ones(3, 4, 4))
+    now = store.tensor_definition("t")
+    assert {**now, "digest": None} == {**plain, "dims": list(NAMES), "digest": None}
+    assert isinstance(store, SQLiteTileStore | MemoryTileStore) or store.verify("t") == []
+    with pytest.raises(ValidationError, match="dims: stored"):
+        tensor(store, ("band", "row", "column"))
 
 
 def test_a_dimension_that_is_stored_without_a_name_may_be_given_one(store: TileStore) -> None:
@@ -150,7 +154,7 @@ def test_a_dimension_that_is_stored_without_a_name_may_be_given_one(store: TileS
     assert store.open("t").dims == ("c", "dim_1", "dim_2")
     assert tensor(store, ("dim_0", "y", "x")).dims == NAMES
     for wrong in (("b", "y", "x"), ("dim_0", "c", "x")):
-        with pytest.raises(ValidationError, match=r"dims: stored \['c', 'dim_1', 'dim_2'\], given"):
+        with pytest.raises(ValidationError, match=r"dims: stored \['c', 'y', 'x'\], given"):
             tensor(store, wrong)
 
 
@@ -298,6 +302,27 @@ def test_the_array_tells_the_names_to_other_programs(dims: Any, written: Any, tm
     assert array.metadata.dimension_names == written  # type: ignore[union-attr]
     with ZarrTileStore(tmp_path / "s.zarr", mode="r") as store:
         assert store.verify("t") == []
+
+
+def test_names_given_later_make_an_image_and_leave_what_others_wrote(tmp_path: Path) -> None:
+    for dims in (None, NAMES):
+        with ZarrTileStore(tmp_path / "s.zarr") as store:
+            built(image, WINDOW, shape=(3, 8, 8), store=store, name="t", dims=dims)
+        group: Any = zarr.open_group(tmp_path / "s.zarr" / "t-t", mode="r+")
+        ((_, array),) = group.arrays()
+        for node in (group, array):
+            node.attrs["theirs"] = node.attrs.get("theirs", 0) + 1
+    assert (group.attrs["theirs"], array.attrs["theirs"]) == (2, 2)
+    assert [axis["name"] for axis in group.attrs["ome"]["multiscales"][0]["axes"]] == list(NAMES)
+    assert array.metadata.dimension_names == NAMES
+
+
+def test_a_store_that_is_open_for_reading_keeps_its_names(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        tensor(store)
+    with ZarrTileStore(tmp_path / "s.zarr", mode="r") as store:
+        assert tensor(store, NAMES).dims == NAMES
+        assert store.open("t").dims == DEFAULT
 
 
 @pytest.mark.parametrize("names", [None, [None, None, None], ["a", "y", "x"], ["c", "x", "y"], list(DEFAULT)])

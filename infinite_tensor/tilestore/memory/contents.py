@@ -25,9 +25,15 @@ from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import check_limit
 from infinite_tensor.tilestore.memory.access import MemoryAccess
 from infinite_tensor.tilestore.memory.windows import KeptWindows, Row, fold_rows, rows_in
-from infinite_tensor.tilestore.messages import changed_meanwhile, check_functions, check_same, unknown_tensor
+from infinite_tensor.tilestore.messages import (
+    changed_meanwhile,
+    check_functions,
+    check_same,
+    unknown_tensor,
+    warn_of_other_meaning,
+)
 from infinite_tensor.tilestore.store import TileStore
-from infinite_tensor.values.spec import TensorSpec
+from infinite_tensor.values.spec import TensorSpec, amended
 
 
 class MemoryContents(Contents):
@@ -80,6 +86,10 @@ class MemoryContents(Contents):
             known = self.registered(spec)
             if known is not spec:
                 check_functions(spec.tensor_id, known.definition.functions, spec.definition.functions, self)
+                warn_of_other_meaning(spec.tensor_id, known.definition, spec.definition, self)
+                definition = amended(known.definition, spec.definition)
+                if definition is not known.definition:
+                    known = self.kept.specs[spec.tensor_id] = replace(known, definition=definition)
             return spec.beside(known.definition)
 
     def access(self, spec: TensorSpec) -> Access:

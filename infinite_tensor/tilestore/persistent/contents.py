@@ -110,6 +110,7 @@ class PersistentContents(Contents):
             record = self.registry.record_of(spec)
             self.tiles.drop_unheld()
             check_functions(spec.tensor_id, record.functions, spec.definition.functions, self)
+            self.registry.amend(record, spec.definition)
             return spec.beside(record.spec.definition)
 
     def with_tile_size(self, spec: TensorSpec) -> TensorSpec:

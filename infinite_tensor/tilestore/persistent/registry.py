@@ -11,12 +11,21 @@ from weakref import WeakValueDictionary
 from infinite_tensor.errors import DamagedDataWarning, StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.layout import Record, TileLayout, layout_of, tile_of, usual_tile
-from infinite_tensor.tilestore.messages import changed_args, check_same, mismatch, unknown_tensor, with_reasons
+from infinite_tensor.tilestore.messages import (
+    changed_args,
+    check_same,
+    mismatch,
+    unknown_tensor,
+    warn_of_other_meaning,
+    with_reasons,
+)
 from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.stored_definition import FORMAT, StoredTensor
-from infinite_tensor.values.definition import Definition, differences
+from infinite_tensor.values.definition import Definition, differences, same
 from infinite_tensor.values.reduction import unknown_in
-from infinite_tensor.values.spec import TensorSpec
+from infinite_tensor.values.spec import TensorSpec, amended
+
+_TRIES = 3
 
 
 class Registry:
@@ -94,6 +103,33 @@ class Registry:
             record.spec = _as_stored(spec, record.spec.definition)
         spec.hold(record.holder())
         return record
+
+    def amend(self, record: Record, given: Definition) -> None:
+        """Store the names of dimensions and the metadata that a stored tensor lacks, and `given` has.
+
+        Warn of metadata that differs. Stored metadata is never replaced.
+        """
+        tensor_id, known = record.spec.tensor_id, record.spec.definition
+        warn_of_other_meaning(tensor_id, known, given, self._storage)
+        found = amended(known, given)
+        if found is not known:
+            record.spec = replace(record.spec, definition=found)
+            if not self._read_only:
+                self._store_amended(tensor_id, given)
+
+    def _store_amended(self, tensor_id: str, given: Definition) -> None:
+        # More than once, because another process may store what it has at the same time.
+        for _ in range(_TRIES):
+            stored = self._storage.read_definition(tensor_id)
+            known = None if stored is None else StoredTensor.of(self._storage, tensor_id, stored).definition
+            if stored is None or known is None or not same(known, given):
+                # The tensor was cleared meanwhile.
+                return
+            now = amended(known, given).to_json()
+            fields: dict[str, Any] = {name: now[name] for name in ("dims", "meaning") if name in now}
+            if fields == {name: stored[name] for name in fields if name in stored}:
+                return
+            self._storage.replace(tensor_id, {**stored, **fields})
 
     def given_tile(self, spec: TensorSpec) -> Index | None:
         """Return the tile size given for the tensor or the store, or None.

@@ -20,10 +20,10 @@ from infinite_tensor.support.log import LOG
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tilestore.inventory import Known
 from infinite_tensor.tilestore.layout import Record
-from infinite_tensor.tilestore.messages import one_warning_of_damage, warn_of_damage
+from infinite_tensor.tilestore.messages import one_warning_of_damage, warn_of_damage, warn_of_lost
 from infinite_tensor.tilestore.partial import DamagedPartialError, PartialTile, TileInProgress
 from infinite_tensor.tilestore.persistent.backend import DOCUMENT_METHODS, Backend, offers
-from infinite_tensor.tilestore.persistent.documents import TENSOR
+from infinite_tensor.tilestore.persistent.documents import TENSOR, name_of, sealed
 
 Entry: TypeAlias = torch.Tensor | TileInProgress
 """A tile in memory: a complete tile (never changed) or a tile in progress."""
@@ -144,6 +144,17 @@ class Storage:
         if stored is None:
             raise StoreError(f"{self}: tensor {tensor_id!r} was deleted right after it was created; try again")
         return stored
+
+    def replace(self, tensor_id: str, definition: dict[str, Any]) -> None:
+        """Store a definition in place of the one it was made from, with more names or metadata.
+
+        If the backend cannot, issue a MeaningLostWarning.
+        """
+        if not self._keeps_documents or not offers(self.backend, "_replace_document"):
+            warn_of_lost(f"tensor {tensor_id!r} in {self}", ["what was given after it was stored"])
+            return
+        with self.asked("register", tensor_id) as backend:
+            backend._replace_document(name_of(tensor_id), sealed(definition))
 
     def holds(self, tensor_id: str) -> bool:
         """Return whether a tensor has a definition, intact or damaged."""

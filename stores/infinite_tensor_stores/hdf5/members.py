@@ -256,6 +256,16 @@ def put_document(group: Any, name: str, document: str) -> None:
     group[name] = group.create_dataset(None, data=np.bytes_(document))
 
 
+def replace_definition(group: Any, document: str) -> None:
+    """Replace the definition in the group of a tensor.
+
+    The old definition stays if there is no room for the new one.
+    """
+    new = group.create_dataset(None, data=np.bytes_(document))
+    del group[DEFINITION]
+    group[DEFINITION] = new
+
+
 def check_chunks(dataset: Any, most: int) -> None:
     """Check the size and the compression of chunks.
 

@@ -32,9 +32,11 @@ from infinite_tensor_stores.hdf5.members import (
     file_in_memory,
     groups_in,
     is_defined,
+    is_incarnation,
     names_in,
     put_document,
     read_document,
+    replace_definition,
     tensor_at,
 )
 from infinite_tensor_stores.hdf5.slots import TileSlots
@@ -355,6 +357,15 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
                 data = json.dumps(document, allow_nan=False)
                 reserve(file.h5, len(data))
                 put_document(file.h5.require_group(FOLDER), name, data)
+
+    def _replace_document(self, name: str, document: dict[str, Any]) -> None:
+        file = self._writable()
+        with file.lock:
+            group = tensor_at(file.h5, name)
+            if group is not None and is_incarnation(group, document["incarnation"]):
+                data = json.dumps(document, allow_nan=False)
+                reserve(file.h5, len(data))
+                replace_definition(group, data)
 
     def _delete_document(self, name: str) -> None:
         file = self._writable()

@@ -277,6 +277,24 @@ def marked(document: bytes, mark: Mapping[str, Any]) -> bytes:
     return dumped({**found, "attributes": {**found.get("attributes", {}), ATTRIBUTE: mark}})
 
 
+def redefined(document: bytes, definition: Mapping[str, Any]) -> bytes:
+    """Replace the definition in the ``zarr.json`` of a tensor's group.
+
+    Attributes of others are kept. `definition` may have names that the tensor lacked, so that it becomes OME-Zarr.
+    """
+    found, new = parsed(marked(document, definition)), parsed(tensor_document(definition))
+    return dumped({**found, "attributes": {**new["attributes"], **found["attributes"]}})
+
+
+def renamed(document: bytes, definition: Mapping[str, Any]) -> bytes:
+    """Set the names of dimensions in the ``zarr.json`` of a tensor's array.
+
+    A damaged document is returned unchanged.
+    """
+    found = _readable(document)
+    return dumped({**found, "dimension_names": array_document(definition)["dimension_names"]}) if found else document
+
+
 def array_in(document: bytes) -> str | None:
     """Describe the array in a ``zarr.json``, for error messages.
 

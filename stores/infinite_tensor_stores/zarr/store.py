@@ -39,6 +39,8 @@ from infinite_tensor_stores.zarr.layout import (
     group_document,
     incarnation_of,
     origin_of,
+    redefined,
+    renamed,
     tensor_document,
     why_no_ome,
 )
@@ -203,6 +205,18 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             # The creation may have succeeded and then been reported as failed, so compare the incarnations.
             if winner is not None and winner["incarnation"] != document["incarnation"]:
                 self._objects.run(self._objects.delete_folder, place.array)
+
+    def _replace_document(self, name: str, document: dict[str, Any]) -> None:
+        place = Place.of(document)
+        with self._objects.alone_in(name):
+            group, array = self._objects.get([place.group, f"{place.array}/{DOCUMENT}"])
+            current = _definition_in(group)
+            if group is None or not isinstance(current, dict) or current["incarnation"] != document["incarnation"]:
+                return
+            # The array first. After a kill in between, the next call finds the names missing in the definition.
+            if array is not None:
+                self._objects.put({f"{place.array}/{DOCUMENT}": renamed(array, document)})
+            self._objects.put({place.group: redefined(group, document)})
 
     def _delete_document(self, name: str) -> None:
         # Without the lock, another process clearing the same tensor could delete a tensor created afterwards.

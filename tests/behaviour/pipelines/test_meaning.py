@@ -24,6 +24,7 @@ from infinite_tensor import (
     MeaningLostWarning,
     TensorGroup,
     TensorWindow,
+    TileStore,
     from_array,
     from_raster,
     map_windows,
@@ -31,10 +32,13 @@ from infinite_tensor import (
     predict,
     sl,
 )
+from infinite_tensor.tilestore.store import contents_of
 from tests.behaviour.pipelines.arrays import sent
 from tests.support.command_line import CommandLine
 from tests.support.dict_store import DictTileStore
 from tests.support.interpreters import CONTEXT
+from tests.support.sqlite_store import SQLiteTileStore
+from tests.support.stores import sample
 
 UTM = CRS.from_epsg(32633)
 TRANSFORM = rasterio.Affine(10, 0, 500_000, 0, -20, 4_600_000)
@@ -180,13 +184,64 @@ def test_it_is_neither_compared_nor_part_of_an_id(tmp_path: Path) -> None:
     here = from_raster(saved(tmp_path / "a.tif", world()))
     there = from_raster(saved(tmp_path / "b.tif", world(), transform=rasterio.Affine(1, 0, 7, 0, -1, 9)))
     nowhere = from_array(world(), dims=("band", "y", "x"), chunks=here.output_window.size)
-    made = [t.map(halved, scale=0.5, window=16, store=tmp_path / "out.zarr") for t in (here, there, nowhere)]
+
+    def mapped(t: InfiniteTensor) -> InfiniteTensor:
+        return t.map(halved, scale=0.5, window=16, store=tmp_path / "out.zarr")
+
+    made = [mapped(here)]
+    with pytest.warns(MeaningLostWarning, match="transform"):
+        made.append(mapped(there))
+    made.append(mapped(nowhere))
     assert len({t.tensor_id for t in made}) == 1
     # What is given now holds, and what is stored where nothing is given.
     for t, a in zip(made, (20, 2, 20), strict=True):
         t.export(..., tmp_path / "out.tif", overwrite=True)
         with rasterio.open(tmp_path / "out.tif") as file:
             assert file.transform.a == a
+
+
+@pytest.mark.parametrize("name", sample(["out.zarr", "out.h5", "memory://later", "sqlite"], "out.zarr", "out.h5"))
+def test_what_inputs_say_later_is_stored_too(name: str, tmp_path: Path) -> None:
+    def mapped(store: TileStore, pixels: Any) -> InfiniteTensor:
+        return from_array(pixels, dims=("y", "x")).map(lambda x: x, store=store, tensor_id="out")
+
+    def opened() -> TileStore:
+        path = name if ":" in name else tmp_path / name
+        return SQLiteTileStore(path) if name == "sqlite" else open_store(path)
+
+    pixels = np.arange(12.0).reshape(3, 4)
+    named = xarray.DataArray(pixels, dims=("y", "x"), attrs={"units": "m", "limits": (0, np.nan)})
+    placed = named.assign_coords(crs=((), 0, {"crs_wkt": "UTM"}))
+    for array in (pixels, named, named.assign_coords(y=[5.0, 6, 7]), placed, named):
+        with opened() as store:
+            mapped(store, array)
+    with opened() as store:
+        found = store.open("out").to_xarray()
+        assert found.attrs["units"] == "m"
+        assert (found["y"].values.tolist(), found["crs"].attrs["crs_wkt"]) == ([5, 6, 7], "UTM")
+        before = store.tensor_definition("out")
+        with pytest.warns(MeaningLostWarning, match="'y' as stored"):
+            other = mapped(store, named.assign_coords(y=[1.0, 2, 3]))
+        assert other.to_xarray()["y"].values.tolist() == [1, 2, 3]
+        assert store.tensor_definition("out") == before
+
+
+def test_a_fact_that_a_newer_version_wrote_stays_when_another_is_added(tmp_path: Path) -> None:
+    def mapped(store: TileStore, attrs: dict[str, str]) -> None:
+        array = xarray.DataArray(np.zeros((3, 4)), dims=("y", "x"), attrs=attrs)
+        from_array(array).map(lambda x: x, store=store, tensor_id="out")
+
+    with open_store(tmp_path / "out.zarr") as store:
+        mapped(store, {"units": "m"})
+        definition = store.tensor_definition("out")
+        new = {"kind": "colour of the sea", "called": "blue", "value": 3}
+        definition["meaning"]["facts"].append(new)
+        contents_of(store).storage.replace("out", definition)  # type: ignore[attr-defined]
+    with open_store(tmp_path / "out.zarr") as store:
+        mapped(store, {"long_name": "depth"})
+        facts = store.tensor_definition("out")["meaning"]["facts"]
+        assert new in facts
+        assert {fact["called"] for fact in facts} == {"units", "blue", "long_name"}
 
 
 # What files say beside that.
