@@ -269,7 +269,9 @@ class _Group:
         )
         root = written.pop(DOCUMENT)
         self._check_marked()
-        self._objects.put({key: bytes(_ZSTD.encode(chunk())) for key, chunk in chunks_beside.items()})
+        for key, chunk in chunks_beside.items():
+            # One at a time, because the coordinates of a long dimension are computed only now.
+            self._objects.put({key: bytes(_ZSTD.encode(chunk()))})
         self._objects.put(written)
         self._check_count(self._keys())
         self._check_marked()

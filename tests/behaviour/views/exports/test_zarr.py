@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,18 @@ def test_tensorstore_opens_the_array(tmp_path: Path) -> None:
     plane().export(sl[REGION], tmp_path / "out.zarr")
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path / "out.zarr" / "height")}}
     assert np.array_equal(tensorstore.open(spec, read=True).result().read().result(), truth())
+
+
+@pytest.mark.slow
+def test_coordinates_of_a_long_dimension_are_not_all_in_memory(tmp_path: Path) -> None:
+    t = from_array(np.zeros(2**25, np.uint8), dims=("x",))
+    tracemalloc.start()
+    try:
+        t.export(..., tmp_path / "out.zarr")
+        assert tracemalloc.get_traced_memory()[1] < 40 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert zarr.open_array(str(tmp_path / "out.zarr/x"), mode="r")[-1] == 2**25 - 1
 
 
 def test_it_is_a_plain_group_to_which_others_add(tmp_path: Path) -> None:
