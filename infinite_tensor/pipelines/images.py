@@ -74,12 +74,16 @@ class ImageReader(Reader):
     def _decoded(self) -> torch.Tensor:
         if self._file is not None and _looked_at(self._path)[0] != self._file[0]:
             raise StoreError(f"{self._path} has changed since a tensor was made of it; make the tensor again")
-        if self._raster is not None:
-            with _without_place():
-                return self._raster.read(tuple(slice(0, n) for n in self._raster.shape)).reshape(self.shape)
-        with _opened_image(self._path) as image:
-            image.seek(self._frame)
-            return _pixels_of(image, self.dtype)
+        if self._raster is None:
+            try:
+                with _opened_image(self._path) as image:
+                    image.seek(self._frame)
+                    return _pixels_of(image, self.dtype)
+            except _NotHeldError as reason:
+                self._raster = _raster_instead(self._path, self._page, reason)
+        with _without_place():
+            pixels = self._raster.read(tuple(slice(0, n) for n in self._raster.shape))
+        return pixels[0] if len(pixels) == 1 else pixels
 
     def digest(self) -> str:
         """Return a digest of the file and the page number, without decoding."""
@@ -128,10 +132,12 @@ def _opened_image(path: str) -> Iterator[Any]:
         from PIL import Image, UnidentifiedImageError  # noqa: PLC0415  (of an extra)
     except ImportError as error:
         raise ImportError("from_image needs the package pillow: pip install pillow") from error
+    is_tiff = False
     try:
         # Give pillow an open file. With a path, pillow would map grey pixels into memory and take them for turned
         # pixels.
         with Path(path).open("rb") as file, Image.open(file) as image:
+            is_tiff = image.format == "TIFF"
             yield image
     except InfiniteTensorError:
         raise
@@ -139,6 +145,9 @@ def _opened_image(path: str) -> Iterator[Any]:
         # pillow raises SyntaxError for an unknown page in a file of a known format.
         raise _NotHeldError("pillow does not recognize the format") from error
     except (OSError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        if is_tiff and isinstance(error, OSError):
+            # Few builds of libtiff have all compressions. Of broken files of other formats, GDAL reads what is there.
+            raise _NotHeldError(f"pillow cannot decode it: {error}") from error
         raise StoreError(
             f"{path} cannot be read as an image: {error}; from_raster reads large images in parts"
         ) from error

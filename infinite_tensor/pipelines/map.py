@@ -17,7 +17,7 @@ from infinite_tensor.errors import FunctionChangedWarning, ShapeMismatchError, V
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.pipelines.networks import CallingNetworks, Company
 from infinite_tensor.pipelines.sliding import Along, output_of, paddings_of, sources_of
-from infinite_tensor.support.given import array_advice, quoted
+from infinite_tensor.support.given import quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.values.checks import stand_in
@@ -168,7 +168,7 @@ def _tensors(inputs: Sequence[Any]) -> list[InfiniteTensor]:
         tensor = stand_in(each)
         if not isinstance(tensor, InfiniteTensor):
             raise ValidationError(
-                f"input {at} must be an InfiniteTensor or a TensorBlob, got {quoted(each)}{array_advice(each)}"
+                f"input {at} must be an InfiniteTensor or a TensorBlob, got {quoted(each)}; give from_array(a)"
             )
         found.append(tensor)
     return found

@@ -98,7 +98,8 @@ class RasterReader(Reader):
                 _opened_raster(self._path).close()
             return as_tensor(self._turn.turned(block)).to(self.dtype)
         except OSError as error:
-            raise StoreError(f"{self._path} cannot be read: {error}") from error
+            # rasterio's own error only points to that of GDAL.
+            raise StoreError(f"{self._path} cannot be read: {error.__cause__ or error}") from error
 
     def read_mask(self, rows: slice, columns: slice) -> Any:
         """Read the mask of a region, with 0 for pixels without data.

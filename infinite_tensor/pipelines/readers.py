@@ -256,8 +256,8 @@ def _prepared(array: Any) -> Any:
     if library_of(array) == "tensorstore":
         # tensorstore slices in coordinates of the domain, and a domain may not begin at 0.
         return array.translate_to[(0,) * array.ndim]
-    if isinstance(array, np.ndarray) and array.dtype.names is not None:
-        # Refuse structured dtypes now, because later checks could take a field for an attribute.
+    if isinstance(array, np.ndarray):
+        # Refuse dtypes first: a later check could take a field for an attribute, or one object for a number.
         torch_dtype_of(array.dtype, array)
     check_unmasked(array, "`a` has")
     return np.asarray(array) if isinstance(array, np.ndarray) else stand_in(array)

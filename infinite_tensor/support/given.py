@@ -32,8 +32,8 @@ def quoted(value: object) -> str:
     """
     try:
         text = _text(value)
-    except (ValueError, RecursionError):
-        # For example an int of 5,000 digits, or a list inside itself.
+    except Exception:  # noqa: BLE001  (of any object)
+        # For example an int of 5,000 digits, a list inside itself, or a file that has been closed.
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _MOST else f"{text[:_MOST]}..."
 

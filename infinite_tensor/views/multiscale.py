@@ -79,7 +79,9 @@ def image_of(name: str, frame: Frame, kept: Sequence[int], levels: Sequence[Infi
         # Chunks of all levels have the same shape, for any windows.
         box = replace(Frame.of(source, box_above(frame.origin, frame.shape, counts)), tile=frame.tile)
         arrays[f"s{k}/{name}"] = Shown.of(box, dims, along)
-    multiscale = {"name": frame.tensor.tensor_id, "axes": axes, "datasets": _datasets(arrays, space)}
+    steps = _steps(arrays[f"s0/{name}"], space)
+    axes = [axis | ({"unit": step.unit} if step.unit else {}) for axis, step in zip(axes, steps.values(), strict=True)]
+    multiscale = {"name": frame.tensor.tensor_id, "axes": axes, "datasets": _datasets(arrays, steps)}
     said = multiscale | {"type": made[-1].method} if made else multiscale
     return Image(arrays, {"ome": {"version": "0.5", "multiscales": [said]}})
 
@@ -171,27 +173,53 @@ def axes_of(frame: Frame, kept: Sequence[int]) -> list[dict[str, str]]:
     ]
 
 
-def _datasets(arrays: Mapping[str, Shown], space: Sequence[int]) -> list[dict[str, Any]]:
-    units = _units(next(iter(arrays.values())), space)
+class _Step(NamedTuple):
+    """The size of a pixel and the middle of pixel 0, in a unit of OME-Zarr, or in pixels."""
+
+    size: float = 1.0
+    zero: float = 0.0
+    unit: str | None = None
+
+
+def _datasets(arrays: Mapping[str, Shown], steps: Mapping[int, _Step]) -> list[dict[str, Any]]:
     datasets = []
     for path, shown in arrays.items():
-        scales = [unit * shown.along[d].pixels for d, (unit, _) in units.items()]
-        firsts = [unit * shown.along[d].middle(shown.frame.origin[d]) + zero for d, (unit, zero) in units.items()]
+        scales = [step.size * shown.along[d].pixels for d, step in steps.items()]
+        firsts = [step.size * shown.along[d].middle(shown.frame.origin[d]) + step.zero for d, step in steps.items()]
         transformations = [{"type": "scale", "scale": scales}, {"type": "translation", "translation": firsts}]
         datasets.append({"path": path, "coordinateTransformations": transformations})
     return datasets
 
 
-def _units(shown: Shown, space: Sequence[int]) -> dict[int, tuple[float, float]]:
-    """Return the size of a pixel and the middle of pixel 0, per dimension.
+def _steps(shown: Shown, space: Sequence[int]) -> dict[int, _Step]:
+    """Return the step along each dimension.
 
-    Both are in units of the coordinates if these ascend in even steps along all dimensions of space. Otherwise both are
-    in pixels, because viewers require even steps.
+    It is that of the coordinates if these ascend in even steps along all dimensions of space. Otherwise it is in
+    pixels, because viewers require even steps.
     """
     known = coordinates_of(shown.meaning, [*shown.dims.values()], [shown.frame.shape[d] for d in shown.dims])
     even = {}
     for d in space:
         coordinate = known.get(shown.dims[d])
         if coordinate is not None and (step := coordinate.even_step) > 0:
-            even[d] = step, float(coordinate.values[0]) - step * shown.frame.origin[d]
-    return dict.fromkeys(shown.dims, (1.0, 0.0)) | (even if len(even) == len(space) else {})
+            first = float(coordinate.values[0]) - step * shown.frame.origin[d]
+            even[d] = _Step(step, first, _unit_of(coordinate.attrs.get("units")))
+    return dict.fromkeys(shown.dims, _Step()) | (even if len(even) == len(space) else {})
+
+
+def _unit_of(said: object) -> str | None:
+    """Return the name in OME-Zarr of a unit of length, for a name or a symbol as xarray and CF write it."""
+    name = str(said)
+    symbol, word = name.replace("\u00b5", "u").replace("\u03bc", "u"), name.lower().removesuffix("s")
+    return _LENGTHS.get(symbol, {each: each for each in _LENGTHS.values()}.get(word.replace("metre", "meter")))
+
+
+_LENGTHS = {
+    "km": "kilometer",
+    "m": "meter",
+    "cm": "centimeter",
+    "mm": "millimeter",
+    "um": "micrometer",
+    "nm": "nanometer",
+    "pm": "picometer",
+}

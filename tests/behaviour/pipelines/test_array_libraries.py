@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,10 +16,13 @@ import h5py
 import ml_dtypes
 import numpy as np
 import pytest
+import rasterio
 import tensorstore as ts
 import torch
 import xarray as xr
 import zarr
+from PIL import Image
+from rasterio.vrt import WarpedVRT
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from infinite_tensor import ValidationError, from_array, sl
@@ -332,6 +337,98 @@ def test_a_tensorstore_may_be_of_bfloat16() -> None:
     store[...] = values.view(torch.uint16).numpy().view(store.dtype.numpy_dtype)
     assert_reads(from_array(store), values)
     assert from_array(store).version == from_array(values).version
+
+
+# Objects that have an array, and are none.
+
+
+def in_rasterio(folder: Path, **options: Any) -> Any:
+    options |= {"driver": "GTiff", "height": 60, "width": 70, "count": 1, "dtype": "uint16", "crs": "EPSG:32632"}
+    with rasterio.open(folder / "b.tif", "w", **options, transform=rasterio.Affine(10, 0, 0, 0, -10, 0)) as file:
+        file.write(VALUES[None])
+    return rasterio.open(folder / "b.tif")
+
+
+def in_netcdf(folder: Path) -> Any:
+    file = pytest.importorskip("netCDF4").Dataset(folder / "a.nc", "w")
+    for dim, extent in zip("yx", VALUES.shape, strict=True):
+        file.createDimension(dim, extent)
+    file.createVariable("name", "u2", ("y", "x"))[...] = VALUES
+    return file
+
+
+def in_nibabel(_folder: Path) -> Any:
+    return pytest.importorskip("nibabel").Nifti1Image(VALUES, np.eye(4))
+
+
+def in_fits(_folder: Path) -> Any:
+    fits = pytest.importorskip("astropy.io.fits")
+    return fits.HDUList([fits.PrimaryHDU(VALUES)])
+
+
+def in_dicom(_folder: Path) -> Any:
+    pydicom = pytest.importorskip("pydicom")
+    file = pydicom.Dataset()
+    file.file_meta = pydicom.dataset.FileMetaDataset()
+    file.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    file.set_pixel_data(VALUES, "MONOCHROME2", 16)
+    return file
+
+
+def in_itk(_folder: Path) -> Any:
+    return pytest.importorskip("SimpleITK").GetImageFromArray(VALUES)
+
+
+def in_openslide(_folder: Path) -> Any:
+    return pytest.importorskip("openslide").ImageSlide(Image.fromarray(VALUES.astype("uint8")))
+
+
+def tiff_of(part: Callable[[Any], Any]) -> Callable[[Path], Any]:
+    def make(_folder: Path) -> Any:
+        tifffile, file = pytest.importorskip("tifffile"), io.BytesIO()
+        tifffile.imwrite(file, VALUES, tile=(16, 16), photometric="minisblack")
+        file.seek(0)
+        return part(tifffile.TiffFile(file))
+
+    return make
+
+
+HOLDERS: dict[str, Callable[[Path], Any]] = {
+    "a dataset of rasterio": in_rasterio,
+    "a warped dataset of rasterio": lambda folder: WarpedVRT(in_rasterio(folder)),
+    "an image of SimpleITK": in_itk,
+    "a slide of openslide": in_openslide,
+    "a TIFF file": tiff_of(lambda file: file),
+    "a page of a TIFF file": tiff_of(lambda file: file.pages[0]),
+    "a series of a TIFF file": tiff_of(lambda file: file.series[0]),
+    "a TIFF file as a store of zarr": tiff_of(lambda file: file.aszarr()),
+    "an image of nibabel": in_nibabel,
+    "a file of DICOM": in_dicom,
+    "a list of HDUs": in_fits,
+    "an HDU": lambda folder: in_fits(folder)[0],
+    "a file of netCDF4": in_netcdf,
+    "a file of HDF5": lambda folder: (
+        h5py.File(folder / "c.h5", "w", driver="core", backing_store=False).create_dataset("name", data=VALUES).file
+    ),
+    "an image of pillow": lambda _folder: Image.fromarray(VALUES),
+    "a memoryview": lambda _folder: VALUES.data,
+    "a list": lambda _folder: VALUES.tolist(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*geotransform")
+@pytest.mark.parametrize("kind", HOLDERS)
+def test_advice_for_an_object_that_has_an_array_gives_the_array(kind: str, tmp_path: Path) -> None:
+    a = HOLDERS[kind](tmp_path)
+    with pytest.raises(ValidationError, match="give ") as caught:
+        from_array(a)
+    advice = re.sub("^one of its arrays, ", "", str(caught.value).rpartition("; give ")[2].partition(", or call")[0])
+    library = {"SimpleITK": importlib.import_module("SimpleITK")} if "SimpleITK" in advice else {}
+    t = from_array(eval(advice, {"a": a, "numpy": np, "zarr": zarr, **library}))  # noqa: S307  (as a reader does it)
+    if kind == "a slide of openslide":
+        assert t.shape == (60, 70, 4)
+    else:
+        assert torch.equal(t[...].squeeze().to(torch.int64), EXPECTED.to(torch.int64))
 
 
 # Of astropy, netCDF4, nibabel and scipy, where these are installed.

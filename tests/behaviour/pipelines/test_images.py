@@ -182,6 +182,8 @@ RGB_IN_PLANES = {"photometric": "RGB", "interleave": "band"}
         ("GTiff", 1, "float64", {}),
         ("GTiff", 3, "float32", {"photometric": "RGB"}),
         ("GTiff", 7, "uint8", {}),
+        # pillow opens it and cannot decode it.
+        ("GTiff", 3, "uint8", {"photometric": "RGB", "compress": "webp", "WEBP_LOSSLESS": True}),
     ],
     ids=str,
 )
@@ -400,6 +402,14 @@ def test_it_is_decoded_when_it_is_first_read(tmp_path: Path) -> None:
     t = from_image(tmp_path / "a.jpg")
     assert t.shape == (3, 300, 300)
     with pytest.raises(StoreError, match=r"a.jpg cannot be read as an image: .*from_raster"):
+        t[0, 0, 0]
+
+
+def test_a_tiff_that_ends_early_is_not_read(tmp_path: Path) -> None:
+    content = written(tmp_path / "a.tif", numbers((3, 300, 300), "uint8"), "GTiff", photometric="RGB").read_bytes()
+    (tmp_path / "a.tif").write_bytes(content[: len(content) // 2])
+    t = from_image(tmp_path / "a.tif")
+    with pytest.raises(StoreError, match=r"a\.tif"):
         t[0, 0, 0]
 
 

@@ -526,6 +526,7 @@ NO_ARRAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "records": (lambda: np.zeros(3, [("x", "f4")]), r"unsupported dtype .*; give one of its fields, a\['x'\]"),
     "a table with a mask": (lambda: np.rec.array(np.ones(3, [("mask", "?")])), r"give one of its fields, a\['mask'\]"),
     "objects": (lambda: np.array([{}, 1]), "convert it to numbers first"),
+    "one object": (lambda: np.array(object()), "convert it to numbers first"),
     "words": (lambda: np.array(["a", "b"]), "convert it to numbers first"),
     "bytes": (lambda: np.array([b"a"]), "convert it to numbers first"),
     "dates": (lambda: np.array(["2026-01-01"], "M8[D]"), r"give a.astype\('int64'\)"),

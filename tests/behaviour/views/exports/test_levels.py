@@ -192,6 +192,28 @@ def test_coordinates_in_even_steps_are_the_units_of_all_levels(tmp_path: Path) -
     assert translation["translation"] == [0, 2.5, 0.5]
 
 
+@pytest.mark.parametrize(
+    ("said", "unit"),
+    [
+        ("micrometers", "micrometer"),
+        ("\u00b5m", "micrometer"),
+        ("\u03bcm", "micrometer"),
+        ("nm", "nanometer"),
+        ("metre", "meter"),
+        ("degrees_north", None),
+        (None, None),
+    ],
+)
+def test_axes_have_the_units_of_their_coordinates(said: str | None, unit: str | None, tmp_path: Path) -> None:
+    attrs = {} if said is None else {"units": said}
+    coords = {dim: xarray.Variable(dim, 0.5 * np.arange(8), attrs) for dim in "yx"}
+    t = from_array(xarray.DataArray(np.ones((2, 8, 8), "float32"), coords, ("c", "y", "x")))
+    t.export(..., tmp_path / "out.zarr", pyramid=1, progress=False)
+    image = ome_zarr_models.open_ome_zarr(zarr.open_group(tmp_path / "out.zarr", mode="r"))
+    (multiscale,) = image.attributes.ome.multiscales  # type: ignore[union-attr]
+    assert [axis.unit for axis in multiscale.axes] == [None, unit, unit]
+
+
 def test_nodata_is_left_out_of_levels_and_told_in_each(tmp_path: Path) -> None:
     data = np.arange(36, dtype="int16").reshape(1, 6, 6)
     data[0, 0, 0:3] = -99
