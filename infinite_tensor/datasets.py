@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
 from textwrap import indent
-from typing import Any, Protocol, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Never, Protocol, TypeAlias, TypeVar, overload
 
 import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
@@ -27,6 +27,9 @@ from infinite_tensor.support.given import array_advice, as_index, members, quote
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.layout import sizes_of
 from infinite_tensor.values.definition import channels_of
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 Source: TypeAlias = InfiniteTensor | TensorGroup
 Several: TypeAlias = Sequence[Source] | Mapping[Any, Source]
@@ -161,6 +164,14 @@ class _Patches(Dataset[_Item_co]):
     def _number(self, index: int) -> int:
         """Choose the patch position for an item: in order here, at random in a `PatchDataset`."""
         return index
+
+    # Only items of type Any, as of a dict of tensors, are of type Never.
+    @overload
+    def region(self: _Patches[Never], index: int) -> Any: ...
+    @overload
+    def region(self: _Patches[torch.Tensor] | _Patches[TensorDict], index: int) -> tuple[slice | Any, ...]: ...
+    @overload
+    def region(self, index: int) -> Any: ...
 
     def region(self, index: int) -> Any:
         """Return the region of an item.

@@ -320,6 +320,16 @@ def test_a_pickle_opens_the_file_again(kind: str, tmp_path: Path) -> None:
     assert torch.equal(read_pickled(content), right(t))
 
 
+@pytest.mark.parametrize("kind", ["h5py", "netCDF4"])
+def test_an_array_of_a_closed_file_cannot_be_pickled(kind: str, tmp_path: Path) -> None:
+    array = FILES[kind](tmp_path)
+    t = from_array(array)
+    file = array.file if kind == "h5py" else array.group()
+    file.close()
+    with pytest.raises(pickle.PicklingError, match="cannot be pickled"):
+        pickle.dumps(t)
+
+
 BY_PATH = ["Zarr in a folder", "Zarr in a zip", "nibabel"]
 
 
