@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +14,7 @@ import infinite_tensor
 from infinite_tensor.cli import arguments
 from infinite_tensor.cli.output import counted, note, print_facts, print_json, print_report, print_table, tell
 from infinite_tensor.errors import StoreError, TileAccessError
+from infinite_tensor.support.disks import check_free, publish, unfinished_file
 from infinite_tensor.support.tables import plain, shown_id
 
 
@@ -164,9 +165,14 @@ def _write(source: Any, region: Any, output: str, *, overwrite: bool) -> None:
         raise click.UsageError(
             f"the path must end with .npy or .png, got {output!r}; for other formats, use the command export"
         )
-    if os.path.lexists(output) and not overwrite:
-        raise click.ClickException(f"{output!r} already exists; give another path, or --overwrite")
-    source.show(region).figure.savefig(output)
+    from infinite_tensor.views.exports.cutout import explained  # noqa: PLC0415  (imports torch)
+
+    path = Path(output)
+    check_free(path, Path.is_file, "is not a file", overwrite=overwrite)
+    figure = source.show(region).figure
+    with explained(output), unfinished_file(path) as unfinished:
+        figure.savefig(unfinished, format="png")
+        publish(unfinished, path, overwrite=overwrite)
 
 
 def _figures(values: Any) -> dict[str, Any]:

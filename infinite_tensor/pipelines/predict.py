@@ -217,8 +217,9 @@ def predict(
     version : JSON value, optional
         Anything else that identifies what is computed, such as the hash of a checkpoint.
     overwrite : bool
-        Delete what `store` has under `tensor_id`, after the first batch has been computed. A ValidationError is raised
-        if the prediction is computed from a tensor that would be deleted.
+        Delete what `store` has under `tensor_id`, after the first batch has been computed and before the others. After
+        an interruption, the old prediction is gone: call again without `overwrite` to complete the new one. A
+        ValidationError is raised if the prediction is computed from a tensor that would be deleted.
     **options
         Those of `InfiniteTensor.fill`: see `FillOptions`. `where` is in the same pixels as `region`. `max_memory`
         includes batches and what `net` returns for them, but not what `net` allocates inside. With a lower limit, the

@@ -252,8 +252,8 @@ def looked_into(array: Any) -> tuple[tuple[Lock, ...], tuple[Opened, ...]]:
 def walk(root: object, visit: Callable[[object], bool]) -> None:
     """Call `visit` with an object and the objects in it.
 
-    The objects are found by pickling. The pickle is never loaded, and no methods of unknown classes are called. A walk
-    ends early at an object that has no state to pickle.
+    The objects are found by pickling. The pickle is never loaded, and no methods of unknown classes are called. An
+    object without a state to pickle, such as a lock, is not looked into.
 
     Parameters
     ----------
@@ -280,12 +280,16 @@ class _Walk(_ToOtherProcess):
 
         Normal pickling would call methods of `obj`.
         """
+        held: list[Any] = []
         if isinstance(obj, FunctionType):
             held = [cell.cell_contents for cell in obj.__closure__ or ()]
-        elif library_of(obj) in (*_WRAPPERS, "builtins", "collections", "functools"):
+        elif obj is list:
             return NotImplemented
-        else:
-            held = [object.__getstate__(obj)]
+        elif not isinstance(obj, type):
+            with contextlib.suppress(TypeError):
+                if library_of(obj) in (*_WRAPPERS, "builtins", "collections", "functools"):
+                    return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+                held = [object.__getstate__(obj)]
         return list, (held,)
 
 

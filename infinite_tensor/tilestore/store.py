@@ -359,8 +359,9 @@ class TileStore:
             Copy only tiles touched by this region of the tensor, given as in a read. Upstream tensors are copied whole.
             Required for an unbounded tensor if the backend cannot list its tiles.
         overwrite : bool
-            If `other_store` has a different tensor under the same id, delete that tensor. Nothing is deleted before all
-            arguments and definitions have been checked.
+            If `other_store` has a different tensor under the same id, delete that tensor, after all arguments and
+            definitions have been checked, and before the first tile is copied. After an interruption, it is gone: call
+            again to complete the copy.
         progress : bool, "always" or callable
             As for `InfiniteTensor.fill`, except that a `Progress` counts tiles, not windows.
 

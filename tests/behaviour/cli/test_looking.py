@@ -210,6 +210,12 @@ def test_read_replaces_only_what_it_is_told_to(name: str, cli: CommandLine, stor
     assert target.read_bytes() == b"mine"
     assert cli("read", *options, "--overwrite").code == 0
     assert target.stat().st_size > 100
+    # Like an export, it replaces files, but nothing that a link leads to.
+    target.rename(tmp_path / "elsewhere")
+    target.symlink_to(tmp_path / "elsewhere")
+    before = (tmp_path / "elsewhere").stat()
+    assert cli("read", *options, "--overwrite").code == 1
+    assert (tmp_path / "elsewhere").stat() == before
 
 
 def test_read_draws_a_picture(cli: CommandLine, store: Path, tmp_path: Path) -> None:

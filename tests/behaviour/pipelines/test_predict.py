@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from fractions import Fraction
@@ -539,11 +540,23 @@ def test_overwrite_never_deletes_what_the_prediction_is_computed_from(read: str,
         assert kept[0, 0] == 1
 
 
+class Slides:
+    """An array with objects that cannot be pickled before what it reads, as in the clients of object storage."""
+
+    def __init__(self, array: Any) -> None:
+        self.lock, self.rows = threading.Lock(), (row for row in range(3))
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __getitem__(self, where: Any) -> Any:
+        return self.array[where]
+
+
 HIDDEN: dict[str, Callable[[InfiniteTensor, Any], Any]] = {
     "its tiles": lambda _t, tiles: tiles,
     "as_zarr": lambda t, _tiles: t.as_zarr(),
     "to_xarray": lambda t, _tiles: t.to_xarray(),
     "to_dask": lambda t, _tiles: t.to_dask() + 1,
+    "behind a lock": lambda _t, tiles: Slides(tiles),
     "stored_only": lambda t, _tiles: t.stored_only(0).to_dask(),
     "dask over zarr": lambda _t, tiles: dask.array.from_zarr(tiles)[::-1],
     "dask over as_zarr": lambda t, _tiles: dask.array.from_zarr(t.as_zarr()),
