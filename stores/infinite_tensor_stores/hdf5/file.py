@@ -104,13 +104,12 @@ class SharedFile:
         Data written after that is lost.
         """
         own = os.fstat(self.h5.id.get_vfd_handle())
-        if own.st_nlink:
-            return False
-        # Some file systems do not count links, so compare the path.
         try:
+            # Some file systems do not count links, so compare the path.
             return not os.path.samestat(own, Path(self.h5.filename).stat())
         except FileNotFoundError:
-            return True
+            # A file that was moved has a link elsewhere.
+            return not own.st_nlink
 
     @contextmanager
     def opened(self, owner: object) -> Iterator[Any]:

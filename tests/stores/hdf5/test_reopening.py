@@ -70,6 +70,16 @@ def test_a_file_of_somebody_elses_that_has_taken_its_place_is_left_alone(mode: A
     assert theirs(path) == before
 
 
+def test_results_do_not_go_to_a_file_that_another_one_has_replaced(path: Path) -> None:
+    closed(path, "r+")
+    with HDF5TileStore(path, tile_size=8) as store:
+        path.rename(path.with_suffix(".bak"))
+        HDF5TileStore(path).close()
+        with pytest.raises(StoreError, match="vanished"):
+            pixels(store)
+        store.close(discard=True)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("content", [b"", b"not HDF5 at all"])
 def test_a_file_that_is_not_hdf5_any_more_is_left_alone(content: bytes, mode: Any, path: Path) -> None:
