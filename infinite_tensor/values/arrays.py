@@ -203,6 +203,8 @@ class Hash:
         Returns what is known without the values. It stands for the digest if that was needed after a change.
     checked : callable, optional
         Returns a value that differs after every change.
+    is_parameter : bool
+        Whether the object is a parameter of a network.
     """
 
     def __init__(
@@ -211,9 +213,11 @@ class Hash:
         token: object = None,
         form: Callable[[], str] = str,
         checked: Callable[[], object] = lambda: None,
+        *,
+        is_parameter: bool = False,
     ) -> None:
         self._token, self._compute, self._form = token, compute, form
-        self.checked = checked
+        self.checked, self.is_parameter = checked, is_parameter
         self._text: str | None = None
 
     def text(self, *, known: bool = False) -> str:
@@ -250,7 +254,8 @@ def hash_of_tensor(tensor: torch.Tensor, name: str, *, strict: bool) -> Hash:
             return form()
 
     token = (id(tensor), tensor.data_ptr(), tensor._version) if has_values and not tensor.is_inference() else id(tensor)  # noqa: SLF001
-    return Hash(compute, token, form, (lambda: state_of(tensor)) if has_values else (lambda: None))
+    checked = (lambda: state_of(tensor)) if has_values else (lambda: None)
+    return Hash(compute, token, form, checked, is_parameter=isinstance(tensor, nn.Parameter) and not is_lazy(tensor))
 
 
 def hash_of_array(array: np.ndarray[Any, Any]) -> Hash:

@@ -301,8 +301,8 @@ class Look:
             old, new = was.get(key), now.get(key)
             slot = old or now[key]
             is_same = old is not None and new is not None and old.said == new.said
-            # A function may be reached for the first time.
-            if is_same or slot.place.of not in scopes:
+            # A function may be reached for the first time. Parameters are changed by training, and not by calls.
+            if is_same or slot.place.of not in scopes or (isinstance(slot.said, Hash) and slot.said.is_parameter):
                 continue
             place: _Place | None = slot.place
             # An object that is replaced at each call is a state as a whole.
@@ -366,6 +366,7 @@ class _Walk:
         self._expanded: dict[object, object] = {}
         self._numbers: Counter[tuple[str, str]] = Counter()
         self._names: set[str] = set()
+        self._own: dict[type, list[type]] = {}
         self._offered: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
         self._visits: Counter[int] = Counter()
         self._looks = 0
@@ -486,9 +487,11 @@ class _Walk:
     # Code.
 
     def _function(self, function: types.FunctionType, place: _Place) -> None:
-        own = self._is_project(function.__module__, function.__code__.co_filename)
+        # Not `__module__`, which decorators copy from what they wrap.
+        module = str(function.__globals__.get("__name__"))
+        own = self._is_project(module, function.__code__.co_filename)
         if not (own and self._with_code):
-            self._say(place, f"#{sha256_of(['' if own else str(function.__module__), function.__qualname__])}")
+            self._say(place, f"#{sha256_of(['' if own else module, function.__qualname__])}")
             for name, value in closure_of(function):
                 self._put(value, place.inside(function).at(f".{name}"))
             return
@@ -548,17 +551,34 @@ class _Walk:
         `made` is True if the function may create objects of the class, and so call constructors. Return False for a
         class outside the project.
         """
-        if not (self._with_code and self._is_project(kind.__module__, None)):
+        own = self._classes_of_project(kind)
+        if not (self._with_code and own):
             return False
         self.code.append(f"{place.path} {name_of(kind)}")
         if (id(kind), made) in self._expanded:
             return True
         self._expanded[id(kind), made] = kind
-        for each in kind.__mro__:
-            if self._is_project(each.__module__, None):
-                for name, value in sorted(vars(each).items()):
-                    self._offer_attribute(each, name, value, made=made)
+        for each in own:
+            for name, value in sorted(vars(each).items()):
+                self._offer_attribute(each, name, value, made=made)
         return True
+
+    def _classes_of_project(self, kind: type) -> list[type]:
+        """Return a class and its bases, as far as they belong to the project.
+
+        A library may derive a class from one of a project, as for parametrizations.
+        """
+        if kind not in self._own:
+            self._own[kind] = [each for each in kind.__mro__ if self._is_class_of_project(each)]
+        return self._own[kind]
+
+    def _is_class_of_project(self, kind: type) -> bool:
+        module = str(kind.__module__)
+        if top(module) in sys.modules:
+            return self._is_project(module, None)
+        # A class in C may name any module. One in Python has methods.
+        files = [each.__code__.co_filename for each in vars(kind).values() if isinstance(each, types.FunctionType)]
+        return bool(files) and self._is_project(module, files[0])
 
     def _offer_attribute(self, kind: type, name: str, value: object, *, made: bool) -> None:
         for part in parts_of_attribute(value):
@@ -623,6 +643,10 @@ class _Walk:
         member = unwrapped(member)
         self._looks += 1
         said = plain(member) or _said_at_once(member)
+        if said is not None or _is_container(member):
+            self._code_of(type(member), place)
+        if issubclass(type(member), enum.Enum) and plain(member._value_) is None:
+            self._put(member._value_, place.at(".value").alone())
         if said is not None:
             self._say(place, f"{type(member).__name__}={said}")
         elif not _is_container(member):
@@ -673,7 +697,8 @@ class _Walk:
             return []
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):  # noqa: SLF001
             self._weight(tensor, weights.at(f".{name}"))
-        self._attributes(module, weights, settings, is_own=self._code_of(kind, settings))
+        self._code_of(kind, settings)
+        self._attributes(module, weights, settings, is_own=bool(self._classes_of_project(kind)))
         return [(name, child) for name, child in module._modules.items() if child is not None]  # noqa: SLF001
 
     def _attributes(self, module: nn.Module, weights: _Place, settings: _Place, *, is_own: bool) -> None:
@@ -789,7 +814,7 @@ class _Walk:
         elif isinstance(made, tuple):
             create, args, state, items, entries = (*made, None, None, None)[:5]
             if create not in _CREATING:
-                self._put(create, place.at("()"))
+                self._say(place.at("()"), f"#{sha256_of([str(create.__module__), create.__qualname__])}")
             for at, each in enumerate(args):
                 if each is not kind:
                     self._put(each, place.at(f"({at})"))
@@ -941,7 +966,10 @@ def _members_of(value: Any) -> list[tuple[str, str, object]]:
         base: Any = next(each for each in (OrderedDict, dict, types.MappingProxyType) if issubclass(kind, each))
         named = [(_key(at, key), key, member) for at, (key, member) in enumerate(list(base.items(value)))]
         made = [(".default_factory", "", value.default_factory)] if issubclass(kind, defaultdict) else []
-        return [*made, *((f"[{name}]", f"{type(key).__name__}={plain(key)}", member) for name, key, member in named)]
+        return [
+            *made,
+            *((f"[{name}]", f"{type(key).__name__}={_key_said(key)}", member) for name, key, member in named),
+        ]
     base = next((each for each in (list, tuple, deque, set, frozenset) if issubclass(kind, each)), None)
     members = value.ravel().tolist() if base is None else [*base.__iter__(value)]
     unordered = base in (set, frozenset)
@@ -956,14 +984,33 @@ def _said_at_once(value: Any, shortest: int = _LONG) -> str | None:
     kind = type(value)
     if kind not in (list, tuple, deque, dict, set, frozenset) or len(value) <= shortest:
         return None
-    try:
-        if kind in (set, frozenset):
-            said = sorted(marshal.dumps(each, 2) for each in list(value))
-        else:
-            said = [marshal.dumps(list(value.items() if kind is dict else value), 2)]
-    except ValueError:
+    if not _is_simple(value):
         return None
+    if kind in (set, frozenset):
+        said = sorted(marshal.dumps(each, 2) for each in list(value))
+    else:
+        said = [marshal.dumps(list(value.items() if kind is dict else value), 2)]
     return f"#{kind.__name__}{hashlib.sha256(b''.join(said)).hexdigest()}"
+
+
+_SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
+
+
+def _is_simple(value: Any) -> bool:
+    """Whether a value is a number or a text, or a container of such values."""
+    kind = type(value)
+    if kind is dict:
+        return _is_simple([*value]) and _is_simple([*value.values()])
+    if kind in (list, tuple, deque, set, frozenset):
+        kinds = set(map(type, list(value)))
+        return kinds <= _SIMPLE or (kinds <= _SIMPLE | {tuple, list} and all(map(_is_simple, list(value))))
+    return kind in _SIMPLE
+
+
+def _key_said(key: object) -> str:
+    if isinstance(key, tuple):
+        return f"({', '.join(map(_key_said, key))})"
+    return plain(key) or (name_of(key) if isinstance(key, type) else str(getattr(key, "__qualname__", "")))
 
 
 def _key(at: int, key: object) -> str:

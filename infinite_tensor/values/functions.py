@@ -291,12 +291,16 @@ def changes(stored: Record, given: Record) -> Changes:
         for record in (stored, given)
     )
     known = {item.said for item in given.items}
+    # A value that is there under another name, such as a renamed parameter, has not changed.
+    renamed = {before[place].said for place in before.keys() - now} & {now[place].said for place in now.keys() - before}
     for place in dict.fromkeys((*before, *now)):
         old, new = before.get(place), now.get(place)
+        if (old is None or new is None) and (old or now[place]).said in renamed:
+            continue
         kind, line = (new or before[place]).kind, ""
         if old is not None and new is not None:
             line = _line(old, new)
-        elif kind == _FIRM and is_comparable and stored.code and given.code:
+        elif kind in (_FIRM, VALUE) and is_comparable and stored.code and given.code:
             line = f"{_subject(place)} {'is not there any more' if new is None else 'was not there'}"
             # Changed code may reach other values, or the same values by new names. Report only lost data, such as
             # weights.

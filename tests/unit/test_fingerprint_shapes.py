@@ -27,6 +27,7 @@ import pytest
 import torch
 from torch import nn
 
+from infinite_tensor import digest
 from infinite_tensor.values.definition import functions_of
 from infinite_tensor.values.functions import Functions, Record, changes
 from tests.support.networks import Net
@@ -234,6 +235,44 @@ def filled_beside(k: int) -> Callable[..., Any]:
     return f
 
 
+def extended(plain: Plain) -> Plain:
+    plain.gamma = 2.0  # type: ignore[attr-defined]
+    return plain
+
+
+def layer(factor: int) -> nn.Module:
+    class Layer(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * (2 if factor == 2 else 3)
+
+        if factor == 3:
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return super().forward(x) * 3
+
+    torch.manual_seed(0)
+    return nn.utils.parametrizations.weight_norm(Layer(2, 2))
+
+
+def decorated(module: str) -> Callable[..., Any]:
+    @torch.no_grad()
+    def f(x: Any) -> Any:
+        return x
+
+    f.__module__ = module
+    return f
+
+
+def with_default(x: Any, gain: float = 1.0) -> Any:
+    return x * gain
+
+
+def with_renamed(x: Any, factor: float = 1.0) -> Any:
+    return x * factor
+
+
+with_renamed.__name__ = with_renamed.__qualname__ = "with_default"
+
 COUNT = itertools.count()
 
 
@@ -295,6 +334,11 @@ def ordered_fields(*names: str) -> Callable[..., Any]:
         (lambda: nn.MultiheadAttention(4, 1).eval(), lambda: nn.MultiheadAttention(4, 2).eval()),
         (lambda: with_forward(1.0), lambda: with_forward(2.0)),
         (lambda: torch.func.vmap(times, in_dims=0), lambda: torch.func.vmap(times, in_dims=1)),
+        (lambda: closure({(0, 1): 1, (1, 0): 2}), lambda: closure({(1, 0): 1, (0, 1): 2})),
+        (lambda: closure({int: 1, str: 2}), lambda: closure({str: 1, int: 2})),
+        (lambda: closure([level((1, 2))]), lambda: closure([level((1, 3))])),
+        (lambda: closure([np.zeros((2, 3))] * 120), lambda: closure([np.zeros((3, 2))] * 120)),
+        (lambda: closure(Plain(1.0)), lambda: closure(extended(Plain(1.0)))),
     ],
 )
 def test_another_value_is_seen(one: Callable[[], Any], other: Callable[[], Any]) -> None:
@@ -307,6 +351,55 @@ def test_another_value_is_seen(one: Callable[[], Any], other: Callable[[], Any])
         last = other()
     assert changed(first, same) == NOTHING
     assert changed(first, last).values
+
+
+def test_a_layer_of_a_project_that_torch_derives_a_class_from_has_code() -> None:
+    assert changed(layer(2), layer(3)).code == ["f"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (decorated("one"), decorated("other")),
+        (closure(decorated("one")), closure(decorated("other"))),
+        (with_default, with_renamed),
+    ],
+    ids=["module", "module in a closure", "parameter"],
+)
+def test_where_code_is_and_what_it_calls_its_parameters_does_not_count(
+    one: Callable[..., Any], other: Callable[..., Any]
+) -> None:
+    assert changed(one, other) == NOTHING
+
+
+def test_training_while_a_call_runs_is_no_state() -> None:
+    net = Net(0.5)
+    f = closure(net)
+    functions = Functions({"f": f})
+    before = functions.record
+    with functions.watched(), torch.no_grad():
+        net.out.weight.mul_(2)
+    assert changes(before, record(f)).values
+
+
+def test_the_digest_of_a_network_is_that_before_calls_changed_its_attributes() -> None:
+    net = Counting()
+    before, functions = digest(net), Functions({"f": closure(net)})
+    functions.look()
+    with functions.watched():
+        net(torch.ones(2))
+    assert digest(net) == before
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.last = 0, None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.last = x  # type: ignore[assignment]
+        return x
 
 
 def test_the_methods_of_a_number_of_a_project_are_code() -> None:
