@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
-from types import FunctionType
 from typing import Any, Literal, Required, TypeAlias, Unpack, overload
 
 import numpy.typing as npt
@@ -36,7 +35,7 @@ from infinite_tensor.pipelines.prediction import (
     returned_by,
 )
 from infinite_tensor.pipelines.pyramid import clear_levels, level_ids
-from infinite_tensor.pipelines.reopening import is_plain, walk
+from infinite_tensor.pipelines.reopening import sources_in
 from infinite_tensor.pipelines.sources import from_array, least_cache_of
 from infinite_tensor.support.given import (
     MemoryTooSmallError,
@@ -56,7 +55,7 @@ from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.checks import stand_in
 from infinite_tensor.values.coarse import Method
-from infinite_tensor.values.code import Modes, is_installed
+from infinite_tensor.values.code import Modes
 from infinite_tensor.values.definition import Blend, BlendName, default_name, label_of, resolved_blend
 from infinite_tensor.values.dtypes import checked_dtype
 from infinite_tensor.values.fingerprint import networks_in
@@ -470,37 +469,16 @@ def _check_none_is_read(given: Sequence[object], store: TileStore, stored: Mappi
     levels = {level: store.tensor_definition(level) for name in stored for level in level_ids(store, name)}
     deleted = {**stored, **levels}
     marks = {each["incarnation"]: name for name, each in deleted.items() if "incarnation" in each}
-    waiting = [*given]
-    read: list[str] = []
-    seen: dict[int, object] = {}
-
-    def visit(obj: object) -> bool:
-        if isinstance(obj, InfiniteTensor):
-            waiting.append(obj)
-        elif isinstance(obj, str):
-            read.extend(name for mark, name in marks.items() if mark in obj)
-        elif isinstance(obj, FunctionType) and not is_installed(str(obj.__module__), obj.__code__.co_filename):
-            waiting.extend(obj.__globals__.get(name) for name in obj.__code__.co_names)
-            return True
-        else:
-            # The keys of a store in memory name all tensors in it.
-            return not isinstance(obj, TileStore | MemoryStore) and not is_plain(obj)
-        return False
-
-    while waiting and not read:
-        each = waiting.pop()
-        if id(each) in seen:
-            continue
-        seen[id(each)] = each
-        if not isinstance(each, InfiniteTensor):
-            walk(each, visit)
-            continue
-        waiting += [*each.args, each.f]
-        name = each.tensor_id
-        read += [name] if name in deleted and _is_stored_as(deleted[name], each, store) else []
-    if read:
+    read = (
+        next((name for mark, name in marks.items() if mark in each), None)
+        if isinstance(each, str)
+        else _stored_name(each, deleted, store)
+        for each in sources_in(given)
+    )
+    name = next(filter(None, read), None)
+    if name is not None:
         raise ValidationError(
-            f"overwrite=True would delete tensor {read[0]!r} of {store}, an input of the prediction; give another "
+            f"overwrite=True would delete tensor {name!r} of {store}, an input of the prediction; give another "
             "tensor_id, or another store"
         )
 
@@ -527,15 +505,17 @@ def _chain_of(given: Sequence[object]) -> Iterator[InfiniteTensor]:
             yield tensor
 
 
-def _is_stored_as(definition: Mapping[str, Any], tensor: InfiniteTensor, store: TileStore) -> bool:
-    """Return whether `tensor` is stored in `store` with this definition.
+def _stored_name(tensor: InfiniteTensor, stored: Mapping[str, Mapping[str, Any]], store: TileStore) -> str | None:
+    """Return the id of a tensor in `store`, or None if it is none of `stored`.
 
     The tensor may use another object for the same store.
     """
-    if tensor.tile_store is store:
-        return True
-    created = definition.get("incarnation")
-    return created is not None and tensor.tile_store.tensor_definition(tensor.tensor_id).get("incarnation") == created
+    name = tensor.tensor_id
+    if name not in stored or tensor.tile_store is store:
+        return name if name in stored else None
+    created = stored[name].get("incarnation")
+    is_same = created is not None and tensor.tile_store.tensor_definition(name).get("incarnation") == created
+    return name if is_same else None
 
 
 class _Look:

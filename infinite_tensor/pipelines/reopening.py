@@ -17,8 +17,8 @@ import pickle
 import re
 import threading
 import weakref
-from collections.abc import Callable, Hashable
-from pathlib import Path
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from pathlib import Path, PurePath
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 
@@ -26,10 +26,13 @@ import numpy as np
 import torch
 import zarr
 from zarr.abc.store import Store
-from zarr.storage import FsspecStore, LocalStore, ObjectStore, ZipStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, ZipStore
 
 from infinite_tensor.support.forks import Lock
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tilestore import TileStore
 from infinite_tensor.values.arrays import memory_map_of
+from infinite_tensor.values.code import is_installed
 from infinite_tensor_stores.targets import is_in_memory
 
 try:
@@ -264,6 +267,42 @@ def walk(root: object, visit: Callable[[object], bool]) -> None:
     """
     with contextlib.suppress(Exception):
         _Walk(visit).dump(root)
+
+
+def sources_in(given: Iterable[object]) -> Iterator[InfiniteTensor | str]:
+    """Yield all tensors that `given` objects lead to, and all strings and paths there.
+
+    They may be hidden in args, in views, in arrays of other libraries and in functions.
+    """
+    waiting = [*given]
+    seen: dict[int, object] = {}
+    found: list[str] = []
+
+    def visit(obj: object) -> bool:
+        if isinstance(obj, InfiniteTensor):
+            waiting.append(obj)
+        elif isinstance(obj, str | PurePath):
+            found.append(str(obj))
+        elif isinstance(obj, FunctionType) and not is_installed(str(obj.__module__), obj.__code__.co_filename):
+            waiting.extend(obj.__globals__.get(name) for name in obj.__code__.co_names)
+            return True
+        else:
+            # The keys of a store in memory name all tensors in it.
+            return not isinstance(obj, TileStore | MemoryStore) and not is_plain(obj)
+        return False
+
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen[id(each)] = each
+        if isinstance(each, InfiniteTensor):
+            waiting += [*each.args, each.f]
+            yield each
+        else:
+            walk(each, visit)
+            yield from found
+            found.clear()
 
 
 class _Walk(_ToOtherProcess):

@@ -20,6 +20,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.progress import Reporting, Tally
 from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.pipelines.pyramid import levels_to_show
+from infinite_tensor.pipelines.reopening import sources_in
 from infinite_tensor.support.disks import check_free, publish, synchronize, unfinished_file
 from infinite_tensor.support.given import checked_flag, checked_progress, checked_workers, quoted, word
 from infinite_tensor.support.nested import Key
@@ -192,6 +193,8 @@ def _export_zarr(
 ) -> None:
     unsaid = [label for cutout in cutouts.values() for label in unsaid_by_attributes(cutout.meaning)]
     warn_of_lost(shown_target(place), list(dict.fromkeys(unsaid)))
+    if options.overwrite and not is_local(place):
+        _check_not_read(place, cutouts)
     identity = None if options.overwrite else _identity(cutouts, shown, options, in_levels=attributes is not None)
     content = Content(cutouts, shown, _fill_values(cutouts, options), identity, attributes)
     opened = opened_zarr(content, place, options.storage_options, overwrite=options.overwrite)
@@ -207,6 +210,17 @@ def _export_zarr(
         if content.identity is not None:
             interrupt.add_note(_INTERRUPTED)
         raise
+
+
+def _check_not_read(place: str, cutouts: Mapping[str, Cutout]) -> None:
+    """Check that no tensor is computed from the target: object storage cannot replace a folder at once."""
+    path = f"/{place.partition('://')[2].strip('/')}/"
+    for text in sources_in([cutout.tensor for cutout in cutouts.values()]):
+        if isinstance(text, str) and path in f"/{text.strip('/')}/":
+            raise ValidationError(
+                f"overwrite=True would delete {shown_target(place)!r}, from which the tensor is computed; give another "
+                "target"
+            )
 
 
 @contextmanager

@@ -139,12 +139,11 @@ def lazily(target: str, how: str) -> InfiniteTensor:
 
 @pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
 @pytest.mark.parametrize(
-    ("place", "form", "how"),
-    [(place, "zarr", how) for place in ("disk", "memory") for how in ("zarr", "xarray", "dask")]
-    + [("disk", form, form) for form in FORMS[1:]],
+    ("form", "how"),
+    [("zarr", how) for how in ("zarr", "xarray", "dask")] + [(form, form) for form in FORMS[1:]],
 )
-def test_an_export_over_what_it_reads_has_all_pixels(place: str, form: str, how: str, tmp_path: Path) -> None:
-    target = f"{tmp_path}/out.{form}" if place == "disk" else f"memory://{tmp_path.name}/out.{form}"
+def test_an_export_to_disk_over_what_it_reads_has_all_pixels(form: str, how: str, tmp_path: Path) -> None:
+    target = f"{tmp_path}/out.{form}"
     plane().export(sl[REGION], target)
     source = lazily(target, how)
     assert isinstance(source.tile_store, MemoryTileStore)
@@ -155,6 +154,19 @@ def test_an_export_over_what_it_reads_has_all_pixels(place: str, form: str, how:
     if form == "zarr":
         lazily(target, how).export(..., target, overwrite=True, pyramid=2)
         assert np.array_equal(zarr.open_array(target, path="s0/values", mode="r")[...], truth() + 1)
+
+
+@pytest.mark.parametrize("how", ["zarr", "xarray", "dask"])
+def test_an_export_to_a_url_over_what_it_reads_is_refused(how: str, tmp_path: Path) -> None:
+    target = f"memory://{tmp_path.name}/out.zarr"
+    plane().export(sl[REGION], target)
+    source = lazily(target, how)
+    for tensor in (source, source.map(lambda x: x + 1, dims=("y", "x"))):
+        with pytest.raises(ValidationError, match="another target"):
+            tensor.export(..., target, overwrite=True)
+    assert np.array_equal(opened(target), truth())
+    source.export(..., f"{target}.zarr")
+    plane().export(sl[REGION], target, overwrite=True)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
