@@ -23,6 +23,7 @@ from infinite_tensor.pipelines.readers import ArrayReader, Reader, as_tensor
 from infinite_tensor.support.forks import Lock
 from infinite_tensor.support.given import as_index
 from infinite_tensor.values.arrays import Box, Stamps
+from infinite_tensor.values.meaning import COLOURS, Coordinate, Meaning
 
 
 class ImageReader(Reader):
@@ -64,6 +65,16 @@ class ImageReader(Reader):
             self._raster = _raster_instead(path, page, reason)
             self.shape, self.dtype = self._raster.shape, self._raster.dtype
             self.shape = self.shape[1:] if self.shape[0] == 1 else self.shape
+
+    @property
+    def meaning(self) -> Meaning | None:
+        """The colours of the channels, unless there are three colours or none."""
+        if self._raster is not None:
+            known = [each for each in self._raster.meaning.of(Coordinate) if each.called == COLOURS]
+        else:
+            colours = {2: ["gray", "alpha"], 4: ["red", "green", "blue", "alpha"]}.get(self.shape[0])
+            known = [Coordinate(COLOURS, [0], np.array(colours), {})] if colours else []
+        return Meaning(tuple(known)) if known and len(self.shape) > 2 else None
 
     def _read(self, region: Box) -> torch.Tensor:
         with self._lock:

@@ -6,9 +6,11 @@ Pixels become torch tensors. Pictures are turned as their EXIF orientation says.
 from __future__ import annotations
 
 import os
+import re
 import struct
 import threading
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -19,7 +21,7 @@ from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.pipelines.readers import Reader, as_tensor, torch_dtype_of
 from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.values.arrays import Box, Stamps, cut, stamps_of_raster
-from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Fact, Georeference, Meaning
+from infinite_tensor.values.meaning import COLOURS, Attribute, Code, Coordinate, Fact, Georeference, Meaning, Tag
 
 _GDAL_CACHE_BYTES = 2**23
 """By default, GDAL would cache blocks in 5% of the memory. The tensor has a cache already."""
@@ -43,6 +45,8 @@ class RasterReader(Reader):
         As in rasterio.
     meaning : Meaning
         Metadata of the pixels.
+    colours : tuple of str
+        The colour interpretation of each band, as named by rasterio.
     """
 
     def __init__(self, path: str, page: object) -> None:
@@ -68,14 +72,10 @@ class RasterReader(Reader):
         blocks = self._turn.ordered(*raster.block_shapes[0])
         self.chunks = cut((raster.count if together else 1, *blocks), self.dtype.itemsize)
         self.crs, self.transform, self.nodata = raster.crs, raster.transform, raster.nodata
-        self.meaning = meaning_of_raster(raster)
-
-    @property
-    def colours(self) -> tuple[str, ...]:
-        """The colour interpretation of each band, as named by rasterio."""
         # Open a new handle, because rasterio may raise errors of earlier reads with an old handle.
-        with _opened_raster(self._path) as raster:
-            return tuple(each.name for each in raster.colorinterp)
+        with _opened_raster(self._path) as again:
+            self.colours = tuple(each.name for each in again.colorinterp)
+        self.meaning = meaning_of_raster(raster, self.colours)
 
     def _handle(self) -> Any:
         handles, process = self._handles, os.getpid()
@@ -168,12 +168,12 @@ def _opened_raster(path: str) -> Any:
         raise StoreError(f"{path} cannot be opened as a raster: {error}; for a photograph, call from_image") from error
 
 
-def meaning_of_raster(raster: Any) -> Meaning:
+def meaning_of_raster(raster: Any, colours: Sequence[str]) -> Meaning:
     """Return the metadata of a raster.
 
-    The dimensions of the tensor are bands, rows and columns.
+    The dimensions of the tensor are bands, rows and columns. `colours` are the names of the colours of bands.
     """
-    from rasterio.enums import ColorInterp, MaskFlags  # noqa: PLC0415  (of an extra)
+    from rasterio.enums import MaskFlags  # noqa: PLC0415  (of an extra)
 
     gcps, crs = raster.gcps
     crs = raster.crs or crs
@@ -185,8 +185,15 @@ def meaning_of_raster(raster: Any) -> Meaning:
         None if raster.transform.is_identity else [*raster.transform[:6]],
         [[gcp.row, gcp.col, gcp.x, gcp.y, gcp.z or 0.0] for gcp in gcps],
         None if raster.rpcs is None else raster.rpcs.to_dict(),
+        raster.tags().get("AREA_OR_POINT") == "Point",
     )
     facts: list[Fact] = [place] if place.labels else []
+    facts += _said_in_tags(raster)
+    # GDAL calls the first of unknown bands grey. Three unknown bands of bytes would be taken for a picture.
+    is_known = colours[0] not in ("gray", "undefined", "palette") or {*colours[1:]} - {"undefined"}
+    if is_known or (raster.count > 2 and raster.dtypes[0] == "uint8"):
+        # Only a file of one band has a palette, as its colour map.
+        facts.append(Coordinate(COLOURS, [0], np.array([each.replace("palette", "undefined") for each in colours]), {}))
     if any(raster.descriptions):
         facts.append(Coordinate("band", [0], np.array([each or "" for each in raster.descriptions]), {}))
     if len({*raster.units}) > 1:
@@ -199,11 +206,31 @@ def meaning_of_raster(raster: Any) -> Meaning:
             facts.append(Code(name, [*values], 0))
         elif values[0] != default:
             facts.append(Code(name, values[0]))
-    if raster.count == 1 and raster.colorinterp[0] is ColorInterp.palette:
+    if (*colours,) == ("palette",):
         facts.append(Code("colour map", [[value, *colour] for value, colour in raster.colormap(1).items()]))
     if raster.mask_flag_enums[0] == [MaskFlags.per_dataset]:
         facts.append(Code("mask", True))
     return Meaning(tuple(facts))
+
+
+_OTHERWISE = re.compile(
+    "AREA_OR_POINT|EXIF_Orientation|STATISTICS_.*|NETCDF_DIM_.*|band|units|colorinterp|_FillValue|missing_value|"
+    "scale_factor|add_offset|coordinates|grid_mapping"
+)
+"""Tags that other facts repeat, or that are wrong for a region of the raster."""
+
+
+def _said_in_tags(raster: Any) -> list[Fact]:
+    """Return the tags of a raster and of its bands."""
+    facts: list[Fact] = [Tag(name, value) for name, value in _tags_of(raster).items()]
+    of_bands = [_tags_of(raster, band) for band in raster.indexes]
+    names = dict.fromkeys(name for tags in of_bands for name in tags)
+    facts += [Coordinate(name, [0], np.array([tags.get(name, "") for tags in of_bands]), {}) for name in names]
+    return facts
+
+
+def _tags_of(raster: Any, band: int = 0) -> dict[str, str]:
+    return {name: value for name, value in raster.tags(band).items() if not _OTHERWISE.fullmatch(name)}
 
 
 # Orientation of pictures, and its tags in files.

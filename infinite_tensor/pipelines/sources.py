@@ -151,7 +151,7 @@ def from_image(
         If an argument is invalid.
     """
     reader = ImageReader(_checked_path(path), _checked_name(name), page)
-    return _source(InfiniteTensor, reader, ("c", "y", "x")[-len(reader.shape) :], chunks, name)
+    return _source(InfiniteTensor, reader, ("c", "y", "x")[-len(reader.shape) :], chunks, name, reader.meaning)
 
 
 class RasterTensor(InfiniteTensor):

@@ -32,6 +32,8 @@ _LONGEST = 2**18
 """Maximum number of characters of a stored coordinate, because opening a tensor reads the whole definition."""
 _MOST_BYTES = 2**28
 """Maximum bytes of all coordinates read from a store, against decompression bombs."""
+COLOURS = "colorinterp"
+"""Name of the coordinate with the colour of each band, in the words of rasterio."""
 _SAME_SIZE, _SAME_PLACE = 1e-6, 1e-3
 """Maximum rounding errors in the size and position of a pixel, as fractions of a pixel."""
 
@@ -75,6 +77,9 @@ class Lens:
         is a region or a coarser level.
     is_alike : bool
         Whether both tensors may contain the same quantity, because their dimensions and dtype are the same.
+    is_new : bool
+        Whether the other tensor contains another quantity, because its pixels are computed from all entries of a
+        dimension, such as labels from all bands. Facts about these entries and their numbers end here.
     """
 
     seen: Mapping[int, Seen]
@@ -83,6 +88,7 @@ class Lens:
     names: tuple[str, ...]
     keeps_codes: bool
     is_alike: bool
+    is_new: bool = False
 
     @classmethod
     def of_windows(
@@ -116,13 +122,16 @@ class Lens:
                 shift = window.offset[e] + Fraction(window.size[e], 2) - middle * scale
                 seen[e] = Seen(d, scale, shift - (scale - 1) / 2 if picks_first else shift)
         taken = {each.d for each in seen.values()}
+        is_new = output.reduction is not None
         for e, k in enumerate(its):
             whole = k is None and (window.offset[e], window.size[e]) == (0, arg.shape[e])
             same = [d for d, name in enumerate(dims) if (name, output.shape[d]) == (names[e], arg.shape[e])]
             if whole and same and same[0] not in taken:
                 seen[e] = Seen(same[0], Fraction(1), Fraction(0))
-        alike = (dims, output.dtype, output.reduction) == (names, arg.dtype, None)
-        return cls(seen, output.shape, dims, names, keeps_codes=keeps_codes, is_alike=alike)
+            is_new |= whole and e not in seen
+        is_new = is_new and not keeps_codes
+        alike = (dims, output.dtype, is_new) == (names, arg.dtype, False)
+        return cls(seen, output.shape, dims, names, keeps_codes=keeps_codes, is_alike=alike, is_new=is_new)
 
     @classmethod
     def of_region(cls, names: Sequence[str], start: Sequence[int], shown: Mapping[int, tuple[str, int]]) -> Lens:
@@ -164,6 +173,10 @@ class Fact(ABC):
         For example, if the other tensor is a region of this tensor, its georeference has another origin. Return None
         if the fact cannot be derived for the other tensor.
         """
+
+    def ends_at(self, lens: Lens) -> bool:
+        """Whether the fact has nothing to say about the other tensor, so that it is not lost."""
+        return lens.is_new
 
     def agrees_with(self, other: Any) -> bool:
         """Whether both facts are the same except for rounding."""
@@ -209,6 +222,8 @@ class Georeference(Fact):
         Ground control points: row, column, x, y, z.
     rpcs : dict or None
         Rational polynomial coefficients, with the fields of `rasterio.rpc.RPC`.
+    is_point : bool
+        Whether values belong to the centres of pixels, not to their areas: ``AREA_OR_POINT=Point`` of GDAL.
     """
 
     kind = "place"
@@ -218,6 +233,7 @@ class Georeference(Fact):
     transform: Sequence[float] | None = None
     gcps: Sequence[Sequence[float]] = ()
     rpcs: Mapping[str, Any] | None = None
+    is_point: bool = False
 
     @property
     def labels(self) -> list[str]:
@@ -241,7 +257,11 @@ class Georeference(Fact):
             rpcs = {**rpcs, **{f"{key}_off": (rpcs[f"{key}_off"] - at) / size for key, (at, size) in moved.items()}}
             rpcs |= {f"{key}_scale": rpcs[f"{key}_scale"] / size for key, (_, size) in moved.items()}
         gcps = [[(row - y) / down, (column - x) / across, u, v, w] for row, column, u, v, w in self.gcps]
-        return Georeference(self.called, rows.d, columns.d, self.crs, transform, gcps, rpcs)
+        return Georeference(self.called, rows.d, columns.d, self.crs, transform, gcps, rpcs, self.is_point)
+
+    def ends_at(self, lens: Lens) -> bool:  # noqa: ARG002
+        """See `Fact.ends_at`. Pixels that are computed have a place, too."""
+        return False
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any], shape: Shape) -> Self:  # noqa: ARG003  (some kinds need it)
@@ -358,6 +378,10 @@ class Coordinate(Fact):
         own = [lens.names[d] for d in self.dims] == [self.called] and bool(dims)
         return Coordinate(lens.dims[dims[0]] if own else self.called, dims, values, self.attrs)
 
+    def ends_at(self, lens: Lens) -> bool:
+        """See `Fact.ends_at`. Coordinates of dimensions that are still there do not end."""
+        return lens.is_new and not all(d in lens.seen for d in self.dims)
+
     @property
     def even_step(self) -> float:
         """The step between evenly spaced numbers.
@@ -456,6 +480,20 @@ class Attribute(Fact):
 
 
 @dataclass(frozen=True)
+class Tag(Attribute):
+    """An attribute of the file that the pixels are from, such as its sensor.
+
+    A tensor computed from this tensor gets the same tag, unless it contains another quantity.
+    """
+
+    kind = "tag"
+
+    def through(self, lens: Lens) -> Tag | None:
+        """Return the tag unchanged, or None; see `Lens.is_new`."""
+        return None if lens.is_new else self
+
+
+@dataclass(frozen=True)
 class Code(Fact):
     """Meaning of the numbers in pixels: nodata, scale, offset, colour map or mask.
 
@@ -542,7 +580,7 @@ def _number(said: Any) -> Any:
 
 F = TypeVar("F", bound=Fact)
 
-_KINDS: Mapping[str, type[Fact]] = {each.kind: each for each in (Georeference, Coordinate, Attribute, Code)}
+_KINDS: Mapping[str, type[Fact]] = {each.kind: each for each in (Georeference, Coordinate, Attribute, Tag, Code)}
 
 
 @dataclass(frozen=True)
@@ -580,7 +618,7 @@ class Meaning:
 
         If a fact cannot be derived for the other tensor, its labels are added to `lost`.
         """
-        found = [(fact, fact.through(lens)) for fact in self.facts]
+        found = [(fact, fact.through(lens)) for fact in self.facts if not fact.ends_at(lens)]
         lost = [label for fact, seen in found if seen is None for label in fact.labels]
         return Meaning(
             tuple([seen for _, seen in found if seen is not None]), tuple(dict.fromkeys([*self.lost, *lost]))

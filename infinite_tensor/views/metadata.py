@@ -204,6 +204,8 @@ def path_of(key: Key) -> str:
 def attributes_of(meaning: Meaning, dtype: torch.dtype) -> dict[str, Any]:
     """Convert metadata to attributes for an array of type `dtype`."""
     found = {fact.called: fact.value for fact in meaning.of(Attribute)}
+    if any(place.is_point for place in meaning.of(Georeference)):
+        found["AREA_OR_POINT"] = "Point"
     for fact in meaning.of(Code):
         if fact.called not in _ELSEWHERE:
             name, names = _ATTRIBUTES.get(fact.called, (fact.called, fact.called))

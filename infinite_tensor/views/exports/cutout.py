@@ -31,7 +31,7 @@ from infinite_tensor.support.given import quoted
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number, channels_of
-from infinite_tensor.values.meaning import Meaning, nodata_in
+from infinite_tensor.values.meaning import COLOURS, Coordinate, Meaning, nodata_in
 from infinite_tensor.views.frame import Frame, shown, shown_dtype, step_of
 
 Pixels: TypeAlias = npt.NDArray[Any]
@@ -172,6 +172,14 @@ class Cutout:
             return None
         named = channels_of(self.dims)
         return named[0] if named else 0
+
+    @property
+    def colours(self) -> tuple[str, ...]:
+        """The colour of each band, such as "red", or nothing if they are unknown."""
+        for fact in self.meaning.of(Coordinate):
+            if fact.called == COLOURS and [*fact.dims] == ([] if self.channels is None else [self.channels]):
+                return tuple(fact.values.reshape(-1).astype(str).tolist())
+        return ()
 
     def image(self, form: str) -> tuple[int, int, int]:
         """Return the numbers of channels, rows and columns of the image.

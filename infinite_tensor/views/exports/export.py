@@ -37,6 +37,7 @@ from infinite_tensor.views.exports.files import (
     opened_npy,
     opened_png,
     opened_tiff,
+    unsaid_by_png,
     unsaid_by_tiff,
 )
 from infinite_tensor.views.exports.zarrs import Content, opened_zarr
@@ -72,7 +73,7 @@ class _Form(NamedTuple):
 _OF_GDAL = (".aux.xml", ".ovr", ".msk")
 _FORMS = {
     "npy": _Form(lambda _cutout: None, opened_npy, lambda cutout: cutout.meaning.labels),
-    "png": _Form(check_png, opened_png, lambda cutout: cutout.meaning.labels, _OF_GDAL),
+    "png": _Form(check_png, opened_png, unsaid_by_png, _OF_GDAL),
     "tiff": _Form(check_tiff, opened_tiff, unsaid_by_tiff, _OF_GDAL),
 }
 _LABELS = _FORMS["png"]._replace(check=check_labels_png, opened=partial(opened_png, palette=True))

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,16 @@ from infinite_tensor.pipelines.pyramid import holds_labels
 from infinite_tensor.pipelines.rasters import RasterReader
 from infinite_tensor.support.disks import allocate_file
 from infinite_tensor.values.definition import CHANNELS
-from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Georeference, crs_of, nodata_in
+from infinite_tensor.values.meaning import (
+    COLOURS,
+    Attribute,
+    Code,
+    Coordinate,
+    Fact,
+    Georeference,
+    crs_of,
+    nodata_in,
+)
 from infinite_tensor.views.colours import PALETTE, are_labels
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
 
@@ -46,6 +55,7 @@ _TOGETHER = 4
 _CACHE_BYTES = 2**25
 """GDAL's block cache. The default is 5% of the machine's memory."""
 _SETTINGS = {"GDAL_CACHEMAX": _CACHE_BYTES, "GDAL_TIFF_INTERNAL_MASK": True}
+_RGBA = ("red", "green", "blue", "alpha")
 _ACROSS = frozenset({"x", "lon", "longitude", "easting"})
 """Names of the coordinate from left to right."""
 
@@ -81,6 +91,11 @@ def check_png(cutout: Cutout) -> None:
             f"{told}convert it first, as in t.map(lambda x: (x.clamp(0, 1) * 255).round().to(torch.uint8), "
             'dtype="uint8").export(...), take fewer channels, as in sl[0:3, 0:512, 0:512], or write .tif, .npy or .zarr'
         )
+    if channels == len(_RGBA) and cutout.colours and {*cutout.colours} != {*_RGBA}:
+        raise ValidationError(
+            f"the fourth channel of a PNG is alpha, but the bands are {', '.join(cutout.colours)}; take three of them, "
+            "as in sl[0:3, 0:512, 0:512], or write .tif, .npy or .zarr"
+        )
 
 
 def check_labels_png(cutout: Cutout) -> None:
@@ -104,6 +119,9 @@ def opened_png(cutout: Cutout, path: Path, *, palette: bool = False) -> Iterator
     yield Sink(cutout.frame.tile, image.__setitem__)
     if cutout.channels is not None:
         image = np.moveaxis(image, cutout.channels, -1)
+    colours = _RGBA[: image.shape[-1]]
+    if cutout.colours and sorted(cutout.colours) == sorted(colours):
+        image = image[..., [*map(cutout.colours.index, colours)]]
     if image.shape[-1] == 1 and image.ndim == 3:
         image = image[..., 0]
     file = _image().fromarray(np.ascontiguousarray(image))
@@ -112,6 +130,11 @@ def opened_png(cutout: Cutout, path: Path, *, palette: bool = False) -> Iterator
         file.putpalette((PALETTE * 256)[: 3 * 256])
         options = {} if cutout.nodata is None else {"transparency": cutout.nodata}
     file.save(path, "PNG", **options)
+
+
+def unsaid_by_png(cutout: Cutout) -> list[str]:
+    """List the codes of pixels left out of a PNG. Nobody expects a place in a PNG."""
+    return [*cutout.meaning.lost, *[label for code in cutout.meaning.of(Code) for label in code.labels]]
 
 
 def _image() -> Any:
@@ -269,7 +292,7 @@ def _opened_tiles(cutout: Cutout, path: Path, side: int) -> Iterator[tuple[Sink,
                 file.write_colormap(1, value)
             else:
                 setattr(file, name, value)
-        file.update_tags(**said.tags)
+        _write_tags(file, said.tags)
         yield Sink(_unit_of(cutout, bands, side), put), lambda: only_labels
 
 
@@ -343,22 +366,30 @@ class _Said(NamedTuple):
         The metadata to give when the file is opened.
     attributes : dict
         The attributes to set on the open file, by their names in rasterio.
-    tags : dict of str to str
-        All other metadata, as tags.
+    tags : dict of int to dict of str to str
+        All other metadata, as tags: 0 has those of the file, 1 those of the first band.
     said : set of str
         The labels of all metadata in the file, for messages.
     """
 
     profile: dict[str, Any]
     attributes: dict[str, Any]
-    tags: dict[str, str]
+    tags: dict[int, dict[str, str]]
     said: set[str]
+
+    def say_tag(self, fact: Fact, texts: Sequence[str], first: int = 0) -> None:
+        """Add a tag of the file, or a tag for each band from band `first` on, unless a TIFF would change it."""
+        own = {band: {fact.called: text} for band, text in enumerate(texts, first) if text}
+        tags = {band: self.tags.get(band, {}) | tag for band, tag in own.items()}
+        if tags and _are_held(tags):
+            self.tags.update(tags)
+            self.said.update(fact.labels)
 
 
 def _said_of(cutout: Cutout) -> _Said:
     bands, _, _ = cutout.image("tiff")
     rows, columns = (number for number in range(len(cutout.kept)) if number != cutout.channels)
-    found = _Said({}, {}, {}, set())
+    found = _Said({"photometric": _photometric(cutout)}, {}, {}, set())
     for fact in cutout.meaning.facts:
         if isinstance(fact, Georeference):
             if (fact.rows, fact.columns) == (rows, columns):
@@ -368,16 +399,43 @@ def _said_of(cutout: Cutout) -> _Said:
         elif isinstance(fact, Code):
             _say_code(fact, cutout, bands, found)
         elif isinstance(fact, Attribute):
-            found.said.update(fact.labels)
             if fact.called == "units":
                 found.attributes["units"] = [str(fact.value)] * bands
+                found.said.update(fact.labels)
             else:
-                found.tags[fact.called] = fact.value if isinstance(fact.value, str) else json.dumps(fact.value)
+                found.say_tag(fact, [fact.value if isinstance(fact.value, str) else json.dumps(fact.value)])
     if "transform" not in found.profile and "gcps" not in found.profile:
         _say_coordinates(cutout, rows, columns, found)
     if cutout.nodata is not None:
         found.profile["nodata"] = cutout.nodata
     return found
+
+
+def _photometric(cutout: Cutout) -> str:
+    """Return the colours of the first bands, which are all that a plain TIFF says.
+
+    If nothing is known of three bands of uint8, they are taken for a picture. No band is taken for alpha.
+    """
+    is_picture = cutout.dtype == np.uint8 and cutout.image("tiff")[0] == 3
+    known = cutout.colours or (_RGBA[:3] if is_picture else ())
+    return "RGB" if known[:3] == _RGBA[:3] else "MINISBLACK"
+
+
+def _are_held(tags: Mapping[int, Mapping[str, str]]) -> bool:
+    """Whether a TIFF gives tags back as they are. GDAL cuts names at colons and equals signs, for example."""
+    # With a CRS, because other files have no AREA_OR_POINT.
+    how = {"width": 1, "height": 1, "count": max(1, *tags), "dtype": "uint8", "crs": "EPSG:4326"}
+    with _rasterio().Env(GDAL_PAM_ENABLED=False), _without_georeference(), _rasterio().MemoryFile() as memory:
+        with memory.open(driver="GTiff", **how) as file:
+            _write_tags(file, tags)
+        with memory.open() as file:
+            return all(file.tags(band).get(name) == text for band in tags for name, text in tags[band].items())
+
+
+def _write_tags(file: Any, tags: Mapping[int, Mapping[str, str]]) -> None:
+    for band, said in tags.items():
+        # These two are arguments of `update_tags`.
+        file.update_tags(band, **{name: text for name, text in said.items() if name not in ("bidx", "ns")})
 
 
 def _say_place(place: Georeference, found: _Said) -> None:
@@ -398,6 +456,8 @@ def _say_place(place: Georeference, found: _Said) -> None:
         found.profile["gcps"] = [GroundControlPoint(row, column, x, y, z) for row, column, x, y, z in place.gcps]
     if place.rpcs is not None:
         found.attributes["rpcs"] = RPC(**place.rpcs)
+    if place.is_point:
+        found.tags.setdefault(0, {})["AREA_OR_POINT"] = "Point"
     unsaid = {"CRS": crs is None, "GCPs": place.transform is not None}
     found.said.update(label for label in place.labels if not unsaid.get(label))
 
@@ -406,7 +466,7 @@ def _say_coordinate(coordinate: Coordinate, cutout: Cutout, bands: int, found: _
     """Add a coordinate to the metadata `found` of the file.
 
     A coordinate called units becomes the units of the bands. The coordinate of the channels becomes the descriptions of
-    the bands. Another single value becomes a tag. Everything else is left out.
+    the bands. Another value for each band, or a single one, becomes a tag. Everything else is left out.
     """
     texts = coordinate.values.reshape(-1).astype(str).tolist()
     called, dims = coordinate.called, [*coordinate.dims]
@@ -417,9 +477,10 @@ def _say_coordinate(coordinate: Coordinate, cutout: Cutout, bands: int, found: _
         found.attributes["units"] = texts if dims else texts * bands
     elif of_channels:
         found.attributes["descriptions"] = texts if dims else texts * bands
-    elif not dims:
-        found.tags[called] = texts[0]
+    elif called == COLOURS and cutout.colours and {*cutout.colours} <= {*_rasterio().enums.ColorInterp.__members__}:
+        found.attributes[COLOURS] = [_rasterio().enums.ColorInterp[each] for each in cutout.colours]
     else:
+        found.say_tag(coordinate, texts, len(dims))
         return
     found.said.update(coordinate.labels)
 
@@ -443,7 +504,8 @@ def _say_code(code: Code, cutout: Cutout, bands: int, found: _Said) -> None:
         if _mask_of(cutout) is None:
             return
     else:
-        found.tags[code.called] = json.dumps(code.value)
+        found.say_tag(code, [json.dumps(code.value)])
+        return
     found.said.update(code.labels)
 
 

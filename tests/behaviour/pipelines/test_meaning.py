@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import warnings
 from concurrent.futures import ProcessPoolExecutor
 from fractions import Fraction
 from pathlib import Path
@@ -15,8 +16,10 @@ import rasterio
 import torch
 import xarray
 import zarr
+from PIL import Image
 from rasterio.control import GroundControlPoint
 from rasterio.crs import CRS
+from rasterio.enums import ColorInterp
 from rasterio.rpc import RPC
 
 from infinite_tensor import (
@@ -25,7 +28,9 @@ from infinite_tensor import (
     TensorGroup,
     TensorWindow,
     TileStore,
+    ValidationError,
     from_array,
+    from_image,
     from_raster,
     map_windows,
     open_store,
@@ -279,10 +284,9 @@ def test_what_does_not_hold_of_what_is_computed_is_told_once(tmp_path: Path) -> 
     with rasterio.open(tmp_path / "same.tif") as file:
         assert (file.nodata, file.scales, file.descriptions) == (None, (1, 1), ("warmth", "height"))
     fewer.fill(..., progress=False)
+    # Its pixels are another quantity, of which nothing of this was ever true.
     with open_store(tmp_path / "out.zarr", mode="r") as store:
-        words = r"fewer.tif is without coordinate 'band', coordinate 'units', nodata, scale, offset: "
-        with pytest.warns(MeaningLostWarning, match=words):
-            store.open("out").export(..., tmp_path / "fewer.tif")
+        store.open("out").export(..., tmp_path / "fewer.tif")
 
 
 @pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
@@ -321,7 +325,7 @@ def test_a_colour_map_is_kept(tmp_path: Path) -> None:
     t.export(sl[0, 1:9, 2:11], tmp_path / "out.tif")
     with rasterio.open(tmp_path / "out.tif") as file:
         assert file.colormap(1)[1] == (255, 128, 0, 255)
-    with pytest.warns(MeaningLostWarning, match=r"out.png is without CRS, transform, colour map: "):
+    with pytest.warns(MeaningLostWarning, match=r"out.png is without colour map: "):
         t.export(..., tmp_path / "out.png")
 
 
@@ -379,6 +383,77 @@ def test_float16_is_written_as_float32(tmp_path: Path) -> None:
     with rasterio.open(tmp_path / "out.tif") as file:
         assert file.dtypes == ("float32",)
         assert np.array_equal(file.read(1), values.astype("float32"))
+
+
+RGB = ["red", "green", "blue"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "colours"),
+    [
+        ("uint16", [*RGB, "alpha"]),
+        ("uint8", ["gray", "alpha"]),
+        ("uint8", RGB[::-1]),
+        ("uint8", [*RGB, "undefined"]),
+        *[(dtype, ["gray", "undefined", "undefined", "undefined"]) for dtype in ("uint8", "float32")],
+        ("uint8", ["gray", "undefined", "undefined"]),
+        ("uint8", ["alpha"]),
+    ],
+    ids=str,
+)
+def test_bands_stay_what_they_are(dtype: str, colours: list[str], tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 200, (len(colours), ROWS, COLUMNS)).astype(dtype)
+    how = {"photometric": "RGB" if colours[:3] == RGB else "MINISBLACK", "alpha": "NO"}
+    with rasterio.open(saved(tmp_path / "in.tif", pixels, **how), "r+") as file:
+        file.colorinterp = [ColorInterp[each] for each in colours]
+        file.update_tags(AREA_OR_POINT="Point", sensor="S2")
+        for band in file.indexes:
+            file.update_tags(band, wave=str(400 + band))
+    t = from_raster(tmp_path / "in.tif")
+    kept = t.map(torch.Tensor.double, dtype="float64", window=16, store=tmp_path / "s.zarr", tensor_id="kept")
+    last = sl[-1:, 4:, 8:]
+    t.export(sl[:, 4:, 8:], tmp_path / "region.tif")
+    t.export(last, tmp_path / "last.tif")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MeaningLostWarning)
+        kept.export(..., tmp_path / "kept.tif")
+        from_array(t.to_xarray(sl[:, 4:, 8:])).export(..., tmp_path / "array.tif")
+    for name, kind in (("region", dtype), ("kept", "float64"), ("array", dtype)):
+        with rasterio.open(tmp_path / f"{name}.tif") as file:
+            assert ([each.name for each in file.colorinterp], file.dtypes[0]) == (colours, kind), name
+            assert (file.tags()["AREA_OR_POINT"], file.tags()["sensor"]) == ("Point", "S2")
+            assert [file.tags(band)["wave"] for band in file.indexes] == [str(401 + b) for b in range(len(colours))]
+    with rasterio.open(tmp_path / "last.tif") as file:
+        # A file of one undefined band calls it grey.
+        assert [each.name for each in file.colorinterp] == [colours[-1].replace("undefined", "gray")]
+        assert (file.tags(1)["wave"], file.transform.f) == (str(400 + len(colours)), TRANSFORM.f - 4 * 20)
+
+
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+def test_no_band_is_taken_for_alpha(tmp_path: Path) -> None:
+    for n, colours in ((3, RGB), (4, ["gray", *["undefined"] * 3])):
+        from_array(np.ones((n, 8, 8), "uint8")).export(..., tmp_path / f"{n}.tif")
+        with rasterio.open(tmp_path / f"{n}.tif") as file:
+            assert [each.name for each in file.colorinterp] == colours
+            assert file.read_masks().all()
+
+
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+def test_a_picture_has_its_alpha_and_the_order_of_its_colours(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 200, (8, 9, 4), dtype="uint8")
+    for mode, depth in (("RGBA", 4), ("LA", 2)):
+        Image.fromarray(pixels[..., :depth]).save(tmp_path / f"{mode}.png")
+        from_image(tmp_path / f"{mode}.png").export(..., tmp_path / f"{mode}.tif")
+        with rasterio.open(tmp_path / f"{mode}.tif") as file:
+            assert [each.name for each in file.colorinterp] == {4: [*RGB, "alpha"], 2: ["gray", "alpha"]}[depth]
+            assert np.array_equal(file.read().transpose(1, 2, 0), pixels[..., :depth])
+    for name, colours in (("bgra", [*RGB[::-1], "alpha"]), ("nir", [*RGB, "undefined"])):
+        with rasterio.open(saved(tmp_path / f"{name}.tif", pixels.transpose(2, 0, 1)), "r+") as file:
+            file.colorinterp = [ColorInterp[each] for each in colours]
+    from_raster(tmp_path / "bgra.tif").export(..., tmp_path / "bgra.png")
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "bgra.png")), pixels[..., [2, 1, 0, 3]])
+    with pytest.raises(ValidationError, match="alpha"):
+        from_raster(tmp_path / "nir.tif").export(..., tmp_path / "nir.png")
 
 
 # xarray.
@@ -504,13 +579,23 @@ def test_coordinates_in_even_steps_are_the_transform_of_a_tiff(tmp_path: Path) -
     given = weather()
     given = given.assign_coords(spatial_ref=((), 0, {"crs_wkt": CRS.from_epsg(4326).to_wkt()}))
     t = from_array(given).map(lambda x: x, window=(16, 16), dims=("lat", "lon"))
-    with pytest.warns(MeaningLostWarning, match=r"out.tif is without coordinate 'station': "):
-        t.export(sl[:, 10:20, 20:30], tmp_path / "out.tif")
+    t.export(sl[:, 10:20, 20:30], tmp_path / "out.tif")
     with rasterio.open(tmp_path / "out.tif") as file:
         assert file.crs == CRS.from_epsg(4326)
         assert file.transform.almost_equals(rasterio.Affine(0.5, 0, 9.75, 0, -0.5, 55.25))
         assert (file.units, file.tags()["long_name"]) == (("K", "K"), "warmth")
         assert [name[:16] for name in file.descriptions] == ["2020-01-01T00:00", "2020-02-05T12:00"]
+        assert [file.tags(band)["station"] for band in (1, 2)] == ["north", "süd"]
+
+
+@pytest.mark.parametrize("name", ["a:b", "a=b", "ns", "bidx", "A"])
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+def test_an_attribute_is_in_a_tiff_as_it_is_or_told(name: str, tmp_path: Path) -> None:
+    given = xarray.DataArray(np.ones((4, 5)), dims=("y", "x"), attrs={"a": "first", name: "second"})
+    with pytest.warns(MeaningLostWarning, match=f"out.tif is without attribute '{name}': "):
+        from_array(given).export(..., tmp_path / "out.tif")
+    with rasterio.open(tmp_path / "out.tif") as file:
+        assert file.tags() == {"a": "first"}
 
 
 @pytest.mark.parametrize("nodata", [np.nan, -9999.0])

@@ -119,7 +119,7 @@ def test_dimensions_in_another_order_are_followed(tmp_path: Path) -> None:
     assert torch.equal(twice[...], torch.from_numpy(PIXELS[0]))
     assert place_of(twice, ..., tmp_path)[1] == TRANSFORM
     # Which way a raster is turned is nothing that follows from windows.
-    with pytest.warns(MeaningLostWarning, match=r"is without nodata, CRS, transform: "):
+    with pytest.warns(MeaningLostWarning, match=r"is without CRS, transform: "):
         assert place_of(once, ..., tmp_path)[1].is_identity
 
 
