@@ -570,8 +570,8 @@ class InfiniteTensor(Fillable):
             tile. It returns one bool for the whole tile, or an array with one entry per pixel of the mask.
         compute : bool
             Whether missing windows are computed and stored, as by a read. Otherwise only tiles that need no computation
-            are used (see `coverage`), and `Stats.missing` says how many pixels are left out. An array in memory counts
-            as stored. A source file counts as stored only where reads have cached it.
+            are used (see `coverage`), and `Stats.missing` says how many pixels are left out. Of sources, such as
+            `from_raster`, all pixels are read.
         exact : bool
             Whether quantiles are exact. `Stats.quantile` then reads the pixels again. Otherwise, a quantile may be too
             close to 0, by less than one part in ``2**11``; see `Stats.quantile`.

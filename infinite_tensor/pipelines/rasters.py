@@ -85,14 +85,24 @@ class RasterReader(Reader):
         return handles.raster
 
     def _read(self, region: Box) -> torch.Tensor:
+        return self.every(region[0], region[1], region[2])
+
+    def every(self, bands: int | slice, rows: slice, columns: slice) -> torch.Tensor:
+        """Read rows and columns, which may have a step.
+
+        With a step, each pixel is one of the pixels from it to the next. If the file has overviews, they are read.
+        """
         import rasterio  # noqa: PLC0415  (of an extra)
         from rasterio.windows import Window  # noqa: PLC0415
 
-        bands, rows, columns = region
+        numbers = range(1, self.shape[0] + 1)[bands]
         window = Window.from_slices(*self._turn.in_file(rows, columns, self._extents))
+        extents = self._turn.ordered(*[len(range(each.start, each.stop, each.step or 1)) for each in (rows, columns)])
+        shape = extents if isinstance(numbers, int) else (len(numbers), *extents)
         try:
             with rasterio.Env(GDAL_CACHEMAX=_GDAL_CACHE_BYTES):
-                block = self._handle().read(list(range(bands.start + 1, bands.stop + 1)), window=window)
+                indexes = numbers if isinstance(numbers, int) else [*numbers]
+                block = self._handle().read(indexes, window=window, out_shape=shape)
             if self._handle().driver == "Zarr":
                 # Chunks of a deleted array read as 0, but opening it again raises an error.
                 _opened_raster(self._path).close()

@@ -27,6 +27,7 @@ from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.support.nested import Key, as_key, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
+from infinite_tensor.tilestore.store import contents_of
 from infinite_tensor.values.arrays import Box, Stamps, contiguous_box, stamps_of_file
 from infinite_tensor.values.definition import Content, checked_dims, names_of
 from infinite_tensor.values.fingerprint import STAMP, Item
@@ -182,6 +183,11 @@ class RasterTensor(InfiniteTensor):
         """
         return self._raster.transform
 
+    def __repr__(self) -> str:
+        # A name such as EPSG:32633, where there is one, because WKT fills the screen.
+        crs = None if self.crs is None else self.crs.to_string()
+        return super().__repr__().replace("InfiniteTensor(", f"RasterTensor(crs={quoted(crs)}, ", 1)
+
     @property
     def nodata(self) -> Any:
         """The value of pixels without data.
@@ -229,6 +235,11 @@ def from_raster(
     """
     reader = RasterReader(_checked_path(path), page)
     return _source(RasterTensor, reader, ("band", "y", "x"), chunks, name, reader.meaning)
+
+
+def is_source(tensor: InfiniteTensor) -> bool:
+    """Whether the pixels of a tensor are in an array or a file, so that no pixel needs computation or storage."""
+    return isinstance(tensor.f, Source) and not contents_of(tensor.tile_store).outlives_process
 
 
 class Source(RegionWriter):

@@ -24,6 +24,7 @@ from infinite_tensor.filling.mask import BoolArray, PlacedMask, placed
 from infinite_tensor.filling.stored_only import whole_pixels
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
 from infinite_tensor.geometry.regions import Blocks, Selection, parse
+from infinite_tensor.pipelines.sources import is_source
 from infinite_tensor.support.exact import MOST, Moments
 from infinite_tensor.support.given import checked_flag, checked_workers, quoted
 from infinite_tensor.tensor import InfiniteTensor
@@ -387,7 +388,7 @@ def stats_of(
             "statistics of the absolute values, as in t.map(torch.abs, dtype='float32')"
         )
     workers = checked_workers(workers)
-    pixels = _Pixels.of(tensor, nodata, region, where, computed, workers)
+    pixels = _Pixels.of(tensor, nodata, region, where, computed or is_source(tensor), workers)
     figures = _Figures(tensor.dtype)
     others = pixels.read(figures.add)
     return figures.stats(others, pixels.missing, pixels if exact else None)

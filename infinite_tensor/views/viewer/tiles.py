@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from infinite_tensor.errors import StoreError, TileAccessError, ValidationError
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.pipelines.pyramid import holds_labels, stored_levels
+from infinite_tensor.pipelines.rasters import RasterReader
+from infinite_tensor.pipelines.sources import is_source
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.stopping import Stopped, end_if_unwanted
@@ -90,6 +92,7 @@ class Tiles:
     def __init__(self, tensor: InfiniteTensor, *, computes: bool = True) -> None:
         self.levels, self._scales = Plane.of(tensor.shape, tensor.dims).pyramid(tensor, stored_levels(tensor))
         self._copied = node_of(tensor).computation.copied
+        self._is_source = is_source(tensor)
         self.computable = self._copied or (computes and tensor.f is not None)
         self._code = nodata_of(node_of(tensor).spec.definition)
         self._failed: dict[tuple[Plane, Tile], Picture] = {}
@@ -133,8 +136,13 @@ class Tiles:
             yield found
 
     def filled(self, plane: Plane, picture: Picture) -> Picture:
-        """Replace missing pixels of a tile by stored pixels of finer levels."""
+        """Replace missing pixels of a tile by stored pixels of finer levels.
+
+        If the tensor is a source, return every n-th of its pixels instead.
+        """
         tile, values = picture.tile, picture.values
+        if self._is_source:
+            return Picture(tile, self._thinned(plane, tile), "stored")
         for level in range(min(tile.level, len(self.levels) - 1) - 1, -1, -1):
             gaps = np.isnan(values)
             if not gaps.any():
@@ -242,6 +250,17 @@ class Tiles:
         if labels:
             halved[halved < 0] = np.nan
         return halved
+
+    def _thinned(self, plane: Plane, tile: Tile) -> Array:
+        tensor, step = self.levels[0], 2**tile.level
+        fine = finer(_box(plane, tile), step, plane.extents_in(tensor.shape))
+        rows, columns = (slice(part.start, part.stop, step) for part in fine)
+        region = plane.region((rows, columns), self._scales[0])
+        end_if_unwanted()
+        reader: Any = getattr(tensor.f, "reader", None)
+        is_raster = isinstance(reader, RasterReader)
+        pixels = shown(reader.every(region[0], rows, columns) if is_raster else tensor[region])
+        return self._shown(plane, pixels, np.zeros(pixels.shape, bool))[0]
 
     def _nodata(self, plane: Plane) -> Array:
         """Return the nodata value of a plane, or an array with a value per colour.

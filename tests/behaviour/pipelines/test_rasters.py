@@ -72,6 +72,7 @@ def test_it_knows_where_on_earth_it_is_also_after_pickling(tmp_path: Path) -> No
         assert each.crs == CRS_UTM
         assert each.transform == TRANSFORM
         assert each.nodata == -9999.0
+        assert "EPSG:32633" in repr(each)
 
 
 @pytest.mark.filterwarnings("ignore:Dataset has no geotransform")

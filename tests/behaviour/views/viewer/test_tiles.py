@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rasterio
 import torch
 import xarray
+import zarr
 from zarr.storage import MemoryStore
 
-from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, ZarrTileStore, from_array, sl
+from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, ZarrTileStore, from_array, from_raster, sl
 from infinite_tensor.views.plane import Plane, Tile
 from infinite_tensor.views.viewer.tiles import Picture, Tiles, stored_near
 from tests.support.counting import Counted
@@ -144,6 +146,25 @@ def test_levels_that_are_coarser_along_z_too_are_shown_at_their_own_place(tmp_pa
         picture = stored(t, [Tile(1, 0, 0)], plane)[Tile(1, 0, 0)]
         assert picture.state == "stored"
         assert np.array_equal(picture.values, level[2].numpy())
+
+
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+@pytest.mark.parametrize("form", ["raster", "zarr"])
+def test_a_source_that_is_too_large_to_average_is_shown_by_every_nth_pixel(form: str, tmp_path: Path) -> None:
+    pixels = np.stack(np.broadcast_arrays(0, *np.mgrid[:700, :1100])).astype("uint16")
+    if form == "raster":
+        with rasterio.open(tmp_path / "in.tif", "w", "GTiff", 1100, 700, 3, dtype="uint16", tiled=True) as file:
+            file.write(pixels)
+        t: InfiniteTensor = from_raster(tmp_path / "in.tif")
+    else:
+        t = from_array(zarr.create_array(MemoryStore(), data=pixels, chunks=(1, 256, 256)), dims=("band", "y", "x"))
+    tiles, plane, far = Tiles(t, computes=False), plane_of(t), Tile(2, 0, 1)
+    ((picture,),) = tiles.stored(plane, [far])
+    assert picture.state == "partial"
+    found = tiles.filled(plane, picture)
+    assert (found.state, found.values.shape) == ("stored", (175, 19, 3))
+    y, x = np.mgrid[:175, 256:275]
+    assert np.array_equal(found.values // 4, np.stack(np.broadcast_arrays(0, y, x), -1))
 
 
 def test_an_error_is_that_of_its_tile(tmp_path: Path) -> None:
