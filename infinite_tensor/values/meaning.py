@@ -578,6 +578,9 @@ def _number(said: Any) -> Any:
     return float(said) if said in ("NaN", "Infinity", "-Infinity") else said
 
 
+_PLACES = re.compile("CRS|transform|GCPs|RPCs|place|coordinate")
+"""How the labels of facts about places begin."""
+
 F = TypeVar("F", bound=Fact)
 
 _KINDS: Mapping[str, type[Fact]] = {each.kind: each for each in (Georeference, Coordinate, Attribute, Tag, Code)}
@@ -619,10 +622,10 @@ class Meaning:
         If a fact cannot be derived for the other tensor, its labels are added to `lost`.
         """
         found = [(fact, fact.through(lens)) for fact in self.facts if not fact.ends_at(lens)]
+        # Another quantity does not lack what earlier steps lost, except for its place.
+        before = [label for label in self.lost if not lens.is_new or _PLACES.match(label)]
         lost = [label for fact, seen in found if seen is None for label in fact.labels]
-        return Meaning(
-            tuple([seen for _, seen in found if seen is not None]), tuple(dict.fromkeys([*self.lost, *lost]))
-        )
+        return Meaning(tuple([seen for _, seen in found if seen is not None]), tuple(dict.fromkeys([*before, *lost])))
 
     def joined(self, other: Meaning) -> Meaning:
         """Return the meaning with the facts that only `other` has."""
