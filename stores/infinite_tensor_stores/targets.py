@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,6 +68,26 @@ def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, 
         raise StoreError(f"{owner}: the target exists already; open a store with mode 'a', or choose {place}")
     elif mode == "r" and not is_store:
         raise StoreError(f"{owner}: there is {found}, but no store; open it with mode 'a' to create a store")
+
+
+def check_writable(path: Path, owner: object) -> None:
+    """Check that a store at `path` can be written, or created in the nearest folder that exists.
+
+    Raise StoreError otherwise, or NotADirectoryError if a file is in the way.
+    """
+    there = next(each for each in (path, *path.parents) if _is_there(each))
+    if there != path and not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+    if not os.access(there, os.W_OK):
+        raise StoreError(f"{owner} cannot be opened: {str(there)!r} is not writable; open a store with mode 'r'")
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def check_format(version: object, owner: object, advice: str = "") -> None:

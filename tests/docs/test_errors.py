@@ -347,7 +347,7 @@ def _() -> None:
 
 @case("a Zarr store is a folder", StoreError, "HDF5TileStore")
 def _() -> None:
-    HDF5TileStore("a.h5").close()
+    HDF5TileStore("a.h5", mode="w").close()
     ZarrTileStore("a.h5")
 
 

@@ -221,5 +221,5 @@ def test_a_new_store_does_not_end_as_an_exported_file(name: str, tmp_path: Path)
     with pytest.raises(ValidationError, match=r"predict\(\.\.\., 'out.zarr'\).export\(\.\.\., 'out\.\w+'\)"):
         InfiniteTensor((4,), lambda _ctx: torch.ones(4), TensorWindow((4,)), tile_store=place, tensor_id="t")
     assert list(tmp_path.iterdir()) == []
-    open_store(place).close()
+    open_store(place, "w").close()
     InfiniteTensor((4,), lambda _ctx: torch.ones(4), TensorWindow((4,)), tile_store=place, tensor_id="t")

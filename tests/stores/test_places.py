@@ -12,7 +12,8 @@ import pytest
 import torch
 from zarr.storage import FsspecStore, LocalStore
 
-from infinite_tensor import HDF5TileStore, TensorBlob, ValidationError, ZarrTileStore, open_store
+from infinite_tensor import HDF5TileStore, StoreError, TensorBlob, ValidationError, ZarrTileStore, open_store
+from infinite_tensor.tilestore import Garbage
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.support.building import line
 
@@ -90,6 +91,32 @@ def test_the_address_of_a_store_opens_it(tmp_path: Path, kind: str) -> None:
         assert again.tensor_ids() == ["ones"]
 
 
+def test_opening_creates_nothing_until_the_first_write(kind: str) -> None:
+    with opened(kind) as store, opened(kind) as another:
+        assert (store.tensor_ids(), store.group_ids(), store.gc()) == ([], [], Garbage())
+        store.flush()
+        with pytest.raises(StoreError, match="there is no store"):
+            opened(kind, mode="r")
+        pickled = pickle.dumps(store)
+        assert list(Path.cwd().iterdir()) == []
+        store.close()
+        with store:
+            line(store, tensor_id="ones")[0:20]
+            store.flush()
+            assert another.tensor_ids() == ["ones"]
+            assert another.open("ones")[0:20].sum() == 20
+    with pickle.loads(pickled) as again:  # noqa: S301  (our own)
+        assert again.tensor_ids() == ["ones"]
+
+
+@pytest.mark.parametrize("kind", ["Zarr", "HDF5"])
+def test_a_place_where_nothing_can_be_created_is_refused_at_once(kind: str) -> None:
+    target, open_it = OPENERS[kind]
+    Path("file").touch()
+    with pytest.raises(StoreError, match="Not a directory"):
+        open_it(f"file/{target}")
+
+
 @pytest.mark.parametrize("target", ["blob", Path("blob"), "file://blob"], ids=["str", "Path", "file:// URL"])
 def test_a_blob_is_where_it_was_opened(tmp_path: Path, target: Any) -> None:
     place = str(tmp_path / "here" / "blob")
@@ -156,6 +183,6 @@ def test_a_slash_at_the_end_of_a_path_of_a_file_system_says_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["x.h5", "x.hdf5", "x.hdf", "X.HDF"])
 def test_a_file_is_opened_as_hdf5_by_its_name(name: str) -> None:
-    with open_store(name) as store:
+    with open_store(name, "w") as store:
         assert isinstance(store, HDF5TileStore)
     assert Path(name).is_file()

@@ -96,6 +96,22 @@ def members(files: dict[str, bytes]) -> dict[str, bytes]:
     return {key: data for key, data in files.items() if key != "zarr.json"}
 
 
+def test_a_store_that_is_only_read_leaves_nothing(place: Place) -> None:
+    with place.open() as store:
+        assert store.tensor_ids() == []
+        with pytest.raises(StoreError, match="tensor 't'"):
+            store.open("t")
+    assert place.files() == {}
+
+
+def test_what_others_put_there_before_the_first_write_is_left_alone(folder: Folder) -> None:
+    with folder.open() as store:
+        folder.put("thesis.txt")
+        with pytest.raises(StoreError, match=r"other data: 'thesis\.txt'"):
+            overlapping(store)
+    assert folder.files() == {"thesis.txt": PHOTOGRAPH}
+
+
 # No root document.
 
 STRANGERS = {
@@ -214,7 +230,7 @@ def test_a_store_is_created_beside_another_one(folder: Folder, tmp_path: Path) -
 def test_a_store_that_lies_in_another_one_already_opens(folder: Folder, tmp_path: Path) -> None:
     filled(folder.open())
     inner = folder.path / "t"
-    ZarrTileStore(tmp_path / "elsewhere").close()
+    ZarrTileStore(tmp_path / "elsewhere", mode="w").close()
     (tmp_path / "elsewhere").rename(inner)
     for mode in MODES:
         ZarrTileStore(inner, mode=mode).close()
@@ -447,7 +463,7 @@ def test_of_a_symbolic_link_in_a_store_the_link_is_deleted(folder: Folder, tmp_p
 def test_of_a_tensor_in_another_store_only_the_link_to_it_is_deleted(folder: Folder, tmp_path: Path, use: str) -> None:
     other = Folder(tmp_path / "other.zarr")
     expected, kept = filled(other.open()), other.files()
-    folder.open().close()
+    folder.open("w").close()
     (folder.path / "t-t").symlink_to(other.path / "t-t")
     with folder.open("r") as store:
         assert torch.equal(store.open("t")[0:9, 0:9], expected)

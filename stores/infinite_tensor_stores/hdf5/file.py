@@ -41,7 +41,7 @@ from infinite_tensor_stores.hdf5.members import (
     tensors_in,
 )
 from infinite_tensor_stores.hdf5.slots import TileSlots
-from infinite_tensor_stores.targets import check_format, check_found
+from infinite_tensor_stores.targets import check_format, check_found, check_writable
 
 _MARGIN = 2**20
 """Bytes for what HDF5 itself stores in the file in addition to the data."""
@@ -294,10 +294,8 @@ class _Forks(threading.local):
         self._held.clear()
 
 
-# Windows has no fork.
-if hasattr(os, "register_at_fork"):
-    _forks = _Forks()
-    os.register_at_fork(before=_forks.begin, after_in_parent=_forks.end, after_in_child=_forks.forget)
+_forks = _Forks()
+os.register_at_fork(before=_forks.begin, after_in_parent=_forks.end, after_in_child=_forks.forget)
 
 
 def open_file(path: Path, mode: str, owner: object) -> SharedFile:
@@ -335,6 +333,12 @@ def open_file(path: Path, mode: str, owner: object) -> SharedFile:
                     delete_ours(file.h5)
         file.users.add(owner)
         return file
+
+
+def check_place(path: Path, owner: object) -> None:
+    """Check that a file can be created. Raise StoreError otherwise."""
+    with _opening(path, owner):
+        check_writable(path, owner)
 
 
 def reopen_file(path: Path, mode: str, owner: object) -> SharedFile:

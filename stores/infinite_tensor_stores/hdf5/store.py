@@ -23,7 +23,7 @@ from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent.documents import TENSOR, name_of
 from infinite_tensor.values.dtypes import to_stored
 from infinite_tensor_stores.handles import HandleStore, TensorHandle
-from infinite_tensor_stores.hdf5.file import SharedFile, leave_file, open_file, reopen_file, reserve
+from infinite_tensor_stores.hdf5.file import SharedFile, check_place, leave_file, open_file, reopen_file, reserve
 from infinite_tensor_stores.hdf5.members import (
     DEFINITION,
     FOLDER,
@@ -205,9 +205,10 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         The file, as a path or a ``file://`` URL. A relative path is made absolute when the store is opened; a later
         change of the current folder has no effect on it.
     mode : str
-        ``a`` opens or creates, ``r+`` opens, ``r`` opens and never writes, ``w`` deletes the store in the file and
-        creates a new one, ``w-`` creates and fails if anything is there. ``a``, ``r+`` and ``w`` also add a store to
-        an HDF5 file of another program, whose attributes, groups and datasets stay unchanged.
+        ``a`` opens, and creates a missing file with the first write; ``r+`` opens, ``r`` opens and never writes, ``w``
+        deletes the store in the file and creates a new one, ``w-`` creates and fails if anything is there. ``a``,
+        ``r+`` and ``w`` also add a store to an HDF5 file of another program, whose attributes, groups and datasets stay
+        unchanged.
     compression : str, int or None
         How new tensors are compressed, with the names of h5py; bytes are shuffled first. None stores tiles
         uncompressed.
@@ -273,7 +274,12 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
             read_only=mode == "r",
             workers=workers,
         )
-        self._file = open_file(self._path, self.mode, self)
+        # Mode "a" creates nothing yet: `_writable` does, before the first write.
+        self._is_new = self.mode == "a" and not os.path.lexists(self._path)
+        if self._is_new:
+            check_place(self._path, self)
+        else:
+            self._file = open_file(self._path, self.mode, self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the path and the options.
@@ -281,7 +287,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         Another process can open the file once this process has closed it.
         """
         own: dict[str, Any] = {name: self._filters.get(name) for name in ("compression", "compression_opts")}
-        mode: Mode = "r" if self.read_only else "r+"
+        mode: Mode = "r" if self.read_only else "a" if self._is_new else "r+"
         return partial(type(self), mode=mode, **own, **self._options()), (self.filepath,)
 
     @property
@@ -307,7 +313,8 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     # The file.
 
     def _resume(self) -> None:
-        self._file = reopen_file(self._path, "r" if self.read_only else "r+", self)
+        if not self._is_new:
+            self._file = reopen_file(self._path, "r" if self.read_only else "r+", self)
 
     def _opened_file(self) -> SharedFile:
         if self._file is None:
@@ -315,13 +322,21 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         return self._file
 
     def _writable(self) -> SharedFile:
+        if self._is_new:
+            self._file, self._is_new = open_file(self._path, "a", self), False
         file = self._opened_file()
         file.check_process(self)
         return file
 
     @property
     def _vanished(self) -> bool:
-        return self._opened_file().vanished
+        return not self._is_new and self._opened_file().vanished
+
+    def _is_begun(self) -> bool:
+        """Return whether the file has been created, by this store or another."""
+        if self._is_new and os.path.lexists(self._path):
+            self._writable()
+        return not self._is_new
 
     def _file_there(self) -> SharedFile:
         if self._vanished:
@@ -341,6 +356,8 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     # Documents are datasets. Each tensor has a separate HDF5 group, and all TensorGroups share an HDF5 group.
 
     def _read_documents(self, names: Sequence[str]) -> list[dict[str, Any] | ValueError | None]:
+        if not self._is_begun():
+            return [None] * len(names)
         file = self._file_there()
         with file.opened(self) as h5:
             return [read_document(h5, name) for name in names]
@@ -368,6 +385,8 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
                 replace_definition(group, data)
 
     def _delete_document(self, name: str) -> None:
+        if not self._is_begun():
+            return
         file = self._writable()
         with file.lock:
             if name.startswith(TENSOR):
@@ -376,6 +395,8 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
                 delete_group(file.h5, name)
 
     def _list_documents(self, kind: str) -> list[str]:
+        if not self._is_begun():
+            return []
         file = self._file_there()
         with file.opened(self) as h5:
             names = names_in(h5) if kind == TENSOR else groups_in(h5)
@@ -385,6 +406,8 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         return f"/{name}/{DEFINITION}" if name.startswith(TENSOR) else f"/{FOLDER}/{name}"
 
     def _is_ours(self, name: str) -> bool:
+        if not self._is_begun():
+            return True
         file = self._opened_file()
         with file.opened(self) as h5:
             return not name.startswith(TENSOR) or tensor_at(h5, name) is not None
@@ -428,11 +451,15 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         return list(handle.damages(repair=repair))
 
     def _collect_garbage(self) -> Garbage:
+        if not self._is_begun():
+            return Garbage()
         self._writable()
         return self._file_there().collect_garbage()
 
     def _drop_partials(self, older_than: float) -> Garbage:
-        self._writable()
         if older_than:
             raise keeps_no_times(self)
+        if not self._is_begun():
+            return Garbage()
+        self._writable()
         return self._file_there().drop_partials()

@@ -31,7 +31,7 @@ from infinite_tensor.tilestore.stored_definition import FORMAT
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, left_alone, read_file
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import Stored
-from infinite_tensor_stores.targets import check_format, check_found, innermost
+from infinite_tensor_stores.targets import check_format, check_found, check_writable, innermost
 from infinite_tensor_stores.zarr.layout import (
     DOCUMENT,
     Place,
@@ -90,14 +90,22 @@ class Root:
         The objects of the store.
     owner : object
         The store; messages show its str.
+
+    Attributes
+    ----------
+    is_new : bool
+        Whether there was no store yet when last looked at.
     """
 
     def __init__(self, objects: Objects, owner: object) -> None:
         self._objects = objects
         self._owner = owner
+        self.is_new = False
 
     def open(self, mode: str) -> None:
         """Open a store, or create a new store.
+
+        Mode "a" creates nothing yet: `begin` does, before the first write.
 
         Parameters
         ----------
@@ -120,6 +128,14 @@ class Root:
                 check_found(mode, self._owner, None, is_store=False, place=_PLACE)
             raise StoreError(f"{self._owner} cannot be opened: {type(error).__name__}: {error}") from error
 
+    def begin(self) -> None:
+        """Create the store, if it is new."""
+        if self.is_new:
+            # Another program may have written here since. On remote storage, to look again would cost a request.
+            if self._objects.root is not None:
+                self._check_free()
+            self._create("a")
+
     def _open(self, mode: str) -> None:
         self._check_folder()
         (document,) = self._objects.get([DOCUMENT])
@@ -132,19 +148,24 @@ class Root:
         check_found(mode, self._owner, found, is_store=ours is not None, place=_PLACE)
         if mode != "r":
             self._check_writable()
-        if document is None:
-            self._check_free()
+        # Tensors without a root, as after a deletion by mistake, get a new one.
+        self.is_new = document is None and self._check_free() and mode == "a"
         if mode == "w":
             self._delete_ours()
         if document is None:
-            if not self._objects.run(self._objects.create, DOCUMENT, group_document(_MARK)):
-                if mode == "w-":
-                    raise StoreError(f"{self._owner}: another process has just created it; mode 'a' opens it")
-                # Another process has just created it.
-                self._open("r+")
+            if not self.is_new:
+                self._create(mode)
         elif ours is None or (mode == "w" and ours != _MARK):
             # Attributes of others are kept.
             self._objects.put({DOCUMENT: marked(document, _MARK)})
+
+    def _create(self, mode: str) -> None:
+        if not self._objects.run(self._objects.create, DOCUMENT, group_document(_MARK)):
+            if mode == "w-":
+                raise StoreError(f"{self._owner}: another process has just created it; mode 'a' opens it")
+            # Another process has just created it.
+            self._open("r+")
+        self.is_new = False
 
     def _check_folder(self) -> None:
         root = self._objects.root
@@ -177,19 +198,21 @@ class Root:
                 "zarr.from_array(store, data=t.as_zarr(region), name='map')"
             ) from error
 
-    def _check_free(self) -> None:
+    def _check_free(self) -> bool:
         """Check that a new store can be created here.
 
-        Raise StoreError if there is other data. On a local disk, also raise StoreError inside another store.
+        Return False if there are tensors or groups. Raise StoreError if there is other data, and on a local disk also
+        inside another store.
         """
-        if strangers := self._strangers():
+        names = self._objects.run(self._names, "")
+        if strangers := self._strangers(names):
             raise StoreError(
                 f"{self._owner}: there is no store, but other data: {', '.join(map(repr, strangers))}; choose an empty "
                 "folder"
             )
         if self._objects.root is None:
             # On remote storage, the check for another store would cost requests.
-            return
+            return not names
         folder = self._objects.root.resolve()
         for inner in (folder, *folder.parents):
             if (inner == folder or _is_name_of_ours(inner.name)) and _is_store(inner.parent):
@@ -197,15 +220,16 @@ class Root:
                     f"{self._owner}: there is no store, and the folder is inside the store {str(inner.parent)!r}; open "
                     "this store instead, or choose a folder outside of it"
                 )
+        return not names
 
     def _check_writable(self) -> None:
-        """Check that a local folder is writable.
+        """Check that a local folder is writable, or can be created.
 
         On remote storage, the first write fails instead.
         """
         root = self._objects.root
-        if root is not None and root.exists() and not os.access(root, os.W_OK):
-            raise StoreError(f"{self._owner} cannot be opened: its folder is not writable; open it with mode 'r'")
+        if root is not None:
+            check_writable(root, self._owner)
 
     def _mark_in(self, document: bytes) -> dict[str, Any] | None:
         """Return the mark of this library in the root's document.
@@ -228,7 +252,7 @@ class Root:
             if ours is not None and (not isinstance(ours.get("format"), int) or ours["format"] < 1):
                 raise ValueError(f"the format is {ours.get('format')!r}")
         except ValueError as error:
-            theirs = [*self._strangers(), *attributes_of_others(document)]
+            theirs = [*self._strangers(self._objects.run(self._names, "")), *attributes_of_others(document)]
             if isinstance(document, Unreadable):
                 advice = "Move it away"
             elif theirs:
@@ -239,10 +263,10 @@ class Root:
             raise StoreError(f"{self._owner}: {DOCUMENT} of the store is damaged ({error}). {advice}") from error
         return ours
 
-    def _strangers(self) -> list[str]:
+    def _strangers(self, names: Iterable[str]) -> list[str]:
         async def find() -> list[str]:
             strangers: list[str] = []
-            for name in await self._names(""):
+            for name in names:
                 folder = await self._look(name) if _is_name_of_ours(name) else _Folder(name, [], name, marked=False)
                 if folder.stranger is not None and name != DOCUMENT:
                     strangers.append(folder.stranger)

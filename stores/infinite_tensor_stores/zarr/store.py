@@ -62,9 +62,9 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         A path, any fsspec URL (``s3://``, ``gs://``, ``memory://``, ...), or a zarr Store. A relative path is made
         absolute when the store is opened; a later change of the current folder has no effect on it.
     mode : str
-        ``a`` opens or creates, ``r+`` opens, ``r`` opens and never writes, ``w`` deletes an existing store and
-        creates, ``w-`` creates and fails if anything is there. On a local disk, no mode creates a store inside another
-        store. For a URL this is not checked, because it would cost requests.
+        ``a`` opens, and creates a missing store with the first write; ``r+`` opens, ``r`` opens and never writes,
+        ``w`` deletes an existing store and creates, ``w-`` creates and fails if anything is there. On a local disk, no
+        mode creates a store inside another store. For a URL this is not checked, because it would cost requests.
     tile_size : int or tuple of int, optional
         Extent of a tile, which is a chunk; see `PersistentTileStore`. By default, a stored tensor keeps its tile size.
         A new tensor gets tiles of 1 to 4 MiB in the shape of its windows, such as 512 x 512 of float32.
@@ -152,7 +152,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             "concurrency": self._concurrency,
             "compressors": self._compressors,
         }
-        mode: Mode = "r" if self.read_only else "r+"
+        mode: Mode = "r" if self.read_only else "a" if self._root.is_new else "r+"
         return partial(type(self), mode=mode, **own, **self._options()), (self.target,)
 
     @property
@@ -176,7 +176,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
     @property
     def _vanished(self) -> bool:
-        return self._objects.get([DOCUMENT]) == [None]
+        return not self._root.is_new and self._objects.get([DOCUMENT]) == [None]
 
     @property
     def _is_near(self) -> bool:
@@ -186,11 +186,15 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
     def _read_documents(self, names: Sequence[str]) -> list[dict[str, Any] | ValueError | None]:
         root, *found = self._objects.get([DOCUMENT, *map(self._document_path, names)])
-        if root is None and (not found or None in found):
+        if root is None and not self._root.is_new and (not found or None in found):
             raise vanished(self)
+        if root is not None and self._root.is_new:
+            # Another process has created the store.
+            self._root.open("r+")
         return list(map(_definition_in, found))
 
     def _create_document(self, name: str, document: dict[str, Any]) -> None:
+        self._root.begin()
         if name.startswith(GROUP):
             self._root.check_free(name, f"group {document['group_id']!r}")
             self._objects.run(self._objects.create, self._document_path(name), group_document(document))

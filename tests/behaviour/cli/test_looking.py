@@ -84,7 +84,7 @@ def test_ls_lists_groups_and_hdf5(cli: CommandLine, tmp_path: Path) -> None:
 
 
 def test_ls_of_an_empty_store_says_so(cli: CommandLine, tmp_path: Path) -> None:
-    ZarrTileStore(tmp_path / "s").close()
+    ZarrTileStore(tmp_path / "s", mode="w").close()
     found = cli("ls", tmp_path / "s")
     assert (found.code, found.out) == (0, "")
     assert "contains no tensors" in found.err

@@ -79,7 +79,7 @@ def test_the_page_of_leaflet_shows_the_pixels_of_the_tensor(browser: Any, tmp_pa
     if not LEAFLET.exists():
         pytest.skip("npm install --no-save leaflet@1.9.4")
     (tmp_path / "world.py").write_text(WORLD)
-    ZarrTileStore(tmp_path / "world.zarr").close()
+    ZarrTileStore(tmp_path / "world.zarr", mode="w").close()
     names: dict[str, Any] = {}
     exec(WORLD, names)  # noqa: S102  (what the server shows)
     photo = names["photo"]

@@ -693,7 +693,7 @@ world = InfiniteTensor(
 
 def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "world.py").write_text(MODULE)
-    ZarrTileStore(tmp_path / "w.zarr").close()
+    ZarrTileStore(tmp_path / "w.zarr", mode="w").close()
     command = [*COMMAND, "serve", "w.zarr", "--module", "world.py:world", "--region", "0:128,0:128", "--port", "0"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -737,7 +737,7 @@ def test_the_end_waits_for_one_call_of_f(tmp_path: Path, number: signal.Signals,
     if not reachable(host):
         pytest.skip("this machine has no IPv6")
     (tmp_path / "world.py").write_text(ENDLESS)
-    ZarrTileStore(tmp_path / "w.zarr").close()
+    ZarrTileStore(tmp_path / "w.zarr", mode="w").close()
     command = [*COMMAND, "serve", "w.zarr", "--module", "world.py:world", "--max-windows", "9999", "--port", "0"]
     command += ["--host", host]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -759,7 +759,7 @@ def test_the_end_waits_for_one_call_of_f(tmp_path: Path, number: signal.Signals,
 def serving(folder: Path, module: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], Callable[[str], Any]]]:
     """The command in a process of its own, and what asks it for a path."""
     (folder / "world.py").write_text(module)
-    ZarrTileStore(folder / "w.zarr").close()
+    ZarrTileStore(folder / "w.zarr", mode="w").close()
     command = [*COMMAND, "serve", "w.zarr", "--module", "world.py:world", "--max-windows", "9999", "--port", "0"]
     with subprocess.Popen(
         [*command, *options], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -342,7 +342,7 @@ def test_the_scale_is_from_the_smallest_to_the_largest_value_that_is_seen(opened
 def command(browser: Any, folder: Path, module: str) -> Iterator[tuple[subprocess.Popen[str], Page]]:
     """The command, which shows `world` of a module, and its page."""
     (folder / "world.py").write_text(module)
-    ZarrTileStore(folder / "w.zarr").close()
+    ZarrTileStore(folder / "w.zarr", mode="w").close()
     line = [*COMMAND, "view", "w.zarr", "--module", "world.py:world", "--no-browser", "--json"]
     with subprocess.Popen(line, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
