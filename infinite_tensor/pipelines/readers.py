@@ -47,7 +47,6 @@ from infinite_tensor.values.checks import dense, stand_in
 from infinite_tensor.values.definition import json_value
 from infinite_tensor.values.dtypes import DTYPES
 from infinite_tensor.values.meaning import MOST_COORDINATES, Attribute, Code, Coordinate, Fact, Meaning
-from infinite_tensor_stores.remote import without_logins
 from infinite_tensor_stores.targets import is_in_memory, shown
 
 
@@ -185,8 +184,7 @@ class ArrayReader(Reader):
                 function(*args)
             except Exception as error:
                 raise StoreError(
-                    f"{self!r} has vanished: {without_logins(str(error))}; restore it, or make the tensor again from "
-                    "another copy"
+                    f"{self!r} has vanished: {shown(error)}; restore it, or make the tensor again from another copy"
                 ) from error
 
     def _open_in_child(self) -> None:

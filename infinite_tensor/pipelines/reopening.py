@@ -438,8 +438,6 @@ def _path_of(name: str, what: str) -> str:
     path = os.path.abspath(name)  # noqa: PTH100
     with contextlib.suppress(OSError):
         there = os.stat(path)  # noqa: PTH116
-        if not os.path.isdir(_OPEN):  # noqa: PTH112
-            return path
         for number in os.listdir(_OPEN):  # noqa: PTH208
             with contextlib.suppress(OSError):
                 if os.path.samestat(os.fstat(int(number)), there):
@@ -448,7 +446,7 @@ def _path_of(name: str, what: str) -> str:
 
 
 _OPEN = "/dev/fd"
-"""Folder with the open files of a process, on all systems except Windows."""
+"""Folder with the open files of a process."""
 
 
 def _of_file(file: Any) -> Opened | None:

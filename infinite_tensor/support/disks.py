@@ -106,7 +106,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     file = None
     with suppress(OSError):
         # An object holds the descriptor. Dropping the object after an interrupt unlocks the folder.
-        file = OpenFile(descriptor := os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)))
+        file = OpenFile(descriptor := os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
         if not lock(descriptor, wait=True):
             tell_weaker(
                 folder.parent,
@@ -122,13 +122,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 def sync_file(path: Path) -> None:
     """Sync the content of a file, or the entries of a folder, to the disk."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:
-        # Windows cannot open folders.
-        if path.is_dir():
-            return
-        raise
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         sync_opened(descriptor, path)
     finally:

@@ -35,9 +35,7 @@ def _renew_all() -> None:
         holder._renew_after_fork()  # noqa: SLF001  (of the protocol above)
 
 
-# Windows has no fork.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_all)
+os.register_at_fork(after_in_child=_renew_all)
 
 
 class Lock:

@@ -160,9 +160,7 @@ def act_as_ctrl_c(number: int, frame: FrameType | None) -> None:
         _ctrl_c.note(default_int_handler, number, frame)
 
 
-# Windows has no fork.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_ctrl_c.restore_in_child)
+os.register_at_fork(after_in_child=_ctrl_c.restore_in_child)
 
 
 class store_call:  # noqa: N801  (reads as a statement: ``with store_call(contents):``)

@@ -64,10 +64,8 @@ class _Worker:
 _idle: deque[_Worker] = deque()
 _busy: set[_Worker] = set()
 
-# Windows has no fork.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_idle.clear)
-    os.register_at_fork(after_in_child=_busy.clear)
+os.register_at_fork(after_in_child=_idle.clear)
+os.register_at_fork(after_in_child=_busy.clear)
 
 
 def _settle() -> None:

@@ -31,8 +31,8 @@ LARGEST_DOCUMENT = 2**25
 HDF5_SUFFIXES = (".h5", ".hdf5", ".hdf")
 """The file name suffixes of HDF5 stores, in lower case."""
 
-# Without O_NONBLOCK, opening a FIFO waits for a writer. Windows has neither.
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+# Without O_NONBLOCK, opening a FIFO waits for a writer.
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 # Errors for a socket, a device without a driver, and a circular symbolic link.
 _NOT_TO_BE_OPENED = (errno.ENXIO, errno.ENODEV, errno.ELOOP)
 _IRREGULAR = "not a regular file"
@@ -288,7 +288,7 @@ def _folders_of_chunks(array: Path) -> list[str]:
 
 
 def _created(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         return os.open(path, flags, 0o666)
     except FileNotFoundError:

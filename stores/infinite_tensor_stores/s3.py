@@ -296,8 +296,7 @@ def _wait_for_closing() -> None:
     wait(list(_closing), _MOST_SECONDS_TO_CLOSE)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_wait_for_closing)
+os.register_at_fork(before=_wait_for_closing)
 
 
 def _close_all() -> None:

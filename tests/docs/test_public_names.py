@@ -234,7 +234,7 @@ def test_pipelines_are_made_of_public_names(path: Path) -> None:
             of_all = part.startswith(("support", "geometry", "values", "pipelines", "errors"))
             names = [] if of_all or node.module == "infinite_tensor_stores" else [alias.name for alias in node.names]
             # Where a Zarr store lies, what a store keeps in memory, whether an optional package is there, and checks.
-            ours = {"shown", "without_logins", "is_in_memory", "contents_of", "import_tensordict"}
+            ours = {"shown", "is_in_memory", "contents_of", "import_tensordict"}
             ours |= {"check_fill_options", "check_fill"}
             assert set(names) - ours <= set(PUBLIC), f"{path.name}: {names} of {part}"
 
