@@ -12,6 +12,13 @@ import io
 class InfiniteTensorError(Exception):
     """Base class of all exceptions in the library."""
 
+    def __str__(self) -> str:
+        """Return the message. Control characters, as of names in foreign files, are escaped for terminals."""
+        return "".join(
+            each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
+            for each in super().__str__()
+        )
+
 
 class ValidationError(InfiniteTensorError, ValueError):
     """An argument, a definition or a result of ``f`` is not valid."""

@@ -20,6 +20,7 @@ import torch
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.pipelines.readers import Reader, as_tensor, torch_dtype_of
 from infinite_tensor.support.given import as_index, quoted
+from infinite_tensor.support.tables import plain
 from infinite_tensor.values.arrays import Box, Stamps, cut, stamps_of_raster
 from infinite_tensor.values.meaning import COLOURS, Attribute, Code, Coordinate, Fact, Georeference, Meaning, Tag
 
@@ -143,7 +144,8 @@ def page_of(path: str, page: object, count: int) -> int:
     if page is None:
         if count > 1:
             warnings.warn(
-                f"{path} has {count} pages, and only the first is read; give a page from page=0 to page={count - 1}",
+                f"{plain(path)} has {count} pages, and only the first is read; give a page from page=0 to "
+                f"page={count - 1}",
                 stacklevel=4,
             )
         return 0

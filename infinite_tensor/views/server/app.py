@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -23,6 +24,7 @@ from infinite_tensor.groups import TensorGroup
 from infinite_tensor.opening import for_reading, reader_of
 from infinite_tensor.pipelines.pyramid import without_levels
 from infinite_tensor.support.given import checked_count, quoted
+from infinite_tensor.support.tables import plain
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.inventory import sources_first
@@ -142,8 +144,9 @@ class _Routes:
 
     async def index(self, _request: Request) -> Response:
         """Return a page with links to all tensors."""
-        names = [html.escape(name) for name in self._tensors]
-        rows = "".join(f'<li><a href="/{name}/zarr.json">{name}</a></li>' for name in names)
+        rows = "".join(
+            f'<li><a href="/{quote(name)}/zarr.json">{html.escape(plain(name))}</a></li>' for name in self._tensors
+        )
         told = "<p>Zarr at /name, map tiles at /name/{z}/{x}/{y}.png</p>"
         return HTMLResponse(f"<!doctype html><title>infinite-tensor</title>{told}<ul>{rows}</ul>")
 

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TypeAlias
 
+import h5py
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,11 +22,15 @@ from infinite_tensor import (
     InfiniteTensorError,
     MemoryTileStore,
     StoreError,
+    TensorBlob,
     TensorGroup,
     TensorWindow,
     TileStore,
     ValidationError,
     ZarrTileStore,
+    from_array,
+    from_image,
+    from_raster,
 )
 from infinite_tensor.tilestore.persistent.documents import id_of, name_of
 from tests.support.stores import sample
@@ -192,3 +197,26 @@ def test_no_report_sends_the_control_characters_of_an_id_to_a_terminal(tmp_path:
     for text in map(str, reports):
         assert all(line.isprintable() for line in text.splitlines())
         assert sum(line.startswith("all ") for line in text.splitlines()) <= 1
+
+
+def test_no_error_sends_the_control_characters_of_a_foreign_name_to_a_terminal(tmp_path: Path) -> None:
+    name = "\x1b[31m\u202e\n"
+    (tmp_path / name).write_bytes(b"no image")
+    with h5py.File(tmp_path / "others.h5", "w") as file:
+        file.create_group(f"t-{name}")
+
+    class Named:
+        def __repr__(self) -> str:
+            return name
+
+    attempts: list[Callable[[], object]] = [
+        lambda: from_image(tmp_path / name),
+        lambda: from_raster(tmp_path / name),
+        lambda: TensorBlob.open(tmp_path / f"{name}none"),
+        lambda: HDF5TileStore(tmp_path / "others.h5"),
+        lambda: from_array(Named()),
+    ]
+    for attempt in attempts:
+        with pytest.raises(InfiniteTensorError) as caught:
+            attempt()
+        assert all(line.isprintable() for line in str(caught.value).split("\n"))
