@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import shutil
 import warnings
@@ -250,10 +251,11 @@ def _opened_tiles(cutout: Cutout, path: Path, side: int) -> Iterator[tuple[Sink,
     bands, rows, columns = cutout.image("tiff")
     said, dtype, mask = _said_of(cutout), _dtype_of(cutout), _mask_of(cutout)
     nodata = said.profile.get("nodata")
-    only_labels, known = True, "colormap" in said.attributes or holds_labels(cutout.tensor)
+    has_nan, only_labels, known = False, True, "colormap" in said.attributes or holds_labels(cutout.tensor)
 
     def put(place: Place, pixels: Pixels) -> None:
-        nonlocal only_labels
+        nonlocal has_nan, only_labels
+        has_nan = has_nan or (dtype.kind == "f" and bool(np.isnan(pixels).any()))
         only_labels = only_labels and (known or are_labels(pixels[pixels != nodata]))
         box = list(place)
         channels = slice(0, 1) if cutout.channels is None else box.pop(cutout.channels)
@@ -294,6 +296,9 @@ def _opened_tiles(cutout: Cutout, path: Path, side: int) -> Iterator[tuple[Sink,
                 setattr(file, name, value)
         _write_tags(file, said.tags)
         yield Sink(_unit_of(cutout, bands, side), put), lambda: only_labels
+        if has_nan and nodata is None and mask is None:
+            # Otherwise, GDAL would make a pixel of an overview NaN if a single pixel below is.
+            file.nodata = math.nan
 
 
 def _rasterio() -> Any:
