@@ -226,7 +226,11 @@ class BatchedNetwork(CallingNetworks):
         batch = torch.stack(list(regions))
         batch = batch.unsqueeze(1) if self._channel_dim is None else batch.movedim(1 + self._channel_dim, 1)
         self.modes.check()
-        outputs = {name: self._checked(name, output) for name, output in _named(self._called(batch)).items()}
+        returned = self._called(batch)
+        named = _named(returned)
+        unfit = [name for name, output in named.items() if name is not None and not self._fits(output)]
+        advice = _without(unfit, named, returned) if 0 < len(unfit) < len(named) else ""
+        outputs = {name: self._checked(name, output, advice) for name, output in named.items()}
         self._check_as_before(outputs)
         return {name: _on_cpu(output) for name, output in outputs.items()}
 
@@ -249,7 +253,10 @@ class BatchedNetwork(CallingNetworks):
                 f"{_told(before)} for earlier windows"
             )
 
-    def _checked(self, name: str | None, output: object) -> torch.Tensor:
+    def _fits(self, output: object) -> bool:
+        return isinstance(output, np.ndarray | torch.Tensor) and output.shape[:1] == (self.batch_size,)
+
+    def _checked(self, name: str | None, output: object, advice: str) -> torch.Tensor:
         named = "" if name is None else f" for {name!r}"
         if isinstance(output, np.ndarray):
             output = _tensor_of(output, named)
@@ -259,13 +266,13 @@ class BatchedNetwork(CallingNetworks):
                 + (
                     "end it with `return result`"
                     if output is None
-                    else "wrap it, as in lambda batch: net(batch).logits"
+                    else advice or "wrap it, as in lambda batch: net(batch).logits"
                 )
             )
         if output.ndim < 1 or len(output) != self.batch_size:
             raise ShapeMismatchError(
                 f"net must return one result for each window, along the first dimension, got shape "
-                f"{tuple(output.shape)}{named} for a batch of {self.batch_size}"
+                f"{tuple(output.shape)}{named} for a batch of {self.batch_size}" + (advice and f"; {advice}")
             )
         return output
 
@@ -309,6 +316,22 @@ def device_of(net: object) -> torch.device:
 def _dtypes_of(net: object) -> set[torch.dtype]:
     parameters = [each for network in networks_in((net,)) for each in network.parameters()]
     return {each.dtype for each in parameters if each.is_floating_point()}
+
+
+def _without(unfit: Sequence[str | None], named: Mapping[str | None, object], returned: object) -> str:
+    """Return the advice to leave out some outputs of a network."""
+    kept, listed = [name for name in named if name not in unfit], ", ".join(map(repr, unfit))
+    if isinstance(returned, Mapping):
+        part, items = f"[{kept[0]!r}]", "net(batch)"
+    elif hasattr(returned, "_asdict"):
+        part, items = f".{kept[0]}", "net(batch)._asdict()"
+    elif is_dataclass(returned):
+        part, items = f".{kept[0]}", "vars(net(batch))"
+    else:
+        part, items, listed = f"[{kept[0]}]", "dict(enumerate(net(batch)))", ", ".join(map(str, unfit))
+    rest = f"{{name: each for name, each in {items}.items() if name not in ({listed},)}}"
+    rest = f"net(batch){part}" if len(kept) == 1 else rest
+    return f"leave out {listed}, as in lambda batch: {rest}"
 
 
 def _named(returned: object) -> dict[str | None, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import make_dataclass
@@ -195,7 +196,7 @@ def test_masked_elements_that_a_network_returns_are_refused() -> None:
 
 def test_no_message_shows_the_pixels_of_what_was_returned() -> None:
     shown = r"<Tensor of shape \(4, 3, 32, 32\), torch.float32>"
-    with pytest.raises(ValidationError, match=rf"got \({shown}, \[{shown}\]\) for '0'; wrap it"):
+    with pytest.raises(ValidationError, match=rf"got \({shown}, \[{shown}\]\) for '0'; leave out 0"):
         predicted(lambda batch: ((batch, [batch]), batch), PICTURE)
 
 
@@ -411,3 +412,35 @@ def test_what_no_dtype_holds_is_refused() -> None:
 
     with pytest.raises(ValidationError, match=r"no dtype contains all values of .*'large': torch\.int64"):
         predicted(NET, IMAGE, reduce={"large": large, "sure": confidence})
+
+
+class Logits(NamedTuple):
+    logits: Any
+    loss: Any
+    aux: Any = None
+
+
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize("unfit", [lambda scores: scores.sum(), lambda _scores: 0.5, lambda scores: (scores, scores)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda *outputs: dict(zip(("logits", "loss", "aux"), outputs, strict=False)),
+        lambda *outputs: outputs,
+        Logits,
+        make_dataclass("Outputs", ["logits", "loss", ("aux", Any, None)]),
+    ],
+)
+def test_an_output_that_is_no_image_is_left_out_as_the_error_says(kind: Any, unfit: Any, more: bool) -> None:
+    def net(batch: torch.Tensor) -> Any:
+        return kind(batch, unfit(batch), *[batch + 1] * more)
+
+    with pytest.raises((ShapeMismatchError, ValidationError), match="leave out") as caught:
+        predicted(net, PICTURE)
+    found = re.search(r"as in (lambda batch: .*)", str(caught.value))
+    assert found is not None
+    pasted = predicted(eval(found[1], {"net": net}), PICTURE)  # noqa: S307  (what a user pastes)
+    first, *others = pasted.values() if more else [pasted]
+    assert torch.allclose(first[...], PICTURE, atol=1e-5)
+    assert all(torch.allclose(each[...], PICTURE + 1, atol=1e-5) for each in others)
+    assert len(others) == more
